@@ -1,0 +1,82 @@
+"""The seams between rooms, as Protocols. Anything that has these methods fits; nothing need inherit."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from areal_like.weights.state import State, Update
+from areal_like.types import Batch, Completion, Limits, Prompt, Sample
+
+
+class Task(Protocol):
+    """Prompts and their verifier. Built in every process that needs it from the same config, so it is deterministic."""
+
+    vocab_size: int
+    """Number of token ids that prompts and answers use."""
+    pad_token: int
+    stop_tokens: tuple[int, ...]
+    """A response ends with one of these; empty when answers have a fixed length (`Prompt.max_tokens`)."""
+
+    def size(self, split: str) -> int:
+        """Number of rows of "train" or "heldout"; the two share no prompt."""
+        ...
+
+    def prompt(self, split: str, row: int) -> Prompt:
+        """The prompt of a row: the same one every time, in every process."""
+        ...
+
+    async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
+        """Score a response (int32 [R], filler excluded)."""
+        ...
+
+
+class RolloutEngine(Protocol):
+    """Turns prompts into completions, for many callers at once, while its weights change."""
+
+    version: int
+    digest: str
+
+    async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
+        """Sample one completion. `request` names it for `abort`. Ends early with finish "abort" when aborted."""
+        ...
+
+    async def load(self, update: Update) -> None:
+        """Apply new weights between two decode steps; returns when every later token is from the new version."""
+        ...
+
+    def abort(self, requests: Iterable[str]) -> None:
+        """End the named requests within one decode step; their partial tokens are returned to their callers."""
+        ...
+
+    def stats(self) -> dict[str, float]:
+        """Running totals: `tokens`, `busy_seconds`, `updates`, `apply_seconds`, `pause_seconds`; `running` now."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+RewardFunction = Callable[[Prompt, np.ndarray], Awaitable[float]]
+Workflow = Callable[..., Awaitable[Sample | None]]
+"""`async (engine, reward, prompt, limits, request, filler, *, knobs) -> Sample | None`; None rejects the sample."""
+
+
+class Trainer(Protocol):
+    """The learner's compute: a batch in, changed weights out."""
+
+    def train(self, batch: Batch) -> dict[str, Any]:
+        """One train step on one batch; returns metrics."""
+        ...
+
+    def snapshot(self) -> State:
+        """The weights to publish: the very bits that the next step differentiates."""
+        ...
+
+    def save(self, folder: str) -> None:
+        """Write the weights so that users can load them."""
+        ...
+
+
+Metrics = Mapping[str, float]

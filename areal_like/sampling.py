@@ -1,0 +1,37 @@
+"""Sampling keyed by (seed, prompt, sample, position): one uniform number per token, whatever the order of arrival.
+
+A counter-based generator (splitmix64's finaliser over key + position) instead of a stateful one: which sequences
+share a batch, which actor runs them and when cannot change what is drawn. Inverse-CDF sampling turns the one number
+into a token, so the cost does not grow with the vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def _mix(x: int) -> int:
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def stream_key(*parts: int) -> int:
+    """A 64-bit key from integers, e.g. `stream_key(seed, group_id, sample_index)`. Order matters."""
+    key = 0
+    for part in parts:
+        key = _mix((key + _GOLDEN + (part & _MASK)) & _MASK)
+    return key
+
+
+def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Uniform numbers in [0, 1), float64 [n], from keys uint64 [n] and positions int64 [n]."""
+    with np.errstate(over="ignore"):
+        x = keys + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x = x ^ (x >> np.uint64(31))
+    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53

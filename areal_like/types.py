@@ -1,0 +1,138 @@
+"""The nouns that every room shares: prompts, completions, samples, groups, leases, batches.
+
+Plain dataclasses over NumPy arrays: importable without torch, sglang or ray. Shapes are written `[T]`:
+`P` prompt tokens, `R` response tokens, `T = P + R`. A *version* is the number of published weight updates that
+made the weights (0 = the initial weights). A *run* is `(version, n)`: n consecutive tokens sampled at that version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Finish = Literal["stop", "length", "abort"]
+Runs = list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, made by a task.
+
+    `tokens` int32 [P]; `answer` is what the task's verifier needs; `max_tokens` is the longest response that makes
+    sense. `filler` [samples] holds, where the task has a `length_trace`, how many loss-masked tokens each sample
+    decodes after its answer (sample i takes `filler[i % len(filler)]`); empty means none.
+    """
+
+    tokens: np.ndarray
+    answer: Any
+    max_tokens: int
+    filler: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How to sample one completion.
+
+    `key` names the random stream of this sample (see `areal_like.sampling`); `offset` is the position of the first
+    sampled token within that stream, so that a second call for the same sample goes on where the first ended.
+    `temperature` 0 means greedy; its logprobs are those of temperature 1. The stop token is part of the output.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    stop: tuple[int, ...] = ()
+    key: int = 0
+    offset: int = 0
+
+
+@dataclass(slots=True)
+class Completion:
+    """What an engine sampled: `tokens` int32 [R], `logprobs` float32 [R] (behaviour), `runs` covering R tokens."""
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    runs: Runs
+    finish: Finish
+
+
+@dataclass(slots=True)
+class Sample:
+    """One rollout, rewarded.
+
+    `tokens` int32 [T] (prompt, then response); `logprobs` float32 [R] behaviour logprobs; `loss_mask` bool [R],
+    False for tokens that are not trained (filler, tool output); `runs` covers the R response tokens in order.
+    """
+
+    tokens: np.ndarray
+    prompt_length: int
+    logprobs: np.ndarray
+    loss_mask: np.ndarray
+    runs: Runs
+    reward: float
+    finish: Finish
+
+    @property
+    def response_length(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def oldest_version(self) -> int:
+        return min(version for version, _ in self.runs)
+
+    @property
+    def newest_version(self) -> int:
+        return max(version for version, _ in self.runs)
+
+
+@dataclass(slots=True)
+class Group:
+    """All samples of one prompt: what an actor pushes and the buffer keeps, serves and accounts for.
+
+    `id` is the prompt's place in the run's prompt order: unique, stable across retries, and part of the sampling key.
+    `digests` maps each version that made a token to the digest of those weights (attestation).
+    `seconds` is the time from lease to push as the actor saw it.
+    """
+
+    id: int
+    samples: list[Sample]
+    digests: dict[int, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def oldest_version(self) -> int:
+        return min(sample.oldest_version for sample in self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right and the duty of one actor to roll out one prompt.
+
+    `group_id` see `Group.id`; `row` the row of the task's `split` ("train" or "heldout"); `launch` samples are started
+    and the first `need` that finish make the group. `temperature` overrides the run's own where it is not None.
+    """
+
+    group_id: int
+    row: int
+    split: str
+    launch: int
+    need: int
+    temperature: float | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """What the learner trains on: `index` counts batches from 0, `version` is the train version it is served for."""
+
+    index: int
+    version: int
+    groups: list[Group]
+
+    @property
+    def samples(self) -> list[Sample]:
+        return [sample for group in self.groups for sample in group.samples]
+
+    def staleness(self) -> list[int]:
+        """Per sample: train version − version of its oldest token."""
+        return [self.version - sample.oldest_version for sample in self.samples]
