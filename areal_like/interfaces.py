@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from areal_like.weights.state import State, Update
 from areal_like.types import Batch, Completion, Limits, Prompt, Sample
+from areal_like.weights.state import State, Update
 
 
 class Task(Protocol):
     """Prompts and their verifier. Built in every process that needs it from the same config, so it is deterministic."""
 
-    vocab_size: int
-    """Number of token ids that prompts and answers use."""
-    pad_token: int
-    stop_tokens: tuple[int, ...]
-    """A response ends with one of these; empty when answers have a fixed length (`Prompt.max_tokens`)."""
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that prompts and answers use."""
+        ...
+
+    @property
+    def pad_token(self) -> int: ...
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """A response ends with one of these; empty when answers have a fixed length (`Prompt.max_tokens`)."""
+        ...
 
     def size(self, split: str) -> int:
         """Number of rows of "train" or "heldout"; the two share no prompt."""
@@ -30,6 +37,15 @@ class Task(Protocol):
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         """Score a response (int32 [R], filler excluded)."""
+        ...
+
+
+@runtime_checkable
+class PooledTask(Task, Protocol):
+    """A task whose verifier may be slow, hang or crash: actors run it in a process of its own, under a time limit."""
+
+    def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[Any, ...]]:
+        """The verifier of a response, a function named "module:name", and its arguments (JSON values)."""
         ...
 
 

@@ -50,7 +50,7 @@ class State:
             start = stop
 
     def digest(self) -> str:
-        return xxhash.xxh3_128_hexdigest(self.buffer)
+        return xxhash.xxh3_128_hexdigest(self.buffer.data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,133 @@
+"""The KV cache of the embedded engine, and the attention that reads and writes it.
+
+Keys and values live in two tensors `[layer, slot, head, time, dim]`: slot i holds one running sequence from time 0 on.
+The model's own forward computes everything but the attention: it is switched to `slot_attention` (registered with
+transformers' attention interface), which finds the cache among the forward's keyword arguments. So each architecture
+that transformers can run with full attention runs here unchanged.
+
+Driven by `torch_engine`: `begin_prefill` or `begin_decode` says which slots the next forward is for, then the
+forward calls `attend` once per layer. Invariants: no value in the tensors is NaN (a masked position has weight 0, and
+0 · NaN is NaN), hence zeros and not empty memory; everything here runs under inference mode.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, PretrainedConfig
+
+ATTENTION = "slot_cache"
+"""The name to give to `model.set_attn_implementation`."""
+
+
+class SlotCache:
+    """Keys and values of up to `slots` sequences; the time dimension doubles when it gets too short."""
+
+    def __init__(self, config: PretrainedConfig, slots: int, device: torch.device, dtype: torch.dtype):
+        heads = config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        self._empty = torch.zeros(config.num_hidden_layers, slots, kv_heads, 0, dim, device=device, dtype=dtype)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every sequence and give the memory back."""
+        self.keys = self.values = self._empty
+        self._prefill: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        self._mask: torch.Tensor | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Longest sequence that fits now."""
+        return self.keys.shape[3]
+
+    def reserve(self, time: int) -> None:
+        """Make room for sequences of `time` tokens."""
+        if time > self.capacity:
+            extra = max(time, 2 * self.capacity, 16) - self.capacity
+            self.keys = F.pad(self.keys, (0, 0, 0, extra))
+            self.values = F.pad(self.values, (0, 0, 0, extra))
+
+    def move(self, source: int, target: int, time: int) -> None:
+        """Copy the first `time` positions of one slot to another."""
+        self.keys[:, target, :, :time] = self.keys[:, source, :, :time]
+        self.values[:, target, :, :time] = self.values[:, source, :, :time]
+
+    def begin_prefill(self, slots: np.ndarray, rows: np.ndarray, time: int) -> None:
+        """The next forward is over right-padded prompts [b, time]; `slots[i]` gets the keys and values of `rows[i]`.
+
+        Padding needs no mask: it comes after the real tokens, so causal attention hides it from them, and what it
+        leaves in the cache is masked until it is overwritten.
+        """
+        self.reserve(time)
+        unique = len(rows) == 0 or len(rows) == int(rows.max()) + 1
+        in_order = unique and bool((rows == np.arange(len(rows))).all())
+        self._prefill = (torch.from_numpy(slots), None if in_order else torch.from_numpy(rows))
+
+    def begin_decode(self, lengths: np.ndarray) -> None:
+        """The next forward is over one token [n, 1] for slots 0..n-1, at the last of each slot's `lengths` positions."""
+        self._prefill = None
+        time, n = int(lengths.max()), len(lengths)
+        self.reserve(time)
+        heads = self.keys.shape[2]
+        starts = (np.arange(n)[:, None] * heads + np.arange(heads)) * self.capacity
+        self._cells = torch.from_numpy((starts + (lengths[:, None] - 1)).reshape(-1)).to(self.keys.device)
+        self._shape = (n, time)
+        self._mask = None
+        if int(lengths.min()) < time:
+            hidden = torch.from_numpy(np.arange(time) >= lengths[:, None]).to(self.keys.device)
+            mask = torch.zeros(n, time, dtype=self.keys.dtype, device=self.keys.device)
+            self._mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float):
+        """Write key and value [b, kv_heads, t, dim], attend with query [b, heads, t, dim] → the same shape."""
+        if self._prefill is not None:
+            return self._attend_prefill(layer, query, key, value, scale)
+        n, time = self._shape
+        kv_heads, dim = key.shape[1], key.shape[3]
+        keys, values = self.keys[layer], self.values[layer]
+        keys.view(-1, dim).index_copy_(0, self._cells, key.reshape(-1, dim))
+        values.view(-1, dim).index_copy_(0, self._cells, value.reshape(-1, dim))
+        # The query heads that share a key head become rows of one product (grouped-query attention).
+        packed = query.view(n, kv_heads, -1, dim)
+        out = F.scaled_dot_product_attention(
+            packed, keys[:n, :, :time], values[:n, :, :time], attn_mask=self._mask, scale=scale
+        )
+        return out.reshape(query.shape)
+
+    def _attend_prefill(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float):
+        assert self._prefill is not None
+        slots, rows = self._prefill
+        time = key.shape[2]
+        self.keys[layer][slots, :, :time] = key if rows is None else key[rows]
+        self.values[layer][slots, :, :time] = value if rows is None else value[rows]
+        grouped = query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
+
+
+def slot_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    slot_cache: SlotCache,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: [b, heads, t, dim] in, [b, t, heads, dim] out.
+
+    Raises ValueError for attention that this cache does not compute (sliding window, soft cap, sinks).
+    """
+    if sliding_window is not None or softcap is not None or s_aux is not None:
+        raise ValueError("the embedded engine runs full attention only: no sliding window, soft cap or sinks")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return slot_cache.attend(int(module.layer_idx), query, key, value, scale).transpose(1, 2), None  # type: ignore[arg-type]
+
+
+AttentionInterface.register(ATTENTION, slot_attention)

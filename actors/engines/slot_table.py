@@ -1,0 +1,136 @@
+"""What the embedded engine knows of its running sequences, as NumPy arrays over slots: all but keys and values.
+
+Slots 0..n-1 are in use, always: a sequence that leaves is replaced by the last one, so that each decode step works
+on plain views. Driven by `torch_engine`, which mirrors `remove` in the KV cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from areal_like.sampling import uniforms
+from areal_like.types import Completion, Finish, Limits, Runs
+
+NO_TOKEN = -1
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One caller's sequence. `slot` is None while it waits for one; `runs` holds the runs of past versions."""
+
+    name: str
+    prompt: np.ndarray
+    limits: Limits
+    future: asyncio.Future[Completion]
+    slot: int | None = None
+    runs: Runs = field(default_factory=list)
+
+
+class SlotTable:
+    """Columns, each [slots] or [slots, time]: `tokens` int64 (prompt, then response), `logprobs` float32 (at the
+    position of their token), `lengths` int64 (tokens so far), `temperatures` float32."""
+
+    def __init__(self, slots: int):
+        self.slots = slots
+        self.requests: list[Request] = []
+        self.tokens = np.zeros((slots, 0), np.int64)
+        self.logprobs = np.zeros((slots, 0), np.float32)
+        self.lengths = np.zeros(slots, np.int64)
+        self.temperatures = np.zeros(slots, np.float32)
+        self._keys = np.zeros(slots, np.uint64)
+        self._shifts = np.zeros(slots, np.int64)  # position in the random stream − position in the sequence
+        self._ends = np.zeros(slots, np.int64)  # length at which the sequence is cut
+        self._run_starts = np.zeros(slots, np.int64)
+        self._stops = np.full((slots, 1), NO_TOKEN, np.int64)
+        self._rows = np.arange(slots)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def add(self, request: Request) -> int:
+        """Give the request the next slot."""
+        slot, prompt, limits = len(self.requests), request.prompt, request.limits
+        length, end = len(prompt), len(prompt) + limits.max_tokens
+        self._widen(end, len(limits.stop))
+        self.tokens[slot, :length] = prompt
+        self.lengths[slot] = self._run_starts[slot] = length
+        self.temperatures[slot] = limits.temperature
+        self._keys[slot] = limits.key
+        self._shifts[slot] = limits.offset - length
+        self._ends[slot] = end
+        self._stops[slot] = NO_TOKEN
+        self._stops[slot, : len(limits.stop)] = limits.stop
+        self.requests.append(request)
+        request.slot = slot
+        return slot
+
+    def _widen(self, time: int, stops: int) -> None:
+        extra = time - self.tokens.shape[1]
+        if extra > 0:
+            extra = max(extra, self.tokens.shape[1])
+            self.tokens = np.pad(self.tokens, ((0, 0), (0, extra)))
+            self.logprobs = np.pad(self.logprobs, ((0, 0), (0, extra)))
+        if stops > self._stops.shape[1]:
+            more = stops - self._stops.shape[1]
+            self._stops = np.pad(self._stops, ((0, 0), (0, more)), constant_values=NO_TOKEN)
+
+    def last_tokens(self) -> np.ndarray:
+        """int64 [n]: what the next decode step is fed."""
+        n = len(self.requests)
+        return self.tokens[self._rows[:n], self.lengths[:n] - 1]
+
+    def draws(self) -> np.ndarray:
+        """float64 [n]: the uniform number that decides each sequence's next token."""
+        n = len(self.requests)
+        return uniforms(self._keys[:n], self.lengths[:n] + self._shifts[:n])
+
+    def append(self, tokens: np.ndarray, logprobs: np.ndarray) -> list[tuple[int, Finish]]:
+        """Add one token [n] to each sequence → (slot, reason) of those that are finished, in falling slot order."""
+        n = len(self.requests)
+        rows, lengths = self._rows[:n], self.lengths[:n]
+        self.tokens[rows, lengths] = tokens
+        self.logprobs[rows, lengths] = logprobs
+        lengths += 1
+        stopped = (self._stops[:n] == tokens[:, None]).any(axis=1)
+        finished = np.flatnonzero(stopped | (lengths >= self._ends[:n]))
+        return [(int(slot), "stop" if stopped[slot] else "length") for slot in finished[::-1]]
+
+    def end_runs(self, version: int) -> None:
+        """Every token since the last call is of `version`; later ones are of another."""
+        for request in self.requests:
+            self._end_run(request, version)
+
+    def _end_run(self, request: Request, version: int) -> None:
+        count = int(self.lengths[request.slot] - self._run_starts[request.slot])
+        if count:
+            request.runs.append((version, count))
+            self._run_starts[request.slot] += count
+
+    def completion(self, slot: int, finish: Finish, version: int) -> Completion:
+        """The slot's response so far; its newest tokens are of `version`."""
+        request = self.requests[slot]
+        self._end_run(request, version)
+        response = slice(len(request.prompt), int(self.lengths[slot]))
+        return Completion(
+            self.tokens[slot, response].astype(np.int32), self.logprobs[slot, response].copy(), request.runs, finish
+        )
+
+    def remove(self, slot: int) -> int | None:
+        """Free a slot → the slot whose sequence was moved into it, if any."""
+        self.requests[slot].slot = None
+        last = self.requests.pop()
+        moved = len(self.requests)
+        if moved == slot:
+            return None
+        self.requests[slot] = last
+        last.slot = slot
+        length = self.lengths[moved]
+        self.tokens[slot, :length] = self.tokens[moved, :length]
+        self.logprobs[slot, :length] = self.logprobs[moved, :length]
+        for column in (self.lengths, self.temperatures, self._keys, self._shifts, self._ends, self._run_starts):
+            column[slot] = column[moved]
+        self._stops[slot] = self._stops[moved]
+        return moved

@@ -1,0 +1,309 @@
+"""The embedded engine: a transformers model in the actor's own process, with continuous batching and in-flight updates.
+
+One asyncio task, no threads. The task makes one decode step for all running sequences, then yields to the event loop
+once, so messages, aborts and weight updates are handled between two steps and never within one:
+
+    generate() → waiting (first in, first out) → slot, KV of all but the last token prefilled → one token per step
+               → finished | aborted | cancelled: slot freed, caller answered
+
+Every token, the first one included, comes from the one decode path: a prefill only fills the KV cache. A weight update
+with `kv_policy="recompute"` is then nothing but one more prefill of all running sequences under the new weights.
+
+The step task waits for `_wake` when there is nothing to do; unblocked by `generate`. `load` waits, where
+`interruptible` is false, for the running sequences to end; unblocked by the step task (nothing is admitted meanwhile).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from time import perf_counter
+from typing import Literal
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from actors.engines.slot_cache import ATTENTION, SlotCache
+from actors.engines.slot_table import Request, SlotTable
+from areal_like.models import write_state
+from areal_like.types import Completion, Finish, Limits
+from areal_like.weights.state import Update
+
+PREFILL_TOKENS = 8192
+"""Most tokens, padding included, of one prefill forward: bounds its memory."""
+
+
+class TorchEngine:
+    """A `RolloutEngine` (see `areal_like.interfaces`) over `model`, which it takes over (attention, weights, mode).
+
+    `slots`: most sequences that run at once; more wait. `kv_policy`: what becomes of the KV cache of running sequences
+    at a weight update: "recompute" under the new weights, or "keep" (cheaper; later tokens attend to old states).
+    `interruptible` False: an update waits for the running sequences instead of changing their weights.
+    Raises ValueError for a knob out of range.
+    """
+
+    needs_model = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        slots: int = 64,
+        kv_policy: Literal["recompute", "keep"] = "recompute",
+        interruptible: bool = True,
+    ):
+        if slots < 1:
+            raise ValueError(f"slots must be at least 1, not {slots}")
+        if kv_policy not in ("recompute", "keep"):
+            raise ValueError(f"kv_policy must be 'recompute' or 'keep', not {kv_policy!r}")
+        self.slots = slots
+        self.version = 0
+        self.digest = ""
+        self._model = model.eval()
+        model.set_attn_implementation(ATTENTION)
+        self._parameters = dict(model.named_parameters())
+        self._recompute = kv_policy == "recompute"
+        self._interruptible = interruptible
+        self._table = SlotTable(slots)
+        self._cache = SlotCache(model.config, slots, model.device, model.dtype)
+        self._waiting: deque[Request] = deque()
+        self._loads: list[tuple[Update, asyncio.Future[None]]] = []
+        self._stale = False  # the KV of the running sequences is to be recomputed before the next step
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self._step_end = 0.0
+        self._pause_start: float | None = None
+        self._totals = dict.fromkeys(
+            ("tokens", "joins", "updates", "busy_seconds", "apply_seconds", "pause_seconds", "recompute_seconds"), 0.0
+        )
+
+    async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
+        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot.
+
+        Raises ValueError (empty prompt, unknown token id, longer than the model's positions) and RuntimeError (NaN
+        logits, closed engine); whatever goes wrong in a decode step is raised in every caller.
+        """
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+        self._check(tokens, limits)
+        asked = Request(request, np.asarray(tokens), limits, asyncio.get_running_loop().create_future())
+        self._waiting.append(asked)
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="decode steps")
+        self._wake.set()
+        try:
+            return await asked.future
+        except asyncio.CancelledError:
+            self._end(asked, "abort")
+            raise
+
+    def _check(self, tokens: np.ndarray, limits: Limits) -> None:
+        config = self._model.config
+        if len(tokens) == 0 or limits.max_tokens < 1:
+            raise ValueError("a request needs at least one prompt token and max_tokens of at least 1")
+        if np.min(tokens) < 0 or np.max(tokens) >= config.vocab_size:
+            raise ValueError(f"prompt has token ids outside 0..{config.vocab_size - 1}")
+        total = len(tokens) + limits.max_tokens
+        if total > config.max_position_embeddings:
+            raise ValueError(
+                f"{len(tokens)} prompt tokens + max_tokens {limits.max_tokens} = {total} exceed the model's "
+                f"{config.max_position_embeddings} positions"
+            )
+
+    async def load(self, update: Update) -> None:
+        """Apply new weights between two decode steps; returns when every later token is from the new version."""
+        if self._interruptible or not self._table.requests:
+            self._apply(update)
+            return
+        applied = asyncio.get_running_loop().create_future()
+        self._loads.append((update, applied))
+        await applied
+
+    def abort(self, requests: Iterable[str]) -> None:
+        """End the named requests now; their callers get what was sampled so far, with finish "abort"."""
+        names = set(requests)
+        for request in [*self._table.requests, *self._waiting]:
+            if request.name in names:
+                self._end(request, "abort")
+
+    def stats(self) -> dict[str, float]:
+        """Running totals, and `running`, `waiting` as of now.
+
+        `busy_seconds`: in steps, prefill included. `apply_seconds`: writing new weights. `pause_seconds`: from the
+        end of the last step before an update to the start of the next one, where sequences were running.
+        `recompute_seconds`: renewing their KV cache. `joins`: sequences that got a slot.
+        """
+        return {**self._totals, "running": float(len(self._table)), "waiting": float(len(self._waiting))}
+
+    async def close(self) -> None:
+        """End the step task; every caller gets its partial completion with finish "abort"."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for request in [*self._table.requests, *self._waiting]:
+            self._end(request, "abort")
+        self._apply_waiting_loads()
+
+    async def _run(self) -> None:
+        while True:
+            if not self._table.requests:
+                self._apply_waiting_loads()
+                self._pause_start = None
+                if not self._waiting:
+                    self._wake.clear()
+                    await self._wake.wait()
+            try:
+                self._step()
+            except Exception as error:  # whatever it is, the callers must hear of it
+                self._fail(error)
+            await asyncio.sleep(0)
+
+    @torch.inference_mode()
+    def _step(self) -> None:
+        """Let waiting sequences join, then sample one token for each running one."""
+        start = perf_counter()
+        if self._pause_start is not None:
+            self._totals["pause_seconds"] += start - self._pause_start
+            self._pause_start = None
+        table, running = self._table, len(self._table)
+        if self._stale:
+            self._prefill(list(range(running)))
+            self._totals["recompute_seconds"] += perf_counter() - start
+            self._stale = False
+        self._admit()
+        if not table.requests:
+            return
+        tokens, logprobs = self._decode()
+        self._totals["tokens"] += len(tokens)
+        for slot, finish in table.append(tokens, logprobs):
+            self._end(table.requests[slot], finish)
+        self._step_end = perf_counter()
+        self._totals["busy_seconds"] += self._step_end - start
+
+    def _admit(self) -> None:
+        joined = []
+        while self._waiting and not self._loads and len(self._table) < self._table.slots:
+            joined.append(self._table.add(self._waiting.popleft()))
+        self._totals["joins"] += len(joined)
+        self._prefill(joined)
+
+    def _prefill(self, slots: list[int]) -> None:
+        """Fill the KV cache of the slots for all but their last token; equal token sequences are computed once."""
+        table = self._table
+        sharers: dict[bytes, list[int]] = {}
+        for slot in slots:
+            if table.lengths[slot] > 1:
+                sharers.setdefault(table.tokens[slot, : table.lengths[slot] - 1].tobytes(), []).append(slot)
+        chunk: list[list[int]] = []
+        for same in sorted(sharers.values(), key=lambda same: int(table.lengths[same[0]])):
+            if chunk and (len(chunk) + 1) * int(table.lengths[same[0]]) > PREFILL_TOKENS:
+                self._prefill_forward(chunk)
+                chunk = []
+            chunk.append(same)
+        if chunk:
+            self._prefill_forward(chunk)
+
+    def _prefill_forward(self, chunk: list[list[int]]) -> None:
+        """One forward over one row per set of equal sequences; the last row is the longest."""
+        table = self._table
+        time = int(table.lengths[chunk[-1][0]]) - 1
+        slots = np.array([slot for same in chunk for slot in same])
+        rows = np.repeat(np.arange(len(chunk)), [len(same) for same in chunk])
+        self._cache.begin_prefill(slots, rows, time)
+        # Beyond a sequence's end lie ids of earlier ones: valid, and hidden by causality.
+        tokens = torch.from_numpy(table.tokens[[same[0] for same in chunk], :time]).to(self._model.device)
+        positions = torch.arange(time, device=tokens.device)[None]
+        self._model.base_model(tokens, position_ids=positions, use_cache=False, slot_cache=self._cache)
+
+    def _decode(self) -> tuple[np.ndarray, np.ndarray]:
+        """Feed each sequence's last token → the next ones int64 [n] and their logprobs float32 [n]."""
+        table, n = self._table, len(self._table)
+        lengths = table.lengths[:n]
+        self._cache.begin_decode(lengths)
+        device = self._model.device
+        tokens = torch.from_numpy(table.last_tokens()).to(device)[:, None]
+        positions = torch.from_numpy(lengths - 1).to(device)[:, None]
+        output = self._model(tokens, position_ids=positions, use_cache=False, slot_cache=self._cache)
+        temperatures = table.temperatures[:n]
+        return sample(output.logits[:, -1], temperatures, table.draws() if temperatures.any() else None)
+
+    def _end(self, request: Request, finish: Finish) -> None:
+        """Take the request out, wherever it is, and answer its caller with what it has."""
+        if request.slot is not None:
+            slot = request.slot
+            completion = self._table.completion(slot, finish, self.version)
+            moved = self._table.remove(slot)
+            if moved is not None:
+                self._move(moved, slot)
+        else:
+            if request in self._waiting:
+                self._waiting.remove(request)
+            completion = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), [], finish)
+        if not request.future.done():
+            request.future.set_result(completion)
+
+    @torch.inference_mode()
+    def _move(self, source: int, target: int) -> None:
+        self._cache.move(source, target, int(self._table.lengths[target]))
+
+    def _fail(self, error: Exception) -> None:
+        """Raise `error` in every caller and start from nothing; a later `load` may heal the model."""
+        for request in [*self._table.requests, *self._waiting]:
+            if not request.future.done():
+                request.future.set_exception(error)
+        self._table = SlotTable(self._table.slots)
+        self._waiting.clear()
+        self._cache.clear()
+        self._stale = False
+
+    def _apply(self, update: Update) -> None:
+        start = perf_counter()
+        self._table.end_runs(self.version)
+        write_state(update.state, self._parameters)
+        self.version, self.digest = update.version, update.digest
+        if self._table.requests:
+            self._stale = self._recompute
+            self._pause_start = self._pause_start or self._step_end
+        self._totals["updates"] += 1
+        self._totals["apply_seconds"] += perf_counter() - start
+
+    def _apply_waiting_loads(self) -> None:
+        """Apply the newest of the updates that waited for the running sequences; it supersedes the others."""
+        if self._loads:
+            self._apply(self._loads[-1][0])
+        for _, applied in self._loads:
+            if not applied.done():
+                applied.set_result(None)
+        self._loads.clear()
+
+
+def sample(logits: torch.Tensor, temperatures: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """One token per row of logits [n, vocab] → ids int64 [n], logprobs float32 [n] of softmax(logits / temperature).
+
+    `temperatures` float32 [n]: 0 takes the likeliest token, with the logprob at temperature 1. `draws` float64 [n] in
+    [0, 1) picks the token by the inverse CDF (summed in float64, so that no token of a large vocabulary is lost);
+    None where no row samples. Raises RuntimeError if a logprob is not a number.
+    """
+    logits = logits.float()
+    greedy = torch.from_numpy(temperatures == 0).to(logits.device)
+    if not (temperatures == 1).all():
+        scale = torch.from_numpy(temperatures).to(logits.device).masked_fill(greedy, 1.0)
+        logits = logits / scale[:, None]
+    top, likeliest = logits.max(dim=-1, keepdim=True)
+    weights = (logits - top).exp_()
+    if draws is None:
+        tokens, total = likeliest, weights.sum(dim=-1, keepdim=True)
+    else:
+        cdf = weights.cumsum(dim=-1, dtype=torch.float64)
+        total = cdf[:, -1:]
+        targets = torch.from_numpy(draws).to(logits.device)[:, None] * total
+        drawn = torch.searchsorted(cdf, targets, right=True).clamp_(max=logits.shape[-1] - 1)
+        tokens = torch.where(greedy[:, None], likeliest, drawn)
+    logprobs = (logits.gather(-1, tokens) - top - total.log()).float().flatten().cpu().numpy()
+    if np.isnan(logprobs).any():
+        raise RuntimeError("the model's logits are NaN or infinite: its weights are broken")
+    return tokens.flatten().cpu().numpy(), logprobs

@@ -1,0 +1,105 @@
+"""The actor process: an engine, a worker and a subscriber in one event loop, and the messages that drive them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from actors.reward_pool import RewardPool
+from actors.rewards import reward_function
+from actors.subscriber import Subscriber
+from actors.worker import Rollout, Worker
+from areal_like.client import ActorClient
+from areal_like.process import Role, run_role
+from areal_like.registry import bind, build, resolve
+from areal_like.wire import Message
+
+log = logging.getLogger(__name__)
+HEARTBEAT_SECONDS = 1.0
+
+
+def build_engine(config: Any, vocab_size: int) -> Any:
+    """The engine of the config; one that needs a model gets it, with its weights rounded as the learner rounds them."""
+    if not getattr(resolve("engine", config.engine.name), "needs_model", False):
+        engine = build("engine", config.engine)
+    else:
+        import torch
+
+        from areal_like.models import publishable
+
+        torch.set_num_threads(config.actors.threads)
+        model = build("model", config.model, config.run.seed, vocab_size)
+        digest = publishable(model)
+        engine = build("engine", config.engine, model)
+        engine.digest = digest
+    engine.version = -1  # until the learner says of which version these bits are
+    return engine
+
+
+async def _receive(client: ActorClient, worker: Worker, subscriber: Subscriber) -> None:
+    """Hand each message to whom it concerns. Waits for the buffer."""
+
+    def on_refused(message: Message) -> None:
+        log.warning("the buffer refused a message: %s", message.body["reason"])
+        if "say hello" in message.body["reason"]:
+            client.hello()
+            if worker.engine.version >= 0:
+                client.applied(worker.engine.version, worker.engine.digest)
+
+    handlers = {
+        "lease": lambda message: worker.start(client.leases(message)),
+        "announce": lambda message: subscriber.announce(message.body["manifest"]),
+        "pushed": lambda message: client.acknowledged(message.body["ids"]),
+        "cancel": lambda message: worker.cancel(message.body["ids"]),
+        "welcome": lambda message: None,
+        "refused": on_refused,
+    }
+    while True:
+        message = await client.receive()
+        handlers[message.kind](message)
+
+
+async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber) -> None:
+    while True:
+        stats = dict(worker.engine.stats())
+        stats["wall_seconds"] = time.monotonic() - worker.started_at if worker.started_at else 0.0
+        stats["weight_bytes"] = subscriber.bytes_received
+        client.heartbeat(stats)
+        await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+async def serve(role: Role) -> None:
+    config = role.config
+    task = build("task", config.task, config.run.seed)
+    engine = build_engine(config, task.vocab_size)
+    pool = RewardPool()
+    rollout = Rollout(
+        config.run.seed, config.sampling.temperature, config.sampling.max_tokens, bind("workflow", config.workflow)
+    )
+    client = ActorClient(role.find("buffer"), role.name, engine.slots)
+    subscriber = Subscriber(engine, role.name, client.applied)
+    worker = Worker(task, engine, reward_function(task, pool), client, rollout, subscriber.digests)
+    client.hello()
+    jobs = [_receive(client, worker, subscriber), _heartbeat(client, worker, subscriber), subscriber.run()]
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for each in done:
+            each.result()
+    finally:
+        for each in tasks:
+            each.cancel()
+        await engine.close()
+        await pool.close()
+        subscriber.close()
+        client.close()
+
+
+def main(role: Role) -> None:
+    asyncio.run(serve(role))
+
+
+if __name__ == "__main__":
+    run_role(main)

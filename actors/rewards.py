@@ -1,0 +1,25 @@
+"""From a task to the reward function that workflows call: in this process, or in the reward pool.
+
+A cheap verifier runs where the workflow runs. A task whose verifier may be slow, hang or crash has `verification`
+(see `areal_like.interfaces.PooledTask`), and its calls go to the pool.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.reward_pool import RewardPool
+from areal_like.interfaces import PooledTask, RewardFunction, Task
+from areal_like.types import Prompt
+
+
+def reward_function(task: Task, pool: RewardPool) -> RewardFunction:
+    """`async (prompt, tokens) -> float` for this task. The pool starts no process before the first pooled call."""
+    if not isinstance(task, PooledTask):
+        return task.reward
+
+    async def pooled(prompt: Prompt, tokens: np.ndarray) -> float:
+        verifier, arguments = task.verification(prompt, tokens)
+        return await pool.score(verifier, *arguments)
+
+    return pooled

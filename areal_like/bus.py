@@ -1,0 +1,119 @@
+"""ZeroMQ sockets that speak `wire` messages: a `Router` that serves many, a `Dealer` that blocks, an `AsyncDealer`.
+
+All data moves over ROUTER/DEALER, which queue and never drop; the amount in flight is limited by credits (an actor's
+slots, a subscriber's chunks in flight) instead of high-water marks. Sockets bind to loopback or a local file only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from areal_like.wire import Message, WireError, decode, encode
+
+
+class BusError(RuntimeError):
+    """A socket that can't be opened, or a peer that does not answer in time."""
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except OSError:
+        return False
+
+
+def _configure(sock: zmq.Socket) -> None:
+    sock.setsockopt(zmq.LINGER, 0)
+    sock.setsockopt(zmq.SNDHWM, 0)
+    sock.setsockopt(zmq.RCVHWM, 0)
+    sock.setsockopt(zmq.MAXMSGSIZE, 1 << 30)
+
+
+class Router:
+    """A bound socket that talks to many peers, each known by its routing id (bytes)."""
+
+    def __init__(self, endpoint: str):
+        self.context = zmq.Context.instance()
+        self.socket = self.context.socket(zmq.ROUTER)
+        _configure(self.socket)
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        try:
+            self.socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.socket.close()
+            hint = "another process uses it; choose a free port, or 0" if error.errno == zmq.EADDRINUSE else str(error)
+            raise BusError(f"can't bind to {endpoint}: {hint}") from None
+        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.refused = 0
+
+    def receive(self, timeout: float) -> tuple[bytes, Message | WireError] | None:
+        """The next message and who sent it; a WireError in its place if it can't be accepted; None after `timeout` s."""
+        if not self.socket.poll(max(0, int(timeout * 1000))):
+            return None
+        peer, *frames = self.socket.recv_multipart()
+        try:
+            return peer, decode(frames)
+        except WireError as error:
+            self.refused += 1
+            return peer, error
+
+    def send(self, peer: bytes, kind: str, body: dict[str, Any], payload: Any = None) -> None:
+        """Queue a message; a peer that is gone is no error (its absence shows by its silence)."""
+        with contextlib.suppress(zmq.ZMQError):
+            self.socket.send_multipart([peer, *encode(kind, body, payload)], copy=True)
+
+    def close(self) -> None:
+        self.socket.close(linger=200)
+
+
+def _dealer(context: Any, endpoint: str, name: str) -> Any:
+    sock = context.socket(zmq.DEALER)
+    _configure(sock)
+    sock.setsockopt(zmq.ROUTING_ID, f"{name}:{os.getpid()}".encode())
+    sock.connect(endpoint)
+    return sock
+
+
+class Dealer:
+    """A connected socket of a blocking process; `peer` names the other side in errors."""
+
+    def __init__(self, endpoint: str, name: str, peer: str):
+        self.socket = _dealer(zmq.Context.instance(), endpoint, name)
+        self.peer = peer
+
+    def send(self, kind: str, body: dict[str, Any], payload: Any = None) -> None:
+        self.socket.send_multipart(encode(kind, body, payload), copy=True)
+
+    def receive(self, timeout: float) -> Message | None:
+        """The next message, or None after `timeout` seconds. Raises WireError."""
+        if not self.socket.poll(max(0, int(timeout * 1000))):
+            return None
+        return decode(self.socket.recv_multipart())
+
+    def close(self) -> None:
+        self.socket.close(linger=200)
+
+
+class AsyncDealer:
+    """A connected socket of an asyncio process."""
+
+    def __init__(self, endpoint: str, name: str):
+        self.socket = _dealer(zmq.asyncio.Context.instance(), endpoint, name)
+
+    def send(self, kind: str, body: dict[str, Any], payload: Any = None) -> None:
+        """Queue a message. Without a high-water mark the send is done when the call returns, so it is not awaited."""
+        self.socket.send_multipart(encode(kind, body, payload), copy=True)
+
+    async def receive(self) -> Message:
+        """The next message. Raises WireError."""
+        return decode(await self.socket.recv_multipart())
+
+    def close(self) -> None:
+        self.socket.close(linger=200)

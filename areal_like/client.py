@@ -1,0 +1,131 @@
+"""How actors and the learner talk to the buffer: thin classes over the bus that know the messages, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from areal_like.bus import AsyncDealer, BusError, Dealer
+from areal_like.types import Batch, Group, Lease
+from areal_like.wire import Message, WireError, decode_group, encode_group
+
+log = logging.getLogger(__name__)
+RETRY_SECONDS = 5.0
+
+
+class ActorClient:
+    """An actor's side; `slots` is the number of sequences that its engine decodes at once. A pushed group is kept and sent again until the buffer has acknowledged it."""
+
+    def __init__(self, endpoint: str, name: str, slots: int):
+        self.name, self.slots = name, slots
+        self.dealer = AsyncDealer(endpoint, name)
+        self._unacknowledged: dict[int, tuple[float, dict[str, Any], bytes]] = {}
+
+    def hello(self) -> None:
+        self.dealer.send("hello", {"role": "actor", "name": self.name, "pid": os.getpid(), "slots": self.slots})
+
+    def heartbeat(self, stats: dict[str, float]) -> None:
+        """A sign of life; also the moment at which pushes that got no answer are repeated."""
+        self.dealer.send("heartbeat", {"stats": stats})
+        now = time.monotonic()
+        for group_id, (sent, meta, payload) in list(self._unacknowledged.items()):
+            if now - sent > RETRY_SECONDS:
+                log.warning("group %d: no acknowledgement for %.0f s, pushing it again", group_id, now - sent)
+                self._push(meta, payload)
+
+    def push(self, group: Group) -> None:
+        self._push(*encode_group(group))
+
+    def _push(self, meta: dict[str, Any], payload: bytes) -> None:
+        self._unacknowledged[meta["id"]] = (time.monotonic(), meta, payload)
+        self.dealer.send("push", {"groups": [meta]}, payload)
+
+    def acknowledged(self, ids: Iterable[int]) -> None:
+        for group_id in ids:
+            self._unacknowledged.pop(group_id, None)
+
+    def failed(self, group_id: int, reason: str, detail: str = "") -> None:
+        self.dealer.send("failed", {"id": group_id, "reason": reason, "detail": detail})
+
+    def evaluated(self, lease_id: int, reward: float, length: int, versions: tuple[int, int]) -> None:
+        body = {"id": lease_id, "reward": reward, "length": length, "oldest": versions[0], "newest": versions[1]}
+        self.dealer.send("evaluated", body)
+
+    def applied(self, version: int, digest: str) -> None:
+        self.dealer.send("applied", {"version": version, "digest": digest})
+
+    async def receive(self) -> Message:
+        return await self.dealer.receive()
+
+    @staticmethod
+    def leases(message: Message) -> list[Lease]:
+        return [Lease(*row) for row in message.body["leases"]]
+
+    def close(self) -> None:
+        self.dealer.close()
+
+
+class LearnerClient:
+    """The learner's side: blocking, one batch asked for ahead."""
+
+    def __init__(self, endpoint: str, name: str = "learner"):
+        self.dealer = Dealer(endpoint, name, peer="buffer")
+        self.name = name
+        self._wanted = ""
+
+    def hello(self) -> None:
+        self.dealer.send("hello", {"role": "learner", "name": self.name, "pid": os.getpid(), "slots": 0})
+
+    def published(self, manifest: dict[str, Any]) -> None:
+        self.dealer.send("published", {"manifest": manifest})
+
+    def trained(self, index: int) -> None:
+        self.dealer.send("trained", {"index": index})
+
+    def want(self, index: int, version: int) -> None:
+        """Ask for a batch; it comes when it is complete."""
+        self._wanted = f"batch {index}"
+        self.dealer.send("want", {"index": index, "version": version})
+
+    def batch(self) -> tuple[Batch, dict[str, Any]]:
+        """The batch asked for and what the buffer tells about it; waits, and says so now and then."""
+        message = self._wait_for("batch")
+        groups, start = [], 0
+        for meta in message.body["groups"]:
+            groups.append(decode_group(meta, message.payload[start : start + meta["bytes"]]))
+            start += meta["bytes"]
+        return Batch(message.body["index"], message.body["version"], groups), message.body["info"]
+
+    def finish(self, reason: str) -> dict[str, Any]:
+        """End the run: the last evaluation is made, and the buffer's final report comes back."""
+        self._wanted = "the last evaluation"
+        self.dealer.send("finish", {"reason": reason})
+        return self._wait_for("report").body["report"]
+
+    def _wait_for(self, kind: str) -> Message:
+        waited = 0.0
+        while True:
+            message = self.dealer.receive(timeout=10.0)
+            if message is None:
+                waited += 10.0
+                log.warning("waiting for %s from the buffer for %.0f s", self._wanted, waited)
+            elif message.kind == kind:
+                return message
+            elif message.kind == "refused":
+                raise BusError(f"the buffer refused a message: {message.body['reason']}")
+
+    def close(self) -> None:
+        self.dealer.close()
+
+
+def ask_status(dealer: Dealer, timeout: float) -> dict[str, Any] | None:
+    """The buffer's status, or None if it does not answer in time (an answer to an earlier question may come first)."""
+    dealer.send("status", {})
+    try:
+        message = dealer.receive(timeout)
+    except WireError:
+        return None
+    return message.body["report"] if message and message.kind == "report" else None

@@ -1,0 +1,220 @@
+"""The config of a run: which keys there are, of which type, and how a wrong one is refused.
+
+    load(["configs/quickstart.yaml", "mode=sync", "learner.lr=1e-3"])
+
+Every key is known: `Config` lists the sections, typed; a component's knobs are its keyword-only parameters
+(`areal_like.registry`). How files and overrides become one tree is told in `areal_like.layers`; the defaults, and what
+each key means, stand in `configs/base.yaml`. The result is resolved, read-only, and survives a trip through yaml.
+
+Imports no torch: a wrong config is refused before anything heavy is loaded.
+Drivers: scripts call `load` and `save`; each process calls `load_resolved` on the run folder's `config.yaml`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from areal_like.layers import Layers, read
+from areal_like.registry import COMPONENTS, ConfigError, check, nearest
+
+__all__ = ["Config", "ConfigError", "load", "load_resolved", "replace", "save", "to_yaml"]
+
+_CUT = (
+    "is not supported: rollouts sample from the whole distribution, since a cut one would give behaviour logprobs that "
+    "differ from the learner's. Leave it out; sampling.temperature is there"
+)
+REFUSED = {"sampling.top_p": _CUT, "sampling.top_k": _CUT}
+
+MINIMUM = {
+    "run.steps": 0,
+    "groups_per_batch": 1,
+    "weight_sync_interval": 1,
+    "sampling.temperature": 0,
+    "sampling.max_tokens": 1,
+    "eval.every": 0,
+    "eval.prompts": 0,
+    "eval.temperature": 0,
+    "actors.count": 1,
+    "actors.max_restarts": 0,
+    "actors.threads": 1,
+    "buffer.port": 0,
+    "buffer.max_bytes": 1,
+    "buffer.heartbeat_timeout": 0,
+}
+
+
+@dataclass
+class Run:
+    dir: str
+    name: str | None
+    seed: int
+    steps: int
+    max_seconds: float | None
+    target_reward: float | None
+
+
+@dataclass
+class Sampling:
+    temperature: float
+    max_tokens: int | None
+
+
+@dataclass
+class Eval:
+    every: int
+    prompts: int
+    temperature: float
+
+
+@dataclass
+class Actors:
+    count: int
+    max_restarts: int
+    threads: int
+
+
+@dataclass
+class Buffer:
+    transport: Literal["auto", "ipc", "tcp"]
+    host: str
+    port: int
+    max_bytes: int
+    heartbeat_timeout: float
+
+
+@dataclass
+class Config:
+    """The tree. What each key means stands in `configs/base.yaml`; the components' specs are free here.
+
+    At run time it is OmegaConf's DictConfig of this shape.
+    """
+
+    mode: str
+    run: Run
+    groups_per_batch: int
+    weight_sync_interval: int
+    staleness_policy: Literal["drop", "requeue"]
+    task: dict[str, Any]
+    model: dict[str, Any]
+    engine: dict[str, Any]
+    workflow: dict[str, Any]
+    scheduler: dict[str, Any]
+    sizing: dict[str, Any]
+    policy: dict[str, Any]
+    sampling: Sampling
+    advantage: dict[str, Any]
+    loss: dict[str, Any]
+    learner: dict[str, Any]
+    eval: Eval
+    actors: Actors
+    buffer: Buffer
+    launcher: dict[str, Any]
+
+
+SECTIONS: dict[str, type] = {"run": Run, "sampling": Sampling, "eval": Eval, "actors": Actors, "buffer": Buffer}
+
+
+# What callers use
+
+
+def load(argv: Sequence[str]) -> Config:
+    """The config of `[file, key=value, ...]`, checked and resolved. Raises ConfigError."""
+    if not argv:
+        raise ConfigError("no config file given; try configs/quickstart.yaml")
+    layers = Layers()
+    layers.add_command_line(argv)
+    try:
+        return _checked(layers.tree)
+    except ConfigError as error:
+        origin = layers.origin(error.key)
+        raise ConfigError(f"{error} [from {origin}]" if origin else str(error), error.key) from None
+
+
+def load_resolved(path: str | Path) -> Config:
+    """Read back what `save` wrote: a whole tree, without `extends`, choices or overrides. Raises ConfigError."""
+    return _read_only(_typed(read(Path(path))))
+
+
+def save(config: Config, path: str | Path) -> None:
+    """Write the resolved config as yaml."""
+    Path(path).write_text(to_yaml(config), encoding="utf-8")
+
+
+def to_yaml(config: Config) -> str:
+    return OmegaConf.to_yaml(config)
+
+
+def replace(config: Config, key: str, value: Any) -> Config:
+    """A copy with one dotted key changed, checked again."""
+    changed = OmegaConf.create(_plain(config))
+    OmegaConf.update(changed, key, value, force_add=True)
+    return _checked(_plain(changed))
+
+
+# Checking
+
+
+def _checked(tree: dict[str, Any]) -> Config:
+    _refuse_unknown_keys(tree)
+    config = _typed(tree)
+    for kind in COMPONENTS:
+        check(kind, _plain(config[kind]))
+    for key, minimum in MINIMUM.items():
+        value = OmegaConf.select(config, key)
+        if value is not None and not value >= minimum:
+            raise ConfigError(f"{key}: must be at least {minimum}, got {value}", key)
+    return _read_only(config)
+
+
+def _refuse_unknown_keys(tree: dict[str, Any]) -> None:
+    _refuse_unknown(tree, Config, "")
+    for name, section in SECTIONS.items():
+        values = tree.get(name, {})
+        if not isinstance(values, dict):
+            keys = ", ".join(field.name for field in dataclasses.fields(section))
+            raise ConfigError(f"{name}: expected a section with the keys {keys}; got {values!r}", name)
+        _refuse_unknown(values, section, f"{name}.")
+
+
+def _refuse_unknown(values: dict[str, Any], shape: type, prefix: str) -> None:
+    known = [field.name for field in dataclasses.fields(shape)]
+    for key in values:
+        path = f"{prefix}{key}"
+        if path in REFUSED:
+            raise ConfigError(f"{path} {REFUSED[path]}", path)
+        if key not in known:
+            hint = nearest(str(key), known) or f" There are {', '.join(known)}"
+            raise ConfigError(f"unknown key {path!r}.{hint}", path)
+
+
+def _typed(tree: dict[str, Any]) -> DictConfig:
+    """The tree in the shape of `Config`, interpolations resolved, nothing missing."""
+    try:
+        config = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), tree))
+        missing = sorted(OmegaConf.missing_keys(config))
+        if missing:
+            key = missing[0]
+            hint = "" if key.partition(".")[0] in tree else ", or let the file extend base"
+            raise ConfigError(f"{key} has no value: set it with {key}=VALUE{hint}", key)
+        OmegaConf.resolve(config)
+    except OmegaConfBaseException as error:
+        key = error.full_key or ""
+        raise ConfigError(f"{key}: {str(error).splitlines()[0]}", key) from None
+    return config
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    return cast(dict[str, Any], OmegaConf.to_container(config))
+
+
+def _read_only(config: DictConfig) -> Config:
+    OmegaConf.set_struct(config, True)
+    OmegaConf.set_readonly(config, True)
+    return cast(Config, config)

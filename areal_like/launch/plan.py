@@ -1,0 +1,32 @@
+"""Placement as data: which processes a run consists of. Every launcher starts from the same plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSpec:
+    """One process: `module` is started with `python -m`; `essential` ones end the run when they end."""
+
+    name: str
+    module: str
+    threads: int
+    essential: bool
+
+
+def plan(config: Any) -> list[RoleSpec]:
+    """The processes of a run, in the order in which they are started."""
+    roles = [RoleSpec("buffer", "buffer.main", 1, True), RoleSpec("learner", "learners.main", config.actors.threads, True)]
+    roles += [RoleSpec(f"actor-{i}", "actors.main", config.actors.threads, False) for i in range(config.actors.count)]
+    return roles
+
+
+def describe(roles: list[RoleSpec]) -> str:
+    """A table for people."""
+    lines = [f"{'role':<12}{'module':<16}{'threads':<9}when it dies"]
+    for role in roles:
+        fate = "the run ends" if role.essential else "it is started again"
+        lines.append(f"{role.name:<12}{role.module:<16}{role.threads:<9}{fate}")
+    return "\n".join(lines)

@@ -1,0 +1,217 @@
+"""Config files and command-line overrides, merged into one tree of plain containers; who set what is kept.
+
+Order, later wins: what a file `extends` (in order), the choices it makes, its own values; then the command line's
+choices, then its values, each in their order. Choices come before values so that `scheduler.max_staleness=4 mode=async`
+means the same in either order.
+
+- Names of files are looked up beside the file that says them, then in the repository's `configs/`.
+- A *choice* is a plain string for a key that has a folder of files (`mode: sync` merges `mode/sync.yaml`) or that names
+  a component (`engine: timed` is `engine: {name: timed}`).
+- A component whose `name` changes replaces the inherited one whole, at any depth: knobs of one never reach another.
+- Lists are replaced, never joined; interpolations (`${run.seed}`) stay text until the whole tree is there.
+
+Knows nothing of the tree's shape: `areal_like.config` drives it and checks what comes out.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from areal_like.registry import COMPONENTS, ConfigError, nearest
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+COMMAND_LINE = "command line"
+
+ALIASES = {
+    "max_head_offpolicyness": "scheduler.max_staleness",
+    "max_off_policy_steps": "scheduler.max_staleness",
+    "max_staleness_steps": "scheduler.max_staleness",
+    "max_staleness": "scheduler.max_staleness",
+    "group_size": "sizing.group_size",
+}
+"""Names that users bring from other systems → ours."""
+
+Items = list[tuple[str, Any]]
+
+
+class Layers:
+    """A tree that layers are merged into, and where each of its values came from."""
+
+    def __init__(self) -> None:
+        self.tree: dict[str, Any] = {}
+        self._origins: dict[str, str] = {}
+        self._open: list[Path] = []
+        """Files being merged, outermost first: a file that extends itself is refused."""
+
+    def add_command_line(self, argv: Sequence[str]) -> None:
+        """Merge `[file, key=value, ...]`. Raises ConfigError."""
+        if "=" in argv[0]:
+            raise ConfigError(f"{argv[0]!r} is an override where the config file should be; give the file first")
+        main = find(argv[0], Path.cwd(), COMMAND_LINE)
+        overrides = [parse_override(text) for text in argv[1:]]
+        self.add_file(main)
+        self._add(overrides, main.parent, COMMAND_LINE)
+
+    def add_file(self, path: Path) -> None:
+        if path in self._open:
+            chain = " -> ".join(shown(file) for file in [*self._open, path])
+            raise ConfigError(f"configs extend one another in a circle: {chain}")
+        self._open.append(path)
+        content = read(path)
+        for name in _names(content.pop("extends", []), path):
+            self.add_file(find(name, path.parent, f"extends in {shown(path)}"))
+        self._add([(str(key), value) for key, value in content.items()], path.parent, shown(path))
+        self._open.pop()
+
+    def origin(self, key: str) -> str | None:
+        """Where the value at a dotted path, or the nearest one above it, came from."""
+        while key and key not in self._origins:
+            key = key.rpartition(".")[0]
+        return self._origins.get(key)
+
+    def _add(self, items: Items, folder: Path, origin: str) -> None:
+        """Merge dotted keys and values of one place: the choices first, then the values."""
+        items = [_known_as(key, value, origin) for key, value in items]
+        values: Items = []
+        for key, value in items:
+            if not isinstance(value, dict) and (key in COMPONENTS or _group(key, folder)):
+                self._choose(key, str(value), folder, origin)
+            elif _names_component(key):
+                self._merge(self.tree, _nested(key, value), origin)
+            else:
+                values.append((key, value))
+        for key, value in values:
+            self._merge(self.tree, _nested(key, value), origin)
+
+    def _choose(self, key: str, name: str, folder: Path, origin: str) -> None:
+        """Merge the group file of this name, or name the component."""
+        files = _group(key, folder)
+        known = dict.fromkeys([*COMPONENTS.get(key, {}), *files])
+        if name not in known and not (key in COMPONENTS and ":" in name):
+            hint = f"{nearest(name, known)} There are {', '.join(known)}"
+            raise ConfigError(f"{key}: there is no {key} {name!r}.{hint} [from {origin}]", key)
+        if name in files and files[name] not in self._open:
+            self.add_file(files[name])
+        elif key in COMPONENTS:
+            self._merge(self.tree, {key: {"name": name}}, origin)
+        if key not in COMPONENTS:
+            self._merge(self.tree, {key: name}, origin)
+
+    def _merge(self, tree: dict[str, Any], layer: dict[str, Any], origin: str, path: str = "") -> None:
+        for key, value in layer.items():
+            here = f"{path}.{key}" if path else str(key)
+            inherited = tree.get(key)
+            if isinstance(inherited, dict) and isinstance(value, dict) and not _replaces(here, inherited, value):
+                self._merge(inherited, value, origin, here)
+            else:
+                tree[key] = copy.deepcopy(value)
+                for below in [known for known in self._origins if known.startswith(f"{here}.")]:
+                    del self._origins[below]
+                self._origins[here] = origin
+
+
+def _replaces(path: str, inherited: dict[str, Any], spec: dict[str, Any]) -> bool:
+    """Whether `spec` names another component than the one inherited (a section's `name`, as in `run`, is a value)."""
+    is_component = path.partition(".")[0] in COMPONENTS
+    return is_component and "name" in inherited and spec.get("name", inherited["name"]) != inherited["name"]
+
+
+def _names_component(key: str) -> bool:
+    """Whether the key is `scheduler.name` and its like: replacing a component is a choice, too."""
+    return key.endswith(".name") and key.partition(".")[0] in COMPONENTS
+
+
+def _known_as(key: str, value: Any, origin: str) -> tuple[str, Any]:
+    """Our own name for a key of other systems, said once to the user."""
+    if key not in ALIASES:
+        return key, value
+    print(f"note: {key} is called {ALIASES[key]} here [from {origin}]", file=sys.stderr)
+    return ALIASES[key], value
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return cast(dict[str, Any], value)
+
+
+# Reading
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The mapping in a yaml file, as plain containers with interpolations left as text. Raises ConfigError."""
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path))
+    except OSError as error:
+        raise ConfigError(f"{shown(path)}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{shown(path)}: not valid yaml: {_one_line(error)}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{shown(path)}: a config is a mapping (key: value), not a list")
+    return cast(dict[str, Any], _with_infinities(content))
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`key=value` as the dotted key and the value, which is read as yaml (nothing after `=` means null)."""
+    key, equals, value = text.partition("=")
+    if not (equals and all(key.split(".")) and not key.startswith("-")):
+        raise ConfigError(f"{text!r} is no override; write key=value, such as learner.lr=1e-3")
+    try:
+        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{text!r}: the value is not valid yaml: {_one_line(error)}", key) from None
+    return key, _with_infinities(cast(dict[str, Any], parsed)["value"])
+
+
+def _with_infinities(value: Any) -> Any:
+    """Take the word `inf` for the number, as Python does; yaml itself spells it `.inf`."""
+    if isinstance(value, dict):
+        return {key: _with_infinities(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_infinities(item) for item in value]
+    return float(value) if value in ("inf", "-inf") else value
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+# Finding files
+
+
+def find(name: str, folder: Path, origin: str) -> Path:
+    """The file of a name: in `folder`, then in `configs/`; `.yaml` may be left out. Raises ConfigError."""
+    for place in (folder, CONFIGS):
+        for candidate in (place / name, place / f"{name}.yaml"):
+            if candidate.is_file():
+                return candidate.resolve()
+    known = [str(file.relative_to(CONFIGS).with_suffix("")) for file in sorted(CONFIGS.rglob("*.yaml"))]
+    hint = nearest(name.removeprefix("configs/").removesuffix(".yaml"), known)
+    raise ConfigError(f"there is no config {name!r} in {shown(folder)} or {shown(CONFIGS)}.{hint} [from {origin}]")
+
+
+def _group(key: str, folder: Path) -> dict[str, Path]:
+    """Name → file of the group `key`; a file beside the config hides one of the same name in `configs/`."""
+    places = (CONFIGS, folder) if key.isidentifier() else ()
+    return {file.stem: file.resolve() for place in places for file in sorted((place / key).glob("*.yaml"))}
+
+
+def _names(extends: Any, path: Path) -> list[str]:
+    names = [extends] if isinstance(extends, str) else extends
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{shown(path)}: extends is a name or a list of names, not {extends!r}")
+    return names
+
+
+def shown(path: Path) -> str:
+    """A path as short as it can be said from here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

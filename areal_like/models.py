@@ -1,0 +1,98 @@
+"""Models that actors and learners share: made from a config or a local folder, and turned into published bits and back.
+
+The model definitions are transformers'. Every process that holds a model builds it here from the same config, so
+names, shapes and initial values agree; from then on the published bits decide. All computing on the CPU is done in
+float32 on values that the published dtype can represent.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from areal_like.weights.state import BITS, State, TensorSpec
+
+_BITS_AS_TORCH = {"bfloat16": torch.int16, "float16": torch.int16, "float32": torch.int32}
+
+
+def qwen2(
+    seed: int,
+    vocab_size: int,
+    *,
+    hidden_size: int = 32,
+    num_hidden_layers: int = 2,
+    num_attention_heads: int = 2,
+    num_key_value_heads: int | None = None,
+    intermediate_size: int = 64,
+    max_position_embeddings: int = 4096,
+    rope_theta: float = 100.0,
+    initializer_range: float = 0.02,
+    tie_word_embeddings: bool = True,
+) -> PreTrainedModel:
+    """A Qwen2-architecture model from random initial weights that depend on `seed` alone; knobs as in Qwen2Config."""
+    config = Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=num_attention_heads,
+        num_key_value_heads=num_key_value_heads or num_attention_heads,
+        intermediate_size=intermediate_size,
+        max_position_embeddings=max_position_embeddings,
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
+        initializer_range=initializer_range,
+        tie_word_embeddings=tie_word_embeddings,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(config)
+
+
+def folder(seed: int, vocab_size: int, *, path: str) -> PreTrainedModel:
+    """A causal language model from a local Hugging Face folder. Raises FileNotFoundError, ValueError (vocabulary)."""
+    if not (Path(path) / "config.json").is_file():
+        raise FileNotFoundError(f"model.path: no Hugging Face model in {path!r} (config.json is missing)")
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)
+    if model.config.vocab_size < vocab_size:
+        raise ValueError(f"model in {path!r} knows {model.config.vocab_size} token ids; the task uses {vocab_size}")
+    return model
+
+
+def specs_of(model: PreTrainedModel, dtype: str = "bfloat16") -> list[TensorSpec]:
+    """The table of a model's parameters as they are published (a tied weight appears once)."""
+    return [TensorSpec(name, dtype, tuple(p.shape)) for name, p in model.named_parameters()]
+
+
+@torch.no_grad()
+def read_state(tensors: dict[str, torch.Tensor], state: State) -> None:
+    """Round tensors to the state's dtypes (nearest even) and write their bits into it."""
+    for spec, bits in state.tensors():
+        rounded = tensors[spec.name].detach().to(getattr(torch, spec.dtype)).contiguous()
+        bits[:] = rounded.view(_BITS_AS_TORCH[spec.dtype]).flatten().cpu().numpy().view(BITS[spec.dtype])
+
+
+@torch.no_grad()
+def write_state(state: State, tensors: dict[str, torch.Tensor]) -> None:
+    """Copy published bits into tensors of the same names and shapes; the values are exact in float32."""
+    for spec, bits in state.tensors():
+        source = torch.from_numpy(bits.view(np.int16 if bits.itemsize == 2 else np.int32))
+        tensors[spec.name].copy_(source.view(getattr(torch, spec.dtype)).view(spec.shape))
+
+
+def state_of(model: PreTrainedModel, dtype: str = "bfloat16") -> State:
+    """The model's weights as published bits."""
+    state = State(specs_of(model, dtype))
+    read_state(dict(model.named_parameters()), state)
+    return state
+
+
+def publishable(model: PreTrainedModel, dtype: str = "bfloat16") -> str:
+    """Round the model's weights in place to what `dtype` can represent; returns the digest of their bits."""
+    state = state_of(model, dtype)
+    write_state(state, dict(model.named_parameters()))
+    return state.digest()

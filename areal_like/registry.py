@@ -1,0 +1,332 @@
+"""Every component that a config can name, and the knobs that each one takes.
+
+A component is a function or a class; a *spec* such as `{name: ppo, clip: 0.2}` names one and sets its knobs, which are
+its keyword-only parameters. What there is stands in one dict of strings, so nothing is imported until it is used:
+`check` and `knobs` read a component's source with `ast`, so that a config is refused in milliseconds, before torch.
+`module:Name` is accepted wherever a name is, so that a user's own component needs no entry here.
+
+To add a component: write it, add one line to `COMPONENTS`, and a yaml under `configs/` if it deserves a short name.
+Drivers: `areal_like.config` calls `check`; the processes call `build`, `bind` and `resolve`.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+COMPONENTS: dict[str, dict[str, str]] = {
+    "task": {
+        "copy": "areal_like.tasks.copying:Copy",
+        "reverse": "areal_like.tasks.copying:Reverse",
+        "arithmetic": "areal_like.tasks.arithmetic:Arithmetic",
+        "jsonl": "areal_like.tasks.jsonl:Jsonl",
+    },
+    "model": {
+        "qwen2": "areal_like.models:qwen2",
+        "folder": "areal_like.models:folder",
+    },
+    "engine": {
+        "torch": "actors.engines.torch_engine:TorchEngine",
+        "timed": "actors.engines.timed_engine:TimedEngine",
+    },
+    "workflow": {
+        "single_turn": "actors.workflows:single_turn",
+    },
+    "scheduler": {
+        "async": "buffer.schedulers:AsyncScheduler",
+        "sync": "buffer.schedulers:SyncScheduler",
+    },
+    "sizing": {
+        "fixed": "buffer.sizing:Fixed",
+    },
+    "policy": {
+        "in_order": "buffer.policies:in_order",
+    },
+    "loss": {
+        "ppo": "learners.losses:ppo",
+        "decoupled_ppo": "learners.losses:decoupled_ppo",
+    },
+    "advantage": {
+        "group": "learners.advantages:group",
+    },
+    "learner": {
+        "torch": "learners.learner:TorchLearner",
+        "timed": "learners.timed:TimedLearner",
+    },
+    "launcher": {
+        "local": "areal_like.launch.local:LocalLauncher",
+    },
+}
+
+REQUIRED = inspect.Parameter.empty
+"""The default of a knob that has none."""
+
+
+class ConfigError(ValueError):
+    """A config that cannot be run: what is wrong, where, and what to do. `key` is the dotted path at fault."""
+
+    def __init__(self, message: str, key: str = ""):
+        super().__init__(message)
+        self.key = key
+
+
+# Using components
+
+
+def resolve(kind: str, name: str) -> Any:
+    """Import the component `name` of `kind`. Raises ConfigError where there is no such name, module or attribute."""
+    module, attribute = _target(kind, name)
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the component's own import failed: that is not about its name
+        raise ConfigError(f"{kind}.name: {name!r} needs the module {module!r}, which cannot be found", kind) from None
+    except AttributeError:
+        raise ConfigError(f"{kind}.name: module {module!r} has no {attribute!r}", kind) from None
+
+
+def build(kind: str, spec: Mapping[str, Any], *args: Any) -> Any:
+    """Call the component of `spec` with `args` and the spec's knobs: makes an object, or a function's result."""
+    return bind(kind, spec)(*args)
+
+
+def bind(kind: str, spec: Mapping[str, Any]) -> functools.partial[Any]:
+    """The component of `spec` with its knobs bound, to be called later (losses, workflows, policies)."""
+    plain = _plain(spec)
+    check(kind, plain)
+    name = plain.pop("name")
+    return functools.partial(resolve(kind, name), **plain)
+
+
+def _plain(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A spec as plain containers, so that components need not know OmegaConf."""
+    return cast(dict[str, Any], OmegaConf.to_container(spec)) if isinstance(spec, DictConfig) else dict(spec)
+
+
+# Checking specs
+
+
+def check(kind: str, spec: Mapping[str, Any]) -> None:
+    """Hold a spec against its component's keyword-only parameters, without importing the component's module.
+
+    Raises ConfigError for an unknown name, an unknown knob, a missing knob that has no default, and a value that the
+    knob's annotation rules out (int, float, bool, str, None, Literal, list and dict are understood; others pass).
+    """
+    name = spec.get("name")
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"{kind}.name: {name!r} is not the name of a component; one of {_list(COMPONENTS[kind])}", kind
+        )
+    found = _signature_of(kind, name)
+    for knob, value in spec.items():
+        if knob == "name":
+            continue
+        path = f"{kind}.{knob}"
+        if knob not in found.knobs:
+            if not found.takes_any:
+                raise ConfigError(_unknown_knob(path, knob, name, found.knobs), path)
+        elif not _fits(value, found.knobs[knob].annotation):
+            expected = ast.unparse(found.knobs[knob].annotation)  # type: ignore[arg-type]
+            raise ConfigError(f"{path}: expected {expected}, got {value!r}", path)
+    missing = [knob for knob, known in found.knobs.items() if known.default is REQUIRED and knob not in spec]
+    if missing:
+        path = f"{kind}.{missing[0]}"
+        raise ConfigError(f"{path}: {name!r} needs it and has no default; set it with {path}=VALUE", path)
+
+
+def knobs(kind: str, name: str) -> dict[str, Any]:
+    """Knob → default of a component (`REQUIRED` where there is none; source text where it is no literal)."""
+    return {knob: known.default for knob, known in _signature_of(kind, name).knobs.items()}
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` Did you mean 'x'?`, or nothing where no known word is near."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _unknown_knob(path: str, knob: str, name: str, known: Iterable[str]) -> str:
+    return f"{path}: {name!r} has no knob {knob!r}.{nearest(knob, known)} Its knobs: {_list(known)}"
+
+
+def _list(words: Iterable[str]) -> str:
+    return ", ".join(words) or "none"
+
+
+def _target(kind: str, name: str) -> tuple[str, str]:
+    """(module, attribute) of a component's name."""
+    if kind not in COMPONENTS:
+        raise ConfigError(f"{kind}: there is no such kind of component.{nearest(kind, COMPONENTS)}", kind)
+    target = COMPONENTS[kind].get(name, name)
+    module, colon, attribute = target.partition(":")
+    if not (colon and module and attribute):
+        known = COMPONENTS[kind]
+        hint = f"{nearest(name, known)} There are {_list(known)}; or name your own as module:Name"
+        raise ConfigError(f"{kind}.name: there is no {kind} {name!r}.{hint}", f"{kind}.name")
+    return module, attribute
+
+
+# Reading signatures from source
+
+
+@dataclass(frozen=True)
+class _Knob:
+    default: Any
+    annotation: ast.expr | None
+
+
+@dataclass(frozen=True)
+class _Signature:
+    knobs: dict[str, _Knob]
+    takes_any: bool
+    """True where `**` accepts knobs that cannot be read from the source."""
+
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _signature_of(kind: str, name: str) -> _Signature:
+    module, attribute = _target(kind, name)
+    try:
+        return _signature(module, attribute)
+    except ConfigError as error:
+        raise ConfigError(f"{kind}.name: {name!r} cannot be read: {error}", f"{kind}.name") from None
+
+
+@functools.cache
+def _signature(module: str, attribute: str) -> _Signature:
+    """The knobs of a function, or of a class's `__init__`, its own or the first inherited one that has source.
+
+    A class whose `__init__` takes `**` passes on what it does not name: its bases' knobs are added to its own.
+    """
+    definition, home = _definition(module, attribute)
+    if isinstance(definition, _Function):
+        return _of_function(definition)
+    init = next((node for node in definition.body if isinstance(node, _Function) and node.name == "__init__"), None)
+    own = _of_function(init) if init else _Signature({}, takes_any=False)
+    if init and (not own.takes_any or not definition.bases):
+        return own
+    bases = [_of_base(home, base) for base in definition.bases]
+    inherited: dict[str, _Knob] = {}
+    for base in reversed(bases):
+        inherited |= base.knobs
+    return _Signature(inherited | own.knobs, takes_any=any(base.takes_any for base in bases))
+
+
+def _of_base(module: str, base: ast.expr) -> _Signature:
+    if isinstance(base, ast.Subscript):  # Generic[T], Protocol[T]
+        base = base.value
+    if not isinstance(base, ast.Name):
+        return _Signature({}, takes_any=True)
+    if base.id in ("object", "Protocol", "Generic", "ABC"):
+        return _Signature({}, takes_any=False)
+    try:
+        return _signature(module, base.id)
+    except ConfigError:
+        return _Signature({}, takes_any=True)  # a base without Python source: its own code refuses wrong knobs
+
+
+def _of_function(function: _Function) -> _Signature:
+    arguments = function.args
+    found = {
+        argument.arg: _Knob(_default(default), argument.annotation)
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    }
+    return _Signature(found, takes_any=arguments.kwarg is not None)
+
+
+def _default(default: ast.expr | None) -> Any:
+    if default is None:
+        return REQUIRED
+    try:
+        return ast.literal_eval(default)
+    except ValueError:
+        return ast.unparse(default)
+
+
+def _definition(module: str, attribute: str) -> tuple[_Function | ast.ClassDef, str]:
+    """The statement that defines `attribute`, and the module where it stands; `from x import y` is followed."""
+    for node in _source(module).body:
+        if isinstance(node, _Function | ast.ClassDef) and node.name == attribute:
+            return node, module
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == attribute:
+                    return _definition(_absolute(module, node), alias.name)
+    raise ConfigError(f"{module}:{attribute}: the module defines no function or class {attribute!r}")
+
+
+def _absolute(module: str, node: ast.ImportFrom) -> str:
+    return importlib.util.resolve_name("." * node.level + (node.module or ""), _find(module).parent)
+
+
+def _find(module: str) -> ModuleSpec:
+    try:
+        spec = importlib.util.find_spec(module)  # imports the parent packages, which are empty here
+    except (ModuleNotFoundError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise ConfigError(f"module {module!r} cannot be found (as Python source) from here")
+    return spec
+
+
+@functools.cache
+def _source(module: str) -> ast.Module:
+    spec = _find(module)
+    assert spec.origin is not None
+    try:
+        return ast.parse(Path(spec.origin).read_text(encoding="utf-8"), spec.origin)
+    except SyntaxError as error:
+        raise ConfigError(f"module {module!r}: {error}") from None
+
+
+# Holding values against annotations
+
+_SCALARS: dict[str, Callable[[Any], bool]] = {
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "float": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "str": lambda value: isinstance(value, str),
+    "Sequence": lambda value: isinstance(value, list | tuple),
+    "list": lambda value: isinstance(value, list | tuple),
+    "tuple": lambda value: isinstance(value, list | tuple),
+    "Mapping": lambda value: isinstance(value, Mapping),
+    "dict": lambda value: isinstance(value, Mapping),
+}
+
+
+def _fits(value: Any, annotation: ast.expr | None) -> bool:
+    """Whether a value may have this type; True for annotations that are not understood."""
+    match annotation:
+        case ast.Constant(value=None):
+            return value is None
+        case ast.Constant(value=str(text)):
+            return _fits(value, ast.parse(text, mode="eval").body)
+        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
+            return _fits(value, left) or _fits(value, right)
+        case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
+            return value is None or _fits(value, inner)
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
+            return any(value == choice and type(value) is type(choice) for choice in _choices(inner))
+        case ast.Subscript(value=ast.Name() as container):
+            return _fits(value, container)
+        case ast.Name(id=name) if name in _SCALARS:
+            return _SCALARS[name](value)
+    return True
+
+
+def _choices(inner: ast.expr) -> tuple[Any, ...]:
+    choices = ast.literal_eval(inner)
+    return choices if isinstance(choices, tuple) else (choices,)

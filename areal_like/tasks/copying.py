@@ -1,0 +1,73 @@
+"""Copy and Reverse: say the digits of the prompt again, forwards or backwards.
+
+The prompt is `digits SEP`. With a fixed length the response is exactly `digits` tokens and nothing stops it early;
+with `min_digits` the length varies and the response must end with EOS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from areal_like.tasks.generated import GeneratedTask, until_stop
+from areal_like.types import Prompt
+
+DIGITS = 10
+SEP, EOS, PAD = 10, 11, 12
+
+
+class Copy(GeneratedTask):
+    """The answer is the prompt's digits (tokens 0–9).
+
+    Reward: the share of right positions, out of the longer of response and answer, EOS excluded; in [0, 1]. So a
+    response of variable length earns 1 only if it also stops in time.
+
+    digits: length, or the longest length where `min_digits` is given (then uniform in min_digits..digits).
+    train_size, heldout_size: rows of the splits. length_trace: see `areal_like.tasks.length_trace`.
+    """
+
+    vocab_size = 13
+    pad_token = PAD
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        digits: int = 8,
+        min_digits: int | None = None,
+        train_size: int = 1_000_000,
+        heldout_size: int = 1024,
+        length_trace: Mapping[str, Any] | None = None,
+    ):
+        if not 1 <= (digits if min_digits is None else min_digits) <= digits:
+            raise ValueError(f"want 1 <= min_digits <= digits, got min_digits={min_digits}, digits={digits}")
+        self._digits = digits
+        self._min_digits = min_digits
+        self.stop_tokens: tuple[int, ...] = () if min_digits is None else (EOS,)
+        super().__init__(seed, train_size, heldout_size, length_trace)
+
+    async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
+        given = until_stop(tokens, EOS) if self.stop_tokens else tokens
+        both = min(len(given), len(prompt.answer))
+        right = np.count_nonzero(given[:both] == prompt.answer[:both])
+        return float(right / max(len(given), len(prompt.answer)))
+
+    def _draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        low = self._digits if self._min_digits is None else self._min_digits
+        digits = rng.integers(DIGITS, size=rng.integers(low, self._digits + 1), dtype=np.int32)
+        return np.append(digits, np.int32(SEP)), self._answer(digits)
+
+    def _max_tokens(self) -> int:
+        return self._digits + len(self.stop_tokens)
+
+    def _answer(self, digits: np.ndarray) -> np.ndarray:
+        return digits
+
+
+class Reverse(Copy):
+    """As Copy; the answer is the prompt's digits backwards."""
+
+    def _answer(self, digits: np.ndarray) -> np.ndarray:
+        return digits[::-1]

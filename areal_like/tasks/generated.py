@@ -1,0 +1,72 @@
+"""Prompts made from (seed, split, row), for tasks whose prompts are drawn at random instead of read from a file.
+
+A row's prompt depends on nothing else, so every process sees the same prompts without talking to another. A hash of
+the prompt's *content* says which split it may appear in, and rows are drawn again until theirs allows them: the two
+splits share no prompt, by construction. Within a split a prompt may recur (with few possible prompts it must).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from areal_like.sampling import stream_key
+from areal_like.tasks.length_trace import trace_of
+from areal_like.types import Prompt
+
+SPLITS = ("train", "heldout")
+_HELDOUT_ONE_IN = 10
+_MAX_DRAWS = 2000
+"""Draws before a split counts as empty: a held-out share of 1/10 misses this often once in 10^91."""
+
+
+class GeneratedTask:
+    """The base of tasks with generated prompts; a subclass says how to draw one and how to score it.
+
+    Raises ValueError for an unknown split, and where the task has so few different prompts that none falls into a
+    split; IndexError for a row outside its split.
+    """
+
+    def __init__(self, seed: int, train_size: int, heldout_size: int, trace: Mapping[str, Any] | None):
+        """A subclass calls this last: it draws a prompt of each split, so that an empty one shows at once."""
+        if train_size < 1 or heldout_size < 1:
+            raise ValueError(f"train_size and heldout_size must be at least 1, got {train_size} and {heldout_size}")
+        self._seed = seed
+        self._sizes = {"train": train_size, "heldout": heldout_size}
+        self._trace = trace_of(trace)
+        for split in SPLITS:
+            self.prompt(split, 0)
+
+    def size(self, split: str) -> int:
+        if split not in self._sizes:
+            raise ValueError(f"unknown split {split!r}; the splits are {', '.join(SPLITS)}")
+        return self._sizes[split]
+
+    def prompt(self, split: str, row: int) -> Prompt:
+        if not 0 <= row < self.size(split):
+            raise IndexError(f"row {row} of split {split!r}, which has {self.size(split)}")
+        for attempt in range(_MAX_DRAWS):
+            key = stream_key(self._seed, SPLITS.index(split), row, attempt)
+            tokens, answer = self._draw(np.random.Generator(np.random.Philox(key=key)))
+            content = xxhash.xxh3_64_intdigest(tokens.tobytes(), seed=stream_key(self._seed))
+            if (content % _HELDOUT_ONE_IN == 0) == (split == "heldout"):
+                filler = self._trace.lengths(content) if self._trace else ()
+                return Prompt(tokens, answer, self._max_tokens(), filler)
+        raise ValueError(f"the task has too few different prompts: none falls into the split {split!r}")
+
+    def _draw(self, rng: np.random.Generator) -> tuple[np.ndarray, Any]:
+        """One random prompt: its tokens (int32 [P]) and its answer."""
+        raise NotImplementedError
+
+    def _max_tokens(self) -> int:
+        """The longest response that makes sense; the same for all rows, so that it gives no answer away."""
+        raise NotImplementedError
+
+
+def until_stop(tokens: np.ndarray, stop: int) -> np.ndarray:
+    """The tokens before the first `stop`; all of them where there is none."""
+    ends = np.flatnonzero(tokens == stop)
+    return tokens[: ends[0]] if len(ends) else tokens

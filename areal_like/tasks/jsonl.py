@@ -1,0 +1,221 @@
+"""Jsonl: prompts and answers from a file with one JSON object per line, for any local tokenizer.
+
+The file is read when the task is built; the tokenizer (and with it transformers) is loaded on first need, so that a
+process which only asks for `size` stays light. Scoring goes through `verification`, which names the verifier instead
+of calling it: actors run it in another process, under a time limit.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from areal_like.sampling import stream_key
+from areal_like.tasks.length_trace import trace_of
+from areal_like.types import Prompt
+
+_log = logging.getLogger(__name__)
+
+REWARDS = {"math_verify": "areal_like.tasks.maths:math_verify", "exact": "areal_like.tasks.maths:exact"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a file: `place` is "path:line", `prompt` a text or a list of chat messages."""
+
+    place: str
+    prompt: str | list[dict[str, str]]
+    answer: str
+
+    def hash(self, seed: int) -> int:
+        """64 bits of the prompt's content: equal for equal prompts. What is held out goes by it."""
+        return xxhash.xxh3_64_intdigest(json.dumps(self.prompt, sort_keys=True).encode(), seed=stream_key(seed))
+
+
+class Jsonl:
+    """Rows of a file, in an order shuffled by the seed.
+
+    path: the file. tokenizer: a local folder in Hugging Face's format.
+    prompt_key, answer_key: names within a line's object. A prompt is a text, or with `chat_template` also a list of
+        messages `{role, content}`; an answer is a text or a number.
+    heldout_path: file of the held-out rows; a training row whose prompt is among them is left out (and logged).
+        Without it, `heldout_fraction` of the different prompts of `path`, at least one, is held out.
+    max_prompt_tokens: a longer prompt raises ValueError (row, length and knob named) when it is asked for.
+    max_tokens: longest response. suffix: text after each prompt, e.g. how to write the answer down.
+    chat_template: wrap the prompt as the tokenizer's template says; otherwise it is encoded as it stands.
+    reward: "math_verify", "exact", or "module:name" of a function `(answer: str, response: str) -> float`.
+    length_trace: see `areal_like.tasks.length_trace`.
+
+    Raises FileNotFoundError (file, tokenizer folder) and ValueError (a bad line, with file and line; an empty split).
+    """
+
+    def __init__(  # noqa: PLR0913 (each parameter is a knob)
+        self,
+        seed: int,
+        *,
+        path: str,
+        tokenizer: str,
+        prompt_key: str = "prompt",
+        answer_key: str = "answer",
+        heldout_path: str | None = None,
+        heldout_fraction: float = 0.05,
+        max_prompt_tokens: int = 1024,
+        max_tokens: int = 1024,
+        suffix: str = "",
+        chat_template: bool = True,
+        reward: str = "math_verify",
+        length_trace: Mapping[str, Any] | None = None,
+    ):
+        if not (Path(tokenizer) / "tokenizer_config.json").is_file():
+            raise FileNotFoundError(f"task.tokenizer: no tokenizer in {tokenizer!r} (tokenizer_config.json is missing)")
+        if reward not in REWARDS and ":" not in reward:
+            raise ValueError(f'task.reward: {reward!r} is not one of {", ".join(REWARDS)}, nor "module:name"')
+        self._seed = seed
+        self._folder = tokenizer
+        self._max_prompt_tokens = max_prompt_tokens
+        self._max_tokens = max_tokens
+        self._suffix = suffix
+        self._chat = chat_template
+        self._verifier = REWARDS.get(reward, reward)
+        self._trace = trace_of(length_trace)
+        self._rows = _split(
+            seed,
+            _read(path, prompt_key, answer_key, chat_template),
+            _read(heldout_path, prompt_key, answer_key, chat_template) if heldout_path else None,
+            heldout_fraction,
+        )
+
+    def size(self, split: str) -> int:
+        if split not in self._rows:
+            raise ValueError(f"unknown split {split!r}; the splits are {', '.join(self._rows)}")
+        return len(self._rows[split])
+
+    def prompt(self, split: str, row: int) -> Prompt:
+        if not 0 <= row < self.size(split):
+            raise IndexError(f"row {row} of split {split!r}, which has {self.size(split)}")
+        source = self._rows[split][row]
+        tokens = np.array(self._encode(source.prompt), np.int32)
+        if not 1 <= len(tokens) <= self._max_prompt_tokens:
+            raise ValueError(
+                f"{source.place} (row {row} of {split}): the prompt has {len(tokens)} tokens; "
+                f"task.max_prompt_tokens allows 1 to {self._max_prompt_tokens}"
+            )
+        filler = self._trace.lengths(source.hash(self._seed)) if self._trace else ()
+        return Prompt(tokens, source.answer, self._max_tokens, filler)
+
+    def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[str, str]]:
+        """The verifier of a response as "module:name", and its arguments (answer, response text)."""
+        text = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        return self._verifier, (prompt.answer, text)
+
+    async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
+        """The verifier's score, computed in this process and without a time limit."""
+        verifier, arguments = self.verification(prompt, tokens)
+        return float(resolve_name(verifier)(*arguments))
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._tokenizer)
+
+    @property
+    def pad_token(self) -> int:
+        pad = self._tokenizer.pad_token_id
+        return self.stop_tokens[0] if pad is None else pad
+
+    @cached_property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """The tokenizer's EOS, and those that `generation_config.json` adds where the folder holds one."""
+        file = Path(self._folder) / "generation_config.json"
+        more = json.loads(file.read_text()).get("eos_token_id", []) if file.is_file() else []
+        stops = [self._tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
+        found = tuple(dict.fromkeys(stop for stop in stops if stop is not None))
+        if not found:
+            raise ValueError(f"task.tokenizer: {self._folder!r} names no end-of-sequence token")
+        return found
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+
+    def _encode(self, prompt: str | list[dict[str, str]]) -> list[int]:
+        if not self._chat:
+            return self._tokenizer.encode(f"{prompt}{self._suffix}")
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        messages[-1]["content"] += self._suffix
+        text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _read(path: str, prompt_key: str, answer_key: str, chat: bool) -> list[Row]:
+    """The rows of a file; empty lines are passed over."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"task: no file {path!r}")
+    rows = []
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                rows.append(_row(f"{path}:{number}", line, prompt_key, answer_key, chat))
+    return rows
+
+
+def _row(place: str, line: str, prompt_key: str, answer_key: str, chat: bool) -> Row:
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{place}: not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"{place}: want a JSON object, got {type(fields).__name__}")
+    for key in (prompt_key, answer_key):
+        if key not in fields:
+            raise ValueError(f"{place}: no {key!r}; the keys are {', '.join(fields)}")
+    prompt, answer = fields[prompt_key], fields[answer_key]
+    if not isinstance(prompt, str) and not (chat and _are_messages(prompt)):
+        wanted = "a text or a list of messages {role, content}" if chat else "a text"
+        raise ValueError(f"{place}: {prompt_key!r} must be {wanted}")
+    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
+        raise ValueError(f"{place}: {answer_key!r} must be a text or a number")
+    return Row(place, prompt, str(answer))
+
+
+def _are_messages(prompt: Any) -> bool:
+    return (
+        isinstance(prompt, list)
+        and bool(prompt)
+        and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in prompt)
+        and all(isinstance(m.get("content"), str) for m in prompt)
+    )
+
+
+def _split(seed: int, rows: list[Row], heldout: list[Row] | None, fraction: float) -> dict[str, list[Row]]:
+    """The rows of both splits, shuffled. They share no prompt: prompts, not rows, are held out."""
+    if heldout is None:
+        if not 0 < fraction < 1:
+            raise ValueError(f"task.heldout_fraction must be between 0 and 1, got {fraction}")
+        hashes = sorted({row.hash(seed) for row in rows})
+        held = set(hashes[: max(1, round(fraction * len(hashes)))])
+        heldout = [row for row in rows if row.hash(seed) in held]
+    else:
+        held = {row.hash(seed) for row in heldout}
+        shared = sum(row.hash(seed) in held for row in rows)
+        if shared:
+            _log.warning("%d training rows are left out: their prompts are held out", shared)
+    train = [row for row in rows if row.hash(seed) not in held]
+    if not train or not heldout:
+        raise ValueError(f"task: {len(train)} training rows and {len(heldout)} held-out rows; want at least 1 of each")
+    return {"train": _shuffled(seed, train), "heldout": _shuffled(seed, heldout)}
+
+
+def _shuffled(seed: int, rows: list[Row]) -> list[Row]:
+    order = np.random.Generator(np.random.Philox(key=stream_key(seed))).permutation(len(rows))
+    return [rows[i] for i in order]

@@ -1,0 +1,193 @@
+"""What goes over the wire: `[msgpack header][one flat payload]`, never pickled, checked before it is used.
+
+The header is `[SCHEMA, kind, body]`; `MESSAGES` names every kind and the type of each of its fields, and a message
+that does not fit is refused with a `WireError` that says why. Groups travel as a table of numbers in the header
+(`meta`: all that the buffer has to know) and one columnar payload (all tokens | all logprobs | all loss masks), so
+the buffer keeps and forwards payload bytes without decoding them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from areal_like.types import Group, Sample
+
+SCHEMA = 1
+MAX_HEADER_BYTES = 16 << 20
+MAX_PAYLOAD_BYTES = 1 << 30
+FINISHES = ("stop", "length", "abort")
+
+MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
+    # everybody → buffer
+    "hello": {"role": str, "name": str, "pid": int, "slots": int},
+    "heartbeat": {"stats": dict},
+    "status": {},
+    # actor → buffer
+    "push": {"groups": list},
+    "failed": {"id": int, "reason": str, "detail": str},
+    "evaluated": {"id": int, "reward": (int, float), "oldest": int, "newest": int, "length": int},
+    "applied": {"version": int, "digest": str},
+    # learner → buffer
+    "published": {"manifest": dict},
+    "want": {"index": int, "version": int},
+    "trained": {"index": int},
+    "finish": {"reason": str},
+    # buffer → actor
+    "welcome": {"incarnation": int},
+    "lease": {"leases": list},
+    "pushed": {"ids": list},
+    "announce": {"manifest": dict},
+    "cancel": {"ids": list},
+    # buffer → learner, supervisor
+    "batch": {"index": int, "version": int, "groups": list, "info": dict},
+    "report": {"report": dict},
+    # buffer → anybody
+    "refused": {"reason": str},
+    # subscriber → publisher and back
+    "fetch": {"version": int, "offset": int, "size": int},
+    "chunk": {"version": int, "offset": int},
+    "gone": {"version": int},
+}
+
+
+class WireError(ValueError):
+    """A message that can't be accepted; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    kind: str
+    body: dict[str, Any]
+    payload: memoryview = field(default_factory=lambda: memoryview(b""))
+
+
+def encode(kind: str, body: dict[str, Any], payload: Any = None) -> list[Any]:
+    """The frames of a message. `payload` is anything with the buffer protocol."""
+    header = msgpack.packb([SCHEMA, kind, body])
+    return [header] if payload is None else [header, payload]
+
+
+def decode(frames: Sequence[Any]) -> Message:
+    """Frames (bytes) → a checked message. Raises WireError."""
+    if not 1 <= len(frames) <= 2:
+        raise WireError(f"a message has one or two frames, not {len(frames)}")
+    header, *rest = (memoryview(frame) for frame in frames)
+    if header.nbytes > MAX_HEADER_BYTES or sum(view.nbytes for view in rest) > MAX_PAYLOAD_BYTES:
+        raise WireError("the message is larger than the limit")
+    try:
+        parts = msgpack.unpackb(header, strict_map_key=False)
+    except Exception as error:  # msgpack raises a dozen types, ValueError to RecursionError, on hostile bytes
+        raise WireError(f"the header is no msgpack: {type(error).__name__}") from None
+    if not isinstance(parts, list) or len(parts) != 3 or not isinstance(parts[1], str):
+        raise WireError("the header is not [schema, kind, body]")
+    schema, kind, body = parts
+    if schema != SCHEMA:
+        raise WireError(f"the peer speaks wire schema {schema!r}, this side {SCHEMA}: run the same version on both")
+    check_body(kind, body)
+    return Message(kind, body, rest[0] if rest else memoryview(b""))
+
+
+def check_body(kind: str, body: Any) -> None:
+    """Raises WireError unless `body` has exactly the fields of `kind`, each of its type."""
+    fields = MESSAGES.get(kind)
+    if fields is None:
+        raise WireError(f"unknown kind of message {kind[:40]!r}")
+    if not isinstance(body, dict) or set(body) != set(fields):
+        raise WireError(f"{kind}: expected the fields {sorted(fields)}")
+    for name, types in fields.items():
+        value = body[name]
+        if not isinstance(value, types) or (isinstance(value, bool) and types is int):
+            raise WireError(f"{kind}.{name}: {type(value).__name__} does not fit")
+
+
+# ---- groups ---------------------------------------------------------------------------------------------------------
+
+
+def encode_group(group: Group) -> tuple[dict[str, Any], bytes]:
+    """(meta, payload): the numbers for the header, and tokens int32 | logprobs float32 | loss masks uint8, flat."""
+    samples = [
+        [s.prompt_length, s.response_length, float(s.reward), FINISHES.index(s.finish), [n for run in s.runs for n in run]]
+        for s in group.samples
+    ]
+    columns = [np.concatenate([s.tokens for s in group.samples]).astype(np.int32, copy=False)]
+    columns.append(np.concatenate([s.logprobs for s in group.samples]).astype(np.float32, copy=False))
+    columns.append(np.concatenate([s.loss_mask for s in group.samples]).astype(np.uint8, copy=False))
+    meta = {
+        "id": group.id,
+        "oldest": group.oldest_version,
+        "bytes": sum(column.nbytes for column in columns),
+        "samples": samples,
+        "digests": {str(version): digest for version, digest in group.digests.items()},
+        "seconds": group.seconds,
+    }
+    return meta, b"".join(column.tobytes() for column in columns)
+
+
+def decode_group(meta: dict[str, Any], payload: memoryview) -> Group:
+    """Inverse of `encode_group`. The arrays are read-only views into `payload`: nothing is copied."""
+    responses = [row[1] for row in meta["samples"]]
+    totals = [row[0] + row[1] for row in meta["samples"]]
+    n_tokens, n_responses = sum(totals), sum(responses)
+    tokens = np.frombuffer(payload, np.int32, n_tokens)
+    logprobs = np.frombuffer(payload, np.float32, n_responses, 4 * n_tokens)
+    masks = np.frombuffer(payload, np.uint8, n_responses, 4 * (n_tokens + n_responses)).view(np.bool_)
+    samples, t, r = [], 0, 0
+    for (prompt_length, response, reward, finish, runs), total in zip(meta["samples"], totals, strict=True):
+        samples.append(
+            Sample(
+                tokens=tokens[t : t + total],
+                prompt_length=prompt_length,
+                logprobs=logprobs[r : r + response],
+                loss_mask=masks[r : r + response],
+                runs=list(zip(runs[::2], runs[1::2], strict=True)),
+                reward=reward,
+                finish=FINISHES[finish],  # type: ignore[arg-type]
+            )
+        )
+        t, r = t + total, r + response
+    digests = {int(version): digest for version, digest in meta["digests"].items()}
+    return Group(meta["id"], samples, digests, meta["seconds"])
+
+
+def _is_int(value: Any, low: int = 0) -> bool:
+    return type(value) is int and value >= low
+
+
+def check_group(meta: Any) -> None:
+    """Raises WireError unless `meta` describes a group whose numbers agree with one another."""
+    fields = {"id", "oldest", "bytes", "samples", "digests", "seconds"}
+    if not isinstance(meta, dict) or set(meta) != fields:
+        raise WireError(f"group: expected the fields {sorted(fields)}")
+    if not (_is_int(meta["id"]) and _is_int(meta["oldest"]) and _is_int(meta["bytes"])):
+        raise WireError("group: id, oldest and bytes must be integers >= 0")
+    if not isinstance(meta["digests"], dict) or not isinstance(meta["seconds"], int | float):
+        raise WireError("group: digests or seconds have the wrong type")
+    if not isinstance(meta["samples"], list) or not meta["samples"]:
+        raise WireError(f"group {meta['id']}: no samples")
+    size = sum(_check_sample(meta["id"], row) for row in meta["samples"])
+    if size != meta["bytes"]:
+        raise WireError(f"group {meta['id']}: {meta['bytes']} bytes announced, its samples need {size}")
+    if meta["oldest"] != min(min(row[4][::2]) for row in meta["samples"]):
+        raise WireError(f"group {meta['id']}: the oldest version is not that of its samples")
+
+
+def _check_sample(group: int, row: Any) -> int:
+    """Bytes of a sample's payload."""
+    if not isinstance(row, list) or len(row) != 5:
+        raise WireError(f"group {group}: a sample is [prompt, response, reward, finish, runs]")
+    prompt, response, reward, finish, runs = row
+    if not (_is_int(prompt) and _is_int(response, 1) and _is_int(finish) and finish < len(FINISHES)):
+        raise WireError(f"group {group}: a sample's lengths or finish are out of range")
+    if not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise WireError(f"group {group}: a reward is not a finite number")
+    if not isinstance(runs, list) or len(runs) % 2 or not all(_is_int(number) for number in runs):
+        raise WireError(f"group {group}: runs are not pairs of integers")
+    if sum(runs[1::2]) != response:
+        raise WireError(f"group {group}: runs do not cover the response")
+    return 4 * (prompt + response) + 5 * response

@@ -1,0 +1,371 @@
+"""The buffer's loop: messages in, decisions by the scheduler and the policy, messages out. One thread, no locks.
+
+Who waits for what:
+  an actor    waits for leases        → unblocked by `_admit`: a trained batch, an applied version, a freed slot
+  the learner waits for a batch       → unblocked by `_serve`: a push
+  everybody   waits for the start     → unblocked by `_start`: enough actors hold version 0
+All state that matters is in `Replay` (groups, ledger), `Fleet` (actors), `Evaluation` and `PromptCursor`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from areal_like.bus import Router
+from areal_like.types import Lease
+from areal_like.wire import Message, WireError, check_group
+from buffer.evaluation import Evaluation
+from buffer.fleet import Actor, Fleet
+from buffer.gauges import Gauges
+from buffer.prompts import PromptCursor
+from buffer.replay import Entry, Replay, Stage
+from buffer.schedulers import Scheduler, View
+
+log = logging.getLogger(__name__)
+STALL_SECONDS = 20.0
+
+
+class Controller:
+    """Drives one run. `expected_actors` must hold version 0 before the first lease; `max_bytes` bounds the payloads
+    held; an actor not heard of for `heartbeat_timeout` seconds loses its leases."""
+
+    def __init__(
+        self,
+        router: Router,
+        replay: Replay,
+        scheduler: Scheduler,
+        prompts: PromptCursor,
+        evaluation: Evaluation,
+        *,
+        expected_actors: int,
+        max_bytes: int,
+        heartbeat_timeout: float,
+    ):
+        self.router, self.replay, self.scheduler = router, replay, scheduler
+        self.prompts, self.evaluation, self.fleet = prompts, evaluation, Fleet()
+        self.expected_actors, self.max_bytes, self.heartbeat_timeout = expected_actors, max_bytes, heartbeat_timeout
+        self.gauges = Gauges()
+        self.version = -1
+        self.steps = 0
+        self.manifest: dict[str, Any] | None = None
+        self.started_at: float | None = None
+        self.learner: bytes | None = None
+        self.wanted: Message | None = None
+        self.finishing = False
+        self.reported = False
+        self._progress_at = time.monotonic()
+
+    # ---- the loop ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until the process is told to end (SIGTERM raises SystemExit)."""
+        while True:
+            self.step(timeout=0.2)
+
+    def step(self, timeout: float) -> None:
+        """Handle what has arrived, then decide. Separate from `run` so that tests drive it."""
+        received = self.router.receive(timeout)
+        while received:
+            peer, message = received
+            self._handle(peer, message)
+            received = self.router.receive(0)
+        now = time.monotonic()
+        for actor in self.fleet.silent(now, self.heartbeat_timeout):
+            log.warning("%s: no sign of life for %.0f s, its leases go to others", actor.name, self.heartbeat_timeout)
+            self._lose(actor)
+        self._start(now)
+        self._evaluate()
+        self._admit(now)
+        self._serve(now)
+        self._report_when_finished()
+        self._watch(now)
+
+    def _handle(self, peer: bytes, message: Message | WireError) -> None:
+        if isinstance(message, WireError):
+            log.warning("refused a message of %r: %s", peer, message)
+            self.router.send(peer, "refused", {"reason": str(message)})
+            return
+        handler = getattr(self, f"_on_{message.kind}", None)
+        if handler is None:
+            self.router.send(peer, "refused", {"reason": f"the buffer does not take {message.kind!r}"})
+            return
+        actor = self.fleet.by_peer.get(peer)
+        if actor:
+            actor.seen = time.monotonic()
+        try:
+            handler(peer, actor, message)
+        except WireError as error:
+            self.router.refused += 1
+            log.warning("refused %s of %r: %s", message.kind, peer, error)
+            self.router.send(peer, "refused", {"reason": str(error)})
+
+    # ---- actors -----------------------------------------------------------------------------------------------------
+
+    def _on_hello(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        name, role = message.body["name"], message.body["role"]
+        if role == "actor":
+            previous = self.fleet.by_name.get(name)
+            if previous:
+                self._lose(previous)
+            slots = max(1, message.body["slots"] // self.scheduler.sizing.largest)
+            self.fleet.join(name, peer, slots, time.monotonic())
+            log.info("%s joined (pid %d)", name, message.body["pid"])
+        elif role == "learner":
+            self.learner = peer
+        self.router.send(peer, "welcome", {"incarnation": self.fleet.joined})
+        if role == "actor" and self.manifest:
+            self.router.send(peer, "announce", {"manifest": self.manifest})
+
+    def _on_heartbeat(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        if peer == self.learner:
+            self.gauges.learner = message.body["stats"]
+        elif actor is None:
+            self.router.send(peer, "refused", {"reason": "unknown actor: say hello"})
+        else:
+            actor.stats = message.body["stats"]
+            if self.manifest and actor.version < self.version:
+                self.router.send(peer, "announce", {"manifest": self.manifest})
+
+    def _on_applied(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        version, digest = message.body["version"], message.body["digest"]
+        if self.manifest and version == self.manifest["version"] and digest != self.manifest["digest"]:
+            raise WireError(f"version {version} applied with digest {digest}, published {self.manifest['digest']}")
+        if actor:
+            actor.version = max(actor.version, version)
+
+    def _on_push(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        metas = message.body["groups"]
+        for meta in metas:
+            check_group(meta)
+        if sum(meta["bytes"] for meta in metas) != message.payload.nbytes:
+            raise WireError("push: the payload's size is not the sum of its groups'")
+        start, now = 0, time.monotonic()
+        for meta in metas:
+            payload = message.payload[start : start + meta["bytes"]]
+            start += meta["bytes"]
+            self._take(meta, payload, now)
+        self.router.send(peer, "pushed", {"ids": [meta["id"] for meta in metas]})
+
+    def _take(self, meta: dict[str, Any], payload: memoryview, now: float) -> None:
+        entry = self.replay.entries.get(meta["id"])
+        self._release(meta["id"], entry)
+        if self.finishing:
+            return
+        if self.replay.push(meta, payload, self.version, now):
+            self.gauges.pushed(meta)
+            self._progress_at = now
+
+    def _on_failed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        group_id, reason = message.body["id"], message.body["reason"]
+        entry = self.replay.entries.get(group_id)
+        if message.body["detail"]:
+            log.warning("group %d %s: %s", group_id, reason, message.body["detail"])
+        if entry is None or entry.stage is not Stage.RUNNING or actor is None or entry.actor != actor.name:
+            return
+        self._release(group_id, entry)
+        self.replay.drop(group_id, reason[:60])
+
+    def _on_evaluated(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        body = message.body
+        result = self.evaluation.record(body["id"], body["reward"], body["length"], body["oldest"], body["newest"])
+        if result:
+            result["seconds"] = self._age(time.monotonic())
+            log.info("held-out reward %.3f at version %d", result["reward"], result["version"])
+            self.gauges.evaluations.append(result)
+
+    def _release(self, group_id: int, entry: Entry | None) -> None:
+        owner = self.fleet.by_name.get(entry.actor) if entry else None
+        if owner:
+            owner.running.discard(group_id)
+
+    def _lose(self, actor: Actor) -> None:
+        """Its leases go to others; the groups keep their slots."""
+        for group_id in actor.running:
+            self.replay.requeue(group_id)
+        self.evaluation.lost(actor.name)
+        self.fleet.leave(actor)
+
+    # ---- the learner ------------------------------------------------------------------------------------------------
+
+    def _on_published(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        manifest = message.body["manifest"]
+        self.manifest, self.version = manifest, manifest["version"]
+        for each in self.fleet:
+            self.router.send(each.peer, "announce", {"manifest": manifest})
+
+    def _on_want(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        expected = self.replay.bound.batch_version(message.body["index"])
+        if message.body["version"] != expected:
+            raise WireError(f"batch {message.body['index']} is trained at version {expected}, not {message.body['version']}")
+        self.wanted = message
+
+    def _on_trained(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        self.replay.finish(message.body["index"])
+        self.steps = message.body["index"] + 1
+
+    def _on_finish(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        """No more batches: what is still active is dropped, the last evaluation runs, then the report goes out."""
+        self.finishing, self.wanted = True, None
+        self.gauges.trained_seconds = self._age(time.monotonic())
+        for each in self.fleet:
+            self.router.send(each.peer, "cancel", {"ids": sorted(each.running)})
+            each.running.clear()
+        for group_id in list(self.replay.entries):
+            self.replay.drop(group_id, "end of run")
+        self.evaluation.finish_with(self.version)
+
+    def _on_status(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        self.router.send(peer, "report", {"report": self.status()})
+
+    # ---- decisions --------------------------------------------------------------------------------------------------
+
+    def _start(self, now: float) -> None:
+        ready = sum(actor.version >= 0 for actor in self.fleet)
+        if self.started_at is None and self.learner and ready >= self.expected_actors:
+            self.started_at = self._progress_at = now
+            self.gauges.start(now)
+            log.info("all %d actors hold version 0: first lease", ready)
+
+    def _age(self, now: float) -> float:
+        """Seconds since the first lease."""
+        return 0.0 if self.started_at is None else now - self.started_at
+
+    def _evaluate(self) -> None:
+        if self.started_at is None:
+            return
+        if not self.finishing and self.evaluation.due(self.version, self.steps):
+            self.evaluation.start(self.version)
+        self.evaluation.tick()
+        actors = list(self.fleet)
+        for actor in actors:
+            to_come = self.evaluation.without_share([each.name for each in actors])
+            leases = self.evaluation.leases(actor.name, actor.version, to_come)
+            if leases:
+                self._send_leases(actor, leases)
+
+    def _admit(self, now: float) -> None:
+        """Hand out leases, one at a time to the actor that holds the fewest."""
+        if self.started_at is None or self.finishing or self.replay.bytes > self.max_bytes:
+            return
+        planned: dict[str, list[Lease]] = {}
+        to_start = self.replay.room(self.version) + len(self.replay.in_stage(Stage.QUEUED))
+        share = self.fleet.fair_share(to_start)
+        candidates = [actor for actor in self.fleet if actor.version >= 0]
+        while candidates:
+            actor = min(candidates, key=lambda each: len(each.running))
+            lease = None
+            if len(actor.running) < min(share, actor.slots):
+                lease = self._next_lease(actor, now)
+            if lease is None:
+                candidates.remove(actor)
+                continue
+            actor.running.add(lease.group_id)
+            planned.setdefault(actor.name, []).append(lease)
+        for name, leases in planned.items():
+            self._send_leases(self.fleet.by_name[name], leases)
+
+    def _next_lease(self, actor: Actor, now: float) -> Lease | None:
+        entry = self.replay.queued_for(actor.version)
+        if entry:
+            self.replay.assign(entry, actor.name)
+        else:
+            running = sum(len(each.running) for each in self.fleet)
+            view = View(
+                room=int(self.replay.room(actor.version) > 0),
+                running=running,
+                admitted_slots=self.replay.admitted_slots,
+                trained_batches=self.steps,
+                groups_per_batch=self.replay.bound.groups_per_batch,
+            )
+            plans = self.scheduler.admit(view)
+            if not plans:
+                return None
+            group_id, row = self.prompts.next()
+            entry = self.replay.admit(group_id, row, plans[0].launch, plans[0].need, actor.name, now)
+        return Lease(entry.id, entry.row, "train", entry.launch, entry.need)
+
+    def _send_leases(self, actor: Actor, leases: list[Lease]) -> None:
+        rows = [[e.group_id, e.row, e.split, e.launch, e.need, e.temperature] for e in leases]
+        self.router.send(actor.peer, "lease", {"leases": rows})
+
+    def _serve(self, now: float) -> None:
+        if self.wanted is None or self.learner is None:
+            return
+        index, version = self.wanted.body["index"], self.wanted.body["version"]
+        entries = self.replay.serve(index)
+        if not entries:
+            return
+        self.wanted = None
+        self._progress_at = now
+        self.gauges.measure_rates(self.fleet, now)
+        info = self.gauges.batch_info(entries, version, now) | self._levels(now)
+        body = {"index": index, "version": version, "groups": [entry.meta for entry in entries], "info": info}
+        self.router.send(self.learner, "batch", body, b"".join(entry.payload for entry in entries))
+
+    def _report_when_finished(self) -> None:
+        if self.finishing and not self.reported and self.evaluation.finished and self.learner:
+            self.reported = True
+            self.router.send(self.learner, "report", {"report": self.status()})
+
+    # ---- looking in -------------------------------------------------------------------------------------------------
+
+    def _levels(self, now: float) -> dict[str, Any]:
+        """Gauges of this moment, for the metrics of a train step."""
+        stages = {stage: len(self.replay.in_stage(stage)) for stage in Stage}
+        levels = {f"buffer/{stage.value}": n for stage, n in stages.items()}
+        ledger = self.replay.ledger()
+        flat = {f"ledger/{key}": ledger[key] for key in ("admitted", "trained", "active")}
+        for kind in ("filtered", "dropped"):
+            flat |= {f"ledger/{kind}/{reason}": n for reason, n in ledger[kind].items()}
+        return levels | flat | {"buffer/bytes": self.replay.bytes, "seconds": self._age(now)} | self.gauges.rates
+
+    def status(self) -> dict[str, Any]:
+        """Everything a person wants to know, as plain data."""
+        now = time.monotonic()
+        return {
+            "started": self.started_at is not None,
+            "seconds": self._age(now),
+            "trained_seconds": self.gauges.trained_seconds,
+            "version": self.version,
+            "steps": self.steps,
+            "ledger": self.replay.ledger(),
+            "staleness_max": self.replay.staleness_max,
+            "staleness_mean": self.gauges.staleness_mean,
+            "duplicates": self.replay.duplicates,
+            "refused": self.router.refused,
+            "evaluations": self.gauges.evaluations,
+            "actors": {
+                actor.name: {"version": actor.version, "running": len(actor.running), "stats": actor.stats}
+                for actor in self.fleet
+            },
+            "waits": self.waits(),
+            **self._levels(now),
+        }
+
+    def waits(self) -> list[str]:
+        """Who waits for whom, in words."""
+        lines = []
+        if self.started_at is None:
+            ready = sum(actor.version >= 0 for actor in self.fleet)
+            who = "the learner" if self.learner is None or self.version < 0 else f"{self.expected_actors - ready} actors"
+            return [f"the start waits for {who}"]
+        if self.wanted:
+            missing = [entry for entry in self.replay.entries.values() if entry.stage in (Stage.RUNNING, Stage.QUEUED)]
+            owners = sorted({entry.actor or "no actor" for entry in missing})
+            waiting = len(self.replay.in_stage(Stage.WAITING))
+            lines.append(
+                f"learner waits for batch {self.wanted.body['index']}: {waiting} groups wait, "
+                f"{len(missing)} run on {', '.join(owners) or 'nobody'}"
+            )
+        for actor in self.fleet:
+            if not actor.running:
+                reason = "weights" if actor.version < self.version else "the learner (staleness bound)"
+                lines.append(f"{actor.name} waits for {reason}")
+        return lines
+
+    def _watch(self, now: float) -> None:
+        if self.started_at is not None and not self.finishing and now - self._progress_at > STALL_SECONDS:
+            self._progress_at = now
+            log.warning("nothing moved for %.0f s: %s", STALL_SECONDS, "; ".join(self.waits()) or "nobody waits")

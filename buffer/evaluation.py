@@ -1,0 +1,106 @@
+"""Evaluation on held-out prompts while training goes on: a round of leases beside the training leases.
+
+A round for version v is handed out to actors once they hold v. Weights may move on while a round is being decoded;
+its result says which versions sampled it. Only one round runs at a time: one that falls due meanwhile is skipped,
+the final one excepted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from areal_like.types import Lease
+
+
+@dataclass(slots=True)
+class _Round:
+    version: int
+    unassigned: list[int]
+    assigned: dict[int, str] = field(default_factory=dict)
+    rewards: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    oldest: float = math.inf
+    newest: int = 0
+
+
+class Evaluation:
+    """`every` train steps (0: only before and after), on the first `prompts` held-out rows."""
+
+    def __init__(self, every: int, prompts: int, temperature: float):
+        self.every, self.prompts, self.temperature = every, prompts, temperature
+        self.round: _Round | None = None
+        self.results: list[dict[str, Any]] = []
+        self._round_number = 0
+        self._final: int | None = None
+
+    def due(self, version: int, steps: int) -> bool:
+        """Is a round due after `steps` train steps, at `version`?"""
+        if not self.prompts or self.round or (self.results and self.results[-1]["version"] == version):
+            return False
+        return steps == 0 or (self.every > 0 and steps % self.every == 0)
+
+    def start(self, version: int) -> None:
+        self._round_number += 1
+        self.round = _Round(version, list(range(self.prompts)))
+
+    def finish_with(self, version: int) -> None:
+        """Ask for a last round at the final version, after the one that may be running."""
+        if self.prompts:
+            self._final = version
+
+    @property
+    def finished(self) -> bool:
+        return self.round is None and self._final is None
+
+    def tick(self) -> None:
+        """Start the final round when its turn has come."""
+        if self._final is not None and self.round is None:
+            if not self.results or self.results[-1]["version"] != self._final:
+                self.start(self._final)
+            self._final = None
+
+    def leases(self, actor: str, version: int, actors_to_come: int) -> list[Lease]:
+        """The actor's share of the round; `actors_to_come` counts those that have not had theirs, this one included."""
+        if not self.round or version < self.round.version or actor in self.round.assigned.values():
+            return []
+        share = math.ceil(len(self.round.unassigned) / max(1, actors_to_come))
+        rows = [self.round.unassigned.pop() for _ in range(min(share, len(self.round.unassigned)))]
+        self.round.assigned.update(dict.fromkeys(rows, actor))
+        return [Lease(self._round_number * self.prompts + row, row, "heldout", 1, 1, self.temperature) for row in rows]
+
+    def without_share(self, actors: list[str]) -> int:
+        """How many of `actors` have no rows of the running round."""
+        busy = set(self.round.assigned.values()) if self.round else set()
+        return sum(actor not in busy for actor in actors)
+
+    def lost(self, actor: str) -> None:
+        """An actor is gone: its rows are handed out again."""
+        if self.round:
+            rows = [row for row, owner in self.round.assigned.items() if owner == actor]
+            for row in rows:
+                del self.round.assigned[row]
+            self.round.unassigned += rows
+
+    def record(self, lease_id: int, reward: float, length: int, oldest: int, newest: int) -> dict[str, Any] | None:
+        """One held-out completion's reward; the round's result if it was the last."""
+        number, row = divmod(lease_id, self.prompts)
+        if not self.round or number != self._round_number or self.round.assigned.pop(row, None) is None:
+            return None
+        self.round.rewards.append(reward)
+        self.round.lengths.append(length)
+        self.round.oldest, self.round.newest = min(self.round.oldest, oldest), max(self.round.newest, newest)
+        if self.round.assigned or self.round.unassigned:
+            return None
+        n = len(self.round.rewards)
+        result = {
+            "version": self.round.version,
+            "reward": sum(self.round.rewards) / n,
+            "length": sum(self.round.lengths) / n,
+            "oldest_version": int(self.round.oldest),
+            "newest_version": self.round.newest,
+        }
+        self.results.append(result)
+        self.round = None
+        return result

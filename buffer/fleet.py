@@ -1,0 +1,66 @@
+"""The actors that the buffer knows: what each holds, what it works on, and when it was last heard of.
+
+No I/O; time is passed in. An actor process that is restarted says hello under its old name and takes its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Actor:
+    """`peer` is its routing id; `slots` the groups that its engine can decode at once; `version` the weights it last applied
+    (−1: none yet); `running` the ids of its groups."""
+
+    name: str
+    peer: bytes
+    slots: int
+    seen: float
+    version: int = -1
+    running: set[int] = field(default_factory=set)
+    stats: dict[str, Any] = field(default_factory=dict)
+
+
+class Fleet:
+    """Actors by name and by routing id."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Actor] = {}
+        self.by_peer: dict[bytes, Actor] = {}
+        self.joined = 0
+
+    def __iter__(self) -> Iterator[Actor]:
+        return iter(self.by_name.values())
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    def join(self, name: str, peer: bytes, slots: int, now: float) -> Actor:
+        """A new actor. The caller has removed an earlier one of that name."""
+        actor = Actor(name, peer, slots, now)
+        self.by_name[name] = self.by_peer[peer] = actor
+        self.joined += 1
+        return actor
+
+    def leave(self, actor: Actor) -> None:
+        self.by_name.pop(actor.name, None)
+        self.by_peer.pop(actor.peer, None)
+
+    def silent(self, now: float, timeout: float) -> list[Actor]:
+        return [actor for actor in self if now - actor.seen > timeout]
+
+    def fair_share(self, waiting_groups: float) -> float:
+        """How many groups one actor may hold when `waiting_groups` more could start.
+
+        Without it the first actor that has applied new weights would take a whole round, and the others would idle.
+        """
+        total = waiting_groups + sum(len(actor.running) for actor in self)
+        return total if math.isinf(total) else math.ceil(total / max(1, len(self)))
+
+    def total(self, key: str) -> float:
+        """The sum over actors of one of their reported totals."""
+        return sum(float(actor.stats.get(key, 0.0)) for actor in self)

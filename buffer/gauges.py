@@ -1,0 +1,72 @@
+"""What the buffer measures about the flow of groups: for the metrics of each train step and for the final report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from buffer.fleet import Fleet
+from buffer.replay import Entry
+
+
+
+class Gauges:
+    """Rates are taken between two train steps' batches; means run over all samples served."""
+
+    def __init__(self) -> None:
+        self.evaluations: list[dict[str, Any]] = []
+        self.learner: dict[str, Any] = {}
+        self.trained_seconds: float | None = None
+        self.tokens_pushed = 0
+        self._told = 0
+        self._staleness_sum = 0
+        self._staleness_count = 0
+        self._rate_at = 0.0
+        self._rate_tokens = 0
+        self.rates: dict[str, float] = {}
+
+    def start(self, now: float) -> None:
+        self._rate_at = now
+
+    @property
+    def staleness_mean(self) -> float:
+        return self._staleness_sum / max(1, self._staleness_count)
+
+    def pushed(self, meta: dict[str, Any]) -> None:
+        self.tokens_pushed += sum(row[1] for row in meta["samples"])
+
+    def batch_info(self, entries: list[Entry], version: int, now: float) -> dict[str, Any]:
+        """Facts about a batch that only the buffer knows, and evaluations that ended since the last one."""
+        flight, queue = [], []
+        for entry in entries:
+            assert entry.meta is not None
+            for row in entry.meta["samples"]:
+                oldest = min(row[4][::2])
+                self._staleness_sum += version - oldest
+                self._staleness_count += 1
+                flight.append(entry.version_at_push - oldest)
+                queue.append(version - entry.version_at_push)
+        fresh, self._told = self.evaluations[self._told :], len(self.evaluations)
+        return {
+            "evaluations": fresh,
+            "staleness/in_flight_mean": sum(flight) / len(flight),
+            "staleness/in_queue_mean": sum(queue) / len(queue),
+            "buffer/flight_seconds": sum(e.pushed_at - e.admitted_at for e in entries) / len(entries),
+            "buffer/queue_seconds": sum(now - e.pushed_at for e in entries) / len(entries),
+        }
+
+    def measure_rates(self, fleet: Fleet, now: float) -> dict[str, float]:
+        """Tokens per second pushed since the last call, and the actors' own running totals."""
+        seconds = max(1e-9, now - self._rate_at)
+        rate = (self.tokens_pushed - self._rate_tokens) / seconds
+        self._rate_at, self._rate_tokens = now, self.tokens_pushed
+        wall, updates = fleet.total("wall_seconds"), max(1.0, fleet.total("updates"))
+        self.rates = {
+            "rollout/tokens_per_second": rate,
+            "rollout/tokens": self.tokens_pushed,
+            "rollout/idle_share": 1.0 - fleet.total("busy_seconds") / wall if wall else 0.0,
+            "rollout/updates": fleet.total("updates"),
+            "rollout/update_apply_seconds": fleet.total("apply_seconds") / updates,
+            "rollout/update_pause_seconds": fleet.total("pause_seconds") / updates,
+            "rollout/actors": len(fleet),
+        }
+        return self.rates

@@ -1,0 +1,41 @@
+"""What can be said of a batch without a model: rewards, lengths, staleness. NumPy only, shared by all learners."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from areal_like.types import Batch
+from learners.advantages import varied
+
+
+def batch_metrics(batch: Batch) -> dict[str, Any]:
+    """Metrics of one batch, by the names used in `metrics.jsonl`.
+
+    Lengths are in tokens, staleness and spans in versions. `zero_variance_share` is the share of groups whose rewards
+    are all equal; `partial_share` the share of samples made by more than one version; `version_span` newest − oldest
+    version of a sample; `staleness/histogram` maps staleness to number of samples.
+    """
+    samples = batch.samples
+    rewards = np.array([s.reward for s in samples], np.float64)
+    member = np.repeat(np.arange(len(batch.groups)), [len(g.samples) for g in batch.groups])
+    lengths = np.array([s.response_length for s in samples])
+    spans = np.array([s.newest_version - s.oldest_version for s in samples])
+    staleness = batch.staleness()
+    return {
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std()),
+        "zero_variance_share": float(1.0 - varied(rewards, member).mean()),
+        "response_length/mean": float(lengths.mean()),
+        "response_length/p50": float(np.median(lengths)),
+        "response_length/p95": float(np.quantile(lengths, 0.95)),
+        "response_length/max": int(lengths.max()),
+        "tokens": int(sum(np.count_nonzero(s.loss_mask) for s in samples)),
+        "staleness/mean": float(np.mean(staleness)),
+        "staleness/max": max(staleness),
+        "staleness/histogram": dict(sorted(Counter(staleness).items())),
+        "version_span/mean": float(spans.mean()),
+        "partial_share": float((spans > 0).mean()),
+    }

@@ -1,0 +1,109 @@
+"""AdamW on fp32 master weights, with a model that always holds the values as they are published.
+
+Invariant: model parameters == round(master) to the published dtype, bit for bit, from construction on and after every
+step. Gradients are taken at the rounded values, the step is taken on the master, so that small steps add up instead of
+being rounded away. Parameters and gradients are views of one flat buffer each: zeroing, the norm, clipping, AdamW and
+rounding are one call each, however many tensors there are. The learner drives it: zero → backward … → step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class MasterAdamW:
+    """torch's AdamW (decoupled weight decay, arXiv 1711.05101) with warm-up, clipping and a finite-gradient guard.
+
+    Weight decay spares vectors (biases, norms). `warmup_steps` counts steps of this optimizer: step k of it uses
+    lr · k / warmup_steps. `clip_grad` is the largest global L2 norm; 0 switches clipping off.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lr: float,
+        betas: Sequence[float],
+        eps: float,
+        weight_decay: float,
+        warmup_steps: int,
+        clip_grad: float,
+        publish_dtype: torch.dtype,
+    ):
+        self.lr, self.warmup_steps, self.clip_grad = lr, warmup_steps, clip_grad
+        self.steps = 0
+        self.skipped_steps = 0
+        self._dtype = publish_dtype
+        matrices = [p for p in model.parameters() if p.ndim >= 2]
+        vectors = [p for p in model.parameters() if p.ndim < 2]
+        self._master = torch.cat([p.detach().float().flatten() for p in matrices + vectors])
+        self._weights = torch.empty_like(self._master)
+        self.gradient = torch.zeros_like(self._master)
+        self._round()
+        offset = 0
+        for p in matrices + vectors:
+            place = slice(offset, offset := offset + p.numel())
+            p.data = self._weights[place].view(p.shape)
+            p.grad = self.gradient[place].view(p.shape)
+        cut = sum(p.numel() for p in matrices)
+        groups = []
+        for place, decay in ((slice(0, cut), weight_decay), (slice(cut, offset), 0.0)):
+            part = nn.Parameter(self._master[place])
+            part.grad = self.gradient[place]
+            if part.numel():
+                groups.append({"params": [part], "weight_decay": decay})
+        self._adamw = torch.optim.AdamW(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=True)
+
+    @property
+    def current_lr(self) -> float:
+        """The learning rate of the next step."""
+        return self.lr * min(1.0, (self.steps + 1) / self.warmup_steps) if self.warmup_steps else self.lr
+
+    def zero_grad(self) -> None:
+        self.gradient.zero_()
+
+    @torch.no_grad()
+    def step(self) -> float:
+        """Clip, step and round; returns the gradient's norm before clipping.
+
+        A norm that is not finite leaves weights and moments untouched and counts in `skipped_steps`.
+        """
+        norm = torch.linalg.vector_norm(self.gradient).item()
+        if not math.isfinite(norm):
+            self.skipped_steps += 1
+            return norm
+        if self.clip_grad and norm > self.clip_grad:
+            self.gradient.mul_(self.clip_grad / norm)
+        for group in self._adamw.param_groups:
+            group["lr"] = self.current_lr
+        self._adamw.step()
+        self.steps += 1
+        self._round()
+        return norm
+
+    def _round(self) -> None:
+        self._weights.copy_(self._master.to(self._dtype))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on; tensors are copies."""
+        return {
+            "master": self._master.clone(),
+            "adamw": [{k: v.clone() for k, v in state.items()} for state in self._adamw.state_dict()["state"].values()],
+            "steps": self.steps,
+            "skipped_steps": self.skipped_steps,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict` of an optimizer over a model of the same shapes."""
+        self._master.copy_(state["master"])
+        own = self._adamw.state_dict()
+        own["state"] = {i: {k: v.clone() for k, v in s.items()} for i, s in enumerate(state["adamw"])}
+        self._adamw.load_state_dict(own)
+        self.steps, self.skipped_steps = state["steps"], state["skipped_steps"]
+        self._round()

@@ -1,0 +1,134 @@
+"""Packing: which sequences share a micro-batch (AReaL's Algorithm 1), and their tokens as one row without padding.
+
+`pack` is pure and knows lengths only. `Columns` flattens a whole batch once per train step; `Columns.microbatch` then
+cuts micro-batches out of it by index arithmetic, so the cost per sample is NumPy's, not Python's.
+
+Two things are left out because they cannot reach the loss: the last trained token as an input (nothing after it is
+predicted), and everything behind it (attention is causal). Of the response only trained tokens get logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from areal_like.types import Batch, Sample
+from learners.attention import Layout
+
+
+def pack(lengths: Sequence[int] | np.ndarray, *, max_tokens: int, min_microbatches: int = 1) -> list[list[int]]:
+    """Split sequences into micro-batches of at most `max_tokens` tokens: lists of indices into `lengths`.
+
+    AReaL (arXiv 2505.24298), Algorithm 1: longest first; a new micro-batch is opened while there are fewer than
+    `min_microbatches` or when the sequence fits into none; else it joins the fitting one that holds the fewest
+    sequences. A sequence longer than `max_tokens` gets a micro-batch of its own. Ties go to the earlier one, so the
+    result depends on the lengths alone.
+    """
+    if max_tokens < 1 or min_microbatches < 1:
+        raise ValueError(f"max_tokens and min_microbatches must be positive, got {max_tokens} and {min_microbatches}")
+    microbatches: list[list[int]] = []
+    totals: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        length = int(lengths[index])
+        fitting = [m for m, total in enumerate(totals) if total + length <= max_tokens]
+        if len(microbatches) < min_microbatches or not fitting:
+            microbatches.append([index])
+            totals.append(length)
+        else:
+            chosen = min(fitting, key=lambda m: len(microbatches[m]))
+            microbatches[chosen].append(index)
+            totals[chosen] += length
+    return microbatches
+
+
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """`[starts[0], …, starts[0] + counts[0] − 1, starts[1], …]`: int64 [Σ counts]."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """One row of packed sequences: `S` input tokens of `n` sequences, `N` trained tokens.
+
+    `input_ids`, `position_ids` int64 [1, S], positions restarting at each sequence; `layout` tells attention where
+    the sequences lie; `outputs` int64 [N] are the places in the row whose logits predict the trained tokens `targets`
+    int64 [N]; `trained` int64 [N] are the places of those tokens in the batch's columns; `sequence` int64 [N].
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    layout: Layout
+    outputs: Tensor
+    targets: Tensor
+    trained: Tensor
+    sequence: Tensor
+
+
+class Columns:
+    """A batch of n samples as flat arrays.
+
+    Per sample [n]: `lengths` input tokens (0 where no token is trained). Per trained token, in the order of the
+    samples [N]: `sample`, `behaviour` float32, `version`.
+    """
+
+    def __init__(self, batch: Batch):
+        samples = batch.samples
+        prompts = np.array([s.prompt_length for s in samples], np.int64)
+        responses = np.array([s.response_length for s in samples], np.int64)
+        _check(samples, prompts, responses)
+        self._tokens = np.concatenate([s.tokens for s in samples]).astype(np.int64)
+        self._starts = np.cumsum(prompts + responses) - (prompts + responses)
+        trained = np.concatenate([s.loss_mask for s in samples]).astype(bool)
+        place = ranges(prompts, responses)[trained]
+        owner = np.repeat(np.arange(len(samples)), responses)
+        self.sample = owner[trained]
+        self.behaviour = np.concatenate([s.logprobs for s in samples]).astype(np.float32)[trained]
+        runs = np.array([run for s in samples for run in s.runs], np.int64).reshape(-1, 2)
+        self.version = np.repeat(runs[:, 0], runs[:, 1])[trained]
+        self.lengths = np.zeros(len(samples), np.int64)
+        np.maximum.at(self.lengths, self.sample, place)
+        self._outputs = place - 1
+        self._targets = self._tokens[self._starts[self.sample] + place]
+        self._trained_counts = np.bincount(self.sample, minlength=len(samples))
+        self._trained_starts = np.cumsum(self._trained_counts) - self._trained_counts
+
+    def trained_tokens(self, samples: np.ndarray) -> int:
+        """Number of trained tokens of the given samples."""
+        return int(self._trained_counts[samples].sum())
+
+    def microbatch(self, samples: np.ndarray, device: torch.device) -> MicroBatch:
+        """The given samples (int [n], each with a trained token) as one row."""
+        lengths, counts = self.lengths[samples], self._trained_counts[samples]
+        row_starts = np.cumsum(lengths) - lengths
+        trained = ranges(self._trained_starts[samples], counts)
+        arrays = (
+            self._tokens[ranges(self._starts[samples], lengths)][None],
+            ranges(np.zeros_like(lengths), lengths)[None],
+            self._outputs[trained] + np.repeat(row_starts, counts),
+            self._targets[trained],
+            trained,
+            np.repeat(np.arange(len(samples)), counts),
+        )
+        input_ids, position_ids, outputs, targets, places, sequence = (torch.from_numpy(a).to(device) for a in arrays)
+        return MicroBatch(input_ids, position_ids, Layout.of(lengths, device), outputs, targets, places, sequence)
+
+
+def _check(samples: list[Sample], prompts: np.ndarray, responses: np.ndarray) -> None:
+    """Raise ValueError for a sample whose arrays disagree or whose first trained token nothing predicts."""
+    if not samples:
+        raise ValueError("a batch needs at least one sample")
+    if prompts.min() < 1:
+        raise ValueError("a sample needs at least one prompt token")
+    for sample, response in zip(samples, responses.tolist(), strict=True):
+        covered = sum(count for _, count in sample.runs)
+        if not len(sample.logprobs) == len(sample.loss_mask) == covered == response:
+            raise ValueError(
+                f"a sample has {response} response tokens but {len(sample.logprobs)} logprobs, "
+                f"{len(sample.loss_mask)} mask entries and runs over {covered}"
+            )

@@ -1,0 +1,214 @@
+"""The pool with verifiers that answer, raise, hang, crash; the standard library has one of each."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.reward_pool import RewardError, RewardPool, RewardTimeout
+from actors.rewards import reward_function
+from areal_like.tasks.copying import Copy
+from areal_like.types import Prompt
+
+STUCK = ("re:match", "(a+)+$", "a" * 60 + "b")
+"""Backtracks for ever inside C, holding the interpreter lock: only a kill ends it."""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def in_pool(test, **knobs):
+    async def run():
+        pool = RewardPool(**knobs)
+        try:
+            return await test(pool)
+        finally:
+            await pool.close()
+
+    return asyncio.run(run())
+
+
+def test_scores_come_back_and_one_worker_serves_calls_in_turn():
+    async def test(pool):
+        assert await pool.score("operator:add", 1, 0.5) == 1.5
+        pids = {await pool.score("os:getpid") for _ in range(3)}
+        assert len(pids) == 1 and os.getpid() not in pids
+        assert (pool.calls, pool.timeouts, pool.errors) == (4, 0, 0)
+        return int(pids.pop())
+
+    assert not alive(in_pool(test, workers=3))
+
+
+def test_workers_work_side_by_side_and_more_calls_wait():
+    async def test(pool):
+        pids = await asyncio.gather(*(pool.score("os:getpid") for _ in range(6)))
+        assert len(set(pids)) == 2
+
+    in_pool(test, workers=2)
+
+
+@pytest.mark.parametrize("hang", [("time:sleep", 3600), STUCK], ids=["sleep", "stuck in C"])
+def test_a_call_that_overruns_is_killed_and_the_next_one_gets_a_new_worker(hang):
+    async def test(pool):
+        first = int(await pool.score("os:getpid"))
+        with pytest.raises(RewardTimeout, match=r"(sleep|match) took more than 0.3 s"):
+            await pool.score(*hang)
+        assert not alive(first)
+        assert await pool.score("os:getpid") != first
+        assert (pool.calls, pool.timeouts, pool.errors) == (3, 1, 0)
+
+    in_pool(test, timeout=0.3)
+
+
+@pytest.mark.parametrize("crash", [("os:abort",), ("os:_exit", 3), ("sys:exit",)])
+def test_a_crash_fails_the_call_and_the_next_one_gets_a_new_worker(crash):
+    async def test(pool):
+        with pytest.raises(RewardError, match="its worker process died"):
+            await pool.score(*crash)
+        assert await pool.score("operator:neg", 2) == -2.0
+        assert (pool.timeouts, pool.errors) == (0, 1)
+
+    in_pool(test)
+
+
+def test_a_worker_that_was_killed_while_idle_fails_one_call():
+    async def test(pool):
+        os.kill(int(await pool.score("os:getpid")), signal.SIGKILL)
+        with pytest.raises(RewardError, match="died"):
+            await pool.score("os:getpid")
+        assert await pool.score("os:getpid") > 0
+
+    in_pool(test)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (("operator:truediv", 1, 0), "ZeroDivisionError: division by zero"),
+        (("builtins:float", "nan"), "nan is not finite"),
+        (("builtins:print", "hello"), "TypeError"),
+        (("no_such_module:f",), "ModuleNotFoundError"),
+        (("os:no_such_function",), "AttributeError"),
+    ],
+)
+def test_a_verifier_that_raises_fails_its_call_and_its_worker_goes_on(call, message):
+    async def test(pool):
+        worker = await pool.score("os:getpid")
+        with pytest.raises(RewardError, match=message):
+            await pool.score(*call)
+        assert await pool.score("os:getpid") == worker
+        assert pool.errors == 1
+
+    in_pool(test)
+
+
+def test_arguments_that_json_cannot_carry_are_refused():
+    async def test(pool):
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            await pool.score("operator:neg", np.zeros(2))
+
+    in_pool(test)
+
+
+def test_large_arguments_and_odd_characters_arrive():
+    text = "½\n\u2028\ud800" * 500_000
+
+    async def test(pool):
+        assert await pool.score("builtins:len", text) == len(text)
+
+    in_pool(test)
+
+
+def test_a_cancelled_call_kills_its_worker_and_frees_its_place():
+    async def test(pool):
+        worker = int(await pool.score("os:getpid"))
+        call = asyncio.create_task(pool.score(*STUCK))
+        await asyncio.sleep(0.05)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert not alive(worker)
+        assert await pool.score("operator:add", 1, 1) == 2.0
+
+    in_pool(test)
+
+
+def test_close_fails_the_calls_under_way_and_later_ones():
+    async def test(pool):
+        await pool.score("os:getpid")
+        calls = [asyncio.create_task(pool.score("time:sleep", 3600)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        await pool.close()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(result) for result in results] == [RewardError] * 3
+        with pytest.raises(RewardError, match="closed"):
+            await pool.score("os:getpid")
+
+    in_pool(test, timeout=600)
+
+
+def test_no_process_is_started_before_the_first_call():
+    async def test(pool):
+        before = os.listdir(f"/proc/{os.getpid()}/task")
+        children = [Path(f"/proc/{os.getpid()}/task/{task}/children").read_text() for task in before]
+        reward = reward_function(Copy(0, digits=2), pool)
+        prompt = Prompt(np.array([1, 2, 10], np.int32), np.array([1, 2], np.int32), 2)
+        assert await reward(prompt, np.array([1, 5], np.int32)) == 0.5
+        assert pool.calls == 0
+        return children
+
+    assert "".join(in_pool(test)) == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
+def test_workers_die_with_a_killed_actor_even_when_stuck():
+    code = (
+        "import asyncio\nfrom actors.reward_pool import RewardPool\n"
+        "async def main():\n    pool = RewardPool(workers=2, timeout=3600)\n"
+        "    pids = await asyncio.gather(pool.score('os:getpid'), pool.score('os:getpid'))\n"
+        f"    stuck = asyncio.create_task(pool.score(*{STUCK!r}))\n"
+        "    await asyncio.sleep(0.2)\n    print(*map(int, pids), flush=True)\n    await stuck\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as actor:
+        assert actor.stdout is not None
+        pids = [int(pid) for pid in actor.stdout.readline().split()]
+        assert len(pids) == 2 and all(alive(pid) for pid in pids)
+        actor.kill()
+    deadline = time.monotonic() + 60
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(alive(pid) for pid in pids)
+
+
+class Pooled(Copy):
+    def verification(self, prompt, tokens):
+        return "operator:truediv", (int(tokens[0]), len(prompt.tokens))
+
+
+def test_a_task_with_a_verification_is_scored_in_the_pool():
+    async def test(pool):
+        task = Pooled(0, digits=4)
+        assert await reward_function(task, pool)(task.prompt("train", 0), np.array([3], np.int32)) == 0.6
+        assert pool.calls == 1
+
+    in_pool(test)
+
+
+def test_math_verify_runs_in_the_pool():
+    async def test(pool):
+        verifier = "areal_like.tasks.maths:math_verify"
+        scores = [await pool.score(verifier, r"\frac{1}{2}", text) for text in ("$0.5$", "$0.6$")]
+        assert scores == [1.0, 0.0]
+
+    in_pool(test)

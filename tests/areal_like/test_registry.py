@@ -1,0 +1,180 @@
+"""The registry against Python itself: what `ast` reads must be what `inspect` sees and what a call accepts."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from areal_like.registry import COMPONENTS, REQUIRED, ConfigError, bind, build, check, knobs, resolve
+
+OWN = """
+raise_on_import = 1 / 0
+from typing import Literal, Optional
+
+def loss(batch, denominator, *, clip: float = 0.2, cap: "float | None" = None, kind: Literal["mask", "clamp"] = "mask"):
+    pass
+
+class Base:
+    def __init__(self, seed, *, digits: int = 4, path: str, sizes: list[int] = [1, 2], size: Optional[int] = 2 * 3):
+        pass
+
+class Inherits(Base):
+    pass
+
+class Passes(Base):
+    def __init__(self, *args, extra: bool = False, **knobs):
+        super().__init__(*args, **knobs)
+
+class Anything:
+    def __init__(self, **knobs):
+        pass
+
+constant = 3
+"""
+ELSEWHERE = """
+from own_parts import Base as Renamed, loss
+
+class Far(Renamed):
+    pass
+"""
+SOUND = """
+class Pair:
+    def __init__(self, first, *, second: int, third: str = "c"):
+        self.values = (first, second, third)
+
+def add(a, b, *, c=0):
+    return a + b + c
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("own_parts", OWN), ("own_elsewhere", ELSEWHERE), ("own_sound", SOUND)):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def refusal(kind: str, /, **spec: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        check(kind, spec)
+    return str(error.value)
+
+
+def test_checking_imports_nothing() -> None:
+    check("loss", {"name": "own_parts:loss", "clip": 0.1})  # importing the module would divide by zero
+    assert "own_parts" not in sys.modules
+
+
+def test_defaults_are_read_from_the_source() -> None:
+    assert knobs("loss", "own_parts:loss") == {"clip": 0.2, "cap": None, "kind": "mask"}
+    assert knobs("task", "own_parts:Base") == {"digits": 4, "path": REQUIRED, "sizes": [1, 2], "size": "2 * 3"}
+
+
+@pytest.mark.parametrize("name", ["own_parts:Inherits", "own_elsewhere:Far", "own_elsewhere:Renamed"])
+def test_inherited_and_imported_signatures_are_followed(name: str) -> None:
+    assert knobs("task", name) == knobs("task", "own_parts:Base")
+
+
+def test_an_init_that_passes_knobs_on_has_those_of_its_base() -> None:
+    assert set(knobs("task", "own_parts:Passes")) == {"digits", "path", "sizes", "size", "extra"}
+    check("task", {"name": "own_parts:Passes", "path": "x", "extra": True})
+    assert "dogits" in refusal("task", name="own_parts:Passes", path="x", dogits=3)
+    check("task", {"name": "own_parts:Anything", "whatever": 1})
+
+
+def test_an_unknown_knob_is_refused_with_the_nearest_and_all() -> None:
+    message = refusal("loss", name="own_parts:loss", clipp=0.1)
+    assert message == (
+        "loss.clipp: 'own_parts:loss' has no knob 'clipp'. Did you mean 'clip'? Its knobs: clip, cap, kind"
+    )
+
+
+def test_a_missing_knob_without_default_is_refused() -> None:
+    assert refusal("task", name="own_parts:Base").startswith("task.path: 'own_parts:Base' needs it")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"clip": 1},
+        {"clip": float("inf")},
+        {"cap": None},
+        {"cap": 2.5},
+        {"kind": "clamp"},
+    ],
+)
+def test_values_that_fit(spec: dict[str, Any]) -> None:
+    check("loss", {"name": "own_parts:loss", **spec})
+
+
+@pytest.mark.parametrize(
+    "spec", [{"clip": "0.2"}, {"clip": None}, {"clip": True}, {"cap": "none"}, {"kind": "clamped"}]
+)
+def test_values_that_do_not_fit(spec: dict[str, Any]) -> None:
+    knob = next(iter(spec))
+    assert refusal("loss", name="own_parts:loss", **spec).startswith(f"loss.{knob}: expected ")
+
+
+@pytest.mark.parametrize("spec", [{"digits": 2.0}, {"digits": True}, {"path": 3}, {"sizes": 3}, {"size": "6"}])
+def test_values_of_a_class_that_do_not_fit(spec: dict[str, Any]) -> None:
+    knob = next(iter(spec))
+    assert refusal("task", name="own_parts:Base", **{"path": "x", **spec}).startswith(f"task.{knob}: expected ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        ("loss", "decopled_ppo", "Did you mean 'decoupled_ppo'?"),
+        ("loss", "own_nowhere:loss", "'own_nowhere' cannot be found"),
+        ("loss", "own_parts:lost", "defines no function or class 'lost'"),
+        ("loss", "own_parts:constant", "defines no function or class 'constant'"),
+        ("loss", None, "is not the name of a component"),
+        ("losses", "ppo", "Did you mean 'loss'?"),
+    ],
+)
+def test_names_that_lead_nowhere(kind: str, name: str | None, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build(kind, {"name": name}) if kind not in COMPONENTS else check(kind, {"name": name})
+    assert words in str(error.value)
+
+
+def test_building_and_binding() -> None:
+    spec = OmegaConf.create({"name": "own_sound:Pair", "second": 2})
+    assert build("task", spec, 1).values == (1, 2, "c")
+    assert "name" in spec, "the caller's spec must stay as it was"
+    assert bind("loss", {"name": "own_sound:add", "c": 3})(1, 2) == 6
+    with pytest.raises(ConfigError, match="no knob 'd'"):
+        bind("loss", {"name": "own_sound:add", "d": 3})
+
+
+def test_resolving_tells_a_wrong_name_from_a_broken_module(tmp_path: Path) -> None:
+    (tmp_path / "own_broken.py").write_text("import own_not_installed\ndef loss(): pass\n")
+    with pytest.raises(ModuleNotFoundError, match="own_not_installed"):
+        resolve("loss", "own_broken:loss")
+    with pytest.raises(ConfigError, match="cannot be found"):
+        resolve("loss", "own_nowhere:loss")
+    with pytest.raises(ConfigError, match="has no 'lost'"):
+        resolve("loss", "own_sound:lost")
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in COMPONENTS.items() for name in names])
+def test_every_registered_component_is_there_and_read_rightly(kind: str, name: str) -> None:
+    """The knobs read from the source are the keyword-only parameters that Python sees, with the same defaults."""
+    seen = {
+        parameter.name: parameter.default
+        for parameter in inspect.signature(resolve(kind, name)).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    read = knobs(kind, name)
+    assert list(read) == list(seen)
+    for knob, default in seen.items():
+        assert read[knob] == default or isinstance(read[knob], str)
+    fitting = {"str": "x", "float": 1.0, "int": 1}
+    annotations = {p.name: p.annotation for p in inspect.signature(resolve(kind, name)).parameters.values()}
+    required = {knob: fitting[annotations[knob]] for knob, default in read.items() if default is REQUIRED}
+    check(kind, {"name": name, **required})

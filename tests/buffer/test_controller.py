@@ -1,0 +1,220 @@
+"""The controller's decisions in a set order of events: a fake socket, everything else real."""
+
+from collections import deque
+from functools import partial
+
+import numpy as np
+import pytest
+
+from areal_like.types import Group, Sample
+from areal_like.wire import Message, encode_group
+from buffer.admission import Bound
+from buffer.controller import Controller
+from buffer.evaluation import Evaluation
+from buffer.policies import in_order
+from buffer.prompts import PromptCursor
+from buffer.replay import Replay
+from buffer.schedulers import AsyncScheduler, SyncScheduler
+from buffer.sizing import Fixed
+
+B = 4
+
+
+class FakeRouter:
+    def __init__(self) -> None:
+        self.incoming: deque = deque()
+        self.sent: list[tuple[str, str, dict]] = []
+        self.refused = 0
+
+    def receive(self, timeout: float):
+        return self.incoming.popleft() if self.incoming else None
+
+    def send(self, peer: bytes, kind: str, body: dict, payload: object = None) -> None:
+        self.sent.append((peer.decode(), kind, body))
+
+
+class House:
+    """A controller, two actors and a learner, played by hand."""
+
+    def __init__(self, scheduler, *, actors: int = 2, evaluate: int = 0, interval: int = 1, timeout: float = 1e9):
+        self.router = FakeRouter()
+        bound = Bound(scheduler.max_staleness, B, interval)
+        self.controller = Controller(
+            self.router,
+            Replay(bound, partial(in_order)),
+            scheduler,
+            PromptCursor(1000, seed=0),
+            Evaluation(2, evaluate, 0.0),
+            expected_actors=actors,
+            max_bytes=1 << 30,
+            heartbeat_timeout=timeout,
+        )
+        self.names = [f"actor-{i}" for i in range(actors)]
+
+    def say(self, who: str, kind: str, body: dict, payload: bytes = b"") -> None:
+        self.router.incoming.append((who.encode(), Message(kind, body, memoryview(payload))))
+        self.controller.step(0)
+
+    def hello(self, *names: str, slots: int = 64) -> None:
+        for name in names:
+            role = "learner" if name == "learner" else "actor"
+            self.say(name, "hello", {"role": role, "name": name, "pid": 1, "slots": slots})
+
+    def publish(self, version: int) -> None:
+        self.say("learner", "published", {"manifest": {"version": version, "digest": f"d{version}"}})
+
+    def apply(self, version: int, *names: str) -> None:
+        for name in names or self.names:
+            self.say(name, "applied", {"version": version, "digest": f"d{version}"})
+
+    def start(self) -> None:
+        self.hello("learner", *self.names)
+        self.publish(0)
+        self.apply(0)
+
+    def leases(self, name: str = "", split: str = "train") -> list[int]:
+        sent = [(who, body) for who, kind, body in self.router.sent if kind == "lease" and (not name or who == name)]
+        return [row[0] for _, body in sent for row in body["leases"] if row[2] == split]
+
+    def push(self, name: str, group_id: int, version: int) -> None:
+        sample = Sample(np.zeros(3, np.int32), 1, np.zeros(2, np.float32), np.ones(2, bool), [(version, 2)], 1.0, "stop")
+        meta, payload = encode_group(Group(group_id, [sample]))
+        self.say(name, "push", {"groups": [meta]}, payload)
+
+    def batches(self) -> list[list[int]]:
+        return [[meta["id"] for meta in body["groups"]] for _, kind, body in self.router.sent if kind == "batch"]
+
+
+def asynchronous(**knobs) -> AsyncScheduler:
+    return AsyncScheduler(Fixed(group_size=8), **knobs)
+
+
+def test_no_lease_before_every_actor_holds_version_0() -> None:
+    house = House(asynchronous())
+    house.hello("learner", "actor-0", "actor-1")
+    house.publish(0)
+    house.apply(0, "actor-0")
+    assert house.leases() == []
+    house.apply(0, "actor-1")
+    assert sorted(house.leases()) == list(range(2 * B))
+
+
+@pytest.mark.parametrize("scheduler", [asynchronous(max_staleness=0), SyncScheduler(Fixed(group_size=8))])
+def test_the_first_actor_with_new_weights_leaves_the_others_their_share(scheduler) -> None:
+    house = House(scheduler)
+    house.start()
+    assert len(house.leases("actor-0")) == len(house.leases("actor-1")) == B // 2
+    for name in house.names:
+        for group_id in house.leases(name):
+            house.push(name, group_id, 0)
+    house.say("learner", "want", {"index": 0, "version": 0})
+    assert house.batches() == [[0, 1, 2, 3]]
+    house.say("learner", "trained", {"index": 0})
+    house.publish(1)
+    assert len(house.leases()) == B, "nothing may start on old weights"
+    house.apply(1, "actor-0")
+    assert len(house.leases()) == B + B // 2
+    house.apply(1, "actor-1")
+    assert len(house.leases()) == 2 * B
+
+
+def test_a_batch_waits_for_its_straggler_and_keeps_its_order() -> None:
+    house = House(asynchronous(max_staleness=2))
+    house.start()
+    assert len(house.leases()) == 3 * B
+    house.say("learner", "want", {"index": 0, "version": 0})
+    for group_id in [5, 3, 2, 4, 1]:
+        house.push("actor-0", group_id, 0)
+    assert house.batches() == []
+    house.push("actor-0", 0, 0)
+    assert house.batches() == [[0, 1, 2, 3]]
+
+
+def test_a_lost_actors_leases_go_to_the_others_and_its_late_push_still_counts_once() -> None:
+    house = House(asynchronous(max_staleness=1), timeout=1e9)
+    house.start()
+    lost = house.leases("actor-1")
+    before = len(house.leases("actor-0"))
+    house.controller.fleet.by_name["actor-1"].seen -= 2e9
+    house.say("learner", "heartbeat", {"stats": {}})
+    assert sorted(house.leases("actor-0")[before:]) == lost
+    house.push("actor-1", lost[0], 0)
+    house.push("actor-0", lost[0], 0)
+    assert house.controller.replay.duplicates == 1
+    acknowledged = [body["ids"] for _, kind, body in house.router.sent if kind == "pushed"]
+    assert acknowledged == [[lost[0]], [lost[0]]], "a duplicate is acknowledged too, or it would come for ever"
+
+
+def test_an_actor_that_starts_again_takes_its_name_over() -> None:
+    house = House(asynchronous(max_staleness=0))
+    house.start()
+    lost = house.leases("actor-1")
+    house.say("actor-1:new", "hello", {"role": "actor", "name": "actor-1", "pid": 2, "slots": 64})
+    house.say("actor-1:new", "applied", {"version": 0, "digest": "d0"})
+    assert house.leases("actor-1:new") == lost
+    assert len(house.controller.fleet) == 2
+
+
+def test_a_failed_group_gives_its_slot_to_the_next_prompt() -> None:
+    house = House(asynchronous(max_staleness=0))
+    house.start()
+    house.say("actor-0", "failed", {"id": 0, "reason": "rejected", "detail": ""})
+    assert sorted(house.leases()) == [0, 1, 2, 3, 4]
+    for group_id in (1, 2, 3, 4):
+        house.push("actor-0", group_id, 0)
+    house.say("learner", "want", {"index": 0, "version": 0})
+    assert house.batches() == [[4, 1, 2, 3]], "group 4 stands in slot 0"
+    assert house.controller.replay.ledger()["dropped"] == {"rejected": 1}
+
+
+def test_weights_with_a_wrong_digest_are_refused() -> None:
+    house = House(asynchronous())
+    house.hello("learner", "actor-0")
+    house.publish(0)
+    house.say("actor-0", "applied", {"version": 0, "digest": "other"})
+    assert house.controller.fleet.by_name["actor-0"].version == -1
+    assert any(kind == "refused" and "digest" in body["reason"] for _, kind, body in house.router.sent)
+
+
+def test_two_batches_may_share_a_version() -> None:
+    house = House(asynchronous(max_staleness=0), interval=2)
+    house.start()
+    assert len(house.leases()) == 2 * B
+    for group_id in range(2 * B):
+        house.push("actor-0", group_id, 0)
+    house.say("learner", "want", {"index": 0, "version": 0})
+    house.say("learner", "trained", {"index": 0})
+    house.say("learner", "want", {"index": 1, "version": 0})
+    assert len(house.batches()) == 2
+
+
+def test_evaluation_runs_beside_training_and_the_report_waits_for_the_last_one() -> None:
+    house = House(asynchronous(), evaluate=6)
+    house.start()
+    rows = house.leases(split="heldout")
+    assert len(rows) == 6 and len(house.leases("actor-0", "heldout")) == 3
+    for lease in rows:
+        house.say("actor-0", "evaluated", {"id": lease, "reward": 0.5, "oldest": 0, "newest": 0, "length": 4})
+    assert house.controller.gauges.evaluations[0]["reward"] == 0.5
+    house.publish(1)
+    house.say("learner", "finish", {"reason": "enough"})
+    assert not any(kind == "report" for _, kind, _ in house.router.sent)
+    house.apply(1)
+    for lease in house.leases(split="heldout")[6:]:
+        house.say("actor-1", "evaluated", {"id": lease, "reward": 1.0, "oldest": 1, "newest": 1, "length": 4})
+    report = next(body["report"] for _, kind, body in house.router.sent if kind == "report")
+    assert [result["reward"] for result in report["evaluations"]] == [0.5, 1.0]
+    assert report["ledger"]["admitted"] == sum(report["ledger"]["dropped"].values())
+    assert report["ledger"]["active"] == 0
+
+
+def test_admission_stops_while_the_buffer_is_full_of_bytes() -> None:
+    house = House(asynchronous(max_staleness=float("inf"), max_inflight_groups=2))
+    house.controller.max_bytes = 1
+    house.start()
+    assert len(house.leases()) == 2
+    house.push("actor-0", 0, 0)
+    assert len(house.leases()) == 2, "over the limit, nothing new starts"
+    house.push("actor-1", 1, 0)
+    house.push("actor-1", 2, 0)
+    assert len(house.leases()) == 2

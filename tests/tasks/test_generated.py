@@ -1,0 +1,203 @@
+"""Copy, Reverse, Arithmetic: prompts that depend on (seed, split, row) alone, disjoint splits, known rewards."""
+
+import asyncio
+import operator
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from areal_like.tasks.arithmetic import Arithmetic
+from areal_like.tasks.copying import EOS, SEP, Copy, Reverse
+from areal_like.tasks.generated import SPLITS
+from areal_like.types import Prompt
+
+BUILDERS = {
+    "copy": lambda seed: Copy(seed, digits=5),
+    "copy_variable": lambda seed: Copy(seed, digits=6, min_digits=2),
+    "reverse": lambda seed: Reverse(seed, digits=5, length_trace={"median": 20}),
+    "arithmetic": lambda seed: Arithmetic(seed, digits=2, operators="+-*"),
+}
+
+
+def score(task, prompt, tokens) -> float:
+    return asyncio.run(task.reward(prompt, np.array(tokens, np.int32)))
+
+
+def contents(task, split: str, rows: int) -> list[tuple[int, ...]]:
+    return [tuple(task.prompt(split, row).tokens.tolist()) for row in range(rows)]
+
+
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
+@settings(max_examples=15)
+@given(seed=st.integers(0, 2**63))
+def test_splits_share_no_prompt_and_rows_repeat_exactly(build, seed):
+    task, again = build(seed), build(seed)
+    train, heldout = (contents(task, split, 60) for split in SPLITS)
+    assert not set(train) & set(heldout)
+    assert train == contents(again, "train", 60)
+    assert [task.prompt("heldout", row).filler for row in range(9)] == [
+        again.prompt("heldout", row).filler for row in range(9)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("build", "possible"),
+    [
+        (lambda size: Copy(3, digits=2, train_size=size, heldout_size=size), 100),
+        (lambda size: Copy(3, digits=2, min_digits=1, train_size=size, heldout_size=size), 110),
+        (lambda size: Arithmetic(3, digits=1, train_size=size, heldout_size=size), 100),
+    ],
+)
+def test_every_possible_prompt_lies_in_exactly_one_split(build, possible):
+    task = build(3000)
+    train, heldout = (set(contents(task, split, 3000)) for split in SPLITS)
+    assert not train & heldout
+    assert len(train | heldout) == possible
+    assert 0.03 < len(heldout) / possible < 0.25
+
+
+def test_another_process_draws_the_same_prompts():
+    code = (
+        "from areal_like.tasks.copying import Reverse; t = Reverse(7, length_trace={'median': 50});"
+        "print([(p.tokens.tolist(), p.answer.tolist(), p.filler) for p in (t.prompt(s, r) for s in ('train', 'heldout')"
+        " for r in range(5))])"
+    )
+    task = Reverse(7, length_trace={"median": 50})
+    prompts = [task.prompt(split, row) for split in SPLITS for row in range(5)]
+    here = [(p.tokens.tolist(), p.answer.tolist(), p.filler) for p in prompts]
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert there.strip() == str(here)
+
+
+def test_seeds_and_rows_differ():
+    assert contents(Copy(0), "train", 50) != contents(Copy(1), "train", 50)
+    assert len(set(contents(Copy(0), "train", 1000))) > 990
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 1000), st.integers(1, 9), st.data())
+def test_copy_prompt_holds_its_answer(row, digits, data):
+    low = data.draw(st.none() | st.integers(1, digits))
+    if digits == 1:
+        digits = 2  # ten prompts may leave the held-out split empty
+    copy, reverse = (kind(11, digits=digits, min_digits=low) for kind in (Copy, Reverse))
+    prompt, backwards = copy.prompt("train", row), reverse.prompt("train", row)
+    assert prompt.tokens.dtype == np.int32 and prompt.tokens[-1] == SEP
+    assert prompt.tokens[:-1].tolist() == prompt.answer.tolist() == backwards.answer.tolist()[::-1]
+    assert (digits if low is None else low) <= len(prompt.answer) <= digits
+    assert prompt.max_tokens == digits + (low is not None)
+    assert copy.stop_tokens == (() if low is None else (EOS,))
+
+
+def test_lengths_are_spread_over_the_whole_range():
+    lengths = [len(Copy(5, digits=4, min_digits=1).prompt("train", row).answer) for row in range(800)]
+    counts = np.bincount(lengths, minlength=5)[1:]
+    # Few short prompts exist, and some of those are held out: only the longer ones are uniform.
+    assert counts[1:].min() > 130 and counts[0] > 50
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 12), min_size=4, max_size=4))
+def test_fixed_length_reward_is_the_share_of_right_positions(tokens):
+    task = Copy(0, digits=4)
+    prompt = task.prompt("train", 0)
+    assert score(task, prompt, tokens) == np.mean(np.array(tokens) == prompt.answer)
+    assert score(task, prompt, prompt.answer) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([1, 2, 3, EOS], 1.0),
+        ([1, 2, 3, 4], 3 / 4),
+        ([1, 2, EOS], 2 / 3),
+        ([1, 9, 3, EOS], 2 / 3),
+        ([1, 2, 3, 3, 3, 3], 1 / 2),
+        ([EOS], 0.0),
+        ([3, 2, 1, EOS], 1 / 3),
+        ([SEP, SEP, SEP, EOS], 0.0),
+    ],
+)
+def test_variable_length_reward(tokens, expected):
+    task = Copy(0, digits=5, min_digits=1)
+    prompt = Prompt(np.array([1, 2, 3, SEP], np.int32), np.array([1, 2, 3], np.int32), 6)
+    assert score(task, prompt, tokens) == pytest.approx(expected)
+
+
+SYMBOLS = "0123456789+-*="
+FUNCTIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10_000), st.integers(1, 4), st.sampled_from(["+", "-", "*", "+-", "+-*"]))
+def test_arithmetic_answers_are_right(row, digits, operators):
+    task = Arithmetic(2, digits=digits, operators=operators)
+    prompt = task.prompt("train", row)
+    text = "".join(SYMBOLS[token] for token in prompt.tokens)
+    sign = next(symbol for symbol in text if symbol in FUNCTIONS)
+    a, b = (int(number) for number in text.removesuffix("=").split(sign))
+    assert sign in operators and text == f"{a}{sign}{b}=" and max(a, b) < 10**digits
+    assert prompt.answer.tolist() == [int(digit) for digit in str(FUNCTIONS[sign](a, b))]
+    assert len(prompt.answer) + 1 <= prompt.max_tokens
+    assert max(prompt.tokens) < task.vocab_size
+    assert score(task, prompt, [*prompt.answer, *task.stop_tokens]) == 1.0
+
+
+def test_arithmetic_has_carries_and_leaves_room_for_the_longest_sum():
+    task = Arithmetic(0, digits=2)
+    longest = {len(task.prompt("train", row).answer) for row in range(200)}
+    assert longest == {1, 2, 3} or longest == {2, 3}
+    assert task.prompt("train", 0).max_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("tokens", "digits", "exact"),
+    [
+        ([1, 0, 5, 14], 1.0, 1.0),
+        ([0, 5, 14], 2 / 3, 0.0),
+        ([1, 0, 4, 14], 2 / 3, 0.0),
+        ([0, 1, 0, 5], 3 / 4, 0.0),
+        ([14], 0.0, 0.0),
+        ([15, 15, 5, 14], 1 / 3, 0.0),
+    ],
+)
+def test_arithmetic_credit(tokens, digits, exact):
+    prompt = Prompt(np.array([9, 8, 10, 7, 13], np.int32), np.array([1, 0, 5], np.int32), 4)
+    assert score(Arithmetic(0), prompt, tokens) == pytest.approx(digits)
+    assert score(Arithmetic(0, credit="exact"), prompt, tokens) == exact
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 15), min_size=1, max_size=12), st.integers(0, 50))
+def test_rewards_lie_between_0_and_1(tokens, row):
+    for task in (Arithmetic(1), Copy(1, min_digits=3), Reverse(1, digits=3)):
+        assert 0.0 <= score(task, task.prompt("train", row), tokens) <= 1.0
+
+
+def test_wrong_knobs_splits_and_rows_are_refused():
+    with pytest.raises(ValueError, match="min_digits"):
+        Copy(0, digits=3, min_digits=4)
+    with pytest.raises(ValueError, match="operators"):
+        Arithmetic(0, operators="/")
+    with pytest.raises(ValueError, match="heldout_size"):
+        Copy(0, heldout_size=0)
+    with pytest.raises(ValueError, match="unknown split 'test'"):
+        Copy(0).size("test")
+    with pytest.raises(IndexError, match="row 5"):
+        Copy(0, train_size=5).prompt("train", 5)
+
+
+def test_a_task_without_held_out_prompts_is_refused_when_it_is_built():
+    outcomes = set()
+    for seed in range(20):
+        try:
+            task = Copy(seed, digits=1)
+        except ValueError as error:
+            outcomes.add(str(error))
+        else:
+            assert not set(contents(task, "train", 200)) & set(contents(task, "heldout", 200))
+    assert len(outcomes) == 1 and "too few" in outcomes.pop()

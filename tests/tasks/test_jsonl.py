@@ -1,0 +1,214 @@
+"""Jsonl against a tokenizer made here, math-verify's judgement on known answers, and bad files."""
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from areal_like.tasks.jsonl import Jsonl
+from areal_like.tasks.maths import exact, math_verify
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> str:
+    """A tokenizer of single bytes: ids 0–255, <eos> 256, <pad> 257."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>")
+    wrapped.chat_template = TEMPLATE
+    folder = tmp_path_factory.mktemp("tokenizer")
+    wrapped.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def make(tmp_path, tokenizer):
+    def make(rows, heldout=None, **knobs):
+        for name, content in (("train.jsonl", rows), ("heldout.jsonl", heldout)):
+            if content is not None:
+                lines = [row if isinstance(row, str) else json.dumps(row) for row in content]
+                (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
+        if heldout is not None:
+            knobs["heldout_path"] = str(tmp_path / "heldout.jsonl")
+        return Jsonl(knobs.pop("seed", 0), path=str(tmp_path / "train.jsonl"), tokenizer=tokenizer, **knobs)
+
+    return make
+
+
+def sums(count: int) -> list[dict]:
+    return [{"prompt": f"What is {i} + 1?", "answer": i + 1} for i in range(count)]
+
+
+def encode(task, text: str) -> np.ndarray:
+    return np.array(task._tokenizer.encode(text), np.int32)
+
+
+def decode(task, tokens) -> str:
+    return task._tokenizer.decode(tokens)
+
+
+def all_texts(task, split: str) -> list[str]:
+    return [decode(task, task.prompt(split, row).tokens) for row in range(task.size(split))]
+
+
+def test_every_row_is_in_one_split_in_a_seeded_order(make):
+    texts = {f"What is {i} + 1?" for i in range(40)}
+    task = make(sums(40), chat_template=False, heldout_fraction=0.2)
+    train, heldout = all_texts(task, "train"), all_texts(task, "heldout")
+    assert (len(train), len(heldout)) == (32, 8)
+    assert set(train) | set(heldout) == texts
+    assert all_texts(make(sums(40), chat_template=False, heldout_fraction=0.2), "train") == train
+    assert all_texts(make(sums(40), chat_template=False, heldout_fraction=0.2, seed=1), "train") != train
+
+
+def test_copies_of_a_prompt_stay_in_one_split(make):
+    rows = [{"prompt": f"p{i % 5}", "answer": str(i)} for i in range(50)]
+    task = make(rows, chat_template=False, heldout_fraction=0.4)
+    train, heldout = all_texts(task, "train"), all_texts(task, "heldout")
+    assert not set(train) & set(heldout) and (len(train), len(heldout)) == (30, 20)
+
+
+def test_prompts_of_the_held_out_file_are_left_out_of_training(make, caplog):
+    task = make(sums(10), heldout=sums(3), chat_template=False)
+    assert (task.size("train"), task.size("heldout")) == (7, 3)
+    assert not set(all_texts(task, "train")) & set(all_texts(task, "heldout"))
+    assert "3 training rows are left out" in caplog.text
+
+
+def test_the_prompt_is_wrapped_as_the_template_says(make):
+    row = {"question": "How many?", "answer": "2"}
+    knobs = {"heldout": [row], "prompt_key": "question", "suffix": " Box it."}
+    other = {**row, "question": "Why?"}
+    assert all_texts(make([other], **knobs), "heldout") == ["[user]How many? Box it.[assistant]"]
+    assert all_texts(make([other], **knobs, chat_template=False), "heldout") == ["How many? Box it."]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hm?"}]
+    task = make([{"question": messages, "answer": 1}], **knobs)
+    assert all_texts(task, "train") == ["[system]Be brief.[user]Hm? Box it.[assistant]"]
+    prompt = task.prompt("train", 0)
+    assert prompt.tokens.dtype == np.int32 and prompt.answer == "1" and prompt.max_tokens == 1024
+
+
+def test_tokens_and_vocabulary_come_from_the_folder(make, tokenizer, tmp_path):
+    task = make(sums(5))
+    assert (task.vocab_size, task.pad_token, task.stop_tokens) == (258, 257, (256,))
+    chatty = tmp_path / "chatty"
+    chatty.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (chatty / name).write_bytes((tmp_path.__class__(tokenizer) / name).read_bytes())
+    (chatty / "generation_config.json").write_text('{"eos_token_id": [13, 256]}')
+    assert Jsonl(0, path=str(tmp_path / "train.jsonl"), tokenizer=str(chatty)).stop_tokens == (256, 13)
+
+
+def test_a_response_is_scored_as_text_without_special_tokens(make):
+    task = make(sums(2), heldout=[{"prompt": "2 + 2?", "answer": "4"}])
+    prompt = task.prompt("heldout", 0)
+    response = encode(task, r"It is \boxed{4}.<eos>")
+    assert response[-1] == 256
+    assert task.verification(prompt, response) == ("areal_like.tasks.maths:math_verify", ("4", r"It is \boxed{4}."))
+    assert asyncio.run(task.reward(prompt, response)) == 1.0
+    assert asyncio.run(task.reward(prompt, encode(task, "It is 5."))) == 0.0
+
+
+def test_a_reward_of_ones_own(make):
+    task = make(sums(3), reward="operator:eq")
+    prompt = task.prompt("train", 0)
+    assert asyncio.run(task.reward(prompt, encode(task, prompt.answer))) == 1.0
+    with pytest.raises(ValueError, match="math_verify, exact"):
+        make(sums(3), reward="maths_verify")
+
+
+@pytest.mark.parametrize(
+    ("answer", "response", "expected"),
+    [
+        ("42", "so the answer is 42.", 1.0),
+        ("42", "so the answer is 43.", 0.0),
+        ("42", "I do not know", 0.0),
+        ("42", "", 0.0),
+        ("Six times 9 is 42.\n#### 42", r"\boxed{42}", 1.0),
+        ("He has 9.\n#### 1,234", "#### 1234", 1.0),
+        ("He has 9.\n#### 1,234", "#### 9", 0.0),
+        (r"\frac{1}{2}", "It is $0.5$", 1.0),
+        (r"$\frac{1}{2}$", r"It is $\frac{2}{4}$", 1.0),
+        (r"Hence \boxed{x^2+1}", "We get $1+x^2$", 1.0),
+        (r"\sqrt{8}", r"\boxed{2\sqrt{2}}", 1.0),
+        ("-3", r"\boxed{3}", 0.0),
+    ],
+)
+def test_math_verify_on_known_answers(answer, response, expected):
+    assert math_verify(answer, response) == expected
+
+
+def test_an_answer_that_is_no_expression_is_an_error():
+    with pytest.raises(ValueError, match="no expression"):
+        math_verify("#### ", "42")
+
+
+def test_exact_match_ignores_surrounding_space_only():
+    assert exact("yes", " yes\n") == 1.0 and exact("yes", "Yes") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": "a", ', "not JSON"),
+        ('["a", "b"]', "want a JSON object, got list"),
+        ('{"prompt": "a", "solution": "b"}', "no 'answer'; the keys are prompt, solution"),
+        ('{"prompt": 3, "answer": "b"}', "'prompt' must be a text"),
+        ('{"prompt": [], "answer": "b"}', "'prompt' must be a text or a list of messages"),
+        ('{"prompt": [{"role": "user"}], "answer": "b"}', "list of messages"),
+        ('{"prompt": "a", "answer": null}', "'answer' must be a text or a number"),
+    ],
+)
+def test_a_bad_line_is_named(make, line, message):
+    with pytest.raises(ValueError, match=rf"train\.jsonl:4: .*{message}"):
+        make([*sums(2), "", line])
+
+
+def test_missing_files_and_empty_splits_are_named(make, tmp_path, tokenizer):
+    with pytest.raises(FileNotFoundError, match=r"no file .*absent\.jsonl"):
+        Jsonl(0, path=str(tmp_path / "absent.jsonl"), tokenizer=tokenizer)
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer in .*absent"):
+        Jsonl(0, path="x", tokenizer=str(tmp_path / "absent"))
+    with pytest.raises(ValueError, match="0 training rows and 1 held-out rows"):
+        make(sums(1))
+    with pytest.raises(ValueError, match="heldout_fraction"):
+        make(sums(3), heldout_fraction=1.0)
+
+
+def test_a_prompt_that_is_too_long_names_its_line_and_the_knob(make):
+    task = make([{"prompt": "x" * 50, "answer": 1}], heldout=sums(1), max_prompt_tokens=49, chat_template=False)
+    with pytest.raises(ValueError, match=r"train\.jsonl:1 \(row 0 of train\): the prompt has 50 .*max_prompt_tokens"):
+        task.prompt("train", 0)
+
+
+def test_filler_follows_the_prompt(make):
+    rows = [{"prompt": f"p{i % 4}", "answer": str(i)} for i in range(40)]
+    task = make(rows, length_trace={"median": 60}, chat_template=False)
+    by_text: dict[bytes, tuple[int, ...]] = {}
+    for row in range(task.size("train")):
+        prompt = task.prompt("train", row)
+        assert by_text.setdefault(prompt.tokens.tobytes(), prompt.filler) == prompt.filler
+    assert len(set(by_text.values())) == 3
+
+
+def test_asking_for_the_size_imports_no_heavy_library(make, tokenizer, tmp_path):
+    make(sums(20))
+    code = (
+        "import sys; from areal_like.tasks.jsonl import Jsonl; import areal_like.tasks.copying;"
+        f"print(Jsonl(0, path={str(tmp_path / 'train.jsonl')!r}, tokenizer={tokenizer!r}).size('train'));"
+        "print([m for m in ('torch', 'transformers', 'tokenizers', 'sympy') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.split("\n")[:2] == ["19", "[]"]

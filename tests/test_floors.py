@@ -1,0 +1,232 @@
+"""The floors of the house, read from every module's source: who may import whom, where the mode may be named, sizes.
+
+Each rule is a function from source to findings; each is shown to find what it looks for before the repository is held
+against it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("actors", "buffer", "learners")
+ALL = ("areal_like", *ROOMS, "scripts", "tests")
+FORBIDDEN = {
+    "areal_like": {*ROOMS, "scripts", "tests"},
+    **{room: {*ROOMS, "scripts", "tests"} - {room} for room in ROOMS},
+    "scripts": {"tests"},
+}
+HEAVY = {"torch", "transformers", "sglang", "ray"}
+LIGHT = ("types", "config", "layers", "registry", "wire", "bus")
+BAD_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
+
+MAY_NAME_THE_MODE = ("areal_like/config.py", "buffer/schedulers.py", "scripts/", "tests/")
+
+LONGEST_FUNCTION = 60
+LONGEST_FILE = 400
+LONG_FUNCTIONS: dict[str, str] = {}
+"""`path:function` → why it stays long."""
+LONG_FILES: dict[str, str] = {}
+"""path → why it stays long."""
+
+
+def modules() -> list[str]:
+    """Paths of the repository's Python files; of a checkout, those that git tracks or would track."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if listed.returncode == 0:
+        return sorted(path for path in listed.stdout.split() if (ROOT / path).is_file())
+    return sorted(path.relative_to(ROOT).as_posix() for room in ALL for path in (ROOT / room).rglob("*.py"))
+
+
+MODULES = modules()
+
+
+@functools.cache
+def tree_of(path: str) -> ast.Module:
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"), path)
+
+
+# Imports
+
+
+def imports(tree: ast.AST, package: str, inside_functions: bool = True) -> Iterator[str]:
+    """Dotted names that are imported: `a.b` and, for `from a import b`, both `a` and `a.b`."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif inside_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from imports(node, package, inside_functions)
+
+
+def imports_of(path: str, inside_functions: bool = True) -> set[str]:
+    return set(imports(tree_of(path), ".".join(Path(path).parts[:-1]), inside_functions))
+
+
+def rooms_of(names: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
+
+
+def loaded_with(path: str) -> dict[str, list[str]]:
+    """Files of the repository that are loaded when `path` is imported → the chain of imports that leads there."""
+    chains = {path: [path]}
+    queue = [path]
+    while queue:
+        here = queue.pop()
+        for name in imports_of(here, inside_functions=False):
+            stem = name.replace(".", "/")
+            for target in (f"{stem}.py", f"{stem}/__init__.py"):
+                if target in MODULES and target not in chains:
+                    chains[target] = [*chains[here], target]
+                    queue.append(target)
+    return chains
+
+
+def test_the_reader_of_imports_sees_them_all() -> None:
+    source = """
+import a.b
+from c import d as e
+from . import f
+from ..g import h
+def function():
+    import torch
+class Class:
+    import i
+"""
+    tree = ast.parse(source)
+    everywhere = {"a.b", "c", "c.d", "room.inner", "room.inner.f", "room.g", "room.g.h", "torch", "i"}
+    assert set(imports(tree, "room.inner")) == everywhere
+    assert set(imports(tree, "room.inner", inside_functions=False)) == everywhere - {"torch"}
+
+
+def test_every_room_is_read() -> None:
+    assert {path.partition("/")[0] for path in MODULES} >= set(ALL)
+
+
+@pytest.mark.parametrize("room", FORBIDDEN)
+def test_no_import_runs_sideways_or_up(room: str) -> None:
+    paths = [path for path in MODULES if path.startswith(f"{room}/")]
+    found = {path: bad for path in paths if (bad := rooms_of(imports_of(path)) & FORBIDDEN[room])}
+    assert not found, f"{room} must not import these: {found}"
+
+
+def light_modules() -> list[str]:
+    named = {f"areal_like/{name}.py" for name in LIGHT}
+    return [path for path in MODULES if path in named or path.startswith("buffer/")]
+
+
+def test_light_modules_never_import_heavy_libraries() -> None:
+    found = {path: bad for path in light_modules() if (bad := rooms_of(imports_of(path)) & HEAVY)}
+    assert not found, f"these must answer without {', '.join(sorted(HEAVY))}: {found}"
+
+
+def test_light_modules_load_no_module_that_imports_heavy_libraries() -> None:
+    found = [
+        " -> ".join(chain)
+        for path in light_modules()
+        for target, chain in loaded_with(path).items()
+        if rooms_of(imports_of(target, inside_functions=False)) & HEAVY
+    ]
+    assert not found, f"heavy imports by a chain: {found}"
+
+
+# Names
+
+
+def test_no_file_is_named_for_nothing() -> None:
+    assert not [path for path in MODULES if Path(path).stem in BAD_NAMES], "put it beside its user, or name it"
+
+
+# The mode
+
+
+def mode_findings(tree: ast.AST) -> list[int]:
+    """Lines that read a config's mode, or compare with the name of a mode."""
+    lines = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr="mode", value=owner) if ast.unparse(owner).lower().endswith(("config", "cfg")):
+                lines.append(node.lineno)
+            case ast.Subscript(slice=ast.Constant(value="mode")):
+                lines.append(node.lineno)
+            case ast.Call(func=ast.Attribute(attr="get" | "pop" | "select"), args=[*_, ast.Constant(value="mode")]):
+                lines.append(node.lineno)
+            case ast.Compare(left=left, comparators=right) if any(map(_names_a_mode, [left, *right])):
+                lines.append(node.lineno)
+            case ast.MatchValue(value=value) if _names_a_mode(value):
+                lines.append(node.lineno)
+    return sorted(set(lines))
+
+
+def _names_a_mode(node: ast.expr) -> bool:
+    inner = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
+    return any(isinstance(item, ast.Constant) and item.value in ("sync", "async") for item in inner)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'if mode == "sync": pass',
+        'if x in ("sync", "async"): pass',
+        'if config.scheduler.name != "async": pass',
+        "self.config.mode",
+        'config["mode"]',
+        'config.get("mode")',
+        'OmegaConf.select(config, "mode")',
+        'match x:\n    case "sync": pass',
+    ],
+)
+def test_naming_the_mode_is_found(line: str) -> None:
+    assert mode_findings(ast.parse(line))
+
+
+@pytest.mark.parametrize("line", ['{"mode": 1}', 'open("x", mode="w")', "engine.mode", 'COMPONENTS = {"sync": 1}'])
+def test_other_uses_of_the_word_are_not(line: str) -> None:
+    assert not mode_findings(ast.parse(line))
+
+
+def test_the_mode_is_named_in_configs_and_schedulers_only() -> None:
+    asked = [path for path in MODULES if not path.startswith(MAY_NAME_THE_MODE)]
+    found = {path: lines for path in asked if (lines := mode_findings(tree_of(path)))}
+    assert not found, f"sync is a scheduler and a bound of 0; no other code asks for the mode: {found}"
+
+
+# Sizes
+
+
+def long_functions(tree: ast.AST) -> dict[str, int]:
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions}
+    return {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION}
+
+
+def test_a_long_function_is_found() -> None:
+    body = "    x = 1\n"
+    assert long_functions(ast.parse("def f():\n" + body * LONGEST_FUNCTION)) == {"f": LONGEST_FUNCTION + 1}
+    assert not long_functions(ast.parse("def f():\n" + body * (LONGEST_FUNCTION - 1)))
+
+
+def test_functions_are_short_or_excused() -> None:
+    long = {f"{path}:{name}": lines for path in MODULES for name, lines in long_functions(tree_of(path)).items()}
+    assert not {name: lines for name, lines in long.items() if name not in LONG_FUNCTIONS}
+    assert set(LONG_FUNCTIONS) <= set(long), "an excuse that is no longer needed"
+
+
+def test_files_are_short_or_excused() -> None:
+    lengths = {path: len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in MODULES}
+    long = {path: lines for path, lines in lengths.items() if lines > LONGEST_FILE}
+    assert not {path: lines for path, lines in long.items() if path not in LONG_FILES}
+    assert set(LONG_FILES) <= set(long), "an excuse that is no longer needed"
