@@ -1,10 +1,13 @@
 """`metrics.jsonl`: one object per train step, the truth that the console and TensorBoard are derived from.
 
 Scalars are numbers; a histogram is a dict from value (as text) to count. Written by the learner, followed by others.
+A process or a disk can fail in the middle of a row: a reader leaves an unfinished last line alone and passes over a
+damaged one; whoever appends to the file first removes the unfinished line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -19,19 +22,35 @@ def _plain(value: Any) -> Any:
 
 
 class MetricsLog:
-    """Appends rows. A full disk raises OSError at the row that did not fit."""
+    """Appends rows, each on the disk's side when `write` returns. A full disk raises OSError at the row that did not fit."""
 
     def __init__(self, path: Path):
-        self._file = path.open("a", buffering=1)
+        self.path = path
+        _remove_torn_line(path)
+        self._file = path.open("ab")
 
     def write(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps({key: _plain(value) for key, value in row.items()}) + "\n")
+        line = json.dumps({key: _plain(value) for key, value in row.items()}) + "\n"
+        try:
+            self._file.write(line.encode())
+            self._file.flush()
+        except OSError as error:  # the error of a write, unlike that of an open, does not name the file
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        # After a failed write, closing tries it again and fails again: the first error is the one to tell.
+        with contextlib.suppress(OSError) if kind else contextlib.nullcontext():
+            self._file.close()
+
+
+def _remove_torn_line(path: Path) -> None:
+    if not path.is_file():
+        return
+    with path.open("rb+") as file:
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 class MetricsFollower:
@@ -49,4 +68,13 @@ class MetricsFollower:
             data = file.read()
         complete = data[: data.rfind(b"\n") + 1]
         self._position += len(complete)
-        return [json.loads(line) for line in complete.splitlines()]
+        rows = (_row(line) for line in complete.splitlines())
+        return [row for row in rows if row is not None]
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

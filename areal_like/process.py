@@ -1,8 +1,9 @@
 """What every role process does at its start and end: arguments, log, signals, rendezvous, clear errors.
 
-A role is started as `python -m ROOM.main --run DIR --name NAME`; it reads `DIR/config.yaml`, logs to its standard
-error (the launcher sends that to `DIR/logs/NAME.log`), ends on SIGTERM, and never outlives the process that started
-it. Roles find one another through small files in `DIR/rendezvous`, so no port has to be agreed on.
+A role is started as `python -m ROOM.main --run DIR --name NAME --sockets DIR`; it reads `DIR/config.yaml`, logs to its
+standard error (the launcher sends that to `DIR/logs/NAME.log`), ends on SIGTERM, and never outlives the process that
+started it, not even one that was killed. Roles find one another through small files in `DIR/rendezvous`, so no port
+has to be agreed on.
 """
 
 from __future__ import annotations
@@ -19,13 +20,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from areal_like.bus import BusError
 from areal_like.config import ConfigError, load_resolved
 
 EXIT_USER_ERROR = 2
 """A role ends with this when starting it again would not help: bad input, full disk, port in use."""
+EXIT_TERMINATED = 128 + signal.SIGTERM
+"""A role ends with this when it was told to end; 0 is kept for work that is done."""
+TERM_SECONDS = 2
+"""Time that a role has to end after SIGTERM."""
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,32 +69,62 @@ class Role:
         raise BusError(f"{self.name} waited in vain for the {service} to start: see {self.run}/logs/{service}.log")
 
 
-def _end_with_parent() -> None:
-    """Ask Linux for SIGTERM when the parent dies (elsewhere the launcher's own clean-up has to do)."""
+def _end_with_starter(starter: int) -> None:
+    """Ask Linux for SIGTERM when the starter dies (elsewhere the launcher's own clean-up has to do)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != starter:  # it died while this process was coming up: no signal will come
+            sys.exit(EXIT_TERMINATED)
 
 
 def _terminate(signum: int, frame: Any) -> None:
-    raise SystemExit(0)
+    """End by unwinding, so that sockets are closed and files finished, but end.
+
+    The exception can be swallowed (in a callback of a library that is being imported, say) or the unwinding can hang;
+    then the alarm, which Python has no say in, ends the process.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.alarm(TERM_SECONDS)
+    raise SystemExit(EXIT_TERMINATED)
+
+
+def _fail(error: Exception, text: str, code: int) -> NoReturn:
+    """The traceback goes to the log; its last line is what the launcher shows to the user."""
+    with contextlib.suppress(OSError):  # the log's disk may be full
+        logging.error("ending after an error", exc_info=error)
+        print(f"error: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def _sweep(sockets: Path) -> None:
+    """Remove the local sockets in place of the starter, which is gone. Every role does it; the last one succeeds."""
+    with contextlib.suppress(OSError):
+        for path in sockets.iterdir():
+            if path.is_socket():
+                path.unlink(missing_ok=True)
+        sockets.rmdir()
 
 
 def run_role(main: Callable[[Role], None]) -> None:
-    """Set the process up, call `main(role)`, and turn errors that a user can mend into one line and an exit code."""
+    """Set the process up, call `main(role)`, and turn an error into one line and an exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--name", required=True)
-    parser.add_argument("--sockets", type=Path, default=Path())
+    parser.add_argument("--sockets", type=Path, required=True)
+    parser.add_argument("--starter", type=int, default=os.getppid(), help="the process that this one must not outlive")
     args = parser.parse_args()
-    _end_with_parent()
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_starter(args.starter)
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {args.name} %(levelname)s %(message)s"
     )
     try:
         main(Role(args.name, args.run, args.sockets, load_resolved(args.run / "config.yaml")))
     except (ConfigError, BusError, OSError, ValueError) as error:
-        logging.exception("ending after an error")
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(EXIT_USER_ERROR)
+        _fail(error, str(error), EXIT_USER_ERROR)
+    except Exception as error:
+        _fail(error, f"{type(error).__name__}: {error}", 1)
+    finally:
+        if os.getppid() != args.starter:
+            _sweep(args.sockets)

@@ -109,7 +109,7 @@ class Controller:
             previous = self.fleet.by_name.get(name)
             if previous:
                 self._lose(previous)
-            slots = max(1, message.body["slots"] // self.scheduler.sizing.largest)
+            slots = message.body["slots"] / self.scheduler.sizing.largest
             self.fleet.join(name, peer, slots, time.monotonic())
             log.info("%s joined (pid %d)", name, message.body["pid"])
         elif role == "learner":
@@ -256,7 +256,7 @@ class Controller:
         while candidates:
             actor = min(candidates, key=lambda each: len(each.running))
             lease = None
-            if len(actor.running) < min(share, actor.slots):
+            if len(actor.running) < min(share, actor.capacity):
                 lease = self._next_lease(actor, now)
             if lease is None:
                 candidates.remove(actor)

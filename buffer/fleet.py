@@ -13,16 +13,21 @@ from typing import Any
 
 @dataclass(slots=True)
 class Actor:
-    """`peer` is its routing id; `slots` the groups that its engine can decode at once; `version` the weights it last applied
+    """`peer` is its routing id; `capacity` the groups that it may hold at once; `version` the weights it last applied
     (−1: none yet); `running` the ids of its groups."""
 
     name: str
     peer: bytes
-    slots: int
+    capacity: int
     seen: float
     version: int = -1
     running: set[int] = field(default_factory=set)
     stats: dict[str, Any] = field(default_factory=dict)
+
+
+GROUPS_PER_SLOT = 2
+"""An actor may hold twice the groups that its engine can decode at once: a group keeps its place until its longest
+sample ends, and meanwhile the slots that its others left would stand empty."""
 
 
 class Fleet:
@@ -39,9 +44,9 @@ class Fleet:
     def __len__(self) -> int:
         return len(self.by_name)
 
-    def join(self, name: str, peer: bytes, slots: int, now: float) -> Actor:
-        """A new actor. The caller has removed an earlier one of that name."""
-        actor = Actor(name, peer, slots, now)
+    def join(self, name: str, peer: bytes, slots: float, now: float) -> Actor:
+        """A new actor, whose engine decodes `slots` groups at once. The caller has removed an earlier one of its name."""
+        actor = Actor(name, peer, max(1, math.floor(GROUPS_PER_SLOT * slots)), now)
         self.by_name[name] = self.by_peer[peer] = actor
         self.joined += 1
         return actor

@@ -25,8 +25,5 @@ def group(rewards: np.ndarray, groups: np.ndarray, *, std: bool = False, eps: fl
 
 def varied(rewards: np.ndarray, member: np.ndarray) -> np.ndarray:
     """Per group, whether its rewards differ: bool [max(member) + 1] from rewards [n] and group numbers [n]."""
-    low = np.full(member.max(initial=-1) + 1, np.inf)
-    high = np.full_like(low, -np.inf)
-    np.minimum.at(low, member, rewards)
-    np.maximum.at(high, member, rewards)
-    return ~(low == high)
+    first = np.unique(member, return_index=True)[1]
+    return np.bincount(member, rewards != rewards[first][member]) > 0

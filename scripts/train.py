@@ -76,6 +76,17 @@ def resolve_transport(config: Config) -> Config:
     return configs.replace(config, "buffer.transport", "tcp" if config.buffer.port else "ipc")
 
 
+def preflight(config: Config) -> None:
+    """Find out what can be found out before anything is started. Raises ConfigError, ValueError, OSError."""
+    from areal_like.registry import build
+
+    build("scheduler", config.scheduler, build("sizing", config.sizing))
+    build("task", config.task, config.run.seed)
+    path = config.model.get("path")
+    if path is not None and not (Path(path) / "config.json").is_file():
+        raise ConfigError(f"model.path: no Hugging Face model in {path!r} (config.json is missing)")
+
+
 class Interrupted(Exception):
     """A person, or the system, has asked the run to end."""
 
@@ -125,9 +136,10 @@ def main(argv: list[str] | None = None) -> int:
 
             print(describe(plan(config)))
             return 0
+        preflight(config)
         folder, config = make_run_folder(config, Path(args.config).stem)
         write_record(config, folder, argv)
-    except (ConfigError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     from areal_like.launch.local import RunFailed

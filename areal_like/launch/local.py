@@ -1,8 +1,12 @@
-"""Starts a plan as processes of this machine, watches them, restarts actors, and ends them all for certain."""
+"""Starts a plan as processes of this machine, watches them, restarts actors, and ends them all for certain.
+
+Each role leads a process group of its own, so that what it has started ends with it. `poll` is called many times a
+second; nothing here waits, except `stop`, and that for a set time.
+"""
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 import shutil
 import signal
@@ -10,18 +14,29 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from areal_like.launch.plan import RoleSpec
-from areal_like.process import EXIT_USER_ERROR
+from areal_like.process import EXIT_TERMINATED, EXIT_USER_ERROR, TERM_SECONDS
 
-log = logging.getLogger(__name__)
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-TERM_SECONDS = 2.5
+FULL_BYTES = 1 << 16
+"""A disk with less than this left counts as full."""
 
 
 class RunFailed(RuntimeError):
     """A process without which the run can't go on has ended; the text says which, how, and its last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A process that died and was started again: its name, its id, how it died, and how often that has happened."""
+
+    name: str
+    pid: int
+    how: str
+    count: int
 
 
 class LocalLauncher:
@@ -29,19 +44,20 @@ class LocalLauncher:
 
     def __init__(self, run: Path, max_restarts: int, *, ready_timeout: float = 120.0):
         self.run, self.max_restarts, self.ready_timeout = run, max_restarts, ready_timeout
-        # Paths of Unix sockets are limited to about 100 characters, so they can't live in the run folder.
-        self.sockets = Path(tempfile.mkdtemp(prefix="areal-"))
-        self.restarts: dict[str, int] = {}
+        self.deaths: list[Death] = []
+        self._sockets: Path | None = None
         self._running: dict[str, tuple[RoleSpec, subprocess.Popen]] = {}
 
     def start(self, roles: list[RoleSpec]) -> None:
         (self.run / "logs").mkdir(exist_ok=True)
+        # Paths of Unix sockets are limited to about 100 characters, so they can't live in the run folder.
+        self._sockets = Path(tempfile.mkdtemp(prefix="areal-"))
         for role in roles:
             self._start(role)
 
     def _start(self, role: RoleSpec) -> None:
-        command = [sys.executable, "-m", role.module, "--name", role.name]
-        command += ["--run", str(self.run.resolve()), "--sockets", str(self.sockets)]
+        command = [sys.executable, "-m", role.module, "--name", role.name, "--run", str(self.run.resolve())]
+        command += ["--sockets", str(self._sockets), "--starter", str(os.getpid())]
         threads = str(role.threads)
         environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
         with (self.run / "logs" / f"{role.name}.log").open("ab") as output:
@@ -52,7 +68,7 @@ class LocalLauncher:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C in the terminal reaches the starter only, which ends the others in order
+                start_new_session=True,  # Ctrl-C in the terminal reaches the starter only, which ends the others
             )
         self._running[role.name] = (role, process)
 
@@ -62,24 +78,30 @@ class LocalLauncher:
             code = process.poll()
             if code is None:
                 continue
+            del self._running[role.name]
+            _signal_group(process, signal.SIGKILL)  # what it has started must not live on
             if role.name == "learner" and code == 0:
                 return True
-            del self._running[role.name]
-            restarts = self.restarts.get(role.name, 0)
-            if role.essential or code == EXIT_USER_ERROR or restarts >= self.max_restarts:
-                raise RunFailed(self._obituary(role, code, restarts))
-            self.restarts[role.name] = restarts + 1
-            log.warning("%s %s: started again (%d of %d)", role.name, _how(code), restarts + 1, self.max_restarts)
+            count = sum(death.name == role.name for death in self.deaths)
+            if role.essential or code == EXIT_USER_ERROR or count >= self.max_restarts:
+                raise RunFailed(self._obituary(role, code, count))
+            self.deaths.append(Death(role.name, process.pid, _how(code), count + 1))
             self._start(role)
         return False
 
     def _obituary(self, role: RoleSpec, code: int, restarts: int) -> str:
+        """One line where the process told its error; how it died and the end of its log where it could not."""
         path = self.run / "logs" / f"{role.name}.log"
-        lines = path.read_text(errors="replace").splitlines()
-        error = [line for line in lines[-5:] if line.startswith("error: ")]
-        last = error[-1:] or lines[-12:]
-        again = f" (after {restarts} restarts)" if restarts else ""
-        return f"{role.name} {_how(code)}{again}; its log is {path}:\n" + "\n".join(f"  {line}" for line in last)
+        lines = path.read_text(errors="replace").splitlines()[-5:] if path.exists() else []
+        again = f" after {restarts} restarts" if restarts else ""
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        if shutil.disk_usage(self.run).free < FULL_BYTES:
+            return f"the disk of {self.run} is full; {role.name} {_how(code)}{again} (its log: {path})"
+        if errors and code > 0:
+            return f"{role.name}{again}: {errors[-1]} (its log: {path})"
+        return f"{role.name} {_how(code)}{again}; its log is {path}, which ends with\n" + "\n".join(
+            f"  {line}" for line in lines
+        )
 
     @property
     def pids(self) -> dict[str, int]:
@@ -92,26 +114,25 @@ class LocalLauncher:
             _signal_group(process, signal.SIGTERM)
         deadline = time.monotonic() + TERM_SECONDS
         for process in processes:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                continue
         for process in processes:
-            _signal_group(process, signal.SIGKILL)  # also what a role may have left behind in its session
+            _signal_group(process, signal.SIGKILL)  # also what a role may have left behind in its group
             process.wait()
         self._running.clear()
-        shutil.rmtree(self.sockets, ignore_errors=True)
+        if self._sockets:
+            shutil.rmtree(self._sockets, ignore_errors=True)
 
 
 def _signal_group(process: subprocess.Popen, number: signal.Signals) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _how(code: int) -> str:
     """An exit code in words."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
+    if code == EXIT_TERMINATED:
+        return "was told to end by SIGTERM"
     return f"ended with exit code {code}"

@@ -1,0 +1,160 @@
+"""The worker in a set order of events: a workflow that ends when told, a client that records."""
+
+import asyncio
+from functools import partial
+
+import numpy as np
+import pytest
+
+from actors.worker import Rollout, Worker
+from areal_like.sampling import stream_key
+from areal_like.types import Group, Lease, Limits, Prompt, Sample
+
+
+class Client:
+    def __init__(self) -> None:
+        self.groups: list[Group] = []
+        self.failures: list[tuple] = []
+        self.evaluations: list[tuple] = []
+
+    def push(self, group: Group) -> None:
+        self.groups.append(group)
+
+    def failed(self, *failure) -> None:
+        self.failures.append(failure)
+
+    def evaluated(self, *evaluation) -> None:
+        self.evaluations.append(evaluation)
+
+
+class Task:
+    stop_tokens = (9,)
+
+    def prompt(self, split: str, row: int) -> Prompt:
+        if row == 666:
+            raise ValueError("row 666 is too long")
+        return Prompt(np.array([row], np.int32), None, 5)
+
+
+class Engine:
+    version = 3
+
+
+def sample(reward: float, version: int = 3) -> Sample:
+    return Sample(np.zeros(3, np.int32), 1, np.zeros(2, np.float32), np.ones(2, bool), [(version, 2)], reward, "stop")
+
+
+class Play:
+    """A workflow whose samples end when the test says so."""
+
+    def __init__(self) -> None:
+        self.futures: dict[str, asyncio.Future] = {}
+        self.limits: dict[str, Limits] = {}
+        self.client = Client()
+        rollout = Rollout(seed=5, temperature=0.7, max_tokens=None, workflow=partial(self.workflow))
+        self.worker = Worker(Task(), Engine(), None, self.client, rollout, {3: "abc", 4: "def"})
+
+    async def workflow(self, engine, reward, prompt, limits, request, filler) -> Sample | None:
+        self.limits[request] = limits
+        future = self.futures[request] = asyncio.get_running_loop().create_future()
+        return await future
+
+    async def lease(self, group_id: int = 1, row: int = 0, launch: int = 3, need: int = 3, split: str = "train") -> None:
+        self.worker.start([Lease(group_id, row, split, launch, need, 0.0)])
+        await self.settle()
+
+    @staticmethod
+    async def settle() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    async def end(self, request: str, result: Sample | None | Exception) -> None:
+        future = self.futures[request]
+        future.set_exception(result) if isinstance(result, Exception) else future.set_result(result)
+        await self.settle()
+
+
+def test_a_group_is_pushed_once_complete_in_the_order_of_its_samples() -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.lease()
+        for index, reward, version in [(2, 0.2, 3), (0, 0.0, 4)]:
+            await play.end(f"1/{index}", sample(reward, version))
+            assert play.client.groups == []
+        await play.end("1/1", sample(0.1))
+        (group,) = play.client.groups
+        assert (group.id, [s.reward for s in group.samples]) == (1, [0.0, 0.1, 0.2])
+        assert group.digests == {3: "abc", 4: "def"}
+
+    asyncio.run(scenario())
+
+
+def test_each_sample_has_its_own_stream_that_depends_on_nothing_else() -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.lease(group_id=7)
+        assert {r: limits.key for r, limits in play.limits.items()} == {f"7/{i}": stream_key(5, 7, i) for i in range(3)}
+        assert play.limits["7/0"] == Limits(5, 0.7, (9,), stream_key(5, 7, 0))
+
+    asyncio.run(scenario())
+
+
+def test_the_first_that_finish_make_the_group_and_the_rest_is_cut() -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.lease(launch=3, need=2)
+        await play.end("1/2", sample(0.2))
+        await play.end("1/1", sample(0.1))
+        assert [s.reward for s in play.client.groups[0].samples] == [0.1, 0.2]
+        assert play.futures["1/0"].cancelled()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("result", "reason"), [(None, "rejected"), (RuntimeError("boom"), "failed")])
+def test_a_group_that_cannot_be_completed_is_given_up_with_a_reason(result, reason: str) -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.lease()
+        await play.end("1/0", sample(0.0))
+        await play.end("1/1", result)
+        assert play.client.failures[0][:2] == (1, reason)
+        assert play.client.groups == [] and play.futures["1/2"].cancelled()
+
+    asyncio.run(scenario())
+
+
+def test_a_bad_prompt_costs_its_group_only() -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.lease(row=666)
+        assert play.client.failures[0][:2] == (1, "failed") and "666" in play.client.failures[0][2]
+        await play.lease(group_id=2)
+        assert "2/0" in play.futures
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_group_says_nothing() -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.lease()
+        play.worker.cancel([1, 99])
+        await play.settle()
+        assert all(future.cancelled() for future in play.futures.values())
+        assert play.client.groups == play.client.failures == []
+
+    asyncio.run(scenario())
+
+
+def test_a_held_out_prompt_that_fails_counts_as_zero() -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.lease(group_id=10, split="heldout", launch=1, need=1)
+        await play.end("e10", sample(1.0))
+        await play.lease(group_id=11, split="heldout", launch=1, need=1)
+        await play.end("e11", RuntimeError("boom"))
+        assert play.client.evaluations == [(10, 1.0, 2, (3, 3)), (11, 0.0, 0, (3, 3))]
+        assert play.limits["e10"].temperature == 0.0
+
+    asyncio.run(scenario())

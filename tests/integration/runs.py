@@ -1,0 +1,24 @@
+"""Start real runs from tests and read what they leave behind."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+def train(folder: Path, name: str, *overrides: str, config: str = "configs/quickstart.yaml") -> Path:
+    """Run `scripts.train` to its end and return the run folder."""
+    command = [sys.executable, "-m", "scripts.train", config, f"run.dir={folder}", f"run.name={name}", *overrides]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / name
+
+
+def rows(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def summary(run: Path) -> dict:
+    return json.loads((run / "summary.json").read_text())

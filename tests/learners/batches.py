@@ -1,0 +1,79 @@
+"""Made-up batches and tiny models for the learner's tests."""
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from areal_like.models import qwen2
+from areal_like.types import Batch, Group, Sample
+
+VOCAB = 13
+
+
+def tiny_model(kind: str = "qwen2", scale: float = 0.3) -> PreTrainedModel:
+    """Two layers, four query heads over two key/value heads; weights large enough for peaked distributions."""
+    if kind == "qwen2":
+        return qwen2(0, VOCAB, num_attention_heads=4, num_key_value_heads=2, initializer_range=scale).eval()
+    config_class, model_class = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    }[kind]
+    config = config_class(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        initializer_range=scale,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return model_class(config).eval()
+
+
+def make_sample(
+    rng: np.random.Generator, *, prompt: int, response: int, vocab: int = VOCAB, version: int = 0, masked: float = 0.0
+) -> Sample:
+    """Random tokens and logprobs; the response is made by one or two versions, `version` the newest."""
+    split = int(rng.integers(0, response)) if version else 0
+    runs = [(v, n) for v, n in ((version - 1, split), (version, response - split)) if n]
+    mask = rng.random(response) >= masked
+    mask[rng.integers(response)] = True
+    return Sample(
+        tokens=rng.integers(0, vocab, prompt + response).astype(np.int32),
+        prompt_length=prompt,
+        logprobs=(-rng.exponential(2.0, response)).astype(np.float32),
+        loss_mask=mask,
+        runs=runs,
+        reward=float(rng.integers(0, 5)) / 4,
+        finish="stop",
+    )
+
+
+def make_batch(
+    rng: np.random.Generator,
+    *,
+    index: int = 0,
+    version: int = 3,
+    groups: int = 4,
+    size: int = 4,
+    vocab: int = VOCAB,
+    max_response: int = 8,
+    masked: float = 0.2,
+) -> Batch:
+    """Groups of samples of mixed lengths."""
+    made = []
+    for g in range(groups):
+        prompt = int(rng.integers(1, 7))
+        lengths = rng.integers(1, max_response + 1, size)
+        samples = [
+            make_sample(rng, prompt=prompt, response=int(n), vocab=vocab, version=version - g % 2, masked=masked)
+            for n in lengths
+        ]
+        made.append(Group(id=index * groups + g, samples=samples))
+    return Batch(index, version, made)

@@ -1,0 +1,93 @@
+"""Packed forward passes against one plain transformers forward per sequence."""
+
+import numpy as np
+import pytest
+import torch
+
+from learners.attention import Layout, packed_attention, use_packed_attention
+from tests.learners.batches import VOCAB, tiny_model
+
+LENGTHS = {
+    "equal": [6, 6, 6],
+    "single": [9],
+    "similar": [5, 7, 6, 10],
+    "long tail": [2, 33, 3, 1, 8, 40, 5, 15, 1],
+}
+
+
+def packed_logits(model, sequences, lengths):
+    use_packed_attention(model)
+    return model(
+        input_ids=torch.cat(sequences)[None],
+        position_ids=torch.cat([torch.arange(n) for n in lengths])[None],
+        layout=Layout.of(np.array(lengths), torch.device("cpu")),
+        use_cache=False,
+    ).logits[0]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
+def test_logits_and_gradients_equal_those_of_each_sequence_alone(kind, lengths):
+    model = tiny_model(kind)
+    generator = torch.Generator().manual_seed(1)
+    sequences = [torch.randint(0, VOCAB, (n,), generator=generator) for n in lengths]
+    plain = torch.cat([model(input_ids=s[None], use_cache=False).logits[0] for s in sequences])
+    weights = torch.randn(plain.shape, generator=generator)
+    expected = torch.autograd.grad((plain * weights).sum(), list(model.parameters()))
+    packed = packed_logits(model, sequences, lengths)
+    torch.testing.assert_close(packed, plain, rtol=1e-4, atol=1e-5)
+    gradients = torch.autograd.grad((packed * weights).sum(), list(model.parameters()))
+    for gradient, truth in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, truth, rtol=1e-3, atol=1e-4)
+
+
+def test_no_mask_over_the_row_is_built(monkeypatch):
+    """A mask would cost S × S; transformers hands the attention function None instead."""
+    seen = []
+    real = packed_attention
+
+    def spy(module, query, key, value, attention_mask, *args, **kwargs):
+        seen.append(attention_mask)
+        return real(module, query, key, value, attention_mask, *args, **kwargs)
+
+    model = tiny_model()
+    use_packed_attention(model)
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "packed_causal", spy)
+    packed_logits(model, [torch.zeros(4, dtype=torch.int64), torch.ones(7, dtype=torch.int64)], [4, 7])
+    assert seen == [None, None]
+
+
+def test_sliding_windows_are_kept():
+    """Against scores masked by hand, in float64."""
+    rng = torch.Generator().manual_seed(3)
+    lengths, window = [5, 9], 3
+    q, k, v = (torch.randn(1, heads, 14, 4, generator=rng, dtype=torch.float64) for heads in (4, 2, 2))
+    layout = Layout.of(np.array(lengths), torch.device("cpu"))
+    output, _ = packed_attention(torch.nn.Module(), q, k, v, None, 0.5, layout=layout, sliding_window=window)
+    expected = torch.zeros(14, 4, 4, dtype=torch.float64)
+    starts = [0, 5]
+    for start, length in zip(starts, lengths, strict=True):
+        for t in range(length):
+            first, last = start + max(0, t - window + 1), start + t + 1
+            for head in range(4):
+                scores = 0.5 * k[0, head // 2, first:last] @ q[0, head, start + t]
+                expected[start + t, head] = scores.softmax(0) @ v[0, head // 2, first:last]
+    torch.testing.assert_close(output[0], expected)
+
+
+def test_padding_inside_a_block_stays_below_half():
+    lengths = np.random.default_rng(0).lognormal(3, 1.2, 200).astype(np.int64) + 1
+    layout = Layout.of(lengths, torch.device("cpu"))
+    assert sum(len(block.places) for block in layout.blocks) < 2 * lengths.sum()
+    assert sum(len(block.real) for block in layout.blocks) == lengths.sum()
+
+
+@pytest.mark.parametrize("refused", [{"dropout": 0.1}, {"softcap": 30.0}])
+def test_what_it_does_not_compute_is_refused(refused):
+    x = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="packed attention knows no"):
+        packed_attention(
+            torch.nn.Module(), x, x, x, None, layout=Layout.of(np.array([3]), torch.device("cpu")), **refused
+        )

@@ -1,0 +1,50 @@
+"""Logprobs and entropies of packed samples against plain forwards and NumPy."""
+
+import numpy as np
+import pytest
+import torch
+
+from learners.attention import use_packed_attention
+from learners.logprobs import forward_logprobs, token_logprobs
+from learners.packing import Columns
+from tests.learners.batches import make_batch, tiny_model
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 2.5])
+def test_equals_a_plain_forward_per_sample(temperature):
+    model = tiny_model()
+    batch = make_batch(np.random.default_rng(0))
+    expected, entropies = [], []
+    for sample in batch.samples:
+        with torch.no_grad():
+            logits = model(input_ids=torch.from_numpy(sample.tokens.astype(np.int64))[None]).logits[0].double().numpy()
+        for r in np.flatnonzero(sample.loss_mask):
+            row = logits[sample.prompt_length + r - 1] / temperature
+            p = np.exp(row - row.max())
+            p /= p.sum()
+            expected.append(np.log(p[sample.tokens[sample.prompt_length + r]]))
+            entropies.append(-(p * np.log(p)).sum())
+    use_packed_attention(model)
+    columns = Columns(batch)
+    row = columns.microbatch(np.arange(len(batch.samples)), torch.device("cpu"))
+    logprobs, entropy = forward_logprobs(model, row, temperature)
+    np.testing.assert_allclose(logprobs.detach(), expected, atol=2e-4)
+    np.testing.assert_allclose(entropy.detach(), entropies, atol=2e-4)
+
+
+def test_certain_and_impossible_tokens_are_finite_with_finite_gradients():
+    logits = torch.tensor([[0.0, -torch.inf, 5.0], [1e4, 0.0, -1e4]], requires_grad=True)
+    logprobs, entropy = token_logprobs(logits, torch.tensor([2, 1]), 1.0)
+    assert logprobs[1].item() == pytest.approx(-1e4)
+    assert entropy[1].item() == 0.0
+    (logprobs.sum() + entropy.sum()).backward()
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_entropy_gradient_agrees_with_finite_differences():
+    logits = torch.tensor([[0.3, -1.0, 2.0], [0.0, 0.1, 0.2]], requires_grad=True)
+    entropy = token_logprobs(logits, torch.tensor([0, 1]), 0.7)[1].sum()
+    (gradient,) = torch.autograd.grad(entropy, logits)
+    p = torch.softmax(logits.detach().double() / 0.7, -1)
+    h = -(p * p.log()).sum(-1, keepdim=True)
+    torch.testing.assert_close(gradient.double(), -p * (p.log() + h) / 0.7, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,110 @@
+"""MasterAdamW against torch's AdamW, and the invariant parameters == round(master)."""
+
+import pytest
+import torch
+from torch import nn
+
+from learners.optim import MasterAdamW
+
+KNOBS = {
+    "lr": 1e-2,
+    "betas": (0.9, 0.95),
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "warmup_steps": 0,
+    "clip_grad": 0.0,
+    "publish_dtype": torch.float32,
+}
+
+
+def network() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+
+
+def loss_of(model: nn.Module, step: int) -> torch.Tensor:
+    inputs = torch.randn(8, 6, generator=torch.Generator().manual_seed(step))
+    return (model(inputs) ** 2).sum() * 3
+
+
+def take_steps(model: nn.Module, optimizer: MasterAdamW, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+
+
+def test_equals_torch_adamw_with_clipping_warm_up_and_decay_of_matrices():
+    ours, theirs = network(), network()
+    optimizer = MasterAdamW(ours, **KNOBS | {"weight_decay": 0.1, "warmup_steps": 4, "clip_grad": 1.0})
+    truth = torch.optim.AdamW(
+        [
+            {"params": [p for p in theirs.parameters() if p.ndim == 2], "weight_decay": 0.1},
+            {"params": [p for p in theirs.parameters() if p.ndim == 1], "weight_decay": 0.0},
+        ],
+        betas=(0.9, 0.95),
+    )
+    for step in range(8):
+        take_steps(ours, optimizer, range(step, step + 1))
+        truth.zero_grad()
+        loss_of(theirs, step).backward()
+        nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        for group in truth.param_groups:
+            group["lr"] = 1e-2 * min(1, (step + 1) / 4)
+        truth.step()
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_are_the_rounded_master_and_small_steps_add_up():
+    """1e-4 steps round away in bfloat16 near 1; on the master they add up to a visible one."""
+    model = nn.Linear(4, 4, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    optimizer = MasterAdamW(model, **KNOBS | {"lr": 1e-4, "publish_dtype": torch.bfloat16})
+    seen = set()
+    for _ in range(100):
+        optimizer.zero_grad()
+        model.weight.sum().backward()
+        optimizer.step()
+        assert torch.equal(model.weight, model.weight.bfloat16().float())
+        seen.add(model.weight[0, 0].item())
+    assert seen == {1.0, 0.99609375, 0.9921875, 0.98828125}
+
+
+def test_initial_parameters_are_rounded():
+    model = network()
+    rounded = [p.detach().bfloat16().float() for p in model.parameters()]
+    MasterAdamW(model, **KNOBS | {"publish_dtype": torch.bfloat16})
+    for p, q in zip(model.parameters(), rounded, strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(poison):
+    model, undisturbed = network(), network()
+    optimizer, other = MasterAdamW(model, **KNOBS), MasterAdamW(undisturbed, **KNOBS)
+    take_steps(model, optimizer, range(2))
+    optimizer.zero_grad()
+    optimizer.gradient[3] = poison
+    optimizer.step()
+    assert optimizer.skipped_steps == 1
+    take_steps(model, optimizer, range(2, 4))
+    take_steps(undisturbed, other, range(4))
+    for p, q in zip(model.parameters(), undisturbed.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_a_restored_state_goes_on_bit_for_bit():
+    model, restored = network(), network()
+    knobs = KNOBS | {"publish_dtype": torch.bfloat16, "warmup_steps": 5, "weight_decay": 0.1}
+    optimizer = MasterAdamW(model, **knobs)
+    take_steps(model, optimizer, range(3))
+    state = optimizer.state_dict()
+    take_steps(model, optimizer, range(3, 6))
+    again = MasterAdamW(restored, **knobs)
+    again.load_state_dict(state)
+    take_steps(restored, again, range(3, 6))
+    for p, q in zip(model.parameters(), restored.parameters(), strict=True):
+        assert torch.equal(p, q)
