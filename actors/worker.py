@@ -127,7 +127,7 @@ class Worker:
         return asyncio.get_running_loop().create_task(workflow)
 
     def _limits(self, prompt: Prompt, temperature: float, key: int) -> Limits:
-        longest = min(prompt.max_tokens, self.rollout.max_tokens or prompt.max_tokens)
+        longest = self.rollout.max_tokens or prompt.max_tokens
         return Limits(longest, temperature, tuple(self.task.stop_tokens), key)
 
     # ---- evaluation -------------------------------------------------------------------------------------------------

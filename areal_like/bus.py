@@ -73,10 +73,15 @@ class Router:
         self.socket.close(linger=200)
 
 
+def routing_id(name: str, pid: int) -> bytes:
+    """How a router knows the process `pid` of the role `name`: a restarted process is another peer."""
+    return f"{name}:{pid}".encode()
+
+
 def _dealer(context: Any, endpoint: str, name: str) -> Any:
     sock = context.socket(zmq.DEALER)
     _configure(sock)
-    sock.setsockopt(zmq.ROUTING_ID, f"{name}:{os.getpid()}".encode())
+    sock.setsockopt(zmq.ROUTING_ID, routing_id(name, os.getpid()))
     sock.connect(endpoint)
     return sock
 

@@ -121,11 +121,31 @@ class LearnerClient:
         self.dealer.close()
 
 
-def ask_status(dealer: Dealer, timeout: float) -> dict[str, Any] | None:
-    """The buffer's status, or None if it does not answer in time (an answer to an earlier question may come first)."""
-    dealer.send("status", {})
-    try:
-        message = dealer.receive(timeout)
-    except WireError:
-        return None
-    return message.body["report"] if message and message.kind == "report" else None
+class SupervisorClient:
+    """The starter's side: it looks in and tells of deaths, and never waits."""
+
+    def __init__(self, endpoint: str):
+        self.dealer = Dealer(endpoint, "supervisor", peer="buffer")
+
+    def ask(self) -> None:
+        self.dealer.send("status", {})
+
+    def newest_report(self) -> dict[str, Any] | None:
+        """The last answer that has arrived, if any has."""
+        report = None
+        while True:
+            try:
+                message = self.dealer.receive(timeout=0)
+            except WireError:
+                continue
+            if message is None:
+                return report
+            if message.kind == "report":
+                report = message.body["report"]
+
+    def lost(self, name: str, pid: int, how: str) -> None:
+        """A process has died: the buffer need not wait for its silence."""
+        self.dealer.send("lost", {"name": name, "pid": pid, "how": how})
+
+    def close(self) -> None:
+        self.dealer.close()

@@ -29,6 +29,8 @@ EXIT_USER_ERROR = 2
 """A role ends with this when starting it again would not help: bad input, full disk, port in use."""
 EXIT_TERMINATED = 128 + signal.SIGTERM
 """A role ends with this when it was told to end; 0 is kept for work that is done."""
+RENDEZVOUS = "rendezvous"
+"""The run's folder of endpoints; it is there while the run is."""
 TERM_SECONDS = 2
 """Time that a role has to end after SIGTERM."""
 _PR_SET_PDEATHSIG = 1
@@ -52,7 +54,7 @@ class Role:
 
     def offer(self, service: str, endpoint: str) -> None:
         """Tell the others where a service is (written beside and renamed, so never read half)."""
-        folder = self.run / "rendezvous"
+        folder = self.run / RENDEZVOUS
         folder.mkdir(exist_ok=True)
         beside = folder / f".{service}.{os.getpid()}"
         beside.write_text(json.dumps({"endpoint": endpoint, "pid": os.getpid()}))
@@ -60,7 +62,7 @@ class Role:
 
     def find(self, service: str) -> str:
         """The endpoint of a service, waited for. Raises BusError after `launcher.ready_timeout` seconds."""
-        path = self.run / "rendezvous" / f"{service}.json"
+        path = self.run / RENDEZVOUS / f"{service}.json"
         deadline = time.monotonic() + float(self.config.launcher.get("ready_timeout", 120.0))
         while time.monotonic() < deadline:
             with contextlib.suppress(FileNotFoundError):
@@ -77,6 +79,10 @@ def _end_with_starter(starter: int) -> None:
             sys.exit(EXIT_TERMINATED)
 
 
+class Terminated(SystemExit):
+    """SIGTERM has come."""
+
+
 def _terminate(signum: int, frame: Any) -> None:
     """End by unwinding, so that sockets are closed and files finished, but end.
 
@@ -85,7 +91,7 @@ def _terminate(signum: int, frame: Any) -> None:
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.alarm(TERM_SECONDS)
-    raise SystemExit(EXIT_TERMINATED)
+    raise Terminated(EXIT_TERMINATED)
 
 
 def _fail(error: Exception, text: str, code: int) -> NoReturn:
@@ -121,10 +127,12 @@ def run_role(main: Callable[[Role], None]) -> None:
     )
     try:
         main(Role(args.name, args.run, args.sockets, load_resolved(args.run / "config.yaml")))
+    except Terminated:
+        if os.getppid() != args.starter:
+            _sweep(args.sockets)
+        logging.shutdown()
+        os._exit(EXIT_TERMINATED)  # all is closed; Python would take torch apart first, which takes a second or two
     except (ConfigError, BusError, OSError, ValueError) as error:
         _fail(error, str(error), EXIT_USER_ERROR)
     except Exception as error:
         _fail(error, f"{type(error).__name__}: {error}", 1)
-    finally:
-        if os.getppid() != args.starter:
-            _sweep(args.sockets)

@@ -27,7 +27,9 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     # everybody → buffer
     "hello": {"role": str, "name": str, "pid": int, "slots": int},
     "heartbeat": {"stats": dict},
+    # supervisor → buffer
     "status": {},
+    "lost": {"name": str, "pid": int, "how": str},
     # actor → buffer
     "push": {"groups": list},
     "failed": {"id": int, "reason": str, "detail": str},

@@ -13,7 +13,7 @@ import logging
 import time
 from typing import Any
 
-from areal_like.bus import Router
+from areal_like.bus import Router, routing_id
 from areal_like.types import Lease
 from areal_like.wire import Message, WireError, check_group
 from buffer.evaluation import Evaluation
@@ -137,10 +137,11 @@ class Controller:
 
     def _on_push(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         metas = message.body["groups"]
-        for meta in metas:
-            check_group(meta)
-        if sum(meta["bytes"] for meta in metas) != message.payload.nbytes:
-            raise WireError("push: the payload's size is not the sum of its groups'")
+        try:
+            self._check_push(metas, message.payload.nbytes)
+        except WireError:
+            self._give_up(actor, metas)
+            raise
         start, now = 0, time.monotonic()
         for meta in metas:
             payload = message.payload[start : start + meta["bytes"]]
@@ -148,11 +149,27 @@ class Controller:
             self._take(meta, payload, now)
         self.router.send(peer, "pushed", {"ids": [meta["id"] for meta in metas]})
 
+    def _check_push(self, metas: list[Any], nbytes: int) -> None:
+        for meta in metas:
+            check_group(meta)
+            entry = self.replay.entries.get(meta["id"])
+            if entry and len(meta["samples"]) != entry.need:
+                raise WireError(f"group {meta['id']}: {len(meta['samples'])} samples where {entry.need} were asked for")
+            if max(max(row[4][::2]) for row in meta["samples"]) > self.version:
+                raise WireError(f"group {meta['id']}: a version that is not published yet")
+        if sum(meta["bytes"] for meta in metas) != nbytes:
+            raise WireError("push: the payload's size is not the sum of its groups'")
+
+    def _give_up(self, actor: Actor | None, metas: list[Any]) -> None:
+        """A push that can't be accepted ends the leases that it names, or the batch would wait for them for ever."""
+        ids = {meta["id"] for meta in metas if isinstance(meta, dict) and isinstance(meta.get("id"), int)}
+        for group_id in ids & (actor.running if actor else set()):
+            self._release(group_id, self.replay.entries[group_id])
+            self.replay.drop(group_id, "malformed")
+
     def _take(self, meta: dict[str, Any], payload: memoryview, now: float) -> None:
         entry = self.replay.entries.get(meta["id"])
         self._release(meta["id"], entry)
-        if self.finishing:
-            return
         if self.replay.push(meta, payload, self.version, now):
             self.gauges.pushed(meta)
             self._progress_at = now
@@ -186,6 +203,13 @@ class Controller:
             self.replay.requeue(group_id)
         self.evaluation.lost(actor.name)
         self.fleet.leave(actor)
+
+    def _on_lost(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        """The supervisor saw a process die: nobody need wait for its silence."""
+        dead = self.fleet.by_peer.get(routing_id(message.body["name"], message.body["pid"]))
+        if dead:
+            log.warning("%s %s: its %d leases go to others", dead.name, message.body["how"], len(dead.running))
+            self._lose(dead)
 
     # ---- the learner ------------------------------------------------------------------------------------------------
 
@@ -247,7 +271,7 @@ class Controller:
 
     def _admit(self, now: float) -> None:
         """Hand out leases, one at a time to the actor that holds the fewest."""
-        if self.started_at is None or self.finishing or self.replay.bytes > self.max_bytes:
+        if self.started_at is None or self.finishing:
             return
         planned: dict[str, list[Lease]] = {}
         to_start = self.replay.room(self.version) + len(self.replay.in_stage(Stage.QUEUED))
@@ -270,6 +294,8 @@ class Controller:
         entry = self.replay.queued_for(actor.version)
         if entry:
             self.replay.assign(entry, actor.name)
+        elif self.replay.bytes > self.max_bytes and not self.replay.has_gap:
+            return None  # a gap is filled even then: the batch that would free memory waits for it
         else:
             running = sum(len(each.running) for each in self.fleet)
             view = View(
@@ -346,11 +372,14 @@ class Controller:
 
     def waits(self) -> list[str]:
         """Who waits for whom, in words."""
-        lines = []
+        if self.finishing:
+            return [] if self.evaluation.finished else ["the end waits for the last evaluation"]
         if self.started_at is None:
-            ready = sum(actor.version >= 0 for actor in self.fleet)
-            who = "the learner" if self.learner is None or self.version < 0 else f"{self.expected_actors - ready} actors"
-            return [f"the start waits for {who}"]
+            to_come = self.expected_actors - sum(actor.version >= 0 for actor in self.fleet)
+            who = ["the learner"] if self.learner is None or self.version < 0 else []
+            who += [f"{to_come} actor{'s' * (to_come > 1)}"] if to_come > 0 else []
+            return [f"the start waits for {' and '.join(who)}"]
+        lines = []
         if self.wanted:
             missing = [entry for entry in self.replay.entries.values() if entry.stage in (Stage.RUNNING, Stage.QUEUED)]
             owners = sorted({entry.actor or "no actor" for entry in missing})

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -35,7 +36,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
     parser.add_argument("--dry-run", action="store_true", help="print which processes would be started and stop")
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live display")
-    return parser.parse_args(argv)
+    return parser.parse_intermixed_args(argv)
 
 
 def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
@@ -58,15 +59,22 @@ def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
 def write_record(config: Config, folder: Path, argv: list[str]) -> None:
     """What is needed to run this again: resolved config, command line, commit, seeds."""
     configs.save(config, folder / "config.yaml")
-    root = Path(__file__).resolve().parent.parent
-    git = subprocess.run(["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True)
     record = {
         "command": ["python", "-m", "scripts.train", *argv],
-        "commit": git.stdout.strip() or None,
+        "commit": commit(),
         "seed": config.run.seed,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
     (folder / "run.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def commit() -> str | None:
+    """The commit of this code, "-dirty" where files differ from it; None without git or outside of a repository."""
+    command = ["git", "-C", str(Path(__file__).resolve().parent.parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+    except OSError:
+        return None
 
 
 def resolve_transport(config: Config) -> Config:
@@ -85,68 +93,107 @@ def preflight(config: Config) -> None:
     path = config.model.get("path")
     if path is not None and not (Path(path) / "config.json").is_file():
         raise ConfigError(f"model.path: no Hugging Face model in {path!r} (config.json is missing)")
+    if config.buffer.transport == "tcp" and config.buffer.port:
+        check_port(config.buffer.host, config.buffer.port)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises ConfigError if nothing can be bound there now. (The buffer has the last word, some seconds later.)"""
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        raise ConfigError(
+            f"buffer.port={port}: can't bind to {host}:{port} ({error.strerror}); choose a free port, or 0 for any"
+        ) from None
 
 
 class Interrupted(Exception):
     """A person, or the system, has asked the run to end."""
 
 
-def _interrupt(signum: int, frame: Any) -> None:
-    raise Interrupted(signal.Signals(signum).name)
+class Signals:
+    """Remembers which signal asked the run to end. It raises nothing, so it can't cut a start or a clean-up in two."""
+
+    def __init__(self) -> None:
+        self.received = ""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup asks to ignore it
+                signal.signal(number, self._remember)
+
+    def _remember(self, number: int, frame: Any) -> None:
+        self.received = self.received or signal.Signals(number).name
+
+    def check(self) -> None:
+        """Raises Interrupted."""
+        if self.received:
+            raise Interrupted(self.received)
 
 
-def run(config: Config, folder: Path, plain: bool) -> dict[str, Any]:
+def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str, Any]:
     """Start everything, watch it, end everything. Returns the summary. Raises RunFailed, Interrupted, OSError."""
     from areal_like.launch.plan import plan
     from areal_like.registry import build
     from scripts.watch import Watch
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
-    launcher = build("launcher", config.launcher, folder, config.actors.max_restarts)
     watch = Watch(config, folder, plain)
+    launcher = build("launcher", config.launcher, folder, config.actors.max_restarts)
     try:
         launcher.start(plan(config))
         with watch:
             while not launcher.poll():
-                watch.update()
-                time.sleep(0.1)
-            watch.update(last=True)
+                signals.check()
+                watch.update(launcher.deaths)
+                time.sleep(0.05)
+            watch.update(launcher.deaths, last=True)
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not cut the clean-up short
         launcher.stop()
         watch.close()
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["restarts"] = sum(launcher.restarts.values())
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text()) | {"restarts": len(launcher.deaths)}
+    path.write_text(json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config] | None:
+    """The run's folder and config, or None if something was only to be printed. Raises ValueError, OSError."""
+    from areal_like.launch.plan import describe, plan
+
+    config = resolve_transport(configs.load([args.config, *args.overrides]))
+    if args.print_config:
+        print(configs.to_yaml(config), end="")
+        return None
+    if args.dry_run:
+        print(describe(plan(config)))
+        return None
+    preflight(config)
+    folder, config = make_run_folder(config, Path(args.config).stem)
+    try:
+        write_record(config, folder, argv)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise OSError(error.errno, error.strerror, str(folder)) from None
+    return folder, config
 
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    signals = Signals()
     try:
-        config = resolve_transport(configs.load([args.config, *args.overrides]))
-        if args.print_config:
-            print(configs.to_yaml(config), end="")
-            return 0
-        if args.dry_run:
-            from areal_like.launch.plan import describe, plan
-
-            print(describe(plan(config)))
-            return 0
-        preflight(config)
-        folder, config = make_run_folder(config, Path(args.config).stem)
-        write_record(config, folder, argv)
+        prepared = prepare(args, argv)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    if prepared is None:
+        return 0
+    folder, config = prepared
     from areal_like.launch.local import RunFailed
     from scripts.watch import print_summary
 
     try:
-        summary = run(config, folder, args.plain)
+        summary = run(config, folder, args.plain, signals)
     except Interrupted as signalled:
         print(f"ended by {signalled}; what was recorded is in {folder}", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -1,47 +1,60 @@
 """Watching a run: the live display (plain lines without a terminal) and TensorBoard, derived from `metrics.jsonl`.
 
-Follows the learner's file for train steps and asks the buffer, once a second, who waits for whom. Nothing in the run
-waits for the watcher.
+Follows the learner's file for train steps, and asks the buffer once a second who waits for whom. Tells the buffer of
+processes that died, and the person too. Nothing in the run waits for the watcher, and the watcher waits for nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from areal_like.bus import Dealer
-from areal_like.client import ask_status
+from areal_like.client import SupervisorClient
 from areal_like.config import Config
+from areal_like.launch.local import Death
 from areal_like.metrics import MetricsFollower
+from areal_like.process import RENDEZVOUS
 
-PLAIN_SECONDS = 2.0
-STATUS_SECONDS = 1.0
+STATUS_SECONDS = 0.5
+REFRESH_SECONDS = 0.25
+LINE_SECONDS = (2.0, 60.0)
+"""Plain lines come this often at first, and this seldom in a long run."""
 
 
 class Watch:
     """`update` is called many times a second and does little; `plain` forces lines even on a terminal."""
 
     def __init__(self, config: Config, folder: Path, plain: bool):
-        self.folder, self.steps = folder, config.run.steps
+        self.folder, self.run = folder, config.run
+        self.bound = config.scheduler.get("max_staleness", 0)
         self.follower = MetricsFollower(folder / "metrics.jsonl")
-        self.console = Console()
-        self.live = None if plain or not self.console.is_terminal else Live(console=self.console, auto_refresh=False)
+        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        live = self.console.is_terminal and not self.console.is_dumb_terminal and not plain
+        self.live = Live(console=self.console, auto_refresh=False) if live else None
         self.row: dict[str, Any] = {}
         self.status: dict[str, Any] = {}
         self.evaluation: dict[str, Any] = {}
+        self.deaths: Sequence[Death] = ()
         self._board: Any = None
-        self._dealer: Dealer | None = None
-        self._told_at = self._asked_at = time.monotonic()
+        self._client: SupervisorClient | None = None
+        self._board_failed = False
+        self._reported_deaths = 0
+        self._said = ""
+        self._began = time.monotonic()
+        self._told_at = self._asked_at = self._began
 
     def __enter__(self) -> Watch:
-        self.console.print(f"run folder: {self.folder}   (logs/, metrics.jsonl, tb/)")
+        self.say(f"run folder: {self.folder} (logs/, metrics.jsonl, tb/)")
         if self.live:
             self.live.start()
         return self
@@ -50,55 +63,87 @@ class Watch:
         if self.live:
             self.live.stop()
 
-    def update(self, last: bool = False) -> None:
+    def say(self, text: str) -> None:
+        """A line of its own, above the live display if there is one."""
+        self.console.print(text, markup=False)
+        self.console.file.flush()
+
+    def update(self, deaths: Sequence[Death] = (), last: bool = False) -> None:
+        """Take in what is new and show it; `last` for the view that stays."""
+        for death in deaths[len(self.deaths) :]:
+            self.say(f"{death.name} {death.how}: started again (restart {death.count})")
+        self.deaths = list(deaths)
         rows = self.follower.new_rows()
         for row in rows:
             self._record(row)
         now = time.monotonic()
-        if now - self._asked_at > STATUS_SECONDS and not last:
-            self._asked_at = now
-            self._ask()
-        if self.live and (rows or now - self._told_at > 0.5):
+        self._talk_to_buffer(now)
+        if self.live and (last or now - self._told_at > REFRESH_SECONDS):
             self._told_at = now
             self.live.update(self._table(), refresh=True)
-        elif not self.live and (last or now - self._told_at > PLAIN_SECONDS):
+        elif not self.live and (last or now - self._told_at > self._line_seconds(now)):
             self._told_at = now
-            print(self._line(), flush=True)
+            self._say_line()
+
+    def _line_seconds(self, now: float) -> float:
+        shortest, longest = LINE_SECONDS
+        return min(longest, max(shortest, (now - self._began) / 30))
+
+    def _say_line(self) -> None:
+        line = self._line()
+        if line != self._said:
+            self._said = line
+            self.say(line)
 
     def _record(self, row: dict[str, Any]) -> None:
         self.row = row
-        if "eval/reward" in row:
+        if row.get("eval/reward") is not None:
             self.evaluation = {"reward": row["eval/reward"], "version": row["eval/version"]}
         if self._board is None:
             from scripts.board import Board
 
             self._board = Board(self.folder / "tb")
-        self._board.add(row)
+        with self._tolerated():
+            self._board.add(row)
 
-    def _ask(self) -> None:
-        if self._dealer is None:
-            path = self.folder / "rendezvous" / "buffer.json"
+    @contextlib.contextmanager
+    def _tolerated(self) -> Iterator[None]:
+        """An error of TensorBoard's writer is told once and does not end the run."""
+        try:
+            yield
+        except OSError as error:
+            if not self._board_failed:
+                self.say(f"TensorBoard's files are not complete: {error}")
+            self._board_failed = True
+
+    def _talk_to_buffer(self, now: float) -> None:
+        if self._client is None:
+            path = self.folder / RENDEZVOUS / "buffer.json"
             if not path.exists():
                 return
-            self._dealer = Dealer(json.loads(path.read_text())["endpoint"], "watch", peer="buffer")
-        self.status = ask_status(self._dealer, timeout=0.05) or self.status
+            self._client = SupervisorClient(json.loads(path.read_text())["endpoint"])
+        self.status = self._client.newest_report() or self.status
+        for death in self.deaths[self._reported_deaths :]:
+            self._client.lost(death.name, death.pid, death.how)
+        self._reported_deaths = len(self.deaths)
+        if now - self._asked_at > STATUS_SECONDS:
+            self._asked_at = now
+            self._client.ask()
 
     # ---- words ------------------------------------------------------------------------------------------------------
 
+    def _number(self, key: str, form: str) -> str:
+        value = self.row.get(key)
+        return "-" if value is None else form.format(value)
+
     def _fields(self) -> dict[str, str]:
-        row = self.row
-
-        def number(key: str, form: str = "{:.3f}") -> str:
-            value = row.get(key)
-            return "-" if value is None else form.format(value)
-
+        number = self._number
         held_out = f"{self.evaluation['reward']:.3f} (v{self.evaluation['version']})" if self.evaluation else "-"
         return {
-            "step": f"{row.get('step', 0)}/{self.steps}",
-            "reward": number("reward/mean"),
+            "reward": number("reward/mean", "{:.3f}"),
             "held-out": held_out,
-            "staleness": f"{number('staleness/mean', '{:.2f}')} max {number('staleness/max', '{:.0f}')}",
-            "buffer": f"{number('buffer/waiting', '{:.0f}')} wait, {number('buffer/running', '{:.0f}')} run",
+            "staleness": f"{number('staleness/mean', '{:.2f}')}, max {number('staleness/max', '{}')} of {self.bound}",
+            "buffer": f"{number('buffer/waiting', '{:.0f}')} groups wait, {number('buffer/running', '{:.0f}')} run",
             "tokens/s": number("rollout/tokens_per_second", "{:,.0f}"),
             "idle": f"actors {number('rollout/idle_share', '{:.0%}')}, learner {number('train/idle_share', '{:.0%}')}",
         }
@@ -106,49 +151,81 @@ class Watch:
     def _waits(self) -> str:
         if not self.status:
             return "the processes are starting"
+        if self.row and not self.status["started"]:
+            return "-"  # an answer from before the train steps shown
         return "; ".join(self.status["waits"]) or "nobody waits"
+
+    def _left(self) -> str:
+        """How long the rest takes at the pace so far; shorter where a target reward ends the run."""
+        step, seconds = self.row.get("step", 0), self.row.get("seconds", 0.0)
+        if not step or not seconds or step >= self.run.steps:
+            return ""
+        left = (self.run.steps - step) * seconds / step
+        if self.run.max_seconds is not None:
+            left = min(left, max(0.0, self.run.max_seconds - seconds))
+        minutes, seconds = divmod(round(left), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}:{minutes:02}:{seconds:02} left"
 
     def _line(self) -> str:
         if not self.row:
             return self._waits()
-        return "  ".join(f"{name} {text}" for name, text in self._fields().items()) + f"  | {self._waits()}"
+        fields = " | ".join(f"{name} {text}" for name, text in self._fields().items())
+        return f"step {self.row['step']}/{self.run.steps} | {fields} | {self._waits()}"
 
     def _table(self) -> Table:
+        step = self.row.get("step", 0)
+        progress = Table.grid(padding=(0, 2))
+        progress.add_row(f"{step}/{self.run.steps}", ProgressBar(max(1, self.run.steps), step, width=30), self._left())
         table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        table.add_row("step", progress)
         for name, text in self._fields().items():
-            table.add_row(f"[bold]{name}[/bold]", text)
-        table.add_row("[bold]waits[/bold]", self._waits())
+            table.add_row(name, text)
+        table.add_row("waits", self._waits())
+        if self.deaths:
+            table.add_row("restarts", str(len(self.deaths)))
         return table
 
     def close(self) -> None:
-        if self._dealer:
-            self._dealer.close()
+        if self._client:
+            self._client.close()
         if self._board:
-            self._board.close()
+            with self._tolerated():
+                self._board.close()
 
 
 def print_summary(summary: dict[str, Any], folder: Path) -> None:
-    """The end of a run, for a person."""
+    """The end of a run, for a person: one line per fact, never cut, so that paths can be copied."""
 
-    def share(key: str) -> str:
-        return "-" if summary.get(key) is None else f"{summary[key]:.0%}"
+    def show(key: str, form: str) -> str:
+        return "-" if summary.get(key) is None else form.format(summary[key])
 
-    def reward(key: str) -> str:
-        return "-" if summary.get(key) is None else f"{summary[key]:.3f}"
-
-    table = Table(title=f"finished: {summary['stopped_because']}", show_header=False, title_justify="left")
-    rows = {
-        "held-out reward": f"{reward('reward_before')} before, {reward('reward_after')} after",
-        "train steps": f"{summary['steps']} in {summary['seconds']:.1f} s",
-        "staleness": f"mean {summary['staleness_mean']:.2f}, max {summary['staleness_max']}, bound {summary['staleness_bound']}",
-        "tokens per second": f"{summary['tokens_per_second']:,.0f} rolled out, {summary['trained_tokens_per_second']:,.0f} trained",
-        "idle share": f"actors {share('actor_idle_share')}, learner {share('learner_idle_share')}",
-        "ledger": ", ".join(f"{name} {count}" for name, count in summary["ledger"].items() if count),
+    lines = {
+        "held-out reward": f"{show('reward_before', '{:.3f}')} before, {show('reward_after', '{:.3f}')} after",
+        "train steps": f"{summary['steps']} in {show('seconds', '{:.1f}')} s",
+        "staleness": f"mean {show('staleness_mean', '{:.2f}')}, max {summary['staleness_max']}, "
+        f"bound {summary['staleness_bound']}",
+        "tokens per second": f"{show('tokens_per_second', '{:,.0f}')} rolled out, "
+        f"{show('trained_tokens_per_second', '{:,.0f}')} trained",
+        "idle share": f"actors {show('actor_idle_share', '{:.0%}')}, learner {show('learner_idle_share', '{:.0%}')}",
+        "groups": ledger_line(summary["ledger"]),
         "actor restarts": str(summary.get("restarts", 0)),
         "logs": str(folder / "logs"),
         "TensorBoard": f"tensorboard --logdir {folder / 'tb'}",
         "model": str(folder / "checkpoints" / "final"),
     }
-    for name, text in rows.items():
-        table.add_row(name, text)
-    Console(file=sys.stdout).print(table)
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    console.print(f"\nfinished: {summary['stopped_because']}", style="bold", markup=False)
+    for name, text in lines.items():
+        console.print(f"  {name:<18}{text}", markup=False)
+
+
+def ledger_line(ledger: dict[str, Any]) -> str:
+    """`admitted 336 = trained 320 + dropped 16 (end of run)`."""
+    parts = [f"trained {ledger['trained']}"]
+    for kind in ("filtered", "dropped"):
+        parts += [f"{kind} {count} ({reason})" for reason, count in ledger[kind].items()]
+    parts += [f"active {ledger['active']}"] if ledger["active"] else []
+    return f"admitted {ledger['admitted']} = {' + '.join(parts)}"

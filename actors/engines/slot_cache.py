@@ -1,12 +1,12 @@
 """The KV cache of the embedded engine, and the attention that reads and writes it.
 
 Keys and values live in two tensors `[layer, slot, head, time, dim]`: slot i holds one running sequence from time 0 on.
-The model's own forward computes everything but the attention: it is switched to `slot_attention` (registered with
-transformers' attention interface), which finds the cache among the forward's keyword arguments. So each architecture
-that transformers can run with full attention runs here unchanged.
+A model's own forward is switched to `slot_attention` (registered with transformers' attention interface), which finds
+the cache among the forward's keyword arguments. So each architecture that transformers can run with full attention
+runs here unchanged.
 
-Driven by `torch_engine`: `begin_prefill` or `begin_decode` says which slots the next forward is for, then the
-forward calls `attend` once per layer. Invariants: no value in the tensors is NaN (a masked position has weight 0, and
+Driven by `torch_engine`: `begin_prefill` or `begin_decode` says which slots the next forward is for, then that
+forward (see `decoders`) calls `attend` once per layer. Invariants: no value in the tensors is NaN (a masked position has weight 0, and
 0 · NaN is NaN), hence zeros and not empty memory; everything here runs under inference mode.
 """
 
@@ -28,6 +28,7 @@ class SlotCache:
         heads = config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        self.heads, self.dim = kv_heads, dim
         self._empty = torch.zeros(config.num_hidden_layers, slots, kv_heads, 0, dim, device=device, dtype=dtype)
         self.clear()
 
@@ -70,8 +71,7 @@ class SlotCache:
         self._prefill = None
         time, n = int(lengths.max()), len(lengths)
         self.reserve(time)
-        heads = self.keys.shape[2]
-        starts = (np.arange(n)[:, None] * heads + np.arange(heads)) * self.capacity
+        starts = (np.arange(n)[:, None] * self.heads + np.arange(self.heads)) * self.capacity
         self._cells = torch.from_numpy((starts + (lengths[:, None] - 1)).reshape(-1)).to(self.keys.device)
         self._shape = (n, time)
         self._mask = None
@@ -85,12 +85,11 @@ class SlotCache:
         if self._prefill is not None:
             return self._attend_prefill(layer, query, key, value, scale)
         n, time = self._shape
-        kv_heads, dim = key.shape[1], key.shape[3]
         keys, values = self.keys[layer], self.values[layer]
-        keys.view(-1, dim).index_copy_(0, self._cells, key.reshape(-1, dim))
-        values.view(-1, dim).index_copy_(0, self._cells, value.reshape(-1, dim))
+        keys.view(-1, self.dim).index_copy_(0, self._cells, key.reshape(-1, self.dim))
+        values.view(-1, self.dim).index_copy_(0, self._cells, value.reshape(-1, self.dim))
         # The query heads that share a key head become rows of one product (grouped-query attention).
-        packed = query.view(n, kv_heads, -1, dim)
+        packed = query.reshape(n, self.heads, -1, self.dim)
         out = F.scaled_dot_product_attention(
             packed, keys[:n, :, :time], values[:n, :, :time], attn_mask=self._mask, scale=scale
         )

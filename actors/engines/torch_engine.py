@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from actors.engines.slot_cache import ATTENTION, SlotCache
+from actors.engines.decoders import decoder_for
+from actors.engines.slot_cache import SlotCache
 from actors.engines.slot_table import Request, SlotTable
 from areal_like.models import write_state
 from areal_like.types import Completion, Finish, Limits
@@ -62,12 +63,12 @@ class TorchEngine:
         self.version = 0
         self.digest = ""
         self._model = model.eval()
-        model.set_attn_implementation(ATTENTION)
-        self._parameters = dict(model.named_parameters())
         self._recompute = kv_policy == "recompute"
         self._interruptible = interruptible
         self._table = SlotTable(slots)
         self._cache = SlotCache(model.config, slots, model.device, model.dtype)
+        self._decoder = decoder_for(model, self._cache)
+        self._parameters = dict(model.named_parameters())
         self._waiting: deque[Request] = deque()
         self._loads: list[tuple[Update, asyncio.Future[None]]] = []
         self._stale = False  # the KV of the running sequences is to be recomputed before the next step
@@ -217,7 +218,7 @@ class TorchEngine:
         # Beyond a sequence's end lie ids of earlier ones: valid, and hidden by causality.
         tokens = torch.from_numpy(table.tokens[[same[0] for same in chunk], :time]).to(self._model.device)
         positions = torch.arange(time, device=tokens.device)[None]
-        self._model.base_model(tokens, position_ids=positions, use_cache=False, slot_cache=self._cache)
+        self._decoder.prefill(tokens, positions)
 
     def _decode(self) -> tuple[np.ndarray, np.ndarray]:
         """Feed each sequence's last token → the next ones int64 [n] and their logprobs float32 [n]."""
@@ -227,9 +228,9 @@ class TorchEngine:
         device = self._model.device
         tokens = torch.from_numpy(table.last_tokens()).to(device)[:, None]
         positions = torch.from_numpy(lengths - 1).to(device)[:, None]
-        output = self._model(tokens, position_ids=positions, use_cache=False, slot_cache=self._cache)
+        logits = self._decoder.decode(tokens, positions)
         temperatures = table.temperatures[:n]
-        return sample(output.logits[:, -1], temperatures, table.draws() if temperatures.any() else None)
+        return sample(logits, temperatures, table.draws() if temperatures.any() else None)
 
     def _end(self, request: Request, finish: Finish) -> None:
         """Take the request out, wherever it is, and answer its caller with what it has."""

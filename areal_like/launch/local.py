@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from areal_like.launch.plan import RoleSpec
-from areal_like.process import EXIT_TERMINATED, EXIT_USER_ERROR, TERM_SECONDS
+from areal_like.process import EXIT_TERMINATED, EXIT_USER_ERROR, RENDEZVOUS, TERM_SECONDS
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 FULL_BYTES = 1 << 16
@@ -50,6 +50,7 @@ class LocalLauncher:
 
     def start(self, roles: list[RoleSpec]) -> None:
         (self.run / "logs").mkdir(exist_ok=True)
+        shutil.rmtree(self.run / RENDEZVOUS, ignore_errors=True)  # of a starter that was killed
         # Paths of Unix sockets are limited to about 100 characters, so they can't live in the run folder.
         self._sockets = Path(tempfile.mkdtemp(prefix="areal-"))
         for role in roles:
@@ -120,6 +121,7 @@ class LocalLauncher:
             _signal_group(process, signal.SIGKILL)  # also what a role may have left behind in its group
             process.wait()
         self._running.clear()
+        shutil.rmtree(self.run / RENDEZVOUS, ignore_errors=True)
         if self._sockets:
             shutil.rmtree(self._sockets, ignore_errors=True)
 

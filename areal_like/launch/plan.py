@@ -18,9 +18,9 @@ class RoleSpec:
 
 def plan(config: Any) -> list[RoleSpec]:
     """The processes of a run, in the order in which they are started."""
-    roles = [RoleSpec("buffer", "buffer.main", 1, True), RoleSpec("learner", "learners.main", config.actors.threads, True)]
-    roles += [RoleSpec(f"actor-{i}", "actors.main", config.actors.threads, False) for i in range(config.actors.count)]
-    return roles
+    threads = config.actors.threads
+    actors = [RoleSpec(f"actor-{i}", "actors.main", threads, False) for i in range(config.actors.count)]
+    return [RoleSpec("buffer", "buffer.main", 1, True), RoleSpec("learner", "learners.main", threads, True), *actors]
 
 
 def describe(roles: list[RoleSpec]) -> str:

@@ -4,7 +4,9 @@ Real processes, sockets, buffer and weight updates; the accelerators are simulat
 that two cores suffice and a run measures the system: who waits for whom. Trained samples per second, plain sync = 1.0.
 
 balanced   all answers equally long; generating a batch takes as long as training on it
-long tail  log-normal answer lengths (sigma 1 over prompts, 0.3 within), the same mean cost on both sides
+longtail   log-normal answer lengths (sigma 1 over prompts, 0.3 within), the same mean cost on both sides
+
+"waiting": not interruptible, an update waits for the sequences that run.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def modes() -> list[tuple[str, list[str]]]:
     rows = [("sync", ["mode=sync"])]
     rows += [(f"async {bound}", [f"scheduler.max_staleness={bound}"]) for bound in ASYNC]
     rows += [
-        (f"async {bound}, not interruptible", [f"scheduler.max_staleness={bound}", "engine.interruptible=false"])
+        (f"async {bound}, waiting", [f"scheduler.max_staleness={bound}", "engine.interruptible=false"])
         for bound in ("1", "4")
     ]
     return rows
@@ -64,7 +66,7 @@ def modes() -> list[tuple[str, list[str]]]:
 def bench(scenario: str, folder: Path, console: Console) -> dict[str, dict[str, float]]:
     table = Table(title=scenario, title_justify="left")
     for column in ("mode", "samples/s", "over sync", "actors idle", "learner idle", "staleness mean", "max"):
-        table.add_column(column, justify="left" if column == "mode" else "right")
+        table.add_column(column, justify="left" if column == "mode" else "right", no_wrap=True)
     results: dict[str, dict[str, float]] = {}
     for label, overrides in modes():
         console.print(f"  {scenario}: {label} ...", highlight=False)
@@ -88,12 +90,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write {metric: number} here")
     parser.add_argument("--scenario", choices=[*SCENARIOS], action="append", help="only this one (may be repeated)")
     args = parser.parse_args()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 110)
     metrics: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="modes-") as folder:
         for scenario in args.scenario or SCENARIOS:
             for label, row in bench(scenario, Path(folder), console).items():
-                key = label.replace(", not interruptible", "_waiting").replace("async ", "async")
+                key = label.replace(", waiting", "_waiting").replace("async ", "async")
                 metrics[f"{key}_{scenario}"] = row["samples_per_second"]
     for scenario in SCENARIOS:
         for bound in ASYNC:

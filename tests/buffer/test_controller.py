@@ -33,6 +33,11 @@ class FakeRouter:
         self.sent.append((peer.decode(), kind, body))
 
 
+def group(group_id: int, version: int, samples: int = 8) -> tuple[dict, bytes]:
+    sample = Sample(np.zeros(3, np.int32), 1, np.zeros(2, np.float32), np.ones(2, bool), [(version, 2)], 1.0, "stop")
+    return encode_group(Group(group_id, [sample] * samples))
+
+
 class House:
     """A controller, two actors and a learner, played by hand."""
 
@@ -77,8 +82,7 @@ class House:
         return [row[0] for _, body in sent for row in body["leases"] if row[2] == split]
 
     def push(self, name: str, group_id: int, version: int) -> None:
-        sample = Sample(np.zeros(3, np.int32), 1, np.zeros(2, np.float32), np.ones(2, bool), [(version, 2)], 1.0, "stop")
-        meta, payload = encode_group(Group(group_id, [sample]))
+        meta, payload = group(group_id, version)
         self.say(name, "push", {"groups": [meta]}, payload)
 
     def batches(self) -> list[list[int]]:
@@ -218,3 +222,23 @@ def test_admission_stops_while_the_buffer_is_full_of_bytes() -> None:
     house.push("actor-1", 1, 0)
     house.push("actor-1", 2, 0)
     assert len(house.leases()) == 2
+
+
+def test_a_full_buffer_still_fills_a_gap_that_the_next_batch_waits_for() -> None:
+    house = House(asynchronous(max_staleness=float("inf"), max_inflight_groups=2))
+    house.start()
+    house.controller.max_bytes = 1
+    house.push("actor-1", 1, 0)
+    house.say("actor-0", "failed", {"id": 0, "reason": "rejected", "detail": ""})
+    assert sorted(house.leases()) == [0, 1, 2] and house.controller.replay.entries[2].slot == 0
+
+
+@pytest.mark.parametrize(("samples", "version"), [(7, 0), (8, 1)])
+def test_a_push_that_does_not_fit_its_lease_ends_the_lease(samples: int, version: int) -> None:
+    house = House(asynchronous(max_staleness=0))
+    house.start()
+    meta, payload = group(house.leases("actor-0")[0], version, samples)
+    house.say("actor-0", "push", {"groups": [meta]}, payload)
+    assert house.controller.replay.ledger()["dropped"] == {"malformed": 1}
+    assert len(house.leases()) == B + 1, "its slot goes to the next prompt"
+    assert house.router.refused == 1

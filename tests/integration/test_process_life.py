@@ -1,0 +1,351 @@
+"""How runs start, end and fail, with real processes: nothing stays behind, and every end has a reason that is told.
+
+The engine and the learner are the timed ones (no model, no torch), so that a run takes a second or two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.runs import REPOSITORY, rows, summary
+
+pytestmark = pytest.mark.integration
+
+PATIENCE = 60.0
+"""Seconds until an event that is awaited counts as missed; it comes within one or two."""
+TIMED = ["engine=timed", "learner=timed", "run.target_reward=null", "groups_per_batch=4", "eval.prompts=8"]
+ENDLESS = [*TIMED, "learner.base=0.02", "run.steps=100000"]
+
+
+def processes(place: Path) -> dict[int, str]:
+    """Process id → command line of all that have `place` in it and have not ended."""
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid=,stat=,args="], capture_output=True, text=True, check=True)
+    split = [line.split(maxsplit=2) for line in listed.stdout.splitlines()]
+    return {int(pid): text for pid, state, text in split if str(place) in text and not state.startswith("Z")}
+
+
+class Run:
+    """One `scripts.train`, with its run folder and its folder for sockets below `place`."""
+
+    def __init__(self, place: Path, *overrides: str, wrapper: tuple[str, ...] = ()):
+        self.folder, self.temporary = place / "run", place / "tmp"
+        self.temporary.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", f"run.dir={place}", "run.name=run"]
+        self.output = place / "output"
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(
+                [*wrapper, *command, *overrides],
+                cwd=REPOSITORY,
+                env=os.environ | {"TMPDIR": str(self.temporary)},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def log(self, name: str) -> str:
+        path = self.folder / "logs" / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+    def until(self, what: str, event: Callable[[], Any]) -> Any:
+        """The first true result of `event`; fails, naming `what`, if the run ends or time passes without it."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            ended = self.process.poll() is not None
+            if result := event():
+                return result
+            assert not ended, f"the run ended while the test waited for {what}:\n{self.text()}"
+            time.sleep(0.01)
+        raise AssertionError(f"waited in vain for {what}:\n{self.text()}")
+
+    def until_step(self, step: int) -> None:
+        def reached() -> bool:
+            path = self.folder / "metrics.jsonl"
+            return path.exists() and path.read_bytes().count(b"\n") >= step
+
+        self.until(f"step {step}", reached)
+
+    def until_starting(self) -> None:
+        """All processes are there; none has come far."""
+        self.until("the last actor's process", lambda: self.pid("actor-1"))
+
+    def end(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    def processes(self) -> dict[int, str]:
+        """All that belong to this run, the one that was started here excepted."""
+        return {pid: command for pid, command in processes(self.folder.parent).items() if pid != self.process.pid}
+
+    def pid(self, name: str) -> int | None:
+        return next((pid for pid, command in self.processes().items() if f"--name {name} " in command), None)
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
+        pid = self.pid(name)
+        assert pid, f"{name} is not there"
+        os.kill(pid, number)
+        return pid
+
+    def assert_nothing_is_left(self) -> None:
+        """No process, no socket, no rendezvous; and no traceback was shown to the person."""
+        assert self.processes() == {}
+        assert list(self.temporary.iterdir()) == []
+        assert not (self.folder / "rendezvous").exists()
+        assert "Traceback" not in self.text()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder with a short path, as sockets want it."""
+    folder = Path(tempfile.mkdtemp(prefix="life-", dir="/tmp"))
+    yield folder
+    for pid in processes(folder):  # of a test that failed
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(folder)
+
+
+def assert_balanced(ledger: dict[str, Any]) -> None:
+    left = sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
+    assert ledger["admitted"] == ledger["trained"] + left + ledger["active"]
+
+
+# ---- ends that are good -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_its_folder_and_nothing_else(place: Path) -> None:
+    run = Run(place, *TIMED, "run.steps=6", "eval.every=2")
+    assert run.end() == 0, run.text()
+    run.assert_nothing_is_left()
+    assert {path.name for path in run.folder.iterdir()} == {
+        "checkpoints", "config.yaml", "logs", "metrics.jsonl", "run.json", "summary.json", "tb",
+    }  # fmt: skip
+    assert {path.name for path in (run.folder / "logs").iterdir()} == {
+        "actor-0.log", "actor-1.log", "buffer.log", "learner.log",
+    }  # fmt: skip
+    assert [row["step"] for row in rows(run.folder)] == [1, 2, 3, 4, 5, 6]
+    assert summary(run.folder)["ledger"]["trained"] == 6 * 4
+    assert_balanced(summary(run.folder)["ledger"])
+    record = json.loads((run.folder / "run.json").read_text())
+    assert record["seed"] == 0 and "commit" in record and "configs/quickstart.yaml" in record["command"]
+    assert "\x1b" not in run.text(), "control codes although the output is no terminal"
+    assert str(run.folder / "checkpoints" / "final") in run.text()
+
+
+def test_tensorboard_shows_what_metrics_jsonl_holds(place: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = Run(place, *TIMED, "run.steps=5")
+    assert run.end() == 0, run.text()
+    board = EventAccumulator(str(run.folder / "tb"), size_guidance={"scalars": 0, "histograms": 0})
+    board.Reload()
+    written = rows(run.folder)
+    for name in ("reward/mean", "staleness/max", "rollout/tokens_per_second", "train/idle_share", "buffer/waiting"):
+        assert [(event.step, event.value) for event in board.Scalars(name)] == [
+            (row["step"], pytest.approx(row[name], rel=1e-6)) for row in written
+        ]
+    for event, row in zip(board.Histograms("staleness/histogram"), written, strict=True):
+        counts = row["staleness/histogram"]
+        assert event.step == row["step"]
+        assert event.histogram_value.num == sum(counts.values()) == 4 * 8
+        assert event.histogram_value.max == max(float(value) for value in counts)
+
+
+def test_a_run_of_0_steps_evaluates_and_ends(place: Path) -> None:
+    run = Run(place, *TIMED, "run.steps=0")
+    assert run.end() == 0, run.text()
+    assert summary(run.folder)["steps"] == 0
+    assert_balanced(summary(run.folder)["ledger"])
+    run.assert_nothing_is_left()
+
+
+def test_max_seconds_ends_a_run(place: Path) -> None:
+    run = Run(place, *ENDLESS, "run.max_seconds=0.5")
+    assert run.end() == 0, run.text()
+    assert summary(run.folder)["stopped_because"] == "0.5 seconds have passed"
+    assert 0 < summary(run.folder)["steps"] == len(rows(run.folder)) < 100_000
+    assert_balanced(summary(run.folder)["ledger"])
+
+
+# ---- ends that a person asks for ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("moment", ["starting", "training"])
+def test_a_signal_ends_everything(place: Path, number: signal.Signals, moment: str) -> None:
+    run = Run(place, *ENDLESS)
+    run.until_starting() if moment == "starting" else run.until_step(3)
+    run.process.send_signal(number)
+    run.process.send_signal(number)  # an impatient person
+    assert run.end() == 130
+    assert f"ended by {number.name}" in run.text()
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("moment", ["starting", "training"])
+def test_processes_do_not_outlive_a_killed_starter(place: Path, moment: str) -> None:
+    run = Run(place, *ENDLESS)
+    run.until_starting() if moment == "starting" else run.until_step(3)
+    run.process.kill()
+    run.process.wait()
+    deadline = time.monotonic() + PATIENCE
+    while run.processes():
+        assert time.monotonic() < deadline, f"waited in vain for the end of {run.processes()}"
+        time.sleep(0.02)
+    if moment == "training":
+        assert list(run.temporary.iterdir()) == []
+
+
+# ---- deaths -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_actor_is_started_again_and_its_groups_are_not_lost(place: Path) -> None:
+    run = Run(place, *TIMED, "learner.base=0.02", "run.steps=150", "buffer.heartbeat_timeout=3600")
+    run.until_step(3)
+    killed = run.kill("actor-1")
+    run.until("another actor-1", lambda: run.pid("actor-1") not in (None, killed))
+    run.until("its return to the buffer", lambda: run.log("buffer").count("actor-1 joined") == 2)
+    assert run.end() == 0, run.text()
+    # Long before the heartbeat's time-out: the supervisor has told it.
+    assert "actor-1 was killed by SIGKILL: its" in run.log("buffer")
+    assert "actor-1 was killed by SIGKILL: started again (restart 1)" in run.text()
+    report = summary(run.folder)
+    assert (report["steps"], report["restarts"]) == (150, 1)
+    assert set(report["ledger"]["dropped"]) <= {"end of run"}
+    assert_balanced(report["ledger"])
+    assert report["staleness_max"] <= report["staleness_bound"]
+    run.assert_nothing_is_left()
+
+
+def test_an_actor_that_hangs_loses_its_groups_and_may_come_back(place: Path) -> None:
+    run = Run(place, *ENDLESS, "buffer.heartbeat_timeout=1.5")
+    run.until_step(3)
+    hung = run.kill("actor-0", signal.SIGSTOP)
+    run.until("the buffer's notice", lambda: "actor-0: no sign of life" in run.log("buffer"))
+    run.until_step(len(rows(run.folder)) + 5)
+    os.kill(hung, signal.SIGCONT)
+    run.until("its return to the buffer", lambda: run.log("buffer").count("actor-0 joined") == 2)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end() == 130
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("name", ["learner", "buffer"])
+def test_the_death_of_an_essential_process_ends_the_run(place: Path, name: str) -> None:
+    run = Run(place, *ENDLESS)
+    run.until_step(3)
+    run.kill(name)
+    assert run.end() == 1
+    assert f"error: {name} was killed by SIGKILL; its log is {run.folder / 'logs' / name}.log" in run.text()
+    run.assert_nothing_is_left()
+
+
+def test_a_learner_that_is_told_to_end_has_not_ended_well(place: Path) -> None:
+    run = Run(place, *ENDLESS)
+    run.until_step(3)
+    run.kill("learner", signal.SIGTERM)
+    assert run.end() == 1
+    assert "error: learner was told to end by SIGTERM" in run.text()
+    run.assert_nothing_is_left()
+
+
+class BrokenEngine:
+    """An engine that can't be made."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("no accelerator\nhere")
+
+
+def test_an_actor_that_never_comes_up_ends_the_run_with_its_error(place: Path) -> None:
+    run = Run(place, *ENDLESS, f"engine.name={__name__}:BrokenEngine", "actors.max_restarts=1")
+    assert run.end() == 1
+    error = [line for line in run.text().splitlines() if line.startswith("error: ")]
+    assert len(error) == 1
+    assert "after 1 restarts: RuntimeError: no accelerator here" in error[0]
+    assert "Traceback" in run.log("actor-0") + run.log("actor-1"), "where it failed belongs in the log"
+    run.assert_nothing_is_left()
+
+
+# ---- errors that a person can mend: one line each, and nothing is left ----------------------------------------------------
+
+
+def assert_one_error(run: Run, code: int, *words: str) -> None:
+    assert run.end() == code, run.text()
+    error = [line for line in run.text().splitlines() if line.startswith("error: ")]
+    assert len(error) == 1, run.text()
+    for word in words:
+        assert word in error[0]
+    run.assert_nothing_is_left()
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        yield holder.getsockname()[1]
+
+
+def test_a_port_in_use(place: Path, taken_port: int) -> None:
+    run = Run(place, *TIMED, f"buffer.port={taken_port}")
+    assert_one_error(run, 2, f"buffer.port={taken_port}", "in use", "choose a free port")
+    assert not run.folder.exists()
+
+
+def test_a_host_that_others_can_reach_is_refused(place: Path) -> None:
+    run = Run(place, *TIMED, "buffer.transport=tcp", "buffer.host=0.0.0.0")
+    assert_one_error(run, 1, "buffer.host=0.0.0.0", "loopback")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model={name: folder, path: /no/such/model}", ("model.path", "/no/such/model")),
+        ("task={name: jsonl, path: /no/such/file.jsonl, tokenizer: /no/such/model}", ("/no/such",)),
+        ("learner.lr_=1", ("learner.lr_",)),
+        ("run.dir=/dev/null", ("/dev/null",)),
+    ],
+    ids=["model", "task", "key", "folder"],
+)
+def test_what_can_be_known_before_the_start(place: Path, override: str, words: tuple[str, ...]) -> None:
+    run = Run(place, override)
+    assert_one_error(run, 2, *words)
+    assert not run.folder.exists()
+
+
+def test_a_name_that_exists(place: Path) -> None:
+    (place / "run").mkdir()
+    (place / "run" / "mine").touch()
+    run = Run(place, *TIMED)
+    assert_one_error(run, 2, "run.name=run", "exists")
+    assert [path.name for path in run.folder.iterdir()] == ["mine"]
+
+
+def test_a_file_that_can_not_grow(place: Path) -> None:
+    """As a full disk does, a limit on the size of files lets the learner's metrics fail in the middle of a row."""
+    limited = ("bash", "-c", 'ulimit -f 32; exec "$@"', "limited")
+    run = Run(place, *ENDLESS, wrapper=limited)
+    assert_one_error(run, 1, "learner", "File too large", "metrics.jsonl")
+    assert [row["step"] for row in followed(run.folder)] == list(range(1, len(followed(run.folder)) + 1))
+
+
+def followed(folder: Path) -> list[dict[str, Any]]:
+    from areal_like.metrics import MetricsFollower
+
+    found = MetricsFollower(folder / "metrics.jsonl").new_rows()
+    assert found
+    return found
