@@ -105,7 +105,9 @@ class Subscriber:
             offset = body["offset"]
             expected = min(CHUNK_BYTES, state.nbytes - offset)
             if message.payload.nbytes != expected:
-                raise BusError(f"{self.name}: a chunk of {message.payload.nbytes} bytes where {expected} were asked for")
+                raise BusError(
+                    f"{self.name}: a chunk of {message.payload.nbytes} bytes where {expected} were asked for"
+                )
             state.buffer[offset : offset + expected] = np.frombuffer(message.payload, np.uint8)
             self.bytes_received += expected
             waiting.discard(offset)

@@ -59,7 +59,7 @@ class Worker:
             if lease.split == "train":
                 task = self._spawn(self._run_group(lease))
                 self._tasks[lease.group_id] = task
-                task.add_done_callback(lambda done, key=lease.group_id: self._forget(key, done))
+                task.add_done_callback(partial(self._forget, lease.group_id))
             else:
                 task = self._spawn(self._evaluate(lease))
                 self._evaluations.add(task)

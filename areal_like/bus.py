@@ -40,7 +40,7 @@ class Router:
     """A bound socket that talks to many peers, each known by its routing id (bytes)."""
 
     def __init__(self, endpoint: str):
-        self.context = zmq.Context.instance()
+        self.context: zmq.Context = zmq.Context.instance()
         self.socket = self.context.socket(zmq.ROUTER)
         _configure(self.socket)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -54,7 +54,7 @@ class Router:
         self.refused = 0
 
     def receive(self, timeout: float) -> tuple[bytes, Message | WireError] | None:
-        """The next message and who sent it; a WireError in its place if it can't be accepted; None after `timeout` s."""
+        """The next message and its sender; a WireError in its place if it can't be accepted; None after `timeout` s."""
         if not self.socket.poll(max(0, int(timeout * 1000))):
             return None
         peer, *frames = self.socket.recv_multipart()

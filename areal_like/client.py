@@ -17,7 +17,10 @@ RETRY_SECONDS = 5.0
 
 
 class ActorClient:
-    """An actor's side; `slots` is the number of sequences that its engine decodes at once. A pushed group is kept and sent again until the buffer has acknowledged it."""
+    """An actor's side; `slots` is the number of sequences that its engine decodes at once.
+
+    A pushed group is kept, and sent again, until the buffer has acknowledged it.
+    """
 
     def __init__(self, endpoint: str, name: str, slots: int):
         self.name, self.slots = name, slots

@@ -22,7 +22,7 @@ def _plain(value: Any) -> Any:
 
 
 class MetricsLog:
-    """Appends rows; each is in the file when `write` returns. A full disk raises OSError at the row that did not fit."""
+    """Appends rows; each is in the file when `write` returns. A full disk raises OSError at the row that won't fit."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -18,7 +18,7 @@ from areal_like.weights.state import BITS, State, TensorSpec
 _BITS_AS_TORCH = {"bfloat16": torch.int16, "float16": torch.int16, "float32": torch.int32}
 
 
-def qwen2(
+def qwen2(  # noqa: PLR0913 - the knobs are those of Qwen2Config
     seed: int,
     vocab_size: int,
     *,

@@ -113,10 +113,10 @@ def check_body(kind: str, body: Any) -> None:
 
 def encode_group(group: Group) -> tuple[dict[str, Any], bytes]:
     """(meta, payload): the numbers for the header, and tokens int32 | logprobs float32 | loss masks uint8, flat."""
-    samples = [
-        [s.prompt_length, s.response_length, float(s.reward), FINISHES.index(s.finish), [n for run in s.runs for n in run]]
-        for s in group.samples
-    ]
+    samples = []
+    for s in group.samples:
+        runs = [number for run in s.runs for number in run]
+        samples.append([s.prompt_length, s.response_length, float(s.reward), FINISHES.index(s.finish), runs])
     columns = [np.concatenate([s.tokens for s in group.samples]).astype(np.int32, copy=False)]
     columns.append(np.concatenate([s.logprobs for s in group.samples]).astype(np.float32, copy=False))
     columns.append(np.concatenate([s.loss_mask for s in group.samples]).astype(np.uint8, copy=False))

@@ -220,9 +220,10 @@ class Controller:
             self.router.send(each.peer, "announce", {"manifest": manifest})
 
     def _on_want(self, peer: bytes, actor: Actor | None, message: Message) -> None:
-        expected = self.replay.bound.batch_version(message.body["index"])
-        if message.body["version"] != expected:
-            raise WireError(f"batch {message.body['index']} is trained at version {expected}, not {message.body['version']}")
+        index, version = message.body["index"], message.body["version"]
+        expected = self.replay.bound.batch_version(index)
+        if version != expected:
+            raise WireError(f"batch {index} is trained at version {expected}, not {version}")
         self.wanted = message
 
     def _on_trained(self, peer: bytes, actor: Actor | None, message: Message) -> None:

@@ -45,7 +45,7 @@ class Fleet:
         return len(self.by_name)
 
     def join(self, name: str, peer: bytes, slots: float, now: float) -> Actor:
-        """A new actor, whose engine decodes `slots` groups at once. The caller has removed an earlier one of its name."""
+        """A new actor; its engine decodes `slots` groups at once. The caller has removed an earlier one of its name."""
         actor = Actor(name, peer, max(1, math.floor(GROUPS_PER_SLOT * slots)), now)
         self.by_name[name] = self.by_peer[peer] = actor
         self.joined += 1

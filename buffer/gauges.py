@@ -8,7 +8,6 @@ from buffer.fleet import Fleet
 from buffer.replay import Entry
 
 
-
 class Gauges:
     """Rates are taken between two train steps' batches; means run over all samples served."""
 

@@ -110,7 +110,9 @@ class TrainLoop:
             return f"{run.steps} steps are done"
         if run.max_seconds is not None and seconds >= run.max_seconds:
             return f"{run.max_seconds} seconds have passed"
-        reached = run.target_reward is not None and self.evaluations and self.evaluations[-1]["reward"] >= run.target_reward
+        reached = (
+            run.target_reward is not None and self.evaluations and self.evaluations[-1]["reward"] >= run.target_reward
+        )
         return f"the held-out reward has reached {run.target_reward}" if reached else ""
 
     def _summary(self, steps: int, reason: str, report: dict[str, Any], elapsed: float) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from typing import Any
 
 from areal_like.bus import Router
-from areal_like.wire import WireError
 from areal_like.weights.state import State
+from areal_like.wire import WireError
 
 KEEP_VERSIONS = 2
 
@@ -52,7 +52,9 @@ class Publisher:
                 continue
             peer, message = received
             if isinstance(message, WireError) or message.kind != "fetch":
-                self._router.send(peer, "refused", {"reason": f"the publisher takes fetch messages only: {message}"[:200]})
+                self._router.send(
+                    peer, "refused", {"reason": f"the publisher takes fetch messages only: {message}"[:200]}
+                )
                 continue
             version, offset, size = (message.body[key] for key in ("version", "offset", "size"))
             with self._lock:

@@ -103,9 +103,10 @@ def check_port(host: str, port: int) -> None:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "a port is at most 65535"
         raise ConfigError(
-            f"buffer.port={port}: can't bind to {host}:{port} ({error.strerror}); choose a free port, or 0 for any"
+            f"buffer.port={port}: can't bind to {host}:{port} ({reason}); choose a free port, or 0 for any"
         ) from None
 
 
@@ -140,6 +141,7 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     watch = Watch(config, folder, plain)
     launcher = build("launcher", config.launcher, folder, config.actors.max_restarts)
     try:
+        signals.check()
         launcher.start(plan(config))
         with watch:
             while not launcher.poll():

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -25,7 +25,11 @@ from areal_like.launch.local import Death
 from areal_like.metrics import MetricsFollower
 from areal_like.process import RENDEZVOUS
 
+if TYPE_CHECKING:
+    from scripts.board import Board
+
 STATUS_SECONDS = 0.5
+SILENCE_SECONDS = 5.0
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = (2.0, 60.0)
 """Plain lines come this often at first, and this seldom in a long run."""
@@ -45,18 +49,19 @@ class Watch:
         self.status: dict[str, Any] = {}
         self.evaluation: dict[str, Any] = {}
         self.deaths: Sequence[Death] = ()
-        self._board: Any = None
+        self._board: Board | None = None
         self._client: SupervisorClient | None = None
         self._board_failed = False
         self._reported_deaths = 0
         self._said = ""
         self._began = time.monotonic()
-        self._told_at = self._asked_at = self._began
+        self._told_at = self._asked_at = self._answered_at = self._began
 
     def __enter__(self) -> Watch:
         self.say(f"run folder: {self.folder} (logs/, metrics.jsonl, tb/)")
         if self.live:
             self.live.start()
+        self._open_board()  # now, while the processes start, and not when they need the processor
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -97,14 +102,18 @@ class Watch:
 
     def _record(self, row: dict[str, Any]) -> None:
         self.row = row
+        board = self._open_board()
         if row.get("eval/reward") is not None:
             self.evaluation = {"reward": row["eval/reward"], "version": row["eval/version"]}
-        if self._board is None:
-            from scripts.board import Board
-
-            self._board = Board(self.folder / "tb")
         with self._tolerated():
-            self._board.add(row)
+            board.add(row)
+
+    def _open_board(self) -> Board:
+        from scripts.board import Board  # takes half a second to import
+
+        if self._board is None:
+            self._board = Board(self.folder / "tb")
+        return self._board
 
     @contextlib.contextmanager
     def _tolerated(self) -> Iterator[None]:
@@ -122,7 +131,8 @@ class Watch:
             if not path.exists():
                 return
             self._client = SupervisorClient(json.loads(path.read_text())["endpoint"])
-        self.status = self._client.newest_report() or self.status
+        if report := self._client.newest_report():
+            self.status, self._answered_at = report, now
         for death in self.deaths[self._reported_deaths :]:
             self._client.lost(death.name, death.pid, death.how)
         self._reported_deaths = len(self.deaths)
@@ -153,6 +163,9 @@ class Watch:
             return "the processes are starting"
         if self.row and not self.status["started"]:
             return "-"  # an answer from before the train steps shown
+        silence = time.monotonic() - self._answered_at
+        if silence > SILENCE_SECONDS:
+            return f"the buffer has not answered for {silence:.0f} s"
         return "; ".join(self.status["waits"]) or "nobody waits"
 
     def _left(self) -> str:

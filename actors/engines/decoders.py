@@ -10,8 +10,9 @@ Both read and write the same `SlotCache` and the same parameters, so a weight up
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -40,9 +41,15 @@ def decoder_for(model: PreTrainedModel, cache: SlotCache) -> Decoder:
 
 
 class ModelDecoder:
-    """transformers' own forward. From here on the model attends through slot caches only."""
+    """transformers' own forward. From here on the model attends through slot caches only.
+
+    Raises ValueError for a model whose layers do not all have full attention.
+    """
 
     def __init__(self, model: PreTrainedModel, cache: SlotCache):
+        others = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}
+        if others:
+            raise ValueError(f"the embedded engine runs full attention only; this model has {sorted(others)}")
         model.set_attn_implementation(ATTENTION)
         self._model, self._cache = model, cache
 
@@ -58,15 +65,15 @@ class ModelDecoder:
 class _Layer:
     """One decoder layer's tensors; `*_t` are transposed views [in, out] of the parameters' own memory."""
 
-    attention: nn.Module
+    scale: float
     qkv_t: torch.Tensor
     qkv_bias: torch.Tensor | None
     out_t: torch.Tensor
     gate_up_t: torch.Tensor
     down_t: torch.Tensor
-    activation: nn.Module
-    norms: tuple[nn.Module, nn.Module]
-    head_norms: tuple[nn.Module, nn.Module] | None
+    activation: Callable[[torch.Tensor], torch.Tensor]
+    norms: tuple[Any, Any]
+    head_norms: tuple[Any, Any] | None
 
 
 class FusedDecoder:
@@ -84,27 +91,29 @@ class FusedDecoder:
         return all(layer.self_attn.o_proj.bias is None and layer.mlp.up_proj.bias is None for layer in _layers(model))
 
     def __init__(self, model: PreTrainedModel, cache: SlotCache):
-        body = model.base_model
+        body: Any = model.base_model
         self._cache = cache
         self._embedding = body.embed_tokens
         self._rotary = body.rotary_emb
         self._norm = body.norm
-        self._head = model.get_output_embeddings()
+        self._head: Any = model.get_output_embeddings()
         self._layers = [_fuse(layer) for layer in _layers(model)]
 
     def prefill(self, tokens: torch.Tensor, positions: torch.Tensor) -> None:
-        self._hidden(tokens, positions)
+        self._hidden(tokens, positions, keys_only=True)
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return self._head(_normed(self._norm, self._hidden(tokens, positions)))
 
-    def _hidden(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """→ [b · t, hidden], before the last norm."""
+    def _hidden(self, tokens: torch.Tensor, positions: torch.Tensor, keys_only: bool = False) -> torch.Tensor:
+        """→ [b · t, hidden], before the last norm. `keys_only` stops where the cache is filled; the result is void."""
         x = self._embedding(tokens.flatten())
         cos, sin = self._rotary(x, positions)
         cos, sin = cos[:, :, None], _signed(sin)[:, :, None]
         for index, layer in enumerate(self._layers):
             mixed = self._attend(index, layer, _normed(layer.norms[0], x), (*tokens.shape, cos, sin))
+            if keys_only and index + 1 == len(self._layers):
+                break
             x = torch.addmm(x, mixed, layer.out_t)
             gate, up = torch.mm(_normed(layer.norms[1], x), layer.gate_up_t).chunk(2, dim=-1)
             x = torch.addmm(x, layer.activation(gate).mul_(up), layer.down_t)
@@ -123,19 +132,20 @@ class FusedDecoder:
             qk = torch.cat([_normed(layer.head_norms[0], query), _normed(layer.head_norms[1], key)], dim=2)
         qk = (qk * cos).add_(qk.roll(dim // 2, dims=-1).mul_(sin)).transpose(1, 2)
         query, key = qk[:, :-kv_heads], qk[:, -kv_heads:]
-        out = self._cache.attend(index, query, key, value.transpose(1, 2), layer.attention.scaling)
+        out = self._cache.attend(index, query, key, value.transpose(1, 2), layer.scale)
         return out.transpose(1, 2).reshape(b * t, -1)
 
 
-def _layers(model: PreTrainedModel) -> nn.ModuleList:
-    return model.base_model.layers
+def _layers(model: PreTrainedModel) -> list[Any]:
+    body: Any = model.base_model
+    return list(body.layers)
 
 
-def _fuse(layer: nn.Module) -> _Layer:
+def _fuse(layer: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
     return _Layer(
-        attention=attention,
+        scale=attention.scaling,
         qkv_t=_joined([linear.weight for linear in qkv]).t(),
         qkv_bias=None if attention.q_proj.bias is None else _joined([linear.bias for linear in qkv]),
         out_t=attention.o_proj.weight.detach().t(),
@@ -155,7 +165,7 @@ def _joined(parameters: list[nn.Parameter]) -> torch.Tensor:
     return whole
 
 
-def _normed(norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def _normed(norm: Any, x: torch.Tensor) -> torch.Tensor:
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 

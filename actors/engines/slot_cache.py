@@ -6,11 +6,13 @@ the cache among the forward's keyword arguments. So each architecture that trans
 runs here unchanged.
 
 Driven by `torch_engine`: `begin_prefill` or `begin_decode` says which slots the next forward is for, then that
-forward (see `decoders`) calls `attend` once per layer. Invariants: no value in the tensors is NaN (a masked position has weight 0, and
-0 · NaN is NaN), hence zeros and not empty memory; everything here runs under inference mode.
+forward (see `decoders`) calls `attend` once per layer. Invariants: no value in the tensors is NaN (a masked position
+has weight 0, and 0 · NaN is NaN), hence zeros and not empty memory; everything here runs under inference mode.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,16 +60,16 @@ class SlotCache:
     def begin_prefill(self, slots: np.ndarray, rows: np.ndarray, time: int) -> None:
         """The next forward is over right-padded prompts [b, time]; `slots[i]` gets the keys and values of `rows[i]`.
 
+        `rows` int64 [slots] counts up from 0, with repeats where several slots share a row.
         Padding needs no mask: it comes after the real tokens, so causal attention hides it from them, and what it
         leaves in the cache is masked until it is overwritten.
         """
         self.reserve(time)
-        unique = len(rows) == 0 or len(rows) == int(rows.max()) + 1
-        in_order = unique and bool((rows == np.arange(len(rows))).all())
-        self._prefill = (torch.from_numpy(slots), None if in_order else torch.from_numpy(rows))
+        shared = int(rows[-1]) + 1 < len(rows)
+        self._prefill = (torch.from_numpy(slots), torch.from_numpy(rows) if shared else None)
 
     def begin_decode(self, lengths: np.ndarray) -> None:
-        """The next forward is over one token [n, 1] for slots 0..n-1, at the last of each slot's `lengths` positions."""
+        """The next forward is over one token [n, 1] of each slot 0..n-1: the last of `lengths` int64 [n] tokens."""
         self._prefill = None
         time, n = int(lengths.max()), len(lengths)
         self.reserve(time)
@@ -80,7 +82,9 @@ class SlotCache:
             mask = torch.zeros(n, time, dtype=self.keys.dtype, device=self.keys.device)
             self._mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
 
-    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float):
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
         """Write key and value [b, kv_heads, t, dim], attend with query [b, heads, t, dim] → the same shape."""
         if self._prefill is not None:
             return self._attend_prefill(layer, query, key, value, scale)
@@ -105,8 +109,8 @@ class SlotCache:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
 
 
-def slot_attention(
-    module: torch.nn.Module,
+def slot_attention(  # noqa: PLR0913 (transformers sets the signature)
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -126,7 +130,7 @@ def slot_attention(
     if sliding_window is not None or softcap is not None or s_aux is not None:
         raise ValueError("the embedded engine runs full attention only: no sliding window, soft cap or sinks")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return slot_cache.attend(int(module.layer_idx), query, key, value, scale).transpose(1, 2), None  # type: ignore[arg-type]
+    return slot_cache.attend(module.layer_idx, query, key, value, scale).transpose(1, 2), None
 
 
 AttentionInterface.register(ATTENTION, slot_attention)

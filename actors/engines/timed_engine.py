@@ -1,228 +1,317 @@
-"""A simulated accelerator: no model, a set cost per decode step, lengths from a distribution or a trace. No torch.
+"""The timed engine: no model, no accelerator, but the time that one would take. For experiments on the system itself.
 
-Everything around it is real (processes, sockets, buffer, weight updates), so that questions about the system can be
-asked on two cores. n running sequences advance together, one token per `base + per_sequence · n` seconds; the clock
-of the simulated device is a deadline that is caught up with at every event (a finish, a join, an abort, an update),
-so a late wake-up of this process does not slow the device. Continuous batching: at most `slots` sequences run, the
-others wait, first in, first out.
+Real processes and a real buffer talk to an engine whose decode step costs `base + per_sequence · n` seconds for n
+running sequences. How long a sequence gets is a function of its prompt and its sampling key, so a run can be
+repeated. Batching is continuous, with at most `slots` running and the others waiting, first in, first out.
+
+There is no task and no sleep per step. The engine keeps a decode clock, the time of its last step's end, and moves
+it from event to event (a sequence ends, joins, is aborted; an update is applied) whenever it is called or its timer
+fires. A timer that fires late finds the clock where it should have been: a busy event loop delays the answers, never
+the simulated accelerator. A step that has begun runs to its end before anything joins or an update is applied.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import json
 import math
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
+from typing import Literal
 
 import numpy as np
 import xxhash
 
-from areal_like.sampling import stream_key
+from areal_like.sampling import stream_key, uniforms
 from areal_like.types import Completion, Finish, Limits, Runs
 from areal_like.weights.state import Update
 
-_TOKEN = 1
-_LOGPROB = -1.0
+_NORMAL = NormalDist()
+_TOKEN_IDS = 8  # ids that made-up responses use: 0..7, stop tokens excepted
 
 
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    request: str
+@dataclass(eq=False, slots=True)
+class _Request:
+    """`first` and `last`: number of steps done when it joined, and when it will be complete."""
+
+    name: str
+    limits: Limits
     length: int
-    finish: Finish
+    stops: bool
+    arrival: float
     future: asyncio.Future[Completion]
-    done: int = 0
+    first: int = 0
+    last: int = 0
+    run_start: int = 0
     runs: Runs = field(default_factory=list)
-
-    def advance(self, steps: int, version: int) -> None:
-        self.done += steps
-        if self.runs and self.runs[-1][0] == version:
-            self.runs[-1] = (version, self.runs[-1][1] + steps)
-        else:
-            self.runs.append((version, steps))
-
-    def answer(self, finish: Finish) -> None:
-        if not self.future.done():
-            tokens = np.full(self.done, _TOKEN, np.int32)
-            logprobs = np.full(self.done, _LOGPROB, np.float32)
-            self.future.set_result(Completion(tokens, logprobs, list(self.runs), finish))
 
 
 class TimedEngine:
-    """A `RolloutEngine` (see `areal_like.interfaces`) without a model.
+    """A `RolloutEngine` (see `areal_like.interfaces`) that decodes made-up tokens in the time that real ones take.
 
-    `base`, `per_sequence`: seconds per decode step. `apply`: seconds that a weight update stops the device for.
-    A sequence's length is `median · exp(sigma · z_prompt) · exp(noise · z_sample)` tokens, z standard normal and keyed
-    by the prompt's tokens and by `Limits.key`; or, with a `trace` (numbers, or a JSON file of them), the trace's
-    entry that the same key picks. `Limits.max_tokens` cuts it. `interruptible` False: an update waits for the
-    running sequences. Raises ValueError for a knob out of range, OSError for a trace that can't be read.
+    `base`, `per_sequence`: seconds of a decode step. `median`, `sigma`, `noise`: a prompt's median length is
+    log-normal(median, sigma), a sample's length log-normal(its prompt's median, noise); `limits.max_tokens` caps it.
+    `trace`: lengths to draw from instead: a list, or a file (a JSON list, or numbers separated by white space).
+    `apply`: seconds during which a weight update stops decoding. `kv_policy` "recompute" adds the time of one decode
+    step for the running sequences; "keep" adds none. `interruptible` False: an update waits for the running sequences.
+    Raises ValueError for a knob out of range.
     """
 
-    def __init__(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters
+    def __init__(  # noqa: PLR0913 (each is a knob)
         self,
         *,
         base: float = 0.001,
         per_sequence: float = 0.0,
-        apply: float = 0.0,
         slots: int = 64,
         median: float = 100.0,
         sigma: float = 1.0,
         noise: float = 0.3,
+        seed: int = 0,
         trace: str | Sequence[int] | None = None,
+        apply: float = 0.0,
+        kv_policy: Literal["recompute", "keep"] = "recompute",
         interruptible: bool = True,
     ):
-        if slots < 1 or median <= 0 or min(base, per_sequence, apply, sigma, noise) < 0 or base + per_sequence <= 0:
-            raise ValueError("timed engine: slots and median must be positive, costs and spreads must not be negative")
-        self.version, self.digest, self.slots = 0, "", slots
-        self._base, self._per_sequence, self._apply_cost = base, per_sequence, apply
-        self._median, self._sigma, self._noise = median, sigma, noise
-        self._trace = json.loads(Path(trace).read_text()) if isinstance(trace, str) else trace
-        self._interruptible = interruptible
-        self._running: list[_Sequence] = []
-        self._waiting: deque[_Sequence] = deque()
-        self._drained: asyncio.Event | None = None  # set once nothing runs; there while an update waits for that
-        self._at = 0.0  # the device has computed everything up to this moment
-        self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        if base <= 0 or slots < 1 or median <= 0 or min(per_sequence, sigma, noise, apply) < 0:
+            raise ValueError("base, slots and median must be above 0; per_sequence, sigma, noise and apply not below")
+        if kv_policy not in ("recompute", "keep"):
+            raise ValueError(f"kv_policy must be 'recompute' or 'keep', not {kv_policy!r}")
+        self.version = 0
+        self.digest = ""
+        self.slots = slots
+        self._base, self._per_sequence, self._apply_seconds = base, per_sequence, apply
+        self._median, self._sigma, self._noise, self._seed = median, sigma, noise, seed
+        self._trace = _read_trace(trace) if isinstance(trace, str) else list(trace or ())
+        if self._trace and min(self._trace) < 1:
+            raise ValueError("trace: every length must be at least 1")
+        self._recompute, self._interruptible = kv_policy == "recompute", interruptible
+        self._clock = 0.0  # end of the last step or update, in the event loop's time
+        self._steps = 0
+        self._running: dict[_Request, None] = {}
+        self._ends: list[tuple[int, int, _Request]] = []  # heap of (last step, tie-break, request)
+        self._waiting: deque[_Request] = deque()
+        self._loads: deque[tuple[Update, float, asyncio.Future[None]]] = deque()
+        self._applied: deque[tuple[float, asyncio.Future[None]]] = deque()  # done once the loop's time gets there
+        self._order = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._totals = dict.fromkeys(
-            ("tokens", "joins", "updates", "busy_seconds", "apply_seconds", "pause_seconds", "paused_apply_seconds"), 0.0
+            ("tokens", "joins", "updates", "busy_seconds", "apply_seconds", "pause_seconds", "recompute_seconds"), 0.0
         )
 
-    # ---- the interface ----------------------------------------------------------------------------------------------
+    def length(self, tokens: np.ndarray, limits: Limits) -> int:
+        """Tokens that this sample still gets, `limits.max_tokens` aside.
+
+        With an offset, the last `offset` tokens of the prompt are the sample's own, from an earlier call: its whole
+        length stays that of the original prompt.
+        """
+        own = limits.offset if limits.offset < len(tokens) else 0
+        prompt = np.asarray(tokens[: len(tokens) - own], np.int32)
+        sample = stream_key(self._seed, limits.key)
+        if self._trace:
+            whole = self._trace[int(_uniform(sample) * len(self._trace))]
+        else:
+            spread = self._sigma * _normal(stream_key(self._seed, xxhash.xxh3_64_intdigest(prompt.tobytes())))
+            whole = round(self._median * math.exp(spread + self._noise * _normal(sample)))
+        return max(1, whole - limits.offset)
 
     async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
-        """A completion of the drawn length, when the simulated device is done with it."""
+        """Wait for as long as decoding takes. Cancelling the caller frees the slot. Raises ValueError, RuntimeError."""
         if self._closed:
             raise RuntimeError("the engine is closed")
-        length = self._length(tokens, limits)
-        finish: Finish = "length" if length > limits.max_tokens else "stop"
-        sequence = _Sequence(request, min(length, limits.max_tokens), finish, asyncio.get_running_loop().create_future())
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="timed engine")
-        self._catch_up()
-        if not self._running:
-            self._at = max(self._at, time.monotonic())  # a device that stood still starts now
-        self._waiting.append(sequence)
-        self._admit()
-        self._wake.set()
+        if limits.max_tokens < 1:
+            raise ValueError("max_tokens must be at least 1")
+        loop = asyncio.get_running_loop()
+        wanted = self.length(tokens, limits)
+        length, stops = min(wanted, limits.max_tokens), wanted <= limits.max_tokens
+        asked = _Request(request, limits, length, stops, loop.time(), loop.create_future())
+        self._advance()
+        self._waiting.append(asked)
+        self._advance()
         try:
-            return await sequence.future
+            return await asked.future
         except asyncio.CancelledError:
-            self._remove([sequence])
+            self._abort([asked])
             raise
 
     async def load(self, update: Update) -> None:
-        """Every later token is of the new version. The device stands still for `apply` seconds."""
-        self._catch_up()
-        if not self._interruptible and self._running:
-            drained = self._drained = asyncio.Event()
-            await drained.wait()
-        self.version, self.digest = update.version, update.digest
-        self._totals["updates"] += 1
-        self._totals["apply_seconds"] += self._apply_cost
-        if self._running:
-            self._totals["pause_seconds"] += self._apply_cost
-            self._totals["paused_apply_seconds"] += self._apply_cost
-        now = time.monotonic()
-        self._at = max(self._at, now) + self._apply_cost
-        await asyncio.sleep(self._apply_cost)
-        self._drained = None
-        self._admit()
-        self._wake.set()
+        """Take over the update's version after the step in progress (and the running sequences, if they may not be
+        interrupted) and `apply` seconds."""
+        loop = asyncio.get_running_loop()
+        self._advance()
+        applied = loop.create_future()
+        self._loads.append((update, loop.time(), applied))
+        self._advance()
+        await applied
 
     def abort(self, requests: Iterable[str]) -> None:
-        """Cut the named requests now; their callers get what there is."""
+        """End the named requests now; their callers get the tokens of all complete steps, with finish "abort"."""
         names = set(requests)
-        self._catch_up()
-        cut = [each for each in (*self._running, *self._waiting) if each.request in names]
-        self._remove(cut)
-        for each in cut:
-            each.answer("abort")
+        self._abort([request for request in [*self._running, *self._waiting] if request.name in names])
+
+    def _abort(self, requests: list[_Request]) -> None:
+        self._advance()
+        for request in requests:
+            if request in self._running or request in self._waiting:
+                self._end(request, "abort")
+        self._advance()
 
     def stats(self) -> dict[str, float]:
-        """Running totals as in `areal_like.interfaces`, and `running`, `waiting` as of now."""
+        """Running totals in simulated time, and `running`, `waiting` as of now. See `TorchEngine.stats`."""
         return {**self._totals, "running": float(len(self._running)), "waiting": float(len(self._waiting))}
 
     async def close(self) -> None:
+        """Every caller gets its partial completion with finish "abort"; updates on their way count as applied."""
         self._closed = True
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        for each in (*self._running, *self._waiting):
-            each.answer("abort")
-        self._running, self._waiting = [], deque()
+        self._abort([*self._running, *self._waiting])
+        for update, _, applied in self._loads:
+            self.version, self.digest = update.version, update.digest
+            self._applied.append((0.0, applied))
+        self._loads.clear()
+        for _, applied in self._applied:
+            if not applied.done():
+                applied.set_result(None)
+        self._applied.clear()
+        if self._timer is not None:
+            self._timer.cancel()
 
-    # ---- the device -------------------------------------------------------------------------------------------------
-
-    def _length(self, tokens: np.ndarray, limits: Limits) -> int:
-        prompt = xxhash.xxh3_64_intdigest(np.ascontiguousarray(tokens, np.int32).tobytes())
-        if self._trace is not None:
-            return max(1, int(self._trace[stream_key(prompt, limits.key) % len(self._trace)]))
-        spread = self._sigma * _normal(stream_key(prompt)) + self._noise * _normal(stream_key(limits.key, limits.offset))
-        return max(1, round(self._median * math.exp(spread)))
-
-    def _cost(self) -> float:
+    def _step_seconds(self) -> float:
         return self._base + self._per_sequence * len(self._running)
 
-    def _catch_up(self) -> None:
-        """Compute all whole decode steps that fit between `_at` and now, with the finishes and joins in between."""
-        now = time.monotonic()
-        while self._running:
-            cost, to_finish = self._cost(), min(each.length - each.done for each in self._running)
-            steps = min(to_finish, math.floor((now - self._at) / cost + 1e-9))
-            if steps <= 0:
-                return
-            for each in self._running:
-                each.advance(steps, self.version)
-            self._at += steps * cost
-            self._totals["tokens"] += steps * len(self._running)
-            self._totals["busy_seconds"] += steps * cost
-            if steps == to_finish:
-                ended = [each for each in self._running if each.done == each.length]
-                self._remove(ended)
-                for each in ended:
-                    each.answer(each.finish)
+    def _advance(self) -> None:
+        """Move the decode clock through every event up to now, answer callers, set the timer for the next event."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        while self._next_boundary() <= now:
+            self._run_steps(self._steps_to_boundary())
+            self._at_boundary()
+        if self._running:
+            self._run_steps(max(0, int((now - self._clock) / self._step_seconds())))
+        while self._applied and self._applied[0][0] <= now:
+            applied = self._applied.popleft()[1]
+            if not applied.done():
+                applied.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
+        due = min(self._next_boundary(), self._applied[0][0] if self._applied else math.inf)
+        self._timer = None if due == math.inf else loop.call_at(due, self._advance)
 
-    def _admit(self) -> None:
-        """Fill free slots, from the moment that the device has reached."""
-        while self._waiting and len(self._running) < self.slots and self._drained is None:
-            self._running.append(self._waiting.popleft())
-            self._totals["joins"] += 1
+    def _steps_to_boundary(self) -> int:
+        """Steps until something may happen: the next sequence ends, or the step that holds up a joiner or an update."""
+        if not self._running:
+            return 0
+        if (self._loads and self._interruptible) or (self._may_join() and self._waiting):
+            return 1 if self._clock < self._first_arrival() else 0
+        return self._ends[0][0] - self._steps
 
-    def _remove(self, sequences: list[_Sequence]) -> None:
-        for each in sequences:
-            if each in self._running:
-                self._running.remove(each)
-            elif each in self._waiting:
-                self._waiting.remove(each)
-        if not self._running and self._drained:
-            self._drained.set()
-        self._admit()
+    def _may_join(self) -> bool:
+        return not self._loads and len(self._running) < self.slots
 
-    async def _run(self) -> None:
-        """Wake up when the next sequence ends; unblocked early by a join or an update."""
-        while True:
-            self._catch_up()
-            self._wake.clear()
+    def _first_arrival(self) -> float:
+        return self._loads[0][1] if self._loads else self._waiting[0].arrival
+
+    def _next_boundary(self) -> float:
+        """Time of the next event; infinity if nothing is to be done."""
+        if self._running:
+            return self._clock + self._steps_to_boundary() * self._step_seconds()
+        if self._loads or self._waiting:
+            return max(self._clock, self._first_arrival())
+        return math.inf
+
+    def _run_steps(self, count: int) -> None:
+        seconds = count * self._step_seconds()
+        self._steps += count
+        self._clock += seconds
+        self._totals["tokens"] += count * len(self._running)
+        self._totals["busy_seconds"] += seconds
+
+    def _at_boundary(self) -> None:
+        """Between two steps: answer the sequences that are complete, apply one update, let waiting ones join."""
+        while self._ends and self._ends[0][0] <= self._steps:
+            request = self._ends[0][2]
+            self._end(request, "stop" if request.stops else "length")
+        if self._loads and (self._interruptible or not self._running):
             if not self._running:
-                await self._wake.wait()
-                continue
-            steps = min(each.length - each.done for each in self._running)
-            seconds = self._at + steps * self._cost() - time.monotonic()
-            if seconds > 0:
-                try:
-                    await asyncio.wait_for(self._wake.wait(), seconds)
-                except TimeoutError:
-                    continue
+                self._clock = max(self._clock, self._loads[0][1])
+            if self._loads[0][1] <= self._clock:
+                self._apply(*self._loads.popleft())
+        while self._waiting and self._may_join():
+            if not self._running:
+                self._clock = max(self._clock, self._waiting[0].arrival)
+            if self._waiting[0].arrival > self._clock:
+                break
+            self._join(self._waiting.popleft())
+
+    def _join(self, request: _Request) -> None:
+        request.first = request.run_start = self._steps
+        request.last = self._steps + request.length
+        self._running[request] = None
+        heapq.heappush(self._ends, (request.last, next(self._order), request))
+        self._totals["joins"] += 1
+
+    def _apply(self, update: Update, _: float, applied: asyncio.Future[None]) -> None:
+        for request in self._running:
+            self._end_run(request)
+        self.version, self.digest = update.version, update.digest
+        recompute = self._step_seconds() if self._recompute and self._running else 0.0
+        self._applied.append((self._clock + self._apply_seconds, applied))
+        self._clock += self._apply_seconds + recompute
+        self._totals["updates"] += 1
+        self._totals["apply_seconds"] += self._apply_seconds
+        self._totals["pause_seconds"] += self._apply_seconds if self._running else 0.0
+        self._totals["recompute_seconds"] += recompute
+
+    def _end_run(self, request: _Request) -> None:
+        count = self._steps - request.run_start
+        if count:
+            request.runs.append((self.version, count))
+            request.run_start = self._steps
+
+    def _end(self, request: _Request, finish: Finish) -> None:
+        count = 0
+        if request in self._running:
+            self._end_run(request)
+            count = self._steps - request.first
+            del self._running[request]
+            if self._ends[0][2] is request:
+                heapq.heappop(self._ends)
+            else:
+                self._ends = [entry for entry in self._ends if entry[2] is not request]
+                heapq.heapify(self._ends)
+        else:
+            self._waiting.remove(request)
+        if not request.future.done():
+            tokens = _tokens(request.limits, count, finish)
+            request.future.set_result(Completion(tokens, np.full(count, -1.0, np.float32), request.runs, finish))
+
+
+def _uniform(key: int) -> float:
+    return float(uniforms(np.array([key], np.uint64), np.zeros(1, np.int64))[0])
 
 
 def _normal(key: int) -> float:
-    """A standard normal number from a key."""
-    uniform = ((key >> 11) + 0.5) * 2.0**-53
-    return NormalDist().inv_cdf(uniform)
+    return _NORMAL.inv_cdf(max(_uniform(key), 2.0**-53))
+
+
+def _tokens(limits: Limits, count: int, finish: Finish) -> np.ndarray:
+    """`count` made-up ids, int32; a stop token, where there is one, only at the end of a response that stops."""
+    ids = np.array([i for i in range(_TOKEN_IDS + len(limits.stop)) if i not in limits.stop][:_TOKEN_IDS], np.int32)
+    keys = np.full(count, limits.key, np.uint64)
+    tokens = ids[(uniforms(keys, limits.offset + np.arange(count)) * len(ids)).astype(np.int64)]
+    if finish == "stop" and limits.stop:
+        tokens[-1] = limits.stop[0]
+    return tokens
+
+
+def _read_trace(path: str) -> list[int]:
+    text = Path(path).read_text()
+    numbers = json.loads(text) if text.lstrip().startswith("[") else text.split()
+    lengths = [int(number) for number in numbers]
+    if not lengths:
+        raise ValueError(f"trace: no lengths in {path!r}")
+    return lengths

@@ -26,6 +26,7 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.engines.decoders import decoder_for
+from actors.engines.sampler import sample
 from actors.engines.slot_cache import SlotCache
 from actors.engines.slot_table import Request, SlotTable
 from areal_like.models import write_state
@@ -62,13 +63,14 @@ class TorchEngine:
         self.slots = slots
         self.version = 0
         self.digest = ""
-        self._model = model.eval()
+        self._device = model.eval().device
+        self._vocab_size, self._positions = model.config.vocab_size, model.config.max_position_embeddings
         self._recompute = kv_policy == "recompute"
         self._interruptible = interruptible
         self._table = SlotTable(slots)
-        self._cache = SlotCache(model.config, slots, model.device, model.dtype)
+        self._cache = SlotCache(model.config, slots, self._device, model.dtype)
         self._decoder = decoder_for(model, self._cache)
-        self._parameters = dict(model.named_parameters())
+        self._parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._waiting: deque[Request] = deque()
         self._loads: list[tuple[Update, asyncio.Future[None]]] = []
         self._stale = False  # the KV of the running sequences is to be recomputed before the next step
@@ -90,7 +92,7 @@ class TorchEngine:
         if self._closed:
             raise RuntimeError("the engine is closed")
         self._check(tokens, limits)
-        asked = Request(request, np.asarray(tokens), limits, asyncio.get_running_loop().create_future())
+        asked = Request(request, tokens, limits, asyncio.get_running_loop().create_future())
         self._waiting.append(asked)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="decode steps")
@@ -102,16 +104,15 @@ class TorchEngine:
             raise
 
     def _check(self, tokens: np.ndarray, limits: Limits) -> None:
-        config = self._model.config
         if len(tokens) == 0 or limits.max_tokens < 1:
             raise ValueError("a request needs at least one prompt token and max_tokens of at least 1")
-        if np.min(tokens) < 0 or np.max(tokens) >= config.vocab_size:
-            raise ValueError(f"prompt has token ids outside 0..{config.vocab_size - 1}")
+        if tokens.min() < 0 or tokens.max() >= self._vocab_size:
+            raise ValueError(f"prompt has token ids outside 0..{self._vocab_size - 1}")
         total = len(tokens) + limits.max_tokens
-        if total > config.max_position_embeddings:
+        if total > self._positions:
             raise ValueError(
                 f"{len(tokens)} prompt tokens + max_tokens {limits.max_tokens} = {total} exceed the model's "
-                f"{config.max_position_embeddings} positions"
+                f"{self._positions} positions"
             )
 
     async def load(self, update: Update) -> None:
@@ -216,7 +217,7 @@ class TorchEngine:
         rows = np.repeat(np.arange(len(chunk)), [len(same) for same in chunk])
         self._cache.begin_prefill(slots, rows, time)
         # Beyond a sequence's end lie ids of earlier ones: valid, and hidden by causality.
-        tokens = torch.from_numpy(table.tokens[[same[0] for same in chunk], :time]).to(self._model.device)
+        tokens = torch.from_numpy(table.tokens[[same[0] for same in chunk], :time]).to(self._device)
         positions = torch.arange(time, device=tokens.device)[None]
         self._decoder.prefill(tokens, positions)
 
@@ -225,9 +226,8 @@ class TorchEngine:
         table, n = self._table, len(self._table)
         lengths = table.lengths[:n]
         self._cache.begin_decode(lengths)
-        device = self._model.device
-        tokens = torch.from_numpy(table.last_tokens()).to(device)[:, None]
-        positions = torch.from_numpy(lengths - 1).to(device)[:, None]
+        tokens = torch.from_numpy(table.last_tokens()).to(self._device)[:, None]
+        positions = torch.from_numpy(lengths - 1).to(self._device)[:, None]
         logits = self._decoder.decode(tokens, positions)
         temperatures = table.temperatures[:n]
         return sample(logits, temperatures, table.draws() if temperatures.any() else None)
@@ -254,6 +254,7 @@ class TorchEngine:
     def _fail(self, error: Exception) -> None:
         """Raise `error` in every caller and start from nothing; a later `load` may heal the model."""
         for request in [*self._table.requests, *self._waiting]:
+            request.slot = None
             if not request.future.done():
                 request.future.set_exception(error)
         self._table = SlotTable(self._table.slots)
@@ -280,31 +281,3 @@ class TorchEngine:
             if not applied.done():
                 applied.set_result(None)
         self._loads.clear()
-
-
-def sample(logits: torch.Tensor, temperatures: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """One token per row of logits [n, vocab] → ids int64 [n], logprobs float32 [n] of softmax(logits / temperature).
-
-    `temperatures` float32 [n]: 0 takes the likeliest token, with the logprob at temperature 1. `draws` float64 [n] in
-    [0, 1) picks the token by the inverse CDF (summed in float64, so that no token of a large vocabulary is lost);
-    None where no row samples. Raises RuntimeError if a logprob is not a number.
-    """
-    logits = logits.float()
-    greedy = torch.from_numpy(temperatures == 0).to(logits.device)
-    if not (temperatures == 1).all():
-        scale = torch.from_numpy(temperatures).to(logits.device).masked_fill(greedy, 1.0)
-        logits = logits / scale[:, None]
-    top, likeliest = logits.max(dim=-1, keepdim=True)
-    weights = (logits - top).exp_()
-    if draws is None:
-        tokens, total = likeliest, weights.sum(dim=-1, keepdim=True)
-    else:
-        cdf = weights.cumsum(dim=-1, dtype=torch.float64)
-        total = cdf[:, -1:]
-        targets = torch.from_numpy(draws).to(logits.device)[:, None] * total
-        drawn = torch.searchsorted(cdf, targets, right=True).clamp_(max=logits.shape[-1] - 1)
-        tokens = torch.where(greedy[:, None], likeliest, drawn)
-    logprobs = (logits.gather(-1, tokens) - top - total.log()).float().flatten().cpu().numpy()
-    if np.isnan(logprobs).any():
-        raise RuntimeError("the model's logits are NaN or infinite: its weights are broken")
-    return tokens.flatten().cpu().numpy(), logprobs

@@ -94,7 +94,7 @@ class LocalLauncher:
         """One line where the process told its error; how it died and the end of its log where it could not."""
         path = self.run / "logs" / f"{role.name}.log"
         lines = path.read_text(errors="replace").splitlines()[-5:] if path.exists() else []
-        again = f" after {restarts} restarts" if restarts else ""
+        again = f" after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         if shutil.disk_usage(self.run).free < FULL_BYTES:
             return f"the disk of {self.run} is full; {role.name} {_how(code)}{again} (its log: {path})"

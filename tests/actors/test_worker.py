@@ -59,7 +59,9 @@ class Play:
         future = self.futures[request] = asyncio.get_running_loop().create_future()
         return await future
 
-    async def lease(self, group_id: int = 1, row: int = 0, launch: int = 3, need: int = 3, split: str = "train") -> None:
+    async def lease(
+        self, group_id: int = 1, row: int = 0, launch: int = 3, need: int = 3, split: str = "train"
+    ) -> None:
         self.worker.start([Lease(group_id, row, split, launch, need, 0.0)])
         await self.settle()
 
@@ -68,7 +70,7 @@ class Play:
         for _ in range(10):
             await asyncio.sleep(0)
 
-    async def end(self, request: str, result: Sample | None | Exception) -> None:
+    async def end(self, request: str, result: Sample | Exception | None) -> None:
         future = self.futures[request]
         future.set_exception(result) if isinstance(result, Exception) else future.set_result(result)
         await self.settle()

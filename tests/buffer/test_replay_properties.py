@@ -63,7 +63,9 @@ class BufferHistory(RuleBasedStateMachine):
             group_id = data.draw(st.sampled_from(ids))
             oldest = data.draw(st.integers(self.lease_version[group_id], self.held[actor]))
             assert self.replay.push(meta_of(group_id, oldest), b"1234", self.published, 0.0)
-            assert not self.replay.push(meta_of(group_id, oldest), b"1234", self.published, 0.0), "a duplicate was taken"
+            assert not self.replay.push(meta_of(group_id, oldest), b"1234", self.published, 0.0), (
+                "a duplicate was taken"
+            )
 
     @rule(data=st.data())
     def push_from_a_liar(self, data: st.DataObject) -> None:

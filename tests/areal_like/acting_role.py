@@ -1,0 +1,42 @@
+"""A role for tests of the launcher: does what the file `RUN/parts/NAME` says."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from areal_like.process import Role, run_role
+
+
+def child(role: Role) -> None:
+    """Start a process that only a signal ends, and note its id."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+    (role.run / f"{role.name}.child").write_text(str(process.pid))
+
+
+def main(role: Role) -> None:
+    part = (role.run / "parts" / role.name).read_text()
+    if part == "done":
+        return
+    if part == "raise":
+        raise RuntimeError("out of\nmemory")
+    if part == "refuse":
+        raise ValueError("this input is no good")
+    if part == "die with a child":
+        child(role)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if part == "ignore":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child(role)
+    role.offer(role.name, "here")
+    while True:
+        try:
+            time.sleep(120)
+        except SystemExit:
+            if part != "swallow":
+                raise
+
+
+if __name__ == "__main__":
+    run_role(main)

@@ -1,0 +1,120 @@
+"""Sockets over real files and ports: nothing is lost or reordered, bad messages are refused, errors name the place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from areal_like.bus import AsyncDealer, BusError, Dealer, Router, is_loopback, routing_id
+from areal_like.wire import Message, WireError
+
+SECONDS = 30.0
+"""Time for what takes a millisecond."""
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def router(request: pytest.FixtureRequest) -> Iterator[Router]:
+    with tempfile.TemporaryDirectory(prefix="bus-", dir="/tmp") as folder:
+        router = Router(f"ipc://{folder}/socket" if request.param == "ipc" else "tcp://127.0.0.1:0")
+        yield router
+        router.close()
+
+
+def received(router: Router) -> tuple[bytes, Message | WireError]:
+    result = router.receive(SECONDS)
+    assert result is not None, "no message came"
+    return result
+
+
+def test_many_more_messages_than_any_high_water_mark_arrive_in_order(router: Router) -> None:
+    dealer = Dealer(router.endpoint, "learner", peer="buffer")
+    for index in range(5000):
+        dealer.send("trained", {"index": index})
+    for index in range(5000):
+        peer, message = received(router)
+        assert isinstance(message, Message) and message.body == {"index": index}
+        assert peer == routing_id("learner", os.getpid())
+    dealer.close()
+
+
+def test_answers_go_to_who_asked_with_their_payload(router: Router) -> None:
+    dealers = [Dealer(router.endpoint, name, peer="buffer") for name in ("a", "b")]
+    for dealer in dealers:
+        dealer.send("status", {})
+    for _ in dealers:
+        peer, _ = received(router)
+        router.send(peer, "chunk", {"version": 1, "offset": 0}, peer * 100_000)
+    for name, dealer in zip(("a", "b"), dealers, strict=True):
+        message = dealer.receive(SECONDS)
+        assert message is not None and bytes(message.payload) == routing_id(name, os.getpid()) * 100_000
+        assert dealer.receive(0) is None
+        dealer.close()
+
+
+def test_a_bad_message_is_refused_and_the_next_one_taken(router: Router) -> None:
+    raw = zmq.Context.instance().socket(zmq.DEALER)
+    raw.connect(router.endpoint)
+    raw.send_multipart([b"\x80\x04 no msgpack"])
+    _, message = received(router)
+    assert isinstance(message, WireError)
+    assert router.refused == 1
+    raw.close(linger=0)
+    dealer = Dealer(router.endpoint, "a", peer="buffer")
+    dealer.send("trained", {"index": 7})
+    _, message = received(router)
+    assert isinstance(message, Message) and message.body == {"index": 7}
+    dealer.close()
+
+
+def test_a_peer_that_is_gone_is_no_error(router: Router) -> None:
+    dealer = Dealer(router.endpoint, "a", peer="buffer")
+    dealer.send("status", {})
+    peer, _ = received(router)
+    dealer.close()
+    for _ in range(10):
+        router.send(peer, "pushed", {"ids": [1]})
+    router.send(b"never there", "pushed", {"ids": [1]})
+
+
+def test_a_blocking_and_an_asyncio_socket_speak_the_same(router: Router) -> None:
+    async def talk() -> Message:
+        dealer = AsyncDealer(router.endpoint, "actor-0")
+        dealer.send("applied", {"version": 3, "digest": "d"})
+        peer, message = received(router)
+        assert isinstance(message, Message) and message.body == {"version": 3, "digest": "d"}
+        router.send(peer, "cancel", {"ids": [4]})
+        answer = await asyncio.wait_for(dealer.receive(), SECONDS)
+        dealer.close()
+        return answer
+
+    assert asyncio.run(talk()).body == {"ids": [4]}
+
+
+def test_silence_is_none_and_not_an_error(router: Router) -> None:
+    assert router.receive(0.01) is None
+
+
+def test_a_port_in_use_is_an_error_with_a_way_out() -> None:
+    holder = Router("tcp://127.0.0.1:0")
+    with pytest.raises(BusError, match=r"can't bind to tcp://127\.0\.0\.1:\d+: another process uses it; choose"):
+        Router(holder.endpoint)
+    holder.close()
+
+
+def test_a_folder_that_is_missing_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(BusError, match=r"can't bind to ipc://.*missing/socket"):
+        Router(f"ipc://{tmp_path}/missing/socket")
+
+
+@pytest.mark.parametrize(
+    ("host", "answer"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("localhost", True), ("0.0.0.0", False), ("10.1.2.3", False)],
+)
+def test_loopback(host: str, answer: bool) -> None:
+    assert is_loopback(host) is answer

@@ -1,0 +1,150 @@
+"""The local launcher and the roles' side of it, with real processes: who is restarted, what is said, what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_like import config as configs
+from areal_like.launch.local import REPOSITORY, LocalLauncher, RunFailed
+from areal_like.launch.plan import RoleSpec, plan
+from areal_like.process import EXIT_TERMINATED
+
+MODULE = "tests.areal_like.acting_role"
+
+
+def until(what: str, event: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        if result := event():
+            return result
+        time.sleep(0.01)
+    raise AssertionError(f"waited in vain for {what}")
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    configs.save(configs.load(["configs/quickstart.yaml"]), tmp_path / "config.yaml")
+    (tmp_path / "parts").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def launcher(run_folder: Path) -> Iterator[LocalLauncher]:
+    launcher = LocalLauncher(run_folder, 2)
+    yield launcher
+    launcher.stop()
+
+
+def start(launcher: LocalLauncher, **parts: str) -> None:
+    """Roles that play `parts`; those named actor_… are the ones that may die."""
+    for name, part in parts.items():
+        (launcher.run / "parts" / name).write_text(part)
+    launcher.start([RoleSpec(name, MODULE, 1, not name.startswith("actor")) for name in parts])
+
+
+def offered(launcher: LocalLauncher, *names: str) -> bool:
+    return all((launcher.run / "rendezvous" / f"{name}.json").exists() for name in names)
+
+
+def test_the_plan_starts_the_buffer_first_and_lets_only_actors_die() -> None:
+    roles = plan(configs.load(["configs/quickstart.yaml", "actors.count=3"]))
+    assert [role.name for role in roles] == ["buffer", "learner", "actor-0", "actor-1", "actor-2"]
+    assert [role.name for role in roles if role.essential] == ["buffer", "learner"]
+
+
+def test_the_run_is_over_when_the_learner_is_done(launcher: LocalLauncher) -> None:
+    start(launcher, buffer="sleep", learner="done", actor_0="sleep")
+    until("the learner's end", launcher.poll)
+    pids = list(launcher.pids.values())
+    assert len(pids) == 2
+    launcher.stop()
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_an_actor_is_restarted_so_often_and_no_oftener(launcher: LocalLauncher) -> None:
+    start(launcher, buffer="sleep", actor_0="raise")
+    with pytest.raises(RunFailed, match=r"actor_0 after 2 restarts: RuntimeError: out of memory"):
+        until("the end", launcher.poll)
+    assert [(death.name, death.how, death.count) for death in launcher.deaths] == [
+        ("actor_0", "ended with exit code 1", 1),
+        ("actor_0", "ended with exit code 1", 2),
+    ]
+
+
+def test_an_actor_is_not_restarted_where_that_would_not_help(launcher: LocalLauncher) -> None:
+    start(launcher, actor_0="refuse")
+    with pytest.raises(RunFailed, match=r"^actor_0: this input is no good \(its log: .*actor_0\.log\)$"):
+        until("the end", launcher.poll)
+    assert launcher.deaths == []
+
+
+@pytest.mark.parametrize("name", ["buffer", "learner"])
+def test_a_killed_essential_role_ends_the_run(launcher: LocalLauncher, name: str) -> None:
+    start(launcher, **{name: "sleep", "actor_0": "sleep"})
+    until("the start", lambda: offered(launcher, name))
+    os.kill(launcher.pids[name], signal.SIGKILL)
+    with pytest.raises(RunFailed, match=f"{name} was killed by SIGKILL; its log is .*{name}.log"):
+        until("the end", launcher.poll)
+
+
+def test_a_learner_that_was_terminated_is_not_done(launcher: LocalLauncher) -> None:
+    start(launcher, learner="sleep")
+    until("the start", lambda: offered(launcher, "learner"))
+    os.kill(launcher.pids["learner"], signal.SIGTERM)
+    with pytest.raises(RunFailed, match="learner was told to end by SIGTERM"):
+        until("the end", launcher.poll)
+
+
+def test_stop_ends_those_that_will_not_and_what_they_started(launcher: LocalLauncher) -> None:
+    start(launcher, actor_0="ignore", actor_1="sleep")
+    until("the start", lambda: offered(launcher, "actor_0", "actor_1"))
+    pids = [*launcher.pids.values(), int((launcher.run / "actor_0.child").read_text())]
+    assert all(alive(pid) for pid in pids)
+    sockets = launcher._sockets
+    assert sockets and sockets.is_dir()
+    launcher.stop()
+    until("the end of all", lambda: not any(alive(pid) for pid in pids))
+    assert not sockets.exists() and not (launcher.run / "rendezvous").exists()
+
+
+def test_what_a_dead_actor_started_dies_with_it(launcher: LocalLauncher) -> None:
+    start(launcher, actor_0="die with a child")
+    until("the death", lambda: launcher.poll() or launcher.deaths)
+    child = int((launcher.run / "actor_0.child").read_text())
+    until("the child's end", lambda: not alive(child))
+
+
+def test_the_end_comes_even_if_the_exception_is_swallowed(run_folder: Path) -> None:
+    (run_folder / "parts" / "actor_0").write_text("swallow")
+    command = [sys.executable, "-m", MODULE, "--name", "actor_0", "--run", str(run_folder)]
+    command += ["--sockets", str(run_folder)]
+    process = subprocess.Popen(command, cwd=REPOSITORY)
+    until("the start", (run_folder / "rendezvous" / "actor_0.json").exists)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == -signal.SIGALRM
+
+
+def test_a_role_whose_starter_is_gone_ends_at_once(run_folder: Path) -> None:
+    (run_folder / "parts" / "actor_0").write_text("sleep")
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    command = [sys.executable, "-m", MODULE, "--name", "actor_0", "--run", str(run_folder)]
+    command += ["--sockets", str(run_folder), "--starter", str(gone.pid)]
+    assert subprocess.run(command, cwd=REPOSITORY, timeout=60).returncode == EXIT_TERMINATED

@@ -1,0 +1,65 @@
+"""`metrics.jsonl` survives what can happen to it: half a row, a damaged row, numbers that JSON lacks, a full disk."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from areal_like.metrics import MetricsFollower, MetricsLog
+
+
+def test_rows_are_seen_once_and_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    follower = MetricsFollower(path)
+    assert follower.new_rows() == []
+    with MetricsLog(path) as log:
+        log.write({"step": 1, "staleness/histogram": {"0": 3}})
+        log.write({"step": 2})
+        assert follower.new_rows() == [{"step": 1, "staleness/histogram": {"0": 3}}, {"step": 2}]
+        log.write({"step": 3})
+        assert follower.new_rows() == [{"step": 3}]
+        assert follower.new_rows() == []
+
+
+def test_what_json_lacks_becomes_null(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path / "metrics.jsonl") as log:
+        log.write({"step": 1, "loss": math.nan, "ratio/max": math.inf, "reward/mean": 0.5})
+    line = (tmp_path / "metrics.jsonl").read_text()
+    refuse = pytest.fail
+    assert json.loads(line, parse_constant=refuse) == {"step": 1, "loss": None, "ratio/max": None, "reward/mean": 0.5}
+
+
+@pytest.mark.parametrize("cut", range(1, 15))
+def test_an_unfinished_last_line_is_left_until_it_is_finished(tmp_path: Path, cut: int) -> None:
+    path, whole = tmp_path / "metrics.jsonl", b'{"step": 1}\n{"step": 22}\n'
+    follower = MetricsFollower(path)
+    path.write_bytes(whole[:-cut])
+    first = follower.new_rows()
+    path.write_bytes(whole)
+    assert first + follower.new_rows() == [{"step": 1}, {"step": 22}]
+
+
+@pytest.mark.parametrize("cut", range(1, 13))
+def test_appending_to_a_file_with_a_torn_last_line_removes_it(tmp_path: Path, cut: int) -> None:
+    path, whole = tmp_path / "metrics.jsonl", b'{"step": 1}\n{"step": 22}\n'
+    path.write_bytes(whole[:-cut])
+    with MetricsLog(path) as log:
+        log.write({"step": 2})
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"step": 1}, {"step": 2}]
+
+
+def test_a_damaged_line_costs_itself_only(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2, "re\x00\xff\n[]\n{"step": 3}\n')
+    assert MetricsFollower(path).new_rows() == [{"step": 1}, {"step": 3}]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*metrics\.jsonl'"), MetricsLog(path) as log:
+        log.write({"step": 1})

@@ -1,0 +1,118 @@
+"""The journal on a real disk: what was committed comes back, however the file was cut off."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from buffer.journal import Journal, JournalError, Record, scan, segments, since_snapshot
+
+RECORDS = st.lists(
+    st.builds(
+        Record,
+        st.sampled_from(["admit", "push", "leave"]),
+        st.lists(st.integers(-(2**60), 2**60) | st.text(max_size=5) | st.floats(allow_nan=False), max_size=4),
+        st.binary(max_size=200),
+    ),
+    max_size=8,
+)
+
+
+def write(folder: Path, records: list[Record], **knobs: bool) -> None:
+    journal = Journal(folder, **{"sync": False, "keep": False, **knobs})
+    for record in records:
+        journal.append(record.kind, record.fields, record.payload)
+    journal.commit()
+    journal.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(RECORDS, RECORDS, st.booleans())
+def test_what_was_committed_comes_back_in_order(tmp_path_factory, first, second, sync: bool) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    write(folder, first, sync=sync)
+    write(folder, second, sync=sync)
+    assert list(scan(folder)) == first + second
+
+
+@settings(max_examples=80, deadline=None)
+@given(RECORDS.filter(bool), st.data())
+def test_a_torn_tail_is_cut_and_writing_goes_on(tmp_path_factory, records, data) -> None:
+    """Whatever byte the crash stopped at: a prefix of the records survives, and new ones follow it."""
+    folder = tmp_path_factory.mktemp("journal")
+    write(folder, records)
+    (path,) = segments(folder)
+    os.truncate(path, data.draw(st.integers(0, path.stat().st_size - 1)))
+    kept = list(scan(folder, repair=True))
+    assert kept == records[: len(kept)] and len(kept) < len(records)
+    write(folder, [Record("more", [1])])
+    assert list(scan(folder)) == [*kept, Record("more", [1])]
+
+
+@settings(max_examples=80, deadline=None)
+@given(RECORDS.filter(bool), st.data())
+def test_a_flipped_bit_never_gives_a_record_that_was_not_written(tmp_path_factory, records, data) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    write(folder, records)
+    (path,) = segments(folder)
+    raw = bytearray(path.read_bytes())
+    position = data.draw(st.integers(0, len(raw) - 1))
+    raw[position] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(raw)
+    kept = list(scan(folder))
+    assert kept == records[: len(kept)]
+
+
+def test_damage_before_the_newest_segment_is_an_error(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, sync=False, keep=True)
+    journal.append("admit", [1])
+    journal.rotate(["state"], b"")
+    journal.close()
+    os.truncate(segments(tmp_path)[0], 20)
+    with pytest.raises(JournalError, match="damaged at byte 16"):
+        list(scan(tmp_path))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_snapshot_makes_earlier_segments_needless(tmp_path: Path, keep: bool) -> None:
+    journal = Journal(tmp_path, sync=True, keep=keep)
+    journal.append("admit", [1])
+    journal.rotate(["state"], b"payload")
+    journal.append("admit", [2])
+    journal.commit()
+    journal.close()
+    assert since_snapshot(tmp_path) == [Record("snapshot", ["state"], b"payload"), Record("admit", [2])]
+    assert len(segments(tmp_path)) == (2 if keep else 1)
+
+
+def test_a_full_disk_leaves_the_file_whole_and_the_records_waiting(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, sync=False, keep=False)
+    journal.append("admit", [1])
+    journal.commit()
+    real = journal._file
+
+    class Full:
+        """Writes half of what it is given, then the disk is full."""
+
+        written = False
+
+        def write(self, view: memoryview) -> int:
+            if self.written:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.written = True
+            return real.write(view[: len(view) // 2])
+
+        def __getattr__(self, name: str):
+            return getattr(real, name)
+
+    journal.append("admit", [2])
+    journal._file = Full()
+    with pytest.raises(OSError, match="No space"):
+        journal.commit()
+    assert list(scan(tmp_path)) == [Record("admit", [1])]
+    journal._file = real
+    journal.commit()
+    assert list(scan(tmp_path)) == [Record("admit", [1]), Record("admit", [2])]

@@ -1,0 +1,137 @@
+"""The command line of `scripts.train` up to the moment at which processes would start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal_like import config as configs
+from areal_like.config import ConfigError
+from scripts.train import check_port, make_run_folder, parse, prepare, resolve_transport, write_record
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+QUICKSTART = "configs/quickstart.yaml"
+LIGHT = """
+import sys
+from scripts.train import main
+try:
+    code = main(sys.argv[1:])
+except SystemExit as ended:
+    code = ended.code
+heavy = {"torch", "transformers", "tensorboard", "sglang", "ray"} & set(sys.modules)
+sys.exit(f"imported {heavy}" if heavy else code)
+"""
+
+
+def run_light(*argv: str) -> subprocess.CompletedProcess[str]:
+    """`scripts.train` in a process that fails if it has imported something heavy."""
+    command = [sys.executable, "-c", LIGHT, *argv]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+
+
+def test_help_is_light_and_shows_examples() -> None:
+    done = run_light("--help")
+    assert done.returncode == 0, done.stderr
+    assert "configs/quickstart.yaml mode=sync" in " ".join(done.stdout.split())
+
+
+def test_print_config_is_light_and_can_be_read_back(tmp_path: Path) -> None:
+    done = run_light(QUICKSTART, "--print-config", "learner.lr=5e-3")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "config.yaml").write_text(done.stdout)
+    assert configs.load_resolved(tmp_path / "config.yaml").learner.lr == 5e-3
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([QUICKSTART, "learner.lrr=1"], "learner.lrr"),
+        ([QUICKSTART, "actors.cuont=1"], "'count'"),
+        (["configs/nowhere.yaml"], "configs/nowhere.yaml"),
+        ([QUICKSTART, "actors.count=many"], "actors.count"),
+        ([QUICKSTART, "buffer.port=70000", "run.dir=/dev/null"], "buffer.port"),
+    ],
+)
+def test_a_wrong_config_is_one_line_and_light(argv: list[str], words: str) -> None:
+    done = run_light(*argv)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: ") and words in done.stderr
+
+
+def test_yaml_that_is_none_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("run: {steps: 3\nlearner: [")
+    done = run_light(str(tmp_path / "bad.yaml"))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1 and "bad.yaml" in done.stderr
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_options_may_stand_anywhere(place: int, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [QUICKSTART, "mode=sync"]
+    argv.insert(place, "--dry-run")
+    assert prepare(parse(argv), argv) is None
+    table = capsys.readouterr().out
+    for name in ("buffer", "learner", "actor-0", "actor-1"):
+        assert name in table
+    assert "actor-2" not in table
+
+
+def test_run_folders_do_not_collide(tmp_path: Path) -> None:
+    config = configs.load([QUICKSTART, f"run.dir={tmp_path}"])
+    made = [make_run_folder(config, "quickstart") for _ in range(3)]
+    assert len({folder for folder, _ in made}) == 3
+    assert all(folder.is_dir() and named.run.name == folder.name for folder, named in made)
+
+
+def test_an_explicit_name_is_not_used_twice(tmp_path: Path) -> None:
+    config = configs.load([QUICKSTART, f"run.dir={tmp_path}", "run.name=mine"])
+    make_run_folder(config, "quickstart")
+    with pytest.raises(ConfigError, match=r"run\.name=mine: .*mine exists"):
+        make_run_folder(config, "quickstart")
+
+
+def test_the_record_is_enough_to_run_again(tmp_path: Path) -> None:
+    argv = [QUICKSTART, "run.seed=7", "learner.lr=0.003"]
+    config = configs.load(argv)
+    write_record(config, tmp_path, argv)
+    assert configs.load_resolved(tmp_path / "config.yaml") == config
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["seed"] == 7
+    assert record["command"][-3:] == argv
+    again = configs.load([str(tmp_path / "config.yaml")])
+    assert again == config
+
+
+def test_a_machine_without_git_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    write_record(configs.load([QUICKSTART]), tmp_path, [QUICKSTART])
+    assert json.loads((tmp_path / "run.json").read_text())["commit"] is None
+
+
+def test_a_folder_that_can_not_be_filled_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("scripts.train.write_record", full)
+    argv = [QUICKSTART, f"run.dir={tmp_path}", "run.name=mine"]
+    with pytest.raises(OSError, match=r"No space left on device: .*mine"):
+        prepare(parse(argv), argv)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_transport_follows_the_port() -> None:
+    assert resolve_transport(configs.load([QUICKSTART])).buffer.transport == "ipc"
+    assert resolve_transport(configs.load([QUICKSTART, "buffer.port=7777"])).buffer.transport == "tcp"
+    asked = configs.load([QUICKSTART, "buffer.port=7777", "buffer.transport=ipc"])
+    assert resolve_transport(asked).buffer.transport == "ipc"
+
+
+def test_a_host_that_is_not_of_this_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"buffer\.port=7777: can't bind to 192\.0\.2\.1:7777"):
+        check_port("192.0.2.1", 7777)

@@ -1,0 +1,175 @@
+"""What a person sees: the same facts as in `metrics.jsonl`, whole at any width, and nothing twice."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from areal_like import config as configs
+from areal_like.launch.local import Death
+from scripts.watch import Watch, ledger_line, print_summary
+
+ROW = {
+    "step": 30,
+    "seconds": 6.0,
+    "reward/mean": 0.25,
+    "staleness/mean": 0.5,
+    "staleness/max": 1,
+    "buffer/waiting": 3,
+    "buffer/running": 12,
+    "rollout/tokens_per_second": 12345.6,
+    "rollout/idle_share": 0.125,
+    "train/idle_share": 0.0625,
+    "eval/reward": 0.75,
+    "eval/version": 20,
+}
+FACTS = ("30/300", "0.250", "0.750 (v20)", "0.50, max 1 of 1", "3 groups wait, 12 run", "12,346", "actors 12%, ")
+
+
+def watch(folder: Path, *overrides: str) -> Watch:
+    return Watch(configs.load(["configs/quickstart.yaml", "run.steps=300", *overrides]), folder, plain=True)
+
+
+def write(folder: Path, *rows: dict[str, Any]) -> None:
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def test_a_line_holds_the_facts_of_the_last_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = watch(tmp_path)
+    write(tmp_path, {"step": 29, "reward/mean": 0.2}, ROW)
+    seen.update(last=True)
+    (line,) = capsys.readouterr().out.splitlines()
+    for fact in FACTS:
+        assert fact in line
+    assert "\x1b" not in line
+    seen.close()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_display_is_whole_at_any_width(tmp_path: Path, width: int) -> None:
+    seen = watch(tmp_path)
+    write(tmp_path, ROW)
+    seen.update()
+    seen.status = {"started": True, "waits": [f"actor-{i} waits for weights" for i in range(8)]}
+    file = io.StringIO()
+    Console(file=file, width=width).print(seen._table())
+    lines = file.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    text = " ".join(" ".join(lines).split())
+    for fact in (*FACTS, "0:00:54 left", "actor-0 waits for weights", "actor-7 waits for weights"):
+        assert fact in text
+    seen.close()
+
+
+def test_the_held_out_reward_stays_until_there_is_a_newer_one(tmp_path: Path) -> None:
+    seen = watch(tmp_path)
+    write(tmp_path, ROW, {"step": 31, "reward/mean": 0.3})
+    seen.update()
+    assert "held-out 0.750 (v20)" in seen._line()
+    write(tmp_path, {"step": 32, "eval/reward": 0.8, "eval/version": 31})
+    seen.update()
+    assert "held-out 0.800 (v31)" in seen._line()
+    seen.close()
+
+
+def test_a_line_that_says_nothing_new_is_not_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = watch(tmp_path)
+    for _ in range(3):
+        seen.update(last=True)
+    seen.status = {"started": False, "waits": ["the start waits for 2 actors"]}
+    for _ in range(3):
+        seen.update(last=True)
+    assert capsys.readouterr().out.splitlines() == ["the processes are starting", "the start waits for 2 actors"]
+
+
+def test_a_buffer_that_is_silent_is_named(tmp_path: Path) -> None:
+    seen = watch(tmp_path)
+    seen.status = {"started": True, "waits": []}
+    assert seen._waits() == "nobody waits"
+    seen._answered_at -= 60
+    assert seen._waits() == "the buffer has not answered for 60 s"
+
+
+def test_lines_grow_rare_in_a_long_run(tmp_path: Path) -> None:
+    seen = watch(tmp_path)
+    hours = [seen._line_seconds(seen._began + seconds) for seconds in (0, 60, 600, 36_000)]
+    assert hours == [2, 2, 20, 60]
+
+
+def test_time_left_ends_with_the_limit_of_time(tmp_path: Path) -> None:
+    seen = watch(tmp_path, "run.max_seconds=10")
+    assert seen._left() == ""
+    write(tmp_path, ROW)
+    seen.update()
+    assert seen._left() == "0:00:04 left"
+    seen.close()
+
+
+def test_each_death_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = watch(tmp_path)
+    first = Death("actor-1", 5, "was killed by SIGKILL", 1)
+    seen.update([first])
+    seen.update([first])
+    seen.update([first, Death("actor-1", 6, "ended with exit code 1", 2)])
+    assert capsys.readouterr().out.splitlines() == [
+        "actor-1 was killed by SIGKILL: started again (restart 1)",
+        "actor-1 ended with exit code 1: started again (restart 2)",
+    ]
+
+
+def test_a_board_that_fails_is_told_once_and_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("scripts.board.Board.add", full)
+    monkeypatch.setattr("scripts.board.Board.close", full)
+    seen = watch(tmp_path)
+    write(tmp_path, ROW, ROW | {"step": 31})
+    seen.update()
+    seen.close()
+    assert seen.row["step"] == 31
+    assert capsys.readouterr().out.count("No space left on device") == 1
+
+
+SUMMARY = {
+    "reward_before": 0.1,
+    "reward_after": 0.9762,
+    "steps": 300,
+    "seconds": 25.3,
+    "stopped_because": "300 steps are done",
+    "staleness_mean": 0.5,
+    "staleness_max": 1,
+    "staleness_bound": 1,
+    "tokens_per_second": 12345.6,
+    "trained_tokens_per_second": 11111.0,
+    "actor_idle_share": None,
+    "learner_idle_share": 0.25,
+    "ledger": {"admitted": 9, "trained": 4, "filtered": {"all equal": 1}, "dropped": {"stale": 2}, "active": 2},
+    "restarts": 3,
+}
+
+
+def test_the_summary_is_not_cut_where_the_terminal_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = Path("/a" * 60)
+    print_summary(SUMMARY, folder)
+    text = capsys.readouterr().out
+    for fact in ("0.100 before, 0.976 after", "300 in 25.3 s", "actors -, learner 25%", "12,346 rolled out"):
+        assert fact in text
+    for path in (folder / "logs", f"tensorboard --logdir {folder / 'tb'}", folder / "checkpoints" / "final"):
+        assert any(line.endswith(str(path)) for line in text.splitlines())
+
+
+def test_the_ledger_is_a_sum() -> None:
+    line = ledger_line(SUMMARY["ledger"])  # type: ignore[arg-type]
+    assert line == "admitted 9 = trained 4 + filtered 1 (all equal) + dropped 2 (stale) + active 2"
