@@ -44,7 +44,7 @@ async def _receive(client: ActorClient, worker: Worker, subscriber: Subscriber) 
     def on_refused(message: Message) -> None:
         log.warning("the buffer refused a message: %s", message.body["reason"])
         if "say hello" in message.body["reason"]:
-            client.hello()
+            worker.hello_again()
             if worker.engine.version >= 0:
                 client.applied(worker.engine.version, worker.engine.digest)
 

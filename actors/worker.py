@@ -49,6 +49,8 @@ class Worker:
         self.task, self.engine, self.reward, self.client, self.rollout = task, engine, reward, client, rollout
         self.digests = digests
         self._tasks: dict[int, asyncio.Task] = {}
+        self._active = self._ended = 0
+        self._credit_is_due = False
         self._evaluations: set[asyncio.Task] = set()
         self.started_at: float | None = None
 
@@ -70,6 +72,25 @@ class Worker:
         for group_id in group_ids:
             if group_id in self._tasks:
                 self._tasks[group_id].cancel()
+
+    def hello_again(self) -> None:
+        """The buffer has forgotten this actor: sequences that still run are counted against its next leases."""
+        self._ended = -self._active
+        self.client.hello()
+        self._sample_ended(None)
+
+    def _sample_ended(self, sample: asyncio.Task | None) -> None:
+        """A slot of the engine is free. The buffer is told once for all that ended in this turn of the loop."""
+        if sample:
+            self._active -= 1
+            self._ended += 1
+        if not self._credit_is_due:
+            self._credit_is_due = True
+            asyncio.get_running_loop().call_soon(self._send_credit)
+
+    def _send_credit(self) -> None:
+        self._credit_is_due = False
+        self.client.credit(self._ended)
 
     @staticmethod
     def _spawn(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task:
@@ -124,7 +145,10 @@ class Worker:
         filler = prompt.filler[index % len(prompt.filler)] if prompt.filler else 0
         request = f"{lease.group_id}/{index}"
         workflow = self.rollout.workflow(self.engine, self.reward, prompt, limits, request, filler)
-        return asyncio.get_running_loop().create_task(workflow)
+        sample = asyncio.get_running_loop().create_task(workflow)
+        self._active += 1
+        sample.add_done_callback(self._sample_ended)
+        return sample
 
     def _limits(self, prompt: Prompt, temperature: float, key: int) -> Limits:
         longest = self.rollout.max_tokens or prompt.max_tokens

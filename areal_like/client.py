@@ -39,6 +39,10 @@ class ActorClient:
                 log.warning("group %d: no acknowledgement for %.0f s, pushing it again", group_id, now - sent)
                 self._push(meta, payload)
 
+    def credit(self, ended: int) -> None:
+        """Tell how many of the leased sequences have ended since hello: as many more may be leased."""
+        self.dealer.send("credit", {"ended": ended})
+
     def push(self, group: Group) -> None:
         self._push(*encode_group(group))
 

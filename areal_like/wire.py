@@ -32,6 +32,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "lost": {"name": str, "pid": int, "how": str},
     # actor → buffer
     "push": {"groups": list},
+    "credit": {"ended": int},
     "failed": {"id": int, "reason": str, "detail": str},
     "evaluated": {"id": int, "reward": (int, float), "oldest": int, "newest": int, "length": int},
     "applied": {"version": int, "digest": str},

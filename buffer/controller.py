@@ -109,8 +109,7 @@ class Controller:
             previous = self.fleet.by_name.get(name)
             if previous:
                 self._lose(previous)
-            slots = message.body["slots"] / self.scheduler.sizing.largest
-            self.fleet.join(name, peer, slots, time.monotonic())
+            self.fleet.join(name, peer, message.body["slots"], time.monotonic())
             log.info("%s joined (pid %d)", name, message.body["pid"])
         elif role == "learner":
             self.learner = peer
@@ -127,6 +126,10 @@ class Controller:
             actor.stats = message.body["stats"]
             if self.manifest and actor.version < self.version:
                 self.router.send(peer, "announce", {"manifest": self.manifest})
+
+    def _on_credit(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        if actor:
+            actor.ended = message.body["ended"]
 
     def _on_applied(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         version, digest = message.body["version"], message.body["digest"]
@@ -281,12 +284,13 @@ class Controller:
         while candidates:
             actor = min(candidates, key=lambda each: len(each.running))
             lease = None
-            if len(actor.running) < min(share, actor.capacity):
+            if len(actor.running) < share and actor.takes(self.scheduler.sizing.largest):
                 lease = self._next_lease(actor, now)
             if lease is None:
                 candidates.remove(actor)
                 continue
             actor.running.add(lease.group_id)
+            actor.leased += lease.launch
             planned.setdefault(actor.name, []).append(lease)
         for name, leases in planned.items():
             self._send_leases(self.fleet.by_name[name], leases)

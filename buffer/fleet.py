@@ -13,21 +13,27 @@ from typing import Any
 
 @dataclass(slots=True)
 class Actor:
-    """`peer` is its routing id; `capacity` the groups that it may hold at once; `version` the weights it last applied
-    (−1: none yet); `running` the ids of its groups."""
+    """`peer` is its routing id; `slots` the sequences that its engine decodes at once; `version` the weights it last
+    applied (−1: none yet); `running` the ids of its groups; `leased` and `ended` count sequences since it joined."""
 
     name: str
     peer: bytes
-    capacity: int
+    slots: int
     seen: float
     version: int = -1
+    leased: int = 0
+    ended: int = 0
     running: set[int] = field(default_factory=set)
     stats: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def free_slots(self) -> int:
+        """Sequences that its engine could start at once. One that ends frees its slot before its group is complete."""
+        return self.slots + self.ended - self.leased
 
-GROUPS_PER_SLOT = 2
-"""An actor may hold twice the groups that its engine can decode at once: a group keeps its place until its longest
-sample ends, and meanwhile the slots that its others left would stand empty."""
+    def takes(self, sequences: int) -> bool:
+        """May it get a group of so many? One that is idle always may, even if its engine is smaller than the group."""
+        return self.free_slots >= sequences or not self.running
 
 
 class Fleet:
@@ -44,9 +50,9 @@ class Fleet:
     def __len__(self) -> int:
         return len(self.by_name)
 
-    def join(self, name: str, peer: bytes, slots: float, now: float) -> Actor:
-        """A new actor; its engine decodes `slots` groups at once. The caller has removed an earlier one of its name."""
-        actor = Actor(name, peer, max(1, math.floor(GROUPS_PER_SLOT * slots)), now)
+    def join(self, name: str, peer: bytes, slots: int, now: float) -> Actor:
+        """A new actor. The caller has removed an earlier one of its name."""
+        actor = Actor(name, peer, slots, now)
         self.by_name[name] = self.by_peer[peer] = actor
         self.joined += 1
         return actor

@@ -15,6 +15,7 @@ class Client:
     def __init__(self) -> None:
         self.groups: list[Group] = []
         self.failures: list[tuple] = []
+        self.credits: list = []
         self.evaluations: list[tuple] = []
 
     def push(self, group: Group) -> None:
@@ -22,6 +23,12 @@ class Client:
 
     def failed(self, *failure) -> None:
         self.failures.append(failure)
+
+    def credit(self, ended: int) -> None:
+        self.credits.append(ended)
+
+    def hello(self) -> None:
+        self.credits.append("hello")
 
     def evaluated(self, *evaluation) -> None:
         self.evaluations.append(evaluation)
@@ -133,6 +140,26 @@ def test_a_bad_prompt_costs_its_group_only() -> None:
         assert play.client.failures[0][:2] == (1, "failed") and "666" in play.client.failures[0][2]
         await play.lease(group_id=2)
         assert "2/0" in play.futures
+
+    asyncio.run(scenario())
+
+
+def test_each_sequence_that_ends_frees_its_slot_before_its_group_is_complete() -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.lease()
+        await play.end("1/2", sample(0.2))
+        await play.end("1/1", sample(0.2))
+        assert play.client.credits == [1, 2]
+        await play.lease(group_id=2)
+        play.worker.cancel([2])
+        await play.settle()
+        assert play.client.credits == [1, 2, 5], "three slots free at once are told once"
+        play.worker.hello_again()
+        await play.settle()
+        assert play.client.credits[3:] == ["hello", -1], "one sequence still runs"
+        await play.end("1/0", sample(0.2))
+        assert play.client.credits[-1] == 0
 
     asyncio.run(scenario())
 

@@ -60,7 +60,7 @@ class House:
         self.router.incoming.append((who.encode(), Message(kind, body, memoryview(payload))))
         self.controller.step(0)
 
-    def hello(self, *names: str, slots: int = 64) -> None:
+    def hello(self, *names: str, slots: int = 256) -> None:
         for name in names:
             role = "learner" if name == "learner" else "actor"
             self.say(name, "hello", {"role": role, "name": name, "pid": 1, "slots": slots})
@@ -242,3 +242,26 @@ def test_a_push_that_does_not_fit_its_lease_ends_the_lease(samples: int, version
     assert house.controller.replay.ledger()["dropped"] == {"malformed": 1}
     assert len(house.leases()) == B + 1, "its slot goes to the next prompt"
     assert house.router.refused == 1
+
+
+def test_leases_follow_free_slots_not_whole_groups() -> None:
+    """Two groups of 8 fill 16 slots; 8 sequences ending, of whichever groups, make room for the next group."""
+    house = House(asynchronous(max_staleness=8), actors=1)
+    house.hello("learner")
+    house.hello("actor-0", slots=20)
+    house.publish(0)
+    house.apply(0)
+    assert house.leases() == [0, 1]
+    house.say("actor-0", "credit", {"ended": 3})
+    assert house.leases() == [0, 1]
+    house.say("actor-0", "credit", {"ended": 4})
+    assert house.leases() == [0, 1, 2]
+
+
+def test_an_engine_smaller_than_a_group_still_gets_one() -> None:
+    house = House(asynchronous(max_staleness=8), actors=1)
+    house.hello("learner")
+    house.hello("actor-0", slots=4)
+    house.publish(0)
+    house.apply(0)
+    assert house.leases() == [0]
