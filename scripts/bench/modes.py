@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -85,6 +86,14 @@ def bench(scenario: str, folder: Path, console: Console) -> dict[str, dict[str, 
     return results
 
 
+def engine_against_generate(folder: Path) -> dict[str, float]:
+    """The embedded engine's ratios, from a short run of its own bench."""
+    path = folder / "engine.json"
+    command = [sys.executable, "-m", "scripts.bench.engine", "--repeats", "1", "--json", str(path)]
+    subprocess.run(command, cwd=REPOSITORY, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True)
+    return json.loads(path.read_text())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.bench.modes", description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write {metric: number} here")
@@ -97,6 +106,8 @@ def main() -> None:
             for label, row in bench(scenario, Path(folder), console).items():
                 key = label.replace(", waiting", "_waiting").replace("async ", "async")
                 metrics[f"{key}_{scenario}"] = row["samples_per_second"]
+        if not args.scenario:
+            metrics |= engine_against_generate(Path(folder))
     for scenario in SCENARIOS:
         for bound in ASYNC:
             if f"async{bound}_{scenario}" in metrics:
