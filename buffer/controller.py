@@ -22,6 +22,7 @@ from buffer.gauges import Gauges
 from buffer.prompts import PromptCursor
 from buffer.replay import Entry, Replay, Stage
 from buffer.schedulers import Scheduler, View
+from buffer.status import levels, status, waits
 
 log = logging.getLogger(__name__)
 STALL_SECONDS = 20.0
@@ -191,7 +192,7 @@ class Controller:
         body = message.body
         result = self.evaluation.record(body["id"], body["reward"], body["length"], body["oldest"], body["newest"])
         if result:
-            result["seconds"] = self._age(time.monotonic())
+            result["seconds"] = self.age(time.monotonic())
             log.info("held-out reward %.3f at version %d", result["reward"], result["version"])
             self.gauges.evaluations.append(result)
 
@@ -236,7 +237,7 @@ class Controller:
     def _on_finish(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         """No more batches: what is still active is dropped, the last evaluation runs, then the report goes out."""
         self.finishing, self.wanted = True, None
-        self.gauges.trained_seconds = self._age(time.monotonic())
+        self.gauges.trained_seconds = self.age(time.monotonic())
         for each in self.fleet:
             self.router.send(each.peer, "cancel", {"ids": sorted(each.running)})
             each.running.clear()
@@ -245,7 +246,7 @@ class Controller:
         self.evaluation.finish_with(self.version)
 
     def _on_status(self, peer: bytes, actor: Actor | None, message: Message) -> None:
-        self.router.send(peer, "report", {"report": self.status()})
+        self.router.send(peer, "report", {"report": status(self)})
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
@@ -256,7 +257,7 @@ class Controller:
             self.gauges.start(now)
             log.info("all %d actors hold version 0: first lease", ready)
 
-    def _age(self, now: float) -> float:
+    def age(self, now: float) -> float:
         """Seconds since the first lease."""
         return 0.0 if self.started_at is None else now - self.started_at
 
@@ -331,75 +332,16 @@ class Controller:
         self.wanted = None
         self._progress_at = now
         self.gauges.measure_rates(self.fleet, now)
-        info = self.gauges.batch_info(entries, version, now) | self._levels(now)
+        info = self.gauges.batch_info(entries, version, now) | levels(self, now)
         body = {"index": index, "version": version, "groups": [entry.meta for entry in entries], "info": info}
         self.router.send(self.learner, "batch", body, b"".join(entry.payload for entry in entries))
 
     def _report_when_finished(self) -> None:
         if self.finishing and not self.reported and self.evaluation.finished and self.learner:
             self.reported = True
-            self.router.send(self.learner, "report", {"report": self.status()})
-
-    # ---- looking in -------------------------------------------------------------------------------------------------
-
-    def _levels(self, now: float) -> dict[str, Any]:
-        """Gauges of this moment, for the metrics of a train step."""
-        stages = {stage: len(self.replay.in_stage(stage)) for stage in Stage}
-        levels = {f"buffer/{stage.value}": n for stage, n in stages.items()}
-        ledger = self.replay.ledger()
-        flat = {f"ledger/{key}": ledger[key] for key in ("admitted", "trained", "active")}
-        for kind in ("filtered", "dropped"):
-            flat |= {f"ledger/{kind}/{reason}": n for reason, n in ledger[kind].items()}
-        return levels | flat | {"buffer/bytes": self.replay.bytes, "seconds": self._age(now)} | self.gauges.rates
-
-    def status(self) -> dict[str, Any]:
-        """Everything a person wants to know, as plain data."""
-        now = time.monotonic()
-        return {
-            "started": self.started_at is not None,
-            "seconds": self._age(now),
-            "trained_seconds": self.gauges.trained_seconds,
-            "version": self.version,
-            "steps": self.steps,
-            "ledger": self.replay.ledger(),
-            "staleness_max": self.replay.staleness_max,
-            "staleness_mean": self.gauges.staleness_mean,
-            "duplicates": self.replay.duplicates,
-            "refused": self.router.refused,
-            "evaluations": self.gauges.evaluations,
-            "actors": {
-                actor.name: {"version": actor.version, "running": len(actor.running), "stats": actor.stats}
-                for actor in self.fleet
-            },
-            "waits": self.waits(),
-            **self._levels(now),
-        }
-
-    def waits(self) -> list[str]:
-        """Who waits for whom, in words."""
-        if self.finishing:
-            return [] if self.evaluation.finished else ["the end waits for the last evaluation"]
-        if self.started_at is None:
-            to_come = self.expected_actors - sum(actor.version >= 0 for actor in self.fleet)
-            who = ["the learner"] if self.learner is None or self.version < 0 else []
-            who += [f"{to_come} actor{'s' * (to_come > 1)}"] if to_come > 0 else []
-            return [f"the start waits for {' and '.join(who)}"]
-        lines = []
-        if self.wanted:
-            missing = [entry for entry in self.replay.entries.values() if entry.stage in (Stage.RUNNING, Stage.QUEUED)]
-            owners = sorted({entry.actor or "no actor" for entry in missing})
-            waiting = len(self.replay.in_stage(Stage.WAITING))
-            lines.append(
-                f"learner waits for batch {self.wanted.body['index']}: {waiting} groups wait, "
-                f"{len(missing)} run on {', '.join(owners) or 'nobody'}"
-            )
-        for actor in self.fleet:
-            if not actor.running:
-                reason = "weights" if actor.version < self.version else "the learner (staleness bound)"
-                lines.append(f"{actor.name} waits for {reason}")
-        return lines
+            self.router.send(self.learner, "report", {"report": status(self)})
 
     def _watch(self, now: float) -> None:
         if self.started_at is not None and not self.finishing and now - self._progress_at > STALL_SECONDS:
             self._progress_at = now
-            log.warning("nothing moved for %.0f s: %s", STALL_SECONDS, "; ".join(self.waits()) or "nobody waits")
+            log.warning("nothing moved for %.0f s: %s", STALL_SECONDS, "; ".join(waits(self)) or "nobody waits")

@@ -1,0 +1,139 @@
+"""Weight updates in flight: each token is of the right weights, and the bits are the published ones."""
+
+import asyncio
+import copy
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache
+
+from actors.engines.torch_engine import TorchEngine
+from areal_like.models import state_of, write_state
+from areal_like.types import Limits
+from tests.actors.tiny_models import greedy_of, logprobs_of, new_model, prompts_of, started, steps, update_of
+
+
+def kept_logprobs(old, new, prompt, response, switch):
+    """The truth of `kv_policy: keep`: the old weights read the tokens before the switch, the new ones the others."""
+    tokens = torch.as_tensor(np.concatenate([prompt, response]).astype(np.int64))[None]
+    fed = len(prompt) + switch - 1
+    cache = DynamicCache(config=old.config)
+    with torch.no_grad():
+        first = old(tokens[:, :fed], past_key_values=cache).logits[0]
+        rest = new(tokens[:, fed:], past_key_values=cache).logits[0]
+    logits = torch.cat([first, rest])[len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(-1, torch.as_tensor(response).long()[:, None])[:, 0].numpy()
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "granite"])
+@pytest.mark.parametrize("policy", ["recompute", "keep"])
+def test_update_in_flight(policy, kind):
+    model, new = new_model(kind), new_model(kind, seed=1)
+    old = copy.deepcopy(model)
+    prompts = prompts_of(4, 11, 1, 11)
+
+    async def main():
+        engine = TorchEngine(model, kv_policy=policy)
+        tasks = await started(engine, *(engine.generate(p, Limits(30, key=i)) for i, p in enumerate(prompts)))
+        update = update_of(new, 7)
+        await engine.load(update)
+        assert (engine.version, engine.digest) == (7, update.digest)
+        done = await asyncio.gather(*tasks)
+        stats = engine.stats()
+        assert stats["updates"] == 1 and stats["pause_seconds"] > 0
+        assert (stats["recompute_seconds"] > 0) == (policy == "recompute")
+        await engine.close()
+        return done
+
+    for prompt, completion in zip(prompts, asyncio.run(main()), strict=True):
+        (before, switch), (after, rest) = completion.runs
+        assert (before, after, switch + rest) == (0, 7, 30) and switch >= 4
+        tokens = completion.tokens
+        if policy == "keep":
+            expected = kept_logprobs(old, new, prompt, tokens, switch)
+        else:
+            made_by_old = logprobs_of(old, prompt, tokens)[:switch]
+            expected = np.concatenate([made_by_old, logprobs_of(new, prompt, tokens)[switch:]])
+        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
+
+
+def test_loaded_weights_are_the_published_bits():
+    """Also where the fused decoder holds several parameters in one tensor."""
+    model, new = new_model("qwen3"), new_model("qwen3", seed=1)
+
+    async def main():
+        engine = TorchEngine(model)
+        update = update_of(new, 1)
+        await engine.load(update)
+        assert state_of(model, "float32").digest() == update.digest == engine.digest
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_an_uninterruptible_engine_finishes_under_the_old_weights():
+    prompts = prompts_of(4, 5, 6)
+
+    async def main():
+        engine = TorchEngine(new_model(), interruptible=False)
+        order = []
+
+        async def noted(name, awaitable):
+            result = await awaitable
+            order.append(name)
+            return result
+
+        first, second = await started(
+            engine,
+            noted("short", engine.generate(prompts[0], Limits(10))),
+            noted("long", engine.generate(prompts[1], Limits(20))),
+        )
+        loads = [asyncio.create_task(noted(f"load {v}", engine.load(update_of(new_model(seed=v), v)))) for v in (1, 2)]
+        await steps(1)
+        late = asyncio.create_task(noted("late", engine.generate(prompts[2], Limits(3))))
+        done = await asyncio.gather(first, second, late, *loads)
+        await engine.close()
+        assert order[:2] == ["short", "long"] and sorted(order[2:4]) == ["load 1", "load 2"] and order[4] == "late"
+        assert [c.runs for c in done[:3]] == [[(0, 10)], [(0, 20)], [(2, 3)]]
+        assert engine.stats()["pause_seconds"] == 0
+
+    asyncio.run(main())
+
+
+def test_broken_weights_reach_every_caller_and_good_ones_heal():
+    good = new_model()
+    broken = copy.deepcopy(good)
+    with torch.no_grad():
+        broken.get_input_embeddings().weight.fill_(torch.nan)
+    prompts = prompts_of(4, 5, 6)
+
+    async def main():
+        engine = TorchEngine(copy.deepcopy(good), slots=2)
+        tasks = await started(engine, *(engine.generate(p, Limits(50)) for p in prompts[:2]))
+        tasks.append(asyncio.create_task(engine.generate(prompts[2], Limits(50))))
+        await steps(1)
+        await engine.load(update_of(broken, 1))
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(r) for r in results] == [RuntimeError] * 3 and all("NaN" in str(r) for r in results)
+        await engine.load(update_of(good, 2))
+        healed = await engine.generate(prompts[0], Limits(5, temperature=0.0))
+        np.testing.assert_array_equal(healed.tokens, greedy_of(good, prompts[0], 5))
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_write_state_reaches_the_fused_memory():
+    """An update changes what the fused decoder computes, not only the module's parameters."""
+    model, new = new_model("llama"), new_model("llama", seed=1)
+    (prompt,) = prompts_of(6)
+
+    async def main():
+        engine = TorchEngine(model)
+        write_state(state_of(new, "float32"), dict(model.named_parameters()))
+        done = await engine.generate(prompt, Limits(12, temperature=0.0))
+        np.testing.assert_array_equal(done.tokens, greedy_of(new, prompt, 12))
+        await engine.close()
+
+    asyncio.run(main())
