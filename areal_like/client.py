@@ -92,6 +92,10 @@ class LearnerClient:
     def trained(self, index: int) -> None:
         self.dealer.send("trained", {"index": index})
 
+    def checkpointed(self, step: int) -> None:
+        """The effect of all batches before `step` is durable: the buffer need not serve them again."""
+        self.dealer.send("checkpointed", {"step": step})
+
     def want(self, index: int, version: int) -> None:
         """Ask for a batch; it comes when it is complete."""
         self._wanted = f"batch {index}"

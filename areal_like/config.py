@@ -47,6 +47,8 @@ MINIMUM = {
     "buffer.port": 0,
     "buffer.max_bytes": 1,
     "buffer.heartbeat_timeout": 0,
+    "checkpoint.every": 0,
+    "checkpoint.keep": 1,
 }
 
 
@@ -87,6 +89,14 @@ class Buffer:
     port: int
     max_bytes: int
     heartbeat_timeout: float
+    journal: Literal["off", "memory", "fsync"]
+    keep_journal: bool
+
+
+@dataclass
+class Checkpoint:
+    every: int
+    keep: int
 
 
 @dataclass
@@ -98,6 +108,7 @@ class Config:
 
     mode: str
     run: Run
+    resume: str | None
     groups_per_batch: int
     weight_sync_interval: int
     staleness_policy: Literal["drop", "requeue"]
@@ -115,10 +126,18 @@ class Config:
     eval: Eval
     actors: Actors
     buffer: Buffer
+    checkpoint: Checkpoint
     launcher: dict[str, Any]
 
 
-SECTIONS: dict[str, type] = {"run": Run, "sampling": Sampling, "eval": Eval, "actors": Actors, "buffer": Buffer}
+SECTIONS: dict[str, type] = {
+    "run": Run,
+    "sampling": Sampling,
+    "eval": Eval,
+    "actors": Actors,
+    "buffer": Buffer,
+    "checkpoint": Checkpoint,
+}
 
 
 # What callers use
@@ -149,6 +168,12 @@ def save(config: Config, path: str | Path) -> None:
 
 def to_yaml(config: Config) -> str:
     return OmegaConf.to_yaml(config)
+
+
+def select(config: Config, key: str) -> Any:
+    """The value of a dotted key, as plain data."""
+    value = OmegaConf.select(cast(DictConfig, config), key)
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def replace(config: Config, key: str, value: Any) -> Config:
@@ -196,6 +221,8 @@ def _refuse_unknown(values: dict[str, Any], shape: type, prefix: str) -> None:
 
 def _typed(tree: dict[str, Any]) -> DictConfig:
     """The tree in the shape of `Config`, interpolations resolved, nothing missing."""
+    if isinstance(tree.get("buffer"), dict) and tree["buffer"].get("journal") is False:
+        tree["buffer"]["journal"] = "off"  # YAML 1.1 reads off as false
     try:
         config = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), tree))
         missing = sorted(OmegaConf.missing_keys(config))

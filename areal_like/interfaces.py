@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -88,6 +89,14 @@ class Trainer(Protocol):
 
     def snapshot(self) -> State:
         """The weights to publish: the very bits that the next step differentiates."""
+        ...
+
+    def save_state(self, folder: Path) -> None:
+        """Write what the next train step depends on besides its batch (optimizer included) into a folder."""
+        ...
+
+    def load_state(self, folder: Path) -> None:
+        """Go on from what `save_state` wrote: the same next batch gives the same bits."""
         ...
 
     def save(self, folder: str) -> None:

@@ -22,11 +22,14 @@ def _plain(value: Any) -> Any:
 
 
 class MetricsLog:
-    """Appends rows; each is in the file when `write` returns. A full disk raises OSError at the row that won't fit."""
+    """Appends rows; each is in the file when `write` returns. A full disk raises OSError at the row that won't fit.
 
-    def __init__(self, path: Path):
+    `done` is the number of train steps that a resumed run has behind it: rows of later steps will be written again.
+    """
+
+    def __init__(self, path: Path, done: int = 0):
         self.path = path
-        _remove_torn_line(path)
+        _keep_rows(path, done)
         self._file = path.open("ab")
 
     def write(self, row: dict[str, Any]) -> None:
@@ -46,11 +49,13 @@ class MetricsLog:
             self._file.close()
 
 
-def _remove_torn_line(path: Path) -> None:
-    if not path.is_file():
-        return
-    with path.open("rb+") as file:
-        file.truncate(file.read().rfind(b"\n") + 1)
+def _keep_rows(path: Path, done: int) -> None:
+    """Remove the rows of steps after `done`, and a torn last line."""
+    if path.is_file():
+        rows = MetricsFollower(path).new_rows()
+        beside = path.with_suffix(".tmp")
+        beside.write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] <= done))
+        beside.replace(path)
 
 
 class MetricsFollower:

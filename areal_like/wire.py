@@ -40,6 +40,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "published": {"manifest": dict},
     "want": {"index": int, "version": int},
     "trained": {"index": int},
+    "checkpointed": {"step": int},
     "finish": {"reason": str},
     # buffer → actor
     "welcome": {"incarnation": int},

@@ -19,6 +19,7 @@ from areal_like.wire import Message, WireError, check_group
 from buffer.evaluation import Evaluation
 from buffer.fleet import Actor, Fleet
 from buffer.gauges import Gauges
+from buffer.journal import Journal
 from buffer.prompts import PromptCursor
 from buffer.replay import Entry, Replay, Stage
 from buffer.schedulers import Scheduler, View
@@ -30,9 +31,10 @@ STALL_SECONDS = 20.0
 
 class Controller:
     """Drives one run. `expected_actors` must hold version 0 before the first lease; `max_bytes` bounds the payloads
-    held; an actor not heard of for `heartbeat_timeout` seconds loses its leases."""
+    held; an actor not heard of for `heartbeat_timeout` seconds loses its leases. `journal`, which `replay` records to,
+    is committed before anything that rests on it is said. `steps` batches were trained before (a resumed run)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - main puts the parts of a run together here
         self,
         router: Router,
         replay: Replay,
@@ -43,13 +45,18 @@ class Controller:
         expected_actors: int,
         max_bytes: int,
         heartbeat_timeout: float,
+        journal: Journal | None = None,
+        steps: int = 0,
     ):
         self.router, self.replay, self.scheduler = router, replay, scheduler
         self.prompts, self.evaluation, self.fleet = prompts, evaluation, Fleet()
         self.expected_actors, self.max_bytes, self.heartbeat_timeout = expected_actors, max_bytes, heartbeat_timeout
         self.gauges = Gauges()
         self.version = -1
-        self.steps = 0
+        self.steps = steps
+        self.journal = journal
+        self.blocked = ""
+        self._outbox: list[tuple[bytes, str, dict[str, Any], bytes | None]] = []
         self.manifest: dict[str, Any] | None = None
         self.started_at: float | None = None
         self.learner: bytes | None = None
@@ -81,7 +88,25 @@ class Controller:
         self._admit(now)
         self._serve(now)
         self._report_when_finished()
+        self._flush()
         self._watch(now)
+
+    def _flush(self) -> None:
+        """Commit the journal, then send what may only be said once that is done. A full disk makes everybody wait."""
+        if self.journal:
+            try:
+                self.journal.commit()
+            except OSError as error:
+                if not self.blocked:
+                    log.error(
+                        "the journal can't be written (%s): nothing is acknowledged or started until it can", error
+                    )
+                self.blocked = str(error)
+                return
+        self.blocked = ""
+        for message in self._outbox:
+            self.router.send(*message)
+        self._outbox.clear()
 
     def _handle(self, peer: bytes, message: Message | WireError) -> None:
         if isinstance(message, WireError):
@@ -151,7 +176,7 @@ class Controller:
             payload = message.payload[start : start + meta["bytes"]]
             start += meta["bytes"]
             self._take(meta, payload, now)
-        self.router.send(peer, "pushed", {"ids": [meta["id"] for meta in metas]})
+        self._outbox.append((peer, "pushed", {"ids": [meta["id"] for meta in metas]}, None))
 
     def _check_push(self, metas: list[Any], nbytes: int) -> None:
         for meta in metas:
@@ -234,6 +259,13 @@ class Controller:
         self.replay.finish(message.body["index"])
         self.steps = message.body["index"] + 1
 
+    def _on_checkpointed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        if self.journal:
+            try:
+                self.journal.rotate(*self.replay.snapshot())
+            except OSError as error:
+                log.error("the journal's new segment can't be written (%s): the old ones stay", error)
+
     def _on_finish(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         """No more batches: what is still active is dropped, the last evaluation runs, then the report goes out."""
         self.finishing, self.wanted = True, None
@@ -276,7 +308,7 @@ class Controller:
 
     def _admit(self, now: float) -> None:
         """Hand out leases, one at a time to the actor that holds the fewest."""
-        if self.started_at is None or self.finishing:
+        if self.started_at is None or self.finishing or self.blocked:
             return
         planned: dict[str, list[Lease]] = {}
         to_start = self.replay.room(self.version) + len(self.replay.in_stage(Stage.QUEUED))
@@ -334,7 +366,7 @@ class Controller:
         self.gauges.measure_rates(self.fleet, now)
         info = self.gauges.batch_info(entries, version, now) | levels(self, now)
         body = {"index": index, "version": version, "groups": [entry.meta for entry in entries], "info": info}
-        self.router.send(self.learner, "batch", body, b"".join(entry.payload for entry in entries))
+        self._outbox.append((self.learner, "batch", body, b"".join(entry.payload for entry in entries)))
 
     def _report_when_finished(self) -> None:
         if self.finishing and not self.reported and self.evaluation.finished and self.learner:

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import logging
+import time
+
+from areal_like import checkpoints
 from areal_like.bus import BusError, Router, is_loopback
 from areal_like.process import Role, run_role
 from areal_like.registry import bind, build
 from buffer.admission import Bound
 from buffer.controller import Controller
 from buffer.evaluation import Evaluation
+from buffer.journal import Journal, segments, since_snapshot
 from buffer.prompts import PromptCursor
 from buffer.replay import Replay
+
+log = logging.getLogger(__name__)
+
+
+def restore(role: Role, replay: Replay) -> int:
+    """Bring back what an earlier process of this run journaled; the number of train steps to go on from."""
+    folder = role.run / "journal"
+    checkpoint = checkpoints.latest(role.run)
+    steps = checkpoint[0] if checkpoint else 0
+    if segments(folder):
+        replay.restore(since_snapshot(folder, repair=True), steps, time.monotonic())
+        log.info("restored from the journal: %s; the learner goes on at batch %d", replay.ledger(), steps)
+    return steps
 
 
 def main(role: Role) -> None:
@@ -20,16 +38,24 @@ def main(role: Role) -> None:
     task = build("task", config.task, config.run.seed)
     scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
     bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
+    replay = Replay(bound, bind("policy", config.policy), config.staleness_policy)
+    journal, steps = None, restore(role, replay)
+    if config.buffer.journal != "off":
+        sync, keep = config.buffer.journal == "fsync", config.buffer.keep_journal
+        journal = Journal(role.run / "journal", sync=sync, keep=keep)
+        replay.record = journal.append
     heldout = min(config.eval.prompts, task.size("heldout"))
     controller = Controller(
         router,
-        Replay(bound, bind("policy", config.policy), config.staleness_policy),
+        replay,
         scheduler,
-        PromptCursor(task.size("train"), config.run.seed),
+        PromptCursor(task.size("train"), config.run.seed, position=replay.admitted),
         Evaluation(config.eval.every, heldout, config.eval.temperature),
         expected_actors=config.actors.count,
         max_bytes=config.buffer.max_bytes,
         heartbeat_timeout=config.buffer.heartbeat_timeout,
+        journal=journal,
+        steps=steps,
     )
     role.offer("buffer", router.endpoint)
     try:

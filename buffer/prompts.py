@@ -10,14 +10,14 @@ import numpy as np
 
 
 class PromptCursor:
-    """Iterates over `size` training rows, epoch after epoch."""
+    """Iterates over `size` training rows, epoch after epoch, from `position` on."""
 
-    def __init__(self, size: int, seed: int):
+    def __init__(self, size: int, seed: int, position: int = 0):
         if size < 1:
             raise ValueError("the task has no training prompts")
         self.size = size
         self.seed = seed
-        self.position = 0
+        self.position = position
         self._epoch = -1
         self._order = np.empty(0, np.int64)
 

@@ -59,7 +59,7 @@ def waits(controller: Controller) -> list[str]:
         who = ["the learner"] if controller.learner is None or controller.version < 0 else []
         who += [f"{to_come} actor{'s' * (to_come > 1)}"] if to_come > 0 else []
         return [f"the start waits for {' and '.join(who)}"]
-    lines = []
+    lines = [f"everybody waits for the journal's disk: {controller.blocked}"] if controller.blocked else []
     if controller.wanted:
         missing = [
             entry for entry in controller.replay.entries.values() if entry.stage in (Stage.RUNNING, Stage.QUEUED)

@@ -12,6 +12,7 @@ same batches from the same state give the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,12 +132,13 @@ class TorchLearner:
         """Write the current weights as a Hugging Face model folder."""
         self.model.save_pretrained(folder)
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the next train step depends on besides its batch."""
-        return self.optimizer.state_dict()
+    def save_state(self, folder: Path) -> None:
+        """Write what the next train step depends on besides its batch: master weights and optimizer state."""
+        torch.save(self.optimizer.state_dict(), folder / "learner.pt")
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state)
+    def load_state(self, folder: Path) -> None:
+        """Go on from what `save_state` wrote; the same next batch then gives the same bits."""
+        self.optimizer.load_state_dict(torch.load(folder / "learner.pt", weights_only=True))
 
     def _advantages(self, batch: Batch) -> np.ndarray:
         groups = np.repeat(np.arange(len(batch.groups)), [len(g.samples) for g in batch.groups])

@@ -1,18 +1,23 @@
 """The learner process: batches in, train steps, weights out. The order of things in a step is what matters here:
 
-    batch k arrives → batch k+1 is asked for → train → "trained k" → publish → metrics, checkpoint
+    batch k arrives → batch k+1 is asked for → train → "trained k" → publish → metrics → checkpoint → "checkpointed"
 
 so that the buffer can prepare the next batch during the step, and actors get new weights before anything that only
-people wait for. Waits for the buffer (unblocked by pushes of the actors); never for an actor.
+people wait for. Waits for the buffer (unblocked by pushes of the actors); never for an actor. A run folder that holds
+a checkpoint is gone on with: the buffer serves again what was not trained when it was written.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import time
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from areal_like import checkpoints
 from areal_like.client import LearnerClient
 from areal_like.interfaces import Trainer
 from areal_like.metrics import MetricsLog
@@ -37,50 +42,86 @@ def build_trainer(config: Any) -> Trainer:
     return build("learner", config.learner, model, loss, advantage, config.sampling.temperature, config.run.seed)
 
 
+@dataclass
+class Progress:
+    """How far a run has come: what a checkpoint remembers beside the trainer's own state.
+
+    `steps` batches are trained; `seconds` since the first lease, `elapsed` since the first batch, `waited` of them.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    elapsed: float = 0.0
+    waited: float = 0.0
+    tokens: int = 0
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+
+
 class TrainLoop:
     """Train steps until the config's end, then the final evaluation and the summary."""
 
-    def __init__(self, config: Any, trainer: Trainer, client: LearnerClient, publisher: Publisher, metrics: MetricsLog):
-        self.config, self.trainer, self.client = config, trainer, client
+    def __init__(self, role: Role, trainer: Trainer, client: LearnerClient, publisher: Publisher, metrics: MetricsLog):
+        self.run_folder, self.config, self.trainer, self.client = role.run, role.config, trainer, client
         self.publisher, self.metrics = publisher, metrics
-        self.version = 0
+        self.progress = Progress()
         self.digest = ""
-        self.waited = 0.0
-        self.evaluations: list[dict[str, Any]] = []
-        self._tokens = 0
+
+    @property
+    def version(self) -> int:
+        return self.progress.steps // self.config.weight_sync_interval
+
+    def resume(self, folder: Path) -> None:
+        """Go on from a checkpoint."""
+        self.trainer.load_state(folder)
+        self.progress = Progress(**checkpoints.meta(folder))
+        log.info("resumed from %s, version %d", folder, self.version)
 
     def run(self) -> dict[str, Any]:
         """Returns the summary."""
+        progress, before = self.progress, dataclasses.replace(self.progress)
         self.client.hello()
         self._publish()
-        self.client.want(0, 0)
-        step, reason, begin = 0, self._reason_to_stop(0, 0.0), time.monotonic()
+        self.client.want(progress.steps, self.version)
+        reason, begin = self._reason_to_stop(), time.monotonic()
         while not reason:
             batch, info = self._next_batch()
-            if step == 0:
+            if progress.steps == before.steps:
                 begin = time.monotonic()
-                self.waited = 0.0
+                progress.waited = before.waited
+            step = progress.steps
             self.client.want(step + 1, (step + 1) // self.config.weight_sync_interval)
             started = time.monotonic()
             row = self.trainer.train(batch)
             row["train/step_seconds"] = time.monotonic() - started
             self.client.trained(step)
-            step += 1
-            if step % self.config.weight_sync_interval == 0:
-                self.version += 1
+            progress.steps += 1
+            if progress.steps % self.config.weight_sync_interval == 0:
                 row["publish/seconds"] = self._publish()
-            elapsed = time.monotonic() - begin
-            self._write(step, row, info, elapsed)
-            reason = self._reason_to_stop(step, info["seconds"])
+            progress.elapsed = before.elapsed + time.monotonic() - begin
+            progress.seconds = info["seconds"] = before.seconds + info["seconds"]
+            info["evaluations"] = _later(info["evaluations"], before.seconds)
+            self._write(row, info)
+            reason = self._reason_to_stop()
+            self._checkpoint(last=bool(reason))
         log.info("training ends: %s", reason)
         report = self.client.finish(reason)
-        return self._summary(step, reason, report, time.monotonic() - begin)
+        return self._summary(reason, report, before)
+
+    def _checkpoint(self, last: bool) -> None:
+        """Write one if it is due, at steps whose weights are published (the others are no version to go on from)."""
+        steps, every = self.progress.steps, self.config.checkpoint.every
+        due = last or (every > 0 and steps // every > (steps - self.config.weight_sync_interval) // every)
+        if not due or steps % self.config.weight_sync_interval:
+            return
+        meta = dataclasses.asdict(self.progress)
+        checkpoints.write(self.run_folder, steps, self.trainer.save_state, meta, self.config.checkpoint.keep)
+        self.client.checkpointed(steps)
 
     def _next_batch(self) -> tuple[Any, dict[str, Any]]:
         begin = time.monotonic()
         batch, info = self.client.batch()
         waited = time.monotonic() - begin
-        self.waited += waited
+        self.progress.waited += waited
         info["train/wait_seconds"] = waited
         return batch, info
 
@@ -92,48 +133,49 @@ class TrainLoop:
         self.client.published(manifest)
         return time.monotonic() - begin
 
-    def _write(self, step: int, row: dict[str, Any], info: dict[str, Any], elapsed: float) -> None:
-        evaluations = info.pop("evaluations")
-        self.evaluations += evaluations
+    def _write(self, row: dict[str, Any], info: dict[str, Any]) -> None:
+        progress, evaluations = self.progress, info.pop("evaluations")
+        progress.evaluations += evaluations
         if evaluations:
             newest = evaluations[-1]
             row |= {"eval/reward": newest["reward"], "eval/version": newest["version"], "eval/length": newest["length"]}
-        self._tokens += int(row.get("tokens", 0))
-        row["train/idle_share"] = self.waited / elapsed if elapsed else 0.0
-        row["train/tokens_per_second"] = self._tokens / elapsed if elapsed else 0.0
+        progress.tokens += int(row.get("tokens", 0))
+        row["train/idle_share"] = progress.waited / max(1e-9, progress.elapsed)
+        row["train/tokens_per_second"] = progress.tokens / max(1e-9, progress.elapsed)
         row["publish/bytes"] = self.publisher.bytes_sent
-        self.metrics.write({"step": step, "version": self.version, **row, **info})
+        self.metrics.write({"step": progress.steps, "version": self.version, **row, **info})
 
-    def _reason_to_stop(self, step: int, seconds: float) -> str:
-        run = self.config.run
-        if step >= run.steps:
+    def _reason_to_stop(self) -> str:
+        run, progress = self.config.run, self.progress
+        if progress.steps >= run.steps:
             return f"{run.steps} steps are done"
-        if run.max_seconds is not None and seconds >= run.max_seconds:
+        if run.max_seconds is not None and progress.seconds >= run.max_seconds:
             return f"{run.max_seconds} seconds have passed"
-        reached = (
-            run.target_reward is not None and self.evaluations and self.evaluations[-1]["reward"] >= run.target_reward
-        )
+        if run.target_reward is None or not progress.evaluations:
+            return ""
+        reached = progress.evaluations[-1]["reward"] >= run.target_reward
         return f"the held-out reward has reached {run.target_reward}" if reached else ""
 
-    def _summary(self, steps: int, reason: str, report: dict[str, Any], elapsed: float) -> dict[str, Any]:
-        evaluations = report["evaluations"]
+    def _summary(self, reason: str, report: dict[str, Any], before: Progress) -> dict[str, Any]:
+        progress, seconds = self.progress, before.seconds + (report["trained_seconds"] or 0.0)
+        evaluations = before.evaluations + _later(report["evaluations"], before.seconds)
         target = self.config.run.target_reward
         reached = [e["seconds"] for e in evaluations if target is not None and e["reward"] >= target]
         return {
             "reward_before": evaluations[0]["reward"] if evaluations else None,
             "reward_after": evaluations[-1]["reward"] if evaluations else None,
-            "steps": steps,
+            "steps": progress.steps,
             "version": self.version,
-            "seconds": report["trained_seconds"],
+            "seconds": seconds,
             "seconds_to_target": reached[0] if reached else None,
             "stopped_because": reason,
             "staleness_mean": report["staleness_mean"],
             "staleness_max": report["staleness_max"],
             "staleness_bound": self.config.scheduler.get("max_staleness", 0),
-            "tokens_per_second": report.get("rollout/tokens", 0) / max(1e-9, report["trained_seconds"]),
-            "trained_tokens_per_second": self._tokens / max(1e-9, elapsed),
+            "tokens_per_second": report.get("rollout/tokens", 0) / max(1e-9, seconds - before.seconds),
+            "trained_tokens_per_second": progress.tokens / max(1e-9, progress.elapsed),
             "actor_idle_share": report.get("rollout/idle_share"),
-            "learner_idle_share": self.waited / elapsed if elapsed else 0.0,
+            "learner_idle_share": progress.waited / max(1e-9, progress.elapsed),
             "update_apply_seconds": report.get("rollout/update_apply_seconds"),
             "update_pause_seconds": report.get("rollout/update_pause_seconds"),
             "weights_digest": self.digest,
@@ -142,13 +184,22 @@ class TrainLoop:
         }
 
 
+def _later(evaluations: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
+    """Evaluations on the clock of the whole run; the buffer's starts anew when a run is resumed."""
+    return [result | {"seconds": result["seconds"] + seconds} for result in evaluations]
+
+
 def main(role: Role) -> None:
     trainer = build_trainer(role.config)
+    checkpoint = checkpoints.latest(role.run)
     publisher = Publisher(role.endpoint("weights"))
     client = LearnerClient(role.find("buffer"), role.name)
     try:
-        with MetricsLog(role.run / "metrics.jsonl") as metrics:
-            summary = TrainLoop(role.config, trainer, client, publisher, metrics).run()
+        with MetricsLog(role.run / "metrics.jsonl", done=checkpoint[0] if checkpoint else 0) as metrics:
+            loop = TrainLoop(role, trainer, client, publisher, metrics)
+            if checkpoint:
+                loop.resume(checkpoint[1])
+            summary = loop.run()
         trainer.save(str(role.run / "checkpoints" / "final"))
         (role.run / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     finally:

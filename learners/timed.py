@@ -5,6 +5,7 @@ Real processes, real buffer, real sockets, simulated accelerator. No torch.
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,9 @@ class TimedLearner:
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / "weights.bin").write_bytes(self._state.buffer.tobytes())
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": self._steps}
+    def save_state(self, folder: Path) -> None:
+        (folder / "learner.json").write_text(json.dumps({"steps": self._steps}))
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._steps = state["steps"]
+    def load_state(self, folder: Path) -> None:
+        self._steps = json.loads((folder / "learner.json").read_text())["steps"]
         self._stamp()

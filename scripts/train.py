@@ -7,6 +7,7 @@ learner is done, and prints the summary. Ctrl-C or SIGTERM ends every process. N
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import shutil
 import signal
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
@@ -54,6 +55,57 @@ def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
             attempt += 1
             folder = parent / f"{name}-{attempt}"
     return folder, configs.replace(config, "run.name", folder.name)
+
+
+MUST_AGREE = (
+    "run.seed",
+    "task",
+    "model",
+    "sizing",
+    "groups_per_batch",
+    "weight_sync_interval",
+    "sampling",
+    "advantage",
+    "loss",
+    "learner",
+    "policy",
+)
+"""What a resumed run may not change: its journal holds samples of versions that training makes again."""
+
+
+def find_run_to_resume(config: Config, stem: str) -> Path | None:
+    """The folder that `resume` means. None for `auto` where there is nothing to go on with. Raises ConfigError."""
+    if config.resume != "auto":
+        folder = Path(config.resume or "")
+        if not (folder / "config.yaml").is_file():
+            raise ConfigError(f"resume={config.resume}: no run folder (config.yaml is missing)")
+        return folder
+    pattern = config.run.name or f"{stem}-*"
+    found = [path.parent for path in Path(config.run.dir).glob(f"{pattern}/config.yaml")]
+    unfinished = [folder for folder in found if not (folder / "summary.json").exists()]
+    return max(unfinished, key=lambda folder: (folder / "config.yaml").stat().st_mtime, default=None)
+
+
+def reopen_run_folder(config: Config, folder: Path) -> Config:
+    """Check that the config fits what the folder holds. Raises ConfigError."""
+    earlier = configs.load_resolved(folder / "config.yaml")
+    for key in MUST_AGREE:
+        before, now = (configs.select(each, key) for each in (earlier, config))
+        if before != now:
+            raise ConfigError(f"resume: {key} was {before} in {folder} and is {now} now; start a new run to change it")
+    (folder / "summary.json").unlink(missing_ok=True)
+    return configs.replace(config, "run.name", folder.name)
+
+
+def lock(folder: Path) -> TextIO:
+    """Hold the folder for this process until it ends, however it ends. Raises ConfigError if another one has it."""
+    file = (folder / "lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(f"{folder} is in use by another run; wait for it, or end it") from None
+    return file
 
 
 def write_record(config: Config, folder: Path, argv: list[str]) -> None:
@@ -158,8 +210,8 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     return summary
 
 
-def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config] | None:
-    """The run's folder and config, or None if something was only to be printed. Raises ValueError, OSError."""
+def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, TextIO] | None:
+    """The run's folder, config and lock, or None if something was only to be printed. Raises ValueError, OSError."""
     from areal_like.launch.plan import describe, plan
 
     config = resolve_transport(configs.load([args.config, *args.overrides]))
@@ -170,13 +222,21 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config] | 
         print(describe(plan(config)))
         return None
     preflight(config)
-    folder, config = make_run_folder(config, Path(args.config).stem)
+    stem = Path(args.config).stem
+    earlier = find_run_to_resume(config, stem) if config.resume else None
+    if earlier:
+        held = lock(earlier)
+        config = reopen_run_folder(config, earlier)
+        print(f"resuming {earlier}")
+        write_record(config, earlier, argv)
+        return earlier, config, held
+    folder, config = make_run_folder(config, stem)
     try:
         write_record(config, folder, argv)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise OSError(error.errno, error.strerror, str(folder)) from None
-    return folder, config
+    return folder, config, lock(folder)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -190,7 +250,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if prepared is None:
         return 0
-    folder, config = prepared
+    folder, config, _lock = prepared
     from areal_like.launch.local import RunFailed
     from scripts.watch import print_summary
 

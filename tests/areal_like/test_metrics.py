@@ -46,9 +46,18 @@ def test_an_unfinished_last_line_is_left_until_it_is_finished(tmp_path: Path, cu
 def test_appending_to_a_file_with_a_torn_last_line_removes_it(tmp_path: Path, cut: int) -> None:
     path, whole = tmp_path / "metrics.jsonl", b'{"step": 1}\n{"step": 22}\n'
     path.write_bytes(whole[:-cut])
-    with MetricsLog(path) as log:
+    with MetricsLog(path, done=1) as log:
         log.write({"step": 2})
     assert [json.loads(line) for line in path.read_text().splitlines()] == [{"step": 1}, {"step": 2}]
+
+
+def test_a_resumed_run_writes_the_steps_after_its_checkpoint_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step, "loss": 1}) + "\n" for step in (1, 2, 3)))
+    with MetricsLog(path, done=2) as log:
+        log.write({"step": 3, "loss": 2})
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["step"], row["loss"]) for row in rows] == [(1, 1), (2, 1), (3, 2)]
 
 
 def test_a_damaged_line_costs_itself_only(tmp_path: Path) -> None:

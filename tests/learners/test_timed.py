@@ -58,7 +58,8 @@ def test_every_step_publishes_other_bytes_of_the_given_size(clock):
 def test_a_restored_learner_publishes_the_same_bytes(clock, tmp_path):
     learner, restored, batch = TimedLearner(), TimedLearner(), make_batch(np.random.default_rng(0))
     learner.train(batch)
-    restored.load_state_dict(learner.state_dict())
+    learner.save_state(tmp_path)
+    restored.load_state(tmp_path)
     assert restored.snapshot().digest() == learner.snapshot().digest()
     learner.save(str(tmp_path))
     assert (tmp_path / "weights.bin").read_bytes() == learner.snapshot().buffer.tobytes()

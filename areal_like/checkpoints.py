@@ -1,0 +1,63 @@
+"""Checkpoints of the learner on disk: written beside and renamed, so that there is an old one or a new one, never half.
+
+`RUN/checkpoints/step-N/` holds the learner's own files and `meta.json`, which is written last. N counts train steps:
+batches 0..N−1 are in it. The learner writes; the buffer and `scripts.train` look for the newest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+META = "meta.json"
+
+
+def folder_of(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def latest(run: Path) -> tuple[int, Path] | None:
+    """(step, folder) of the newest whole checkpoint, if there is one."""
+    found = sorted(path.parent for path in (run / "checkpoints").glob(f"step-*/{META}"))
+    return (int(found[-1].name.removeprefix("step-")), found[-1]) if found else None
+
+
+def meta(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / META).read_text())
+
+
+def write(run: Path, step: int, fill: Callable[[Path], None], meta: dict[str, Any], keep: int) -> Path:
+    """Make a durable checkpoint of what `fill` puts into a folder, then delete all but the newest `keep`.
+
+    Raises OSError; the checkpoints that were there are then still there.
+    """
+    target = folder_of(run, step)
+    beside = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        fill(beside)
+        (beside / META).write_text(json.dumps(meta))
+        for path in [*beside.rglob("*"), beside]:
+            _sync(path)
+        shutil.rmtree(target, ignore_errors=True)
+        beside.rename(target)
+        _sync(target.parent)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    for old in sorted(target.parent.glob("step-*"))[:-keep]:
+        shutil.rmtree(old)
+    return target
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,106 @@
+"""Runs that are killed and gone on with: nothing is trained twice or skipped, and the result agrees."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from areal_like import checkpoints
+from buffer.journal import scan
+from tests.integration.runs import REPOSITORY, rows, summary, train
+
+TIMED = ["engine=timed", "learner=timed", "engine.median=20", "learner.base=0.02", "eval.prompts=4", "eval.every=0"]
+
+
+def start(folder: Path, name: str, *overrides: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", f"run.dir={folder}"]
+    command += [f"run.name={name}", "run.target_reward=null", "buffer.keep_journal=true", *overrides]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        path = run / "metrics.jsonl"
+        if path.exists() and path.read_text().count("\n") >= step:
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+    pytest.fail(f"the run did not reach step {step} in 60 s")
+
+
+def pid_of(run: Path, role: str) -> int:
+    found = subprocess.run(["pgrep", "-f", f"name {role} --run {run}"], capture_output=True, text=True).stdout.split()
+    assert found, f"no process of {role}"
+    return int(found[0])
+
+
+def trained_ids(run: Path) -> list[list[int]]:
+    """The groups of each batch, as the journal has them; a batch that was served again must be the same."""
+    batches: dict[int, list[int]] = {}
+    for record in scan(run / "journal"):
+        if record.kind == "serve":
+            batch, ids = record.fields
+            assert batches.setdefault(batch, ids) == ids, f"batch {batch} was served with other groups after the crash"
+    return [batches[index] for index in sorted(batches)]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("victim", ["learner", "buffer", "supervisor"])
+def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, victim: str) -> None:
+    steps = 40
+    overrides = [*TIMED, f"run.steps={steps}", "checkpoint.every=7"]
+    process = start(tmp_path, "run", *overrides)
+    run = tmp_path / "run"
+    wait_for_step(run, 17, process)
+    os.kill(process.pid if victim == "supervisor" else pid_of(run, victim), signal.SIGKILL)
+    process.wait(timeout=30)
+    assert not (run / "summary.json").exists()
+    assert checkpoints.latest(run) is not None
+
+    output, _ = (resumed := start(tmp_path, "run", *overrides, "resume=auto")).communicate(timeout=120)
+    assert resumed.returncode == 0, output
+    assert f"resuming {run}" in output
+    assert [row["step"] for row in rows(run)] == list(range(1, steps + 1))
+    ledger = summary(run)["ledger"]
+    gone = ledger["trained"] + sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
+    assert ledger["admitted"] == gone + ledger["active"] and ledger["trained"] == 16 * steps
+    batches = trained_ids(run)[:steps]
+    trained = [group_id for batch in batches for group_id in batch]
+    assert len(set(trained)) == len(trained) == 16 * steps
+    assert sorted(trained) == list(range(16 * steps)), "a prompt was skipped"
+    assert summary(run)["staleness_max"] <= 1
+
+
+@pytest.mark.integration
+def test_a_resumed_learner_ends_with_the_weights_of_an_undisturbed_one(tmp_path: Path) -> None:
+    """Synchronous, one actor: the same tokens are sampled, so every loss agrees with those of a run without a crash."""
+    overrides = ["mode=sync", "actors.count=1", "run.steps=9", "eval.prompts=8", "eval.every=0", "checkpoint.every=4"]
+    undisturbed = train(tmp_path, "undisturbed", "run.target_reward=null", *overrides)
+    process = start(tmp_path, "killed", *overrides)
+    wait_for_step(tmp_path / "killed", 6, process)
+    os.kill(pid_of(tmp_path / "killed", "learner"), signal.SIGKILL)
+    process.wait(timeout=30)
+    output, _ = (resumed := start(tmp_path, "killed", *overrides, "resume=auto")).communicate(timeout=120)
+    assert resumed.returncode == 0, output
+    for ours, theirs in zip(rows(tmp_path / "killed"), rows(undisturbed), strict=True):
+        assert ours["reward/mean"] == theirs["reward/mean"], f"step {ours['step']}: other tokens"
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.integration
+def test_what_decides_the_data_cannot_change_on_resume(tmp_path: Path) -> None:
+    run = train(tmp_path, "run", *TIMED, "run.steps=3")
+    assert json.loads((run / "summary.json").read_text())["steps"] == 3
+    process = start(tmp_path, "run", *TIMED, "run.steps=3", "run.seed=1", f"resume={run}")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2 and "run.seed was 0" in output
+    longer = start(tmp_path, "run", *TIMED, "run.steps=5", f"resume={run}")
+    output, _ = longer.communicate(timeout=60)
+    assert longer.returncode == 0, output
+    assert summary(run)["steps"] == 5, "a finished run can be made longer"
