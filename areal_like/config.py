@@ -109,6 +109,7 @@ class Config:
     mode: str
     run: Run
     resume: str | None
+    replay: str | None
     groups_per_batch: int
     weight_sync_interval: int
     staleness_policy: Literal["drop", "requeue"]

@@ -97,6 +97,26 @@ def reopen_run_folder(config: Config, folder: Path) -> Config:
     return configs.replace(config, "run.name", folder.name)
 
 
+def fit_to_replay(config: Config) -> Config:
+    """Check that the config fits the run that is to be replayed, and train no more steps than it holds.
+
+    The loss, the advantage and the learner may differ: that is what a replay is for. Raises ConfigError.
+    """
+    from buffer.playback import count_batches
+
+    folder = Path(config.replay or "")
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(f"replay={config.replay}: no run folder (config.yaml is missing)")
+    earlier = configs.load_resolved(folder / "config.yaml")
+    for key in ("run.seed", "task", "model", "groups_per_batch", "weight_sync_interval", "sampling"):
+        before, now = (configs.select(each, key) for each in (earlier, config))
+        if before != now:
+            raise ConfigError(f"replay: {key} was {before} in {folder} and is {now} now; it must be the same")
+    steps = count_batches(folder / "journal")
+    config = configs.replace(config, "replay", str(folder.resolve()))
+    return configs.replace(config, "run.steps", min(config.run.steps, steps))
+
+
 def lock(folder: Path) -> TextIO:
     """Hold the folder for this process until it ends, however it ends. Raises ConfigError if another one has it."""
     file = (folder / "lock").open("w")
@@ -222,6 +242,8 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
         print(describe(plan(config)))
         return None
     preflight(config)
+    if config.replay:
+        config = fit_to_replay(config)
     stem = Path(args.config).stem
     earlier = find_run_to_resume(config, stem) if config.resume else None
     if earlier:
