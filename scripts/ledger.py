@@ -125,10 +125,11 @@ def plot(accounts: dict[str, Account], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
-    for fate, account in accounts.items():
-        if account.lengths:
-            left.hist(account.lengths, bins=30, density=True, histtype="step", label=f"{fate} ({account.count})")
-            right.hist(account.rewards, bins=30, density=True, histtype="step", label=fate)
+    for axis, values in ((left, "lengths"), (right, "rewards")):
+        known = {fate: getattr(account, values) for fate, account in accounts.items() if account.lengths}
+        edges = np.histogram_bin_edges(np.concatenate([*known.values(), [0]]), bins=40)
+        for fate, numbers in known.items():
+            axis.hist(numbers, bins=edges, density=True, histtype="step", label=f"{fate} ({accounts[fate].count})")
     left.set_xlabel("response length (tokens)")
     left.set_ylabel("density of samples")
     right.set_xlabel("reward")

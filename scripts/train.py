@@ -280,9 +280,11 @@ def main(argv: list[str] | None = None) -> int:
         summary = run(config, folder, args.plain, signals)
     except Interrupted as signalled:
         print(f"ended by {signalled}; what was recorded is in {folder}", file=sys.stderr)
+        print(f"to go on: the same command with resume={folder}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except (RunFailed, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
+        print(f"to go on: the same command with resume={folder}", file=sys.stderr)
         return 1
     print_summary(summary, folder)
     return 0
