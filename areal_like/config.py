@@ -46,7 +46,7 @@ MINIMUM = {
     "actors.threads": 1,
     "buffer.port": 0,
     "buffer.max_bytes": 1,
-    "buffer.heartbeat_timeout": 0,
+    "buffer.heartbeat_timeout": 2,
     "checkpoint.every": 0,
     "checkpoint.keep": 1,
 }

@@ -172,13 +172,18 @@ def check_group(meta: Any) -> None:
         raise WireError("group: id, oldest and bytes must be integers >= 0")
     if not isinstance(meta["digests"], dict) or not isinstance(meta["seconds"], int | float):
         raise WireError("group: digests or seconds have the wrong type")
+    if not all(isinstance(digest, str) for digest in meta["digests"].values()):
+        raise WireError("group: a digest is not a text")
     if not isinstance(meta["samples"], list) or not meta["samples"]:
         raise WireError(f"group {meta['id']}: no samples")
     size = sum(_check_sample(meta["id"], row) for row in meta["samples"])
     if size != meta["bytes"]:
         raise WireError(f"group {meta['id']}: {meta['bytes']} bytes announced, its samples need {size}")
-    if meta["oldest"] != min(min(row[4][::2]) for row in meta["samples"]):
+    versions = {version for row in meta["samples"] for version in row[4][::2]}
+    if meta["oldest"] != min(versions):
         raise WireError(f"group {meta['id']}: the oldest version is not that of its samples")
+    if set(meta["digests"]) != {str(version) for version in versions}:
+        raise WireError(f"group {meta['id']}: needs the digest of each version that made it, and of no other")
 
 
 def _check_sample(group: int, row: Any) -> int:
@@ -186,7 +191,7 @@ def _check_sample(group: int, row: Any) -> int:
     if not isinstance(row, list) or len(row) != 5:
         raise WireError(f"group {group}: a sample is [prompt, response, reward, finish, runs]")
     prompt, response, reward, finish, runs = row
-    if not (_is_int(prompt) and _is_int(response, 1) and _is_int(finish) and finish < len(FINISHES)):
+    if not (_is_int(prompt, 1) and _is_int(response, 1) and _is_int(finish) and finish < len(FINISHES)):
         raise WireError(f"group {group}: a sample's lengths or finish are out of range")
     if not isinstance(reward, int | float) or not math.isfinite(reward):
         raise WireError(f"group {group}: a reward is not a finite number")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def main(role: Role) -> None:
         expected_actors=config.actors.count,
         max_bytes=config.buffer.max_bytes,
         heartbeat_timeout=config.buffer.heartbeat_timeout,
+        ready_timeout=config.launcher.get("ready_timeout", math.inf),
         journal=journal,
         steps=steps,
     )

@@ -106,6 +106,7 @@ class Playback:
                 "dropped": {},
                 "active": self.served - self.trained,
             },
+            "staleness_bound": None,
             "staleness_max": self.staleness_max,
             "staleness_mean": self.staleness_sum / max(1, self.samples),
             "evaluations": [],

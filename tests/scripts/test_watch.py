@@ -20,6 +20,7 @@ ROW = {
     "reward/mean": 0.25,
     "staleness/mean": 0.5,
     "staleness/max": 1,
+    "staleness/bound": 1,
     "buffer/waiting": 3,
     "buffer/running": 12,
     "rollout/tokens_per_second": 12345.6,
