@@ -21,6 +21,7 @@ from buffer.fleet import Actor, Fleet
 from buffer.gauges import Gauges
 from buffer.journal import Journal
 from buffer.prompts import PromptCursor
+from buffer.recovery import snapshot
 from buffer.replay import Entry, Replay, Stage
 from buffer.schedulers import Scheduler, View
 from buffer.status import levels, status, waits
@@ -262,7 +263,7 @@ class Controller:
     def _on_checkpointed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         if self.journal:
             try:
-                self.journal.rotate(*self.replay.snapshot())
+                self.journal.rotate(*snapshot(self.replay))
             except OSError as error:
                 log.error("the journal's new segment can't be written (%s): the old ones stay", error)
 
@@ -331,7 +332,7 @@ class Controller:
     def _next_lease(self, actor: Actor, now: float) -> Lease | None:
         entry = self.replay.queued_for(actor.version)
         if entry:
-            self.replay.assign(entry, actor.name)
+            self.replay.assign(entry, actor.name, actor.version)
         elif self.replay.bytes > self.max_bytes and not self.replay.has_gap:
             return None  # a gap is filled even then: the batch that would free memory waits for it
         else:
@@ -347,7 +348,8 @@ class Controller:
             if not plans:
                 return None
             group_id, row = self.prompts.next()
-            entry = self.replay.admit(group_id, row, plans[0].launch, plans[0].need, actor.name, now)
+            plan, held = plans[0], actor.version
+            entry = self.replay.admit(group_id, row, plan.launch, plan.need, actor.name, held, now)
         return Lease(entry.id, entry.row, "train", entry.launch, entry.need)
 
     def _send_leases(self, actor: Actor, leases: list[Lease]) -> None:
@@ -359,14 +361,25 @@ class Controller:
             return
         index, version = self.wanted.body["index"], self.wanted.body["version"]
         entries = self.replay.serve(index)
+        self._revoke()
         if not entries:
             return
         self.wanted = None
         self._progress_at = now
         self.gauges.measure_rates(self.fleet, now)
-        info = self.gauges.batch_info(entries, version, now) | levels(self, now)
-        body = {"index": index, "version": version, "groups": [entry.meta for entry in entries], "info": info}
+        allowed = self.replay.oldest_allowed(index)
+        info = self.gauges.batch_info(entries, version, allowed, now) | levels(self, now)
+        metas = [entry.meta for entry in entries]
+        body = {"index": index, "version": version, "oldest_allowed": allowed, "groups": metas, "info": info}
         self._outbox.append((self.learner, "batch", body, b"".join(entry.payload for entry in entries)))
+
+    def _revoke(self) -> None:
+        """Actors need not finish what got too old while it ran."""
+        for name, group_id in self.replay.take_revoked():
+            actor = self.fleet.by_name.get(name)
+            if actor:
+                actor.running.discard(group_id)
+                self.router.send(actor.peer, "cancel", {"ids": [group_id]})
 
     def _report_when_finished(self) -> None:
         if self.finishing and not self.reported and self.evaluation.finished and self.learner:
