@@ -115,7 +115,7 @@ class BufferHistory(RuleBasedStateMachine):
             entry, held = entries[pick % len(entries)], self.held[actor]
             oldest = entry.lease_version + pick % (held - entry.lease_version + 1)
             newest = held - (pick // 7) % (held - oldest + 1)
-            meta = meta_of(entry.id, oldest, newest, (1.0, 1.0) if dull else (pick / 1000, 1.0))
+            meta = meta_of(entry.id, oldest, newest, (1.0, 1.0) if dull else (entry.id * 37 % 101 / 200, 1.0))
             assert self.replay.push(meta, b"1234", self.published, 0.0)
             assert not self.replay.push(meta, b"1234", self.published, 0.0), "a duplicate was taken"
 
@@ -125,7 +125,7 @@ class BufferHistory(RuleBasedStateMachine):
         if updated:
             self.apply_weights(actor)
         for entry in self.running(actor):
-            meta = meta_of(entry.id, entry.lease_version, self.held[actor], (0.0, 1.0))
+            meta = meta_of(entry.id, entry.lease_version, self.held[actor], (entry.id * 37 % 101 / 200, 1.0))
             assert self.replay.push(meta, b"1234", self.published, 0.0)
 
     @rule(pick=PICK)
