@@ -10,9 +10,9 @@ stragglers   0.75 steps per group, every 16th takes 16 times as long
 rejections   half of the groups are rejected by the filter when they finish
 uneven       rollouts of 0.5 to 2.5 step lengths
 
-"count" is AReaL's rule (arXiv 2505.24298, eq. 3): at most (bound + version + 1) · 16 groups accepted or running, oldest
-first among the finished. "none" has no bound at all. Throughput is relative to "none", in batches per time. Note what `requeue` does
-to groups that take longer than the bound: they begin again and again, until everybody waits for them.
+"count" is AReaL's rule (arXiv 2505.24298, eq. 3): at most (bound + version + 1) · 16 groups accepted or running,
+oldest first among the finished. "none" has no bound at all. Throughput is relative to "none", in batches per time.
+Note what `requeue` does to groups that take longer than the bound: they begin again and again, until all wait for them.
 """
 
 from __future__ import annotations
