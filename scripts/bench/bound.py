@@ -189,8 +189,8 @@ def simulate(buffer: OurBuffer | CountingBuffer, scenario: Scenario, batches: in
             outcome.staleness += ready
             asked, ready = asked + 1, None
             continue
-        while (group_id := buffer.start(version, outcome.batches)) is not None:
-            running[group_id] = now + scenario.duration(group_id), version
+        while (begun := buffer.start(version, outcome.batches)) is not None:
+            running[begun] = now + scenario.duration(begun), version
         first = min(running, key=lambda each: running[each][0], default=None)
         group_ends = running[first][0] if first is not None else np.inf
         now = min(group_ends, step_ends)
