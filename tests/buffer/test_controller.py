@@ -13,9 +13,10 @@ from buffer.admission import Bound
 from buffer.checks import RolloutsFail
 from buffer.controller import Controller
 from buffer.evaluation import Evaluation
-from buffer.policies import in_order
+from buffer.filters import zero_variance
+from buffer.policies import fifo, in_order
 from buffer.prompts import PromptCursor
-from buffer.replay import Replay
+from buffer.replay import Replay, Stage
 from buffer.schedulers import AsyncScheduler, SyncScheduler
 from buffer.sizing import Fixed
 
@@ -43,12 +44,14 @@ def group(group_id: int, version: int, samples: int = 8) -> tuple[dict, bytes]:
 class House:
     """A controller, two actors and a learner, played by hand."""
 
-    def __init__(self, scheduler, *, actors: int = 2, evaluate: int = 0, interval: int = 1, timeout: float = 1e9):
+    def __init__(
+        self, scheduler, *, actors: int = 2, evaluate: int = 0, interval: int = 1, timeout: float = 1e9, **rules
+    ):
         self.router = FakeRouter()
         bound = Bound(scheduler.max_staleness, B, interval)
         self.controller = Controller(
             self.router,
-            Replay(bound, partial(in_order)),
+            Replay(bound, **{"policy": partial(in_order), **rules}),
             scheduler,
             PromptCursor(1000, seed=0),
             Evaluation(2, evaluate, 0.0),
@@ -171,6 +174,72 @@ def test_a_failed_group_gives_its_slot_to_the_next_prompt() -> None:
     house.say("learner", "want", {"index": 0, "version": 0})
     assert house.batches() == [[4, 1, 2, 3]], "group 4 stands in slot 0"
     assert house.controller.replay.ledger()["dropped"] == {"rejected": 1}
+
+
+def test_a_filtered_group_gives_its_slot_to_the_next_prompt_at_once() -> None:
+    house = House(asynchronous(max_staleness=0), group_filter=zero_variance)
+    house.start()
+    assert len(house.leases()) == B
+    house.push("actor-0", 0, 0)
+    assert sorted(house.leases()) == [0, 1, 2, 3, 4] and house.controller.replay.entries[4].slot == 0
+    assert house.controller.replay.ledger()["filtered"] == {"zero variance": 1}
+    assert [body["ids"] for _, kind, body in house.router.sent if kind == "pushed"] == [[0]]
+
+
+def test_a_straggler_that_got_too_old_is_cancelled() -> None:
+    house = House(asynchronous(max_staleness=1), policy=fifo)
+    house.start()
+    (straggler, *_), batch = house.leases("actor-0"), 0
+    while straggler in house.controller.replay.entries and batch < 4:
+        for group_id, entry in list(house.controller.replay.entries.items()):
+            if group_id != straggler and entry.stage is Stage.RUNNING:
+                house.push(entry.actor, group_id, batch)
+        house.say("learner", "want", {"index": batch, "version": batch})
+        if len(house.batches()) > batch:
+            house.say("learner", "trained", {"index": batch})
+            batch += 1
+            house.publish(batch)
+            house.apply(batch)
+    assert batch == 3, "batch 2 is the first for which version 0 is too old"
+    assert ("actor-0", "cancel", {"ids": [straggler]}) in house.router.sent
+    assert house.controller.replay.ledger()["dropped"] == {"stale": 1}
+    assert straggler not in house.controller.fleet.by_name["actor-0"].running
+
+
+def test_the_learner_is_told_which_tokens_to_mask_and_staleness_leaves_them_out() -> None:
+    house = House(asynchronous(max_staleness=1), policy=fifo, staleness_policy="mask_tokens")
+    house.start()
+    sample = Sample(np.zeros(7, np.int32), 1, np.zeros(6, np.float32), np.ones(6, bool), [(0, 4), (2, 2)], 1.0, "stop")
+    for batch in range(3):
+        for _ in range(B):
+            entry = next(e for e in house.controller.replay.in_stage(Stage.RUNNING) if e.id != 0)
+            house.push(entry.actor, entry.id, batch)
+            if batch == 2 and 0 in house.controller.replay.entries:
+                meta, payload = encode_group(Group(0, [sample] * 8))
+                house.say("actor-0", "push", {"groups": [meta]}, payload)
+        house.say("learner", "want", {"index": batch, "version": batch})
+        house.say("learner", "trained", {"index": batch})
+        house.publish(batch + 1)
+        house.apply(batch + 1)
+    bodies = [body for _, kind, body in house.router.sent if kind == "batch"]
+    assert [body["oldest_allowed"] for body in bodies] == [0, 0, 1]
+    assert 0 in [meta["id"] for meta in bodies[2]["groups"]]
+    assert bodies[2]["info"]["staleness/in_flight_mean"] == bodies[2]["info"]["staleness/in_queue_mean"] == 0
+    assert house.controller.replay.staleness_max == 0
+
+
+def test_staleness_is_split_into_flight_and_queue() -> None:
+    house = House(asynchronous(max_staleness=2))
+    house.start()
+    for batch, ready in enumerate((range(B), range(B, 3 * B), ())):
+        for group_id in ready:
+            house.push("actor-0", group_id, 0)
+        house.say("learner", "want", {"index": batch, "version": batch})
+        house.say("learner", "trained", {"index": batch})
+        house.publish(batch + 1)
+    info = [body["info"] for _, kind, body in house.router.sent if kind == "batch"]
+    split = [(each["staleness/in_flight_mean"], each["staleness/in_queue_mean"]) for each in info]
+    assert split == [(0, 0), (1, 0), (1, 1)]
 
 
 def test_weights_with_a_wrong_digest_are_refused() -> None:
