@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from areal_like.bus import Router, routing_id
@@ -56,7 +57,7 @@ class Controller:
         self.steps = steps
         self.journal = journal
         self.blocked = ""
-        self._outbox: list[tuple[bytes, str, dict[str, Any], bytes | None]] = []
+        self._outbox: list[tuple[bytes, str, dict[str, Any], Sequence[Any]]] = []
         self.manifest: dict[str, Any] | None = None
         self.started_at: float | None = None
         self.learner: bytes | None = None
@@ -167,18 +168,16 @@ class Controller:
     def _on_push(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         metas = message.body["groups"]
         try:
-            self._check_push(metas, message.payload.nbytes)
+            self._check_push(metas, message.payloads)
         except WireError:
             self._give_up(actor, metas)
             raise
-        start, now = 0, time.monotonic()
-        for meta in metas:
-            payload = message.payload[start : start + meta["bytes"]]
-            start += meta["bytes"]
+        now = time.monotonic()
+        for meta, payload in zip(metas, message.payloads, strict=True):
             self._take(meta, payload, now)
-        self._outbox.append((peer, "pushed", {"ids": [meta["id"] for meta in metas]}, None))
+        self._outbox.append((peer, "pushed", {"ids": [meta["id"] for meta in metas]}, ()))
 
-    def _check_push(self, metas: list[Any], nbytes: int) -> None:
+    def _check_push(self, metas: list[Any], payloads: Sequence[Any]) -> None:
         for meta in metas:
             check_group(meta)
             entry = self.replay.entries.get(meta["id"])
@@ -186,8 +185,8 @@ class Controller:
                 raise WireError(f"group {meta['id']}: {len(meta['samples'])} samples where {entry.need} were asked for")
             if max(max(row[4][::2]) for row in meta["samples"]) > self.version:
                 raise WireError(f"group {meta['id']}: a version that is not published yet")
-        if sum(meta["bytes"] for meta in metas) != nbytes:
-            raise WireError("push: the payload's size is not the sum of its groups'")
+        if [meta["bytes"] for meta in metas] != [len(payload) for payload in payloads]:
+            raise WireError("push: the payloads' sizes are not those of its groups")
 
     def _give_up(self, actor: Actor | None, metas: list[Any]) -> None:
         """A push that can't be accepted ends the leases that it names, or the batch would wait for them for ever."""
@@ -196,7 +195,7 @@ class Controller:
             self._release(group_id, self.replay.entries[group_id])
             self.replay.drop(group_id, "malformed")
 
-    def _take(self, meta: dict[str, Any], payload: memoryview, now: float) -> None:
+    def _take(self, meta: dict[str, Any], payload: Any, now: float) -> None:
         entry = self.replay.entries.get(meta["id"])
         self._release(meta["id"], entry)
         if self.replay.push(meta, payload, self.version, now):
@@ -366,7 +365,7 @@ class Controller:
         self.gauges.measure_rates(self.fleet, now)
         info = self.gauges.batch_info(entries, version, now) | levels(self, now)
         body = {"index": index, "version": version, "groups": [entry.meta for entry in entries], "info": info}
-        self._outbox.append((self.learner, "batch", body, b"".join(entry.payload for entry in entries)))
+        self._outbox.append((self.learner, "batch", body, [entry.payload for entry in entries]))
 
     def _report_when_finished(self) -> None:
         if self.finishing and not self.reported and self.evaluation.finished and self.learner:

@@ -33,7 +33,7 @@ def samples(draw: st.DrawFn) -> Sample:
 def test_groups_survive_the_wire_bit_for_bit(members: list[Sample], group_id: int) -> None:
     group = Group(group_id, members, {3: "abc"}, 1.5)
     meta, payload = encode_group(group)
-    message = decode(encode("push", {"groups": [meta]}, payload))
+    message = decode(encode("push", {"groups": [meta]}, [payload]))
     check_group(message.body["groups"][0])
     back = decode_group(message.body["groups"][0], message.payload)
     assert (back.id, back.digests, back.seconds) == (group_id, {3: "abc"}, 1.5)
