@@ -19,6 +19,7 @@ import zmq.asyncio
 from areal_like.wire import Message, WireError, decode, encode
 
 
+_MORE, _NOW = int(zmq.SNDMORE), int(zmq.DONTWAIT)  # as plain numbers: arithmetic on zmq's enums is slow
 COPY_BELOW = 1 << 16
 """Bytes. Copying a smaller frame is cheaper than keeping the socket's own, which may pin a larger piece of memory."""
 
@@ -49,11 +50,21 @@ def keep(frames: Sequence[Any]) -> list[Any]:
 def receive_within(sock: zmq.Socket, timeout: float) -> list[Any] | None:
     """The frames of the next message, or None after `timeout` seconds."""
     try:
-        return keep(sock.recv_multipart(zmq.DONTWAIT, copy=False))
+        frames = [sock.recv(_NOW, copy=False)]
     except zmq.Again:
         if timeout <= 0 or not sock.poll(int(timeout * 1000)):
             return None
-        return keep(sock.recv_multipart(copy=False))
+        frames = [sock.recv(copy=False)]
+    while frames[-1].more:
+        frames.append(sock.recv(copy=False))
+    return keep(frames)
+
+
+def send_all(sock: zmq.Socket, frames: Sequence[Any]) -> None:
+    """Queue a message. A frame that was received goes on as it is; anything else is copied at once."""
+    for frame in frames[:-1]:
+        sock.send(frame, _MORE)
+    sock.send(frames[-1])
 
 
 class Router:
@@ -86,12 +97,9 @@ class Router:
             return peer, error
 
     def send(self, peer: bytes, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
-        """Queue a message; a peer that is gone is no error (its absence shows by its silence).
-
-        A payload that is a frame as it was received goes on without a copy; any other is copied at once.
-        """
+        """Queue a message; a peer that is gone is no error (its absence shows by its silence)."""
         with contextlib.suppress(zmq.ZMQError):
-            self.socket.send_multipart([peer, *encode(kind, body, payloads)], copy=True)
+            send_all(self.socket, [peer, *encode(kind, body, payloads)])
 
     def close(self) -> None:
         self.socket.close(linger=200)
@@ -118,7 +126,7 @@ class Dealer:
         self.peer = peer
 
     def send(self, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
-        self.socket.send_multipart(encode(kind, body, payloads), copy=True)
+        send_all(self.socket, encode(kind, body, payloads))
 
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None after `timeout` seconds. Raises WireError."""

@@ -180,34 +180,43 @@ def _is_int(value: Any, low: int = 0) -> bool:
     return type(value) is int and value >= low
 
 
-def check_group(meta: Any) -> None:
-    """Raises WireError unless `meta` describes a group whose numbers agree with one another."""
-    fields = {"id", "oldest", "bytes", "samples", "digests", "seconds"}
-    if not isinstance(meta, dict) or set(meta) != fields:
-        raise WireError(f"group: expected the fields {sorted(fields)}")
+_NUMBERS, _INTEGERS = (int, float), {int}
+_GROUP_FIELDS = {"id", "oldest", "bytes", "samples", "digests", "seconds"}
+
+
+def check_group(meta: Any) -> int:
+    """The newest version of a group. Raises WireError unless the numbers of `meta` agree with one another."""
+    if not isinstance(meta, dict) or meta.keys() != _GROUP_FIELDS:
+        raise WireError(f"group: expected the fields {sorted(_GROUP_FIELDS)}")
     if not (_is_int(meta["id"]) and _is_int(meta["oldest"]) and _is_int(meta["bytes"])):
         raise WireError("group: id, oldest and bytes must be integers >= 0")
     if not isinstance(meta["digests"], dict) or not isinstance(meta["seconds"], int | float):
         raise WireError("group: digests or seconds have the wrong type")
     if not isinstance(meta["samples"], list) or not meta["samples"]:
         raise WireError(f"group {meta['id']}: no samples")
-    size = sum(_check_sample(meta["id"], row) for row in meta["samples"])
+    size, versions = 0, []
+    for row in meta["samples"]:
+        size += _check_sample(meta["id"], row)
+        versions += row[4][::2]
     if size != meta["bytes"]:
         raise WireError(f"group {meta['id']}: {meta['bytes']} bytes announced, its samples need {size}")
-    if meta["oldest"] != min(min(row[4][::2]) for row in meta["samples"]):
+    if meta["oldest"] != min(versions):
         raise WireError(f"group {meta['id']}: the oldest version is not that of its samples")
+    return max(versions)
 
 
 def _check_sample(group: int, row: Any) -> int:
     """Bytes of a sample's payload."""
-    if not isinstance(row, list) or len(row) != 5:
+    if type(row) is not list or len(row) != 5:
         raise WireError(f"group {group}: a sample is [prompt, response, reward, finish, runs]")
     prompt, response, reward, finish, runs = row
-    if not (_is_int(prompt) and _is_int(response, 1) and _is_int(finish) and finish < len(FINISHES)):
+    if not (type(prompt) is type(response) is type(finish) is int):
+        raise WireError(f"group {group}: a sample's lengths or finish are no integers")
+    if prompt < 0 or response < 1 or not 0 <= finish < len(FINISHES):
         raise WireError(f"group {group}: a sample's lengths or finish are out of range")
-    if not isinstance(reward, int | float) or not math.isfinite(reward):
+    if type(reward) not in _NUMBERS or not math.isfinite(reward):
         raise WireError(f"group {group}: a reward is not a finite number")
-    if not isinstance(runs, list) or len(runs) % 2 or not all(_is_int(number) for number in runs):
+    if type(runs) is not list or len(runs) % 2 or set(map(type, runs)) != _INTEGERS or min(runs) < 0:
         raise WireError(f"group {group}: runs are not pairs of integers")
     if sum(runs[1::2]) != response:
         raise WireError(f"group {group}: runs do not cover the response")

@@ -9,6 +9,7 @@ All state that matters is in `Replay` (groups, ledger), `Fleet` (actors), `Evalu
 
 from __future__ import annotations
 
+import heapq
 import logging
 import time
 from collections.abc import Sequence
@@ -179,11 +180,11 @@ class Controller:
 
     def _check_push(self, metas: list[Any], payloads: Sequence[Any]) -> None:
         for meta in metas:
-            check_group(meta)
+            newest = check_group(meta)
             entry = self.replay.entries.get(meta["id"])
             if entry and len(meta["samples"]) != entry.need:
                 raise WireError(f"group {meta['id']}: {len(meta['samples'])} samples where {entry.need} were asked for")
-            if max(max(row[4][::2]) for row in meta["samples"]) > self.version:
+            if newest > self.version:
                 raise WireError(f"group {meta['id']}: a version that is not published yet")
         if [meta["bytes"] for meta in metas] != [len(payload) for payload in payloads]:
             raise WireError("push: the payloads' sizes are not those of its groups")
@@ -282,8 +283,10 @@ class Controller:
     # ---- decisions --------------------------------------------------------------------------------------------------
 
     def _start(self, now: float) -> None:
+        if self.started_at is not None or not self.learner:
+            return
         ready = sum(actor.version >= 0 for actor in self.fleet)
-        if self.started_at is None and self.learner and ready >= self.expected_actors:
+        if ready >= self.expected_actors:
             self.started_at = self._progress_at = now
             self.gauges.start(now)
             log.info("all %d actors hold version 0: first lease", ready)
@@ -298,43 +301,50 @@ class Controller:
         if not self.finishing and self.evaluation.due(self.version, self.steps):
             self.evaluation.start(self.version)
         self.evaluation.tick()
-        actors = list(self.fleet)
-        for actor in actors:
-            to_come = self.evaluation.without_share([each.name for each in actors])
+        if not self.evaluation.has_rows:
+            return
+        to_come = self.evaluation.without_share([actor.name for actor in self.fleet])
+        for actor in self.fleet:
             leases = self.evaluation.leases(actor.name, actor.version, to_come)
             if leases:
+                to_come -= 1
                 self._send_leases(actor, leases)
 
     def _admit(self, now: float) -> None:
         """Hand out leases, one at a time to the actor that holds the fewest."""
         if self.started_at is None or self.finishing or self.blocked:
             return
+        queued = len(self.replay.in_stage(Stage.QUEUED))
+        to_start = self.replay.room(self.version) + queued
+        if not to_start:
+            return
         planned: dict[str, list[Lease]] = {}
-        to_start = self.replay.room(self.version) + len(self.replay.in_stage(Stage.QUEUED))
-        share = self.fleet.fair_share(to_start)
-        candidates = [actor for actor in self.fleet if actor.version >= 0]
+        share, running = self.fleet.fair_share(to_start), sum(len(actor.running) for actor in self.fleet)
+        candidates = [(len(actor.running), place, actor) for place, actor in enumerate(self.fleet) if actor.version >= 0]
+        heapq.heapify(candidates)
         while candidates:
-            actor = min(candidates, key=lambda each: len(each.running))
+            held, place, actor = candidates[0]
             lease = None
-            if len(actor.running) < share and actor.takes(self.scheduler.sizing.largest):
-                lease = self._next_lease(actor, now)
+            if held < share and actor.takes(self.scheduler.sizing.largest):
+                lease = self._next_lease(actor, running, queued > 0, now)
             if lease is None:
-                candidates.remove(actor)
+                heapq.heappop(candidates)
                 continue
+            heapq.heapreplace(candidates, (held + 1, place, actor))
+            running += 1
             actor.running.add(lease.group_id)
             actor.leased += lease.launch
             planned.setdefault(actor.name, []).append(lease)
         for name, leases in planned.items():
             self._send_leases(self.fleet.by_name[name], leases)
 
-    def _next_lease(self, actor: Actor, now: float) -> Lease | None:
-        entry = self.replay.queued_for(actor.version)
+    def _next_lease(self, actor: Actor, running: int, any_queued: bool, now: float) -> Lease | None:
+        entry = self.replay.queued_for(actor.version) if any_queued else None
         if entry:
             self.replay.assign(entry, actor.name)
         elif self.replay.bytes > self.max_bytes and not self.replay.has_gap:
             return None  # a gap is filled even then: the batch that would free memory waits for it
         else:
-            running = sum(len(each.running) for each in self.fleet)
             view = View(
                 room=int(self.replay.room(actor.version) > 0),
                 running=running,

@@ -27,6 +27,7 @@ MAGIC = b"areal-journal-1\n"
 SNAPSHOT = "snapshot"
 _HEAD = struct.Struct("<IQI")  # bytes that follow, their checksum, bytes of the msgpack part
 MAX_RECORD_BYTES = 1 << 31
+_MAX_PIECES = 1024  # that Linux takes in one call
 
 
 class JournalError(ValueError):
@@ -40,12 +41,12 @@ class Record:
     payload: bytes = b""
 
 
-def pack(kind: str, fields: list[Any], payload: bytes | memoryview = b"") -> bytes:
-    """A record as it stands in the file."""
+def pack(kind: str, fields: list[Any], payload: Any = b"") -> tuple[bytes, Any]:
+    """A record as it stands in the file, in two pieces: the second one is the payload, not copied."""
     header = msgpack.packb([kind, fields])
     checksum = xxhash.xxh3_64(header, seed=len(header))
     checksum.update(payload)
-    return b"".join((_HEAD.pack(len(header) + len(payload), checksum.intdigest(), len(header)), header, payload))
+    return _HEAD.pack(len(header) + len(payload), checksum.intdigest(), len(header)) + header, payload
 
 
 def segments(folder: Path) -> list[Path]:
@@ -59,7 +60,7 @@ class Journal:
     def __init__(self, folder: Path, *, sync: bool, keep: bool):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.sync, self.keep = folder, sync, keep
-        self._pending: list[bytes] = []
+        self._pending: list[Any] = []
         self.commits = 0
         existing = segments(folder)
         self._number = int(existing[-1].stem) if existing else 0
@@ -73,11 +74,11 @@ class Journal:
         self._number += 1
         self._file = (self.folder / f"{self._number:06d}.wal").open("xb", buffering=0)
         self._end = 0
-        self._write(MAGIC)
+        self._write([MAGIC])
 
-    def append(self, kind: str, fields: list[Any], payload: bytes | memoryview = b"") -> None:
-        """Add a record to the next commit."""
-        self._pending.append(pack(kind, fields, payload))
+    def append(self, kind: str, fields: list[Any], payload: Any = b"") -> None:
+        """Add a record to the next commit. The payload is kept as it is until then."""
+        self._pending += pack(kind, fields, payload)
 
     @property
     def pending(self) -> bool:
@@ -86,22 +87,30 @@ class Journal:
     def commit(self) -> None:
         """Make all appended records durable. Raises OSError (disk full, ...): then nothing of them is in the file."""
         if self._pending:
-            self._write(b"".join(self._pending))
+            self._write(self._pending)
             self._pending.clear()
             self.commits += 1
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, pieces: list[Any]) -> None:
         try:
-            view = memoryview(data)
-            while view:
-                view = view[self._file.write(view) :]
+            views = [memoryview(piece) for piece in pieces if len(piece)]
+            for start in range(0, len(views), _MAX_PIECES):
+                self._write_all(views[start : start + _MAX_PIECES])
             if self.sync:
                 os.fdatasync(self._file.fileno())
         except OSError:
             self._file.seek(self._end)
             self._file.truncate()
             raise
-        self._end += len(data)
+        self._end += sum(view.nbytes for view in views)
+
+    def _write_all(self, views: list[memoryview]) -> None:
+        written = os.writev(self._file.fileno(), views)
+        for view in views:  # the kernel may take a part; what is left goes one by one
+            left = view[written:]
+            written = max(0, written - view.nbytes)
+            while left:
+                left = left[self._file.write(left) :]
 
     def rotate(self, snapshot: list[Any], payloads: bytes) -> None:
         """Begin a segment that needs no earlier one. Raises OSError; the earlier segments are deleted only after."""
@@ -110,7 +119,7 @@ class Journal:
         earlier = segments(self.folder)
         beside = self.folder / "next.tmp"
         with beside.open("wb") as file:
-            file.write(MAGIC + pack(SNAPSHOT, snapshot, payloads))
+            file.writelines([MAGIC, *pack(SNAPSHOT, snapshot, payloads)])
             file.flush()
             os.fsync(file.fileno())
         self._number += 1
