@@ -27,6 +27,7 @@ MAGIC = b"areal-journal-1\n"
 SNAPSHOT = "snapshot"
 _HEAD = struct.Struct("<IQI")  # bytes that follow, their checksum, bytes of the msgpack part
 MAX_RECORD_BYTES = 1 << 31
+_FORGET_BYTES = 16 << 20
 _MAX_PIECES = 1024  # that Linux takes in one call
 
 
@@ -61,6 +62,7 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.sync, self.keep = folder, sync, keep
         self._pending: list[Any] = []
+        self._forgotten = 0
         self.commits = 0
         existing = segments(folder)
         self._number = int(existing[-1].stem) if existing else 0
@@ -93,24 +95,32 @@ class Journal:
 
     def _write(self, pieces: list[Any]) -> None:
         try:
-            views = [memoryview(piece) for piece in pieces if len(piece)]
-            for start in range(0, len(views), _MAX_PIECES):
-                self._write_all(views[start : start + _MAX_PIECES])
+            for start in range(0, len(pieces), _MAX_PIECES):
+                self._write_some([memoryview(piece) for piece in pieces[start : start + _MAX_PIECES]])
             if self.sync:
                 os.fdatasync(self._file.fileno())
         except OSError:
             self._file.seek(self._end)
             self._file.truncate()
             raise
-        self._end += sum(view.nbytes for view in views)
+        self._end += sum(map(len, pieces))
+        self._forget_pages()
 
-    def _write_all(self, views: list[memoryview]) -> None:
-        written = os.writev(self._file.fileno(), views)
-        for view in views:  # the kernel may take a part; what is left goes one by one
-            left = view[written:]
-            written = max(0, written - view.nbytes)
-            while left:
-                left = left[self._file.write(left) :]
+    def _forget_pages(self) -> None:
+        """Nobody reads what was written while the run lives: the page cache is for others (the kernel goes on writing
+        what is not yet on disk, and keeps it until then)."""
+        if self._end - self._forgotten >= _FORGET_BYTES:
+            os.posix_fadvise(self._file.fileno(), 0, self._end, os.POSIX_FADV_DONTNEED)
+            self._forgotten = self._end
+
+    def _write_some(self, views: list[memoryview]) -> None:
+        """All of them; the kernel may take a part at a time."""
+        while views:
+            written = os.writev(self._file.fileno(), views)
+            while views and written >= len(views[0]):
+                written -= len(views.pop(0))
+            if views:
+                views[0] = views[0][written:]
 
     def rotate(self, snapshot: list[Any], payloads: bytes) -> None:
         """Begin a segment that needs no earlier one. Raises OSError; the earlier segments are deleted only after."""
@@ -127,6 +137,7 @@ class Journal:
         beside.rename(path)
         self._file = path.open("r+b", buffering=0)
         self._end = self._file.seek(0, os.SEEK_END)
+        self._forgotten = 0
         old.close()
         if not self.keep:
             for path in earlier:
