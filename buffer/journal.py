@@ -27,7 +27,7 @@ MAGIC = b"areal-journal-1\n"
 SNAPSHOT = "snapshot"
 _HEAD = struct.Struct("<IQI")  # bytes that follow, their checksum, bytes of the msgpack part
 MAX_RECORD_BYTES = 1 << 31
-_FORGET_BYTES = 16 << 20
+_FORGET_BYTES = 4 << 20
 _MAX_PIECES = 1024  # that Linux takes in one call
 
 

@@ -9,8 +9,10 @@ carries whole groups of 8.
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +30,7 @@ from areal_like import config as configs
 from areal_like.bus import Dealer
 from areal_like.client import LearnerClient
 from areal_like.launch.local import REPOSITORY
+from areal_like.process import keep_freed_memory
 from areal_like.types import Group, Sample
 from areal_like.wire import encode_group
 
@@ -36,6 +39,7 @@ PROMPT_TOKENS, RESPONSE_TOKENS = 750, 1000
 TRAJECTORY_BYTES = 4 * (PROMPT_TOKENS + RESPONSE_TOKENS) + 5 * RESPONSE_TOKENS
 PRODUCERS = 4
 GROUPS_PER_BATCH = 64
+MAX_STALENESS = 2
 GROUPS_PER_PUSH = 16
 """At most so many groups that are ready together share a message (1.5 MB)."""
 WARMUP_SECONDS = 1.0
@@ -120,6 +124,9 @@ class LightActor:
 
     def _on_announce(self, body: dict[str, Any]) -> None:
         self.version = body["manifest"]["version"]
+        for row in self.meta["samples"]:
+            row[4] = [self.version, RESPONSE_TOKENS]
+        self.meta["oldest"] = self.version
         self.dealer.send("applied", {"version": self.version, "digest": body["manifest"]["digest"]})
 
     def _on_lease(self, body: dict[str, Any]) -> None:
@@ -133,8 +140,7 @@ class LightActor:
         raise SystemExit(f"refused: {body['reason']}")
 
     def _push(self, ids: list[int]) -> None:
-        rows = [[*row[:4], [self.version, RESPONSE_TOKENS]] for row in self.meta["samples"]]
-        metas = [self.meta | {"id": group_id, "oldest": self.version, "samples": rows} for group_id in ids]
+        metas = [self.meta | {"id": group_id} for group_id in ids]
         self.sent.update(dict.fromkeys(ids, time.perf_counter()))
         self.ended += len(ids) * GROUP_SIZE
         self.dealer.send("push", {"groups": metas}, [self.payload] * len(ids))
@@ -143,6 +149,7 @@ class LightActor:
 
 def light_actor(endpoint: str, name: str, delays: Connection) -> None:
     """An actor process; its delays go out now and then."""
+    keep_freed_memory()  # as real roles do
     actor, told = LightActor(endpoint, name), time.perf_counter()
     while True:
         actor.step()
@@ -153,6 +160,7 @@ def light_actor(endpoint: str, name: str, delays: Connection) -> None:
 
 def light_learner(endpoint: str, seconds: float, results: Connection) -> None:
     """Takes batches as fast as they come, publishes a version after each."""
+    keep_freed_memory()
     client, index = LearnerClient(endpoint), 0
     client.hello()
     client.published({"version": 0, "digest": "digest"})
@@ -161,7 +169,8 @@ def light_learner(endpoint: str, seconds: float, results: Connection) -> None:
     def take() -> int:
         nonlocal index
         batch, _ = client.batch()
-        assert batch.index == index and max(batch.staleness()) <= 2, "the bound was broken"
+        oldest = min(group.oldest_version for group in batch.groups)
+        assert batch.index == index and index - oldest <= MAX_STALENESS, "the bound was broken"
         index += 1
         client.want(index, index)
         client.trained(index - 1)
@@ -178,7 +187,7 @@ def buffer_process(transport: str, journal: str, folder: Path, *overrides: str) 
     with socket_folder() as sockets, tempfile.TemporaryDirectory(prefix="run-", dir=folder) as run:
         spec = [str(REPOSITORY / "configs/base.yaml"), f"buffer.transport={transport}", f"buffer.journal={journal}"]
         spec += [f"groups_per_batch={GROUPS_PER_BATCH}", f"actors.count={PRODUCERS}", "eval.prompts=0"]
-        spec += [f"sizing.group_size={GROUP_SIZE}", "scheduler.max_staleness=2", *overrides]
+        spec += [f"sizing.group_size={GROUP_SIZE}", f"scheduler.max_staleness={MAX_STALENESS}", *overrides]
         configs.save(configs.load(spec), Path(run) / "config.yaml")
         command = [sys.executable, "-m", "buffer.main", "--run", run, "--name", "buffer", "--sockets", str(sockets)]
         with (folder / "buffer.log").open("w") as log:
@@ -189,16 +198,10 @@ def buffer_process(transport: str, journal: str, folder: Path, *overrides: str) 
                 if process.poll() is not None:
                     sys.exit((folder / "buffer.log").read_text())
                 time.sleep(0.02)
-            yield configs_endpoint(offer), process.pid
+            yield json.loads(offer.read_text())["endpoint"], process.pid
         finally:
             process.kill()
             process.wait()
-
-
-def configs_endpoint(offer: Path) -> str:
-    import json
-
-    return json.loads(offer.read_text())["endpoint"]
 
 
 @contextlib.contextmanager
@@ -212,14 +215,21 @@ def our_buffer(transport: str, journal: str, seconds: float, folder: Path, delay
 
 # ---- the others -----------------------------------------------------------------------------------------------------
 
-_trajectories = [os.urandom(TRAJECTORY_BYTES) for _ in range(GROUP_SIZE)]
+
+
+def make_arrays() -> list[dict[str, np.ndarray]]:
+    """A group as one would put it into a queue of Python objects."""
+    return [
+        {"tokens": sample.tokens, "logprobs": sample.logprobs, "loss_mask": sample.loss_mask}
+        for sample in make_group().samples
+    ]
 
 
 def _raw_producer(endpoint: str) -> None:
     sock = zmq.Context().socket(zmq.PUSH)
     sock.set_hwm(32)
     sock.connect(endpoint)
-    message = b"".join(_trajectories)
+    message = os.urandom(GROUP_SIZE * TRAJECTORY_BYTES)
     while True:
         sock.send(message)
 
@@ -256,8 +266,7 @@ def raw_zmq(transport: str, seconds: float) -> Iterator[Connection]:
 
 
 def free_ports(n: int) -> list[int]:
-    import socket
-
+    """That nobody listens on now."""
     with contextlib.ExitStack() as stack:
         socks = [stack.enter_context(socket.socket()) for _ in range(n)]
         for sock in socks:
@@ -265,9 +274,9 @@ def free_ports(n: int) -> list[int]:
         return [sock.getsockname()[1] for sock in socks]
 
 
-def _mp_producer(queue: Any) -> None:
+def _mp_producer(queue: Any, group: list[Any]) -> None:
     while True:
-        queue.put(_trajectories)
+        queue.put(group)
 
 
 def _mp_forward(source: Any, sink: Any) -> None:
@@ -281,11 +290,11 @@ def _mp_consumer(queue: Any, seconds: float, results: Connection) -> None:
 
 
 @contextlib.contextmanager
-def mp_queue(seconds: float) -> Iterator[Connection]:
+def mp_queue(seconds: float, group: list[Any]) -> Iterator[Connection]:
     """`multiprocessing.Queue` into a process and out of it, a group per put."""
     results, out = processes.Pipe(duplex=False)
     source, sink = processes.Queue(64), processes.Queue(64)
-    producers = [(_mp_producer, (source,))] * PRODUCERS
+    producers = [(_mp_producer, (source, group))] * PRODUCERS
     with started((_mp_forward, (source, sink)), *producers, (_mp_consumer, (sink, seconds, out))):
         yield results
 
@@ -303,7 +312,7 @@ def _ray_run(seconds: float, results: Connection) -> None:
             queue.put(trajectories)
 
     for _ in range(PRODUCERS):
-        produce.remote(queue, _trajectories)
+        produce.remote(queue, make_arrays())
     results.send(rate(lambda: len(queue.get()), seconds))
     ray.shutdown()
 
