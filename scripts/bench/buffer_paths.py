@@ -85,16 +85,19 @@ def socket_folder() -> Iterator[Path]:
 def make_group() -> Group:
     """A group as an actor would push it."""
     random = np.random.default_rng(0)
-    sample = Sample(
-        tokens=random.integers(0, 150_000, PROMPT_TOKENS + RESPONSE_TOKENS).astype(np.int32),
-        prompt_length=PROMPT_TOKENS,
-        logprobs=random.normal(size=RESPONSE_TOKENS).astype(np.float32),
-        loss_mask=np.ones(RESPONSE_TOKENS, bool),
-        runs=[(0, RESPONSE_TOKENS)],
-        reward=1.0,
-        finish="stop",
-    )
-    return Group(0, [sample] * GROUP_SIZE, {0: "digest"}, 1.0)
+    samples = [
+        Sample(
+            tokens=random.integers(0, 150_000, PROMPT_TOKENS + RESPONSE_TOKENS).astype(np.int32),
+            prompt_length=PROMPT_TOKENS,
+            logprobs=random.normal(size=RESPONSE_TOKENS).astype(np.float32),
+            loss_mask=np.ones(RESPONSE_TOKENS, bool),
+            runs=[(0, RESPONSE_TOKENS)],
+            reward=float(place),
+            finish="stop",
+        )
+        for place in range(GROUP_SIZE)
+    ]
+    return Group(0, samples, {0: "digest"}, 1.0)
 
 
 class LightActor:
