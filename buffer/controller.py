@@ -1,4 +1,5 @@
-"""The buffer's loop: messages in, decisions by the scheduler and the policy, messages out. One thread, no locks.
+"""The buffer's loop: messages in, decisions by the scheduler and the policy, messages out. One thread, no locks
+(the journal has a thread that waits for the disk).
 
 Who waits for what:
   an actor    waits for leases        → unblocked by `_admit`: a trained batch, an applied version, a freed slot
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +32,8 @@ from buffer.status import levels, status, waits
 
 log = logging.getLogger(__name__)
 STALL_SECONDS = 20.0
+COMMIT_POLL_SECONDS = 0.001
+"""How often to look whether the disk has taken a commit, if no message comes."""
 
 
 class Controller:
@@ -58,7 +63,7 @@ class Controller:
         self.steps = steps
         self.journal = journal
         self.blocked = ""
-        self._outbox: list[tuple[bytes, str, dict[str, Any], Sequence[Any]]] = []
+        self._outbox: deque[tuple[int, tuple[bytes, str, dict[str, Any], Sequence[Any]]]] = deque()
         self.manifest: dict[str, Any] | None = None
         self.started_at: float | None = None
         self.learner: bytes | None = None
@@ -76,7 +81,7 @@ class Controller:
 
     def step(self, timeout: float) -> None:
         """Handle what has arrived, then decide. Separate from `run` so that tests drive it."""
-        received = self.router.receive(timeout)
+        received = self.router.receive(COMMIT_POLL_SECONDS if self.journal and self.journal.busy else timeout)
         while received:
             peer, message = received
             self._handle(peer, message)
@@ -94,10 +99,11 @@ class Controller:
         self._watch(now)
 
     def _flush(self) -> None:
-        """Commit the journal, then send what may only be said once that is done. A full disk makes everybody wait."""
+        """Let the journal write; send what rests on records that are durable. A full disk makes everybody wait."""
+        durable: float = math.inf
         if self.journal:
             try:
-                self.journal.commit()
+                durable = self.journal.advance()
             except OSError as error:
                 if not self.blocked:
                     log.error(
@@ -106,9 +112,11 @@ class Controller:
                 self.blocked = str(error)
                 return
         self.blocked = ""
-        for message in self._outbox:
-            self.router.send(*message)
-        self._outbox.clear()
+        while self._outbox and self._outbox[0][0] <= durable:
+            self.router.send(*self._outbox.popleft()[1])
+
+    def _send_when_durable(self, peer: bytes, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
+        self._outbox.append((self.journal.appended if self.journal else 0, (peer, kind, body, payloads)))
 
     def _handle(self, peer: bytes, message: Message | WireError) -> None:
         if isinstance(message, WireError):
@@ -176,7 +184,7 @@ class Controller:
         now = time.monotonic()
         for meta, payload in zip(metas, message.payloads, strict=True):
             self._take(meta, payload, now)
-        self._outbox.append((peer, "pushed", {"ids": [meta["id"] for meta in metas]}, ()))
+        self._send_when_durable(peer, "pushed", {"ids": [meta["id"] for meta in metas]})
 
     def _check_push(self, metas: list[Any], payloads: Sequence[Any]) -> None:
         for meta in metas:
@@ -375,7 +383,7 @@ class Controller:
         self.gauges.measure_rates(self.fleet, now)
         info = self.gauges.batch_info(entries, version, now) | levels(self, now)
         body = {"index": index, "version": version, "groups": [entry.meta for entry in entries], "info": info}
-        self._outbox.append((self.learner, "batch", body, [entry.payload for entry in entries]))
+        self._send_when_durable(self.learner, "batch", body, [entry.payload for entry in entries])
 
     def _report_when_finished(self) -> None:
         if self.finishing and not self.reported and self.evaluation.finished and self.learner:

@@ -2,7 +2,7 @@
 
 A folder of segment files. A segment is `MAGIC` and then records: `[length u32][xxh3-64 u64][kind and fields as
 msgpack, then the payload]`, little-endian. Records are collected by `append` and reach the file together by `commit`
-(one write and one fsync for all that arrived at once). `rotate` begins a segment with a snapshot of the state, after
+(one write and one fsync for all that arrived at once), or by `advance`, which does not wait for the disk. `rotate` begins a segment with a snapshot of the state, after
 which the segments before it are not needed to resume; with `keep` they stay, for replays.
 
 A crash can tear the last record: `scan` finds that by length and checksum, cuts it off, and goes on. Damage anywhere
@@ -15,6 +15,7 @@ import logging
 import os
 import struct
 from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,11 @@ class Journal:
         self.folder, self.sync, self.keep = folder, sync, keep
         self._pending: list[Any] = []
         self._forgotten = 0
+        self._in_flight: list[Any] = []
+        self._writing: Future[None] | None = None
+        self._writer = ThreadPoolExecutor(1, "journal")
+        self._in_flight_until = self.appended = 0
+        self.committed = 0
         self.commits = 0
         existing = segments(folder)
         self._number = int(existing[-1].stem) if existing else 0
@@ -81,17 +87,46 @@ class Journal:
     def append(self, kind: str, fields: list[Any], payload: Any = b"") -> None:
         """Add a record to the next commit. The payload is kept as it is until then."""
         self._pending += pack(kind, fields, payload)
+        self.appended += 1
 
     @property
-    def pending(self) -> bool:
-        return bool(self._pending)
+    def busy(self) -> bool:
+        """Is a write under way that `advance` has begun?"""
+        return self._writing is not None
 
     def commit(self) -> None:
         """Make all appended records durable. Raises OSError (disk full, ...): then nothing of them is in the file."""
+        self._settle()
         if self._pending:
             self._write(self._pending)
-            self._pending.clear()
+            self._pending = []
             self.commits += 1
+        self.committed = self.appended
+
+    def advance(self) -> int:
+        """How many of the `appended` records are durable; begins to write the others. Only a journal that syncs makes
+        its caller wait for long, so only that is done in the background, one write at a time. Raises OSError as
+        `commit` does; the records wait for the next call."""
+        if not self.sync:
+            self.commit()
+        elif self._writing is None or self._writing.done():
+            self._settle()
+            if self._pending:
+                self._in_flight, self._pending = self._pending, []
+                self._in_flight_until = self.appended
+                self._writing = self._writer.submit(self._write, self._in_flight)
+        return self.committed
+
+    def _settle(self) -> None:
+        """The end of the write that is under way, waited for."""
+        if self._writing is None:
+            return
+        error, self._writing = self._writing.exception(), None
+        if error:
+            self._pending = self._in_flight + self._pending
+            raise error
+        self._in_flight, self.committed = [], self._in_flight_until
+        self.commits += 1
 
     def _write(self, pieces: list[Any]) -> None:
         try:
@@ -144,6 +179,7 @@ class Journal:
                 path.unlink()
 
     def close(self) -> None:
+        self._writer.shutdown()
         self._file.close()
 
 
