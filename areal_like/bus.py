@@ -18,7 +18,6 @@ import zmq.asyncio
 
 from areal_like.wire import Message, WireError, decode, encode
 
-
 _MORE, _NOW = int(zmq.SNDMORE), int(zmq.DONTWAIT)  # as plain numbers: arithmetic on zmq's enums is slow
 COPY_BELOW = 1 << 16
 """Bytes. Copying a smaller frame is cheaper than keeping the socket's own, which may pin a larger piece of memory."""

@@ -14,6 +14,7 @@ import ctypes
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -90,6 +91,12 @@ def keep_freed_memory() -> None:
             mallopt(knob, value)
 
 
+def allow_many_files() -> None:
+    """Each peer is an open file: take as many as the system lets this process have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 class Terminated(SystemExit):
     """SIGTERM has come."""
 
@@ -134,6 +141,7 @@ def run_role(main: Callable[[Role], None]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_with_starter(args.starter)
     keep_freed_memory()
+    allow_many_files()
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {args.name} %(levelname)s %(message)s"
     )

@@ -328,7 +328,9 @@ class Controller:
             return
         planned: dict[str, list[Lease]] = {}
         share, running = self.fleet.fair_share(to_start), sum(len(actor.running) for actor in self.fleet)
-        candidates = [(len(actor.running), place, actor) for place, actor in enumerate(self.fleet) if actor.version >= 0]
+        candidates = [
+            (len(actor.running), place, actor) for place, actor in enumerate(self.fleet) if actor.version >= 0
+        ]
         heapq.heapify(candidates)
         while candidates:
             held, place, actor = candidates[0]

@@ -1,9 +1,10 @@
 """The write-ahead log: what happened to groups, in order, on disk before anybody is told that it happened.
 
 A folder of segment files. A segment is `MAGIC` and then records: `[length u32][xxh3-64 u64][kind and fields as
-msgpack, then the payload]`, little-endian. Records are collected by `append` and reach the file together by `commit`
-(one write and one fsync for all that arrived at once), or by `advance`, which does not wait for the disk. `rotate` begins a segment with a snapshot of the state, after
-which the segments before it are not needed to resume; with `keep` they stay, for replays.
+msgpack, then the payload]`, little-endian. Records are collected by `append` and reach the file together (one write and
+one fsync for all that arrived at once) by `commit`, or by `advance`, which does not wait for the disk. `rotate` begins
+a segment with a snapshot of the state, after which the segments before it are not needed to resume; with `keep` they
+stay, for replays.
 
 A crash can tear the last record: `scan` finds that by length and checksum, cuts it off, and goes on. Damage anywhere
 else is an error. A full disk leaves the file as it was before the commit, and the records wait.

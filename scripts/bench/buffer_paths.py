@@ -219,7 +219,6 @@ def our_buffer(transport: str, journal: str, seconds: float, folder: Path, delay
 # ---- the others -----------------------------------------------------------------------------------------------------
 
 
-
 def make_arrays() -> list[dict[str, np.ndarray]]:
     """A group as one would put it into a queue of Python objects."""
     return [
