@@ -10,12 +10,17 @@ import contextlib
 import ipaddress
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import zmq
 import zmq.asyncio
 
 from areal_like.wire import Message, WireError, decode, encode
+
+_MORE, _NOW = int(zmq.SNDMORE), int(zmq.DONTWAIT)  # as plain numbers: arithmetic on zmq's enums is slow
+COPY_BELOW = 1 << 16
+"""Bytes. Copying a smaller frame is cheaper than keeping the socket's own, which may pin a larger piece of memory."""
 
 
 class BusError(RuntimeError):
@@ -34,6 +39,31 @@ def _configure(sock: zmq.Socket) -> None:
     sock.setsockopt(zmq.SNDHWM, 0)
     sock.setsockopt(zmq.RCVHWM, 0)
     sock.setsockopt(zmq.MAXMSGSIZE, 1 << 30)
+
+
+def keep(frames: Sequence[Any]) -> list[Any]:
+    """Received frames in the form in which they may be kept: large ones as they are, small ones copied."""
+    return [frame if len(frame) >= COPY_BELOW else frame.bytes for frame in frames]
+
+
+def receive_within(sock: zmq.Socket, timeout: float) -> list[Any] | None:
+    """The frames of the next message, or None after `timeout` seconds."""
+    try:
+        frames = [sock.recv(_NOW, copy=False)]
+    except zmq.Again:
+        if timeout <= 0 or not sock.poll(int(timeout * 1000)):
+            return None
+        frames = [sock.recv(copy=False)]
+    while frames[-1].more:
+        frames.append(sock.recv(copy=False))
+    return keep(frames)
+
+
+def send_all(sock: zmq.Socket, frames: Sequence[Any]) -> None:
+    """Queue a message. A frame that was received goes on as it is; anything else is copied at once."""
+    for frame in frames[:-1]:
+        sock.send(frame, _MORE)
+    sock.send(frames[-1])
 
 
 class Router:
@@ -55,19 +85,20 @@ class Router:
 
     def receive(self, timeout: float) -> tuple[bytes, Message | WireError] | None:
         """The next message and its sender; a WireError in its place if it can't be accepted; None after `timeout` s."""
-        if not self.socket.poll(max(0, int(timeout * 1000))):
+        parts = receive_within(self.socket, timeout)
+        if parts is None:
             return None
-        peer, *frames = self.socket.recv_multipart()
+        peer, *frames = parts
         try:
             return peer, decode(frames)
         except WireError as error:
             self.refused += 1
             return peer, error
 
-    def send(self, peer: bytes, kind: str, body: dict[str, Any], payload: Any = None) -> None:
+    def send(self, peer: bytes, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
         """Queue a message; a peer that is gone is no error (its absence shows by its silence)."""
         with contextlib.suppress(zmq.ZMQError):
-            self.socket.send_multipart([peer, *encode(kind, body, payload)], copy=True)
+            send_all(self.socket, [peer, *encode(kind, body, payloads)])
 
     def close(self) -> None:
         self.socket.close(linger=200)
@@ -93,14 +124,13 @@ class Dealer:
         self.socket = _dealer(zmq.Context.instance(), endpoint, name)
         self.peer = peer
 
-    def send(self, kind: str, body: dict[str, Any], payload: Any = None) -> None:
-        self.socket.send_multipart(encode(kind, body, payload), copy=True)
+    def send(self, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
+        send_all(self.socket, encode(kind, body, payloads))
 
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None after `timeout` seconds. Raises WireError."""
-        if not self.socket.poll(max(0, int(timeout * 1000))):
-            return None
-        return decode(self.socket.recv_multipart())
+        frames = receive_within(self.socket, timeout)
+        return None if frames is None else decode(frames)
 
     def close(self) -> None:
         self.socket.close(linger=200)
@@ -112,13 +142,13 @@ class AsyncDealer:
     def __init__(self, endpoint: str, name: str):
         self.socket = _dealer(zmq.asyncio.Context.instance(), endpoint, name)
 
-    def send(self, kind: str, body: dict[str, Any], payload: Any = None) -> None:
+    def send(self, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
         """Queue a message. Without a high-water mark the send is done when the call returns, so it is not awaited."""
-        self.socket.send_multipart(encode(kind, body, payload), copy=True)
+        self.socket.send_multipart(encode(kind, body, payloads), copy=True)
 
     async def receive(self) -> Message:
         """The next message. Raises WireError."""
-        return decode(await self.socket.recv_multipart())
+        return decode(keep(await self.socket.recv_multipart(copy=False)))
 
     def close(self) -> None:
         self.socket.close(linger=200)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -16,18 +17,21 @@ from areal_like.wire import Message, WireError, decode_group, encode_group
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 5.0
+MAX_GROUPS_PER_PUSH = 64
 
 
 class ActorClient:
     """An actor's side; `slots` is the number of sequences that its engine decodes at once.
 
-    A pushed group is kept, and sent again, until the buffer has acknowledged it.
+    A pushed group is kept, and sent again, until the buffer has acknowledged it. Groups that are pushed in the same
+    turn of the event loop share a message.
     """
 
     def __init__(self, endpoint: str, name: str, slots: int):
         self.name, self.slots = name, slots
         self.dealer = AsyncDealer(endpoint, name)
-        self._unacknowledged: dict[int, tuple[float, dict[str, Any], bytes]] = {}
+        self._ready: list[int] = []
+        self._unacknowledged: dict[int, tuple[float, dict[str, Any], bytearray]] = {}
 
     def hello(self) -> None:
         self.dealer.send("hello", {"role": "actor", "name": self.name, "pid": os.getpid(), "slots": self.slots})
@@ -39,18 +43,26 @@ class ActorClient:
         for group_id, (sent, meta, payload) in list(self._unacknowledged.items()):
             if now - sent > RETRY_SECONDS:
                 log.warning("group %d: no acknowledgement for %.0f s, pushing it again", group_id, now - sent)
-                self._push(meta, payload)
+                self._push_soon(meta, payload)
 
     def credit(self, ended: int) -> None:
         """Tell how many of the leased sequences have ended since hello: as many more may be leased."""
         self.dealer.send("credit", {"ended": ended})
 
     def push(self, group: Group) -> None:
-        self._push(*encode_group(group))
+        self._push_soon(*encode_group(group))
 
-    def _push(self, meta: dict[str, Any], payload: bytes) -> None:
+    def _push_soon(self, meta: dict[str, Any], payload: bytearray) -> None:
+        if not self._ready:
+            asyncio.get_running_loop().call_soon(self._push_ready)
         self._unacknowledged[meta["id"]] = (time.monotonic(), meta, payload)
-        self.dealer.send("push", {"groups": [meta]}, payload)
+        self._ready.append(meta["id"])
+
+    def _push_ready(self) -> None:
+        for start in range(0, len(self._ready), MAX_GROUPS_PER_PUSH):
+            groups = [self._unacknowledged[each] for each in self._ready[start : start + MAX_GROUPS_PER_PUSH]]
+            self.dealer.send("push", {"groups": [meta for _, meta, _ in groups]}, [payload for _, _, payload in groups])
+        self._ready.clear()
 
     def acknowledged(self, ids: Iterable[int]) -> None:
         for group_id in ids:
@@ -74,6 +86,7 @@ class ActorClient:
         return [Lease(*row) for row in message.body["leases"]]
 
     def close(self) -> None:
+        self._push_ready()
         self.dealer.close()
 
 
@@ -107,10 +120,7 @@ class LearnerClient:
         """The batch asked for and what the buffer tells about it; waits, and says so now and then."""
         message = self._wait_for("batch")
         allowed = message.body["oldest_allowed"]
-        groups, start = [], 0
-        for meta in message.body["groups"]:
-            groups.append(decode_group(meta, message.payload[start : start + meta["bytes"]]))
-            start += meta["bytes"]
+        groups = [decode_group(*pair) for pair in zip(message.body["groups"], message.payloads, strict=True)]
         batch = Batch(message.body["index"], message.body["version"], groups, allowed)
         for sample in batch.samples:
             mask_old_tokens(sample, allowed)

@@ -1,16 +1,16 @@
-"""What goes over the wire: `[msgpack header][one flat payload]`, never pickled, checked before it is used.
+"""What goes over the wire: `[msgpack header][payload]...`, never pickled, checked before it is used.
 
 The header is `[SCHEMA, kind, body]`; `MESSAGES` names every kind and the type of each of its fields, and a message
 that does not fit is refused with a `WireError` that says why. Groups travel as a table of numbers in the header
-(`meta`: all that the buffer has to know) and one columnar payload (all tokens | all logprobs | all loss masks), so
-the buffer keeps and forwards payload bytes without decoding them.
+(`meta`: all that the buffer has to know) and one columnar payload each (all tokens | all logprobs | all loss masks),
+a frame of its own, so the buffer keeps and forwards the frame as it came: it neither decodes nor copies payloads.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -18,9 +18,10 @@ import numpy as np
 
 from areal_like.types import Group, Sample
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_HEADER_BYTES = 16 << 20
 MAX_PAYLOAD_BYTES = 1 << 30
+MAX_FRAMES = 1 << 16
 FINISHES = ("stop", "length", "abort")
 
 MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
@@ -66,23 +67,29 @@ class WireError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Message:
+    """`payloads` have the buffer protocol and a length in bytes: bytes, or the socket's own frames."""
+
     kind: str
     body: dict[str, Any]
-    payload: memoryview = field(default_factory=lambda: memoryview(b""))
+    payloads: Sequence[Any] = ()
+
+    @property
+    def payload(self) -> memoryview:
+        """Of a message that has one, or none: an empty one."""
+        return memoryview(self.payloads[0] if self.payloads else b"")
 
 
-def encode(kind: str, body: dict[str, Any], payload: Any = None) -> list[Any]:
-    """The frames of a message. `payload` is anything with the buffer protocol."""
-    header = msgpack.packb([SCHEMA, kind, body])
-    return [header] if payload is None else [header, payload]
+def encode(kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> list[Any]:
+    """The frames of a message. Each payload is anything with the buffer protocol."""
+    return [msgpack.packb([SCHEMA, kind, body]), *payloads]
 
 
 def decode(frames: Sequence[Any]) -> Message:
-    """Frames (bytes) → a checked message. Raises WireError."""
-    if not 1 <= len(frames) <= 2:
-        raise WireError(f"a message has one or two frames, not {len(frames)}")
-    header, *rest = (memoryview(frame) for frame in frames)
-    if header.nbytes > MAX_HEADER_BYTES or sum(view.nbytes for view in rest) > MAX_PAYLOAD_BYTES:
+    """Frames (bytes, or what has their length and buffer protocol) → a checked message. Raises WireError."""
+    if not 1 <= len(frames) <= MAX_FRAMES:
+        raise WireError(f"a message has 1 to {MAX_FRAMES} frames, not {len(frames)}")
+    header, *payloads = frames
+    if len(header) > MAX_HEADER_BYTES or sum(map(len, payloads)) > MAX_PAYLOAD_BYTES:
         raise WireError("the message is larger than the limit")
     try:
         parts = msgpack.unpackb(header, strict_map_key=False)
@@ -94,7 +101,7 @@ def decode(frames: Sequence[Any]) -> Message:
     if schema != SCHEMA:
         raise WireError(f"the peer speaks wire schema {schema!r}, this side {SCHEMA}: run the same version on both")
     check_body(kind, body)
-    return Message(kind, body, rest[0] if rest else memoryview(b""))
+    return Message(kind, body, payloads)
 
 
 def check_body(kind: str, body: Any) -> None:
@@ -113,34 +120,44 @@ def check_body(kind: str, body: Any) -> None:
 # ---- groups ---------------------------------------------------------------------------------------------------------
 
 
-def encode_group(group: Group) -> tuple[dict[str, Any], bytes]:
+def encode_group(group: Group) -> tuple[dict[str, Any], bytearray]:
     """(meta, payload): the numbers for the header, and tokens int32 | logprobs float32 | loss masks uint8, flat."""
     samples = []
     for s in group.samples:
         runs = [number for run in s.runs for number in run]
         samples.append([s.prompt_length, s.response_length, float(s.reward), FINISHES.index(s.finish), runs])
-    columns = [np.concatenate([s.tokens for s in group.samples]).astype(np.int32, copy=False)]
-    columns.append(np.concatenate([s.logprobs for s in group.samples]).astype(np.float32, copy=False))
-    columns.append(np.concatenate([s.loss_mask for s in group.samples]).astype(np.uint8, copy=False))
+    n_tokens = sum(len(s.tokens) for s in group.samples)
+    n_responses = sum(s.response_length for s in group.samples)
+    payload = bytearray(4 * n_tokens + 5 * n_responses)
+    tokens, logprobs, masks = _columns(payload, n_tokens, n_responses)
+    np.concatenate([s.tokens for s in group.samples], out=tokens)
+    np.concatenate([s.logprobs for s in group.samples], out=logprobs)
+    np.concatenate([s.loss_mask for s in group.samples], out=masks)
     meta = {
         "id": group.id,
         "oldest": group.oldest_version,
-        "bytes": sum(column.nbytes for column in columns),
+        "bytes": len(payload),
         "samples": samples,
         "digests": {str(version): digest for version, digest in group.digests.items()},
         "seconds": group.seconds,
     }
-    return meta, b"".join(column.tobytes() for column in columns)
+    return meta, payload
 
 
-def decode_group(meta: dict[str, Any], payload: memoryview) -> Group:
+def _columns(payload: Any, n_tokens: int, n_responses: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A payload's tokens, logprobs and loss masks, as views."""
+    return (
+        np.frombuffer(payload, np.int32, n_tokens),
+        np.frombuffer(payload, np.float32, n_responses, 4 * n_tokens),
+        np.frombuffer(payload, np.bool_, n_responses, 4 * (n_tokens + n_responses)),
+    )
+
+
+def decode_group(meta: dict[str, Any], payload: Any) -> Group:
     """Inverse of `encode_group`. The arrays are read-only views into `payload`: nothing is copied."""
     responses = [row[1] for row in meta["samples"]]
     totals = [row[0] + row[1] for row in meta["samples"]]
-    n_tokens, n_responses = sum(totals), sum(responses)
-    tokens = np.frombuffer(payload, np.int32, n_tokens)
-    logprobs = np.frombuffer(payload, np.float32, n_responses, 4 * n_tokens)
-    masks = np.frombuffer(payload, np.uint8, n_responses, 4 * (n_tokens + n_responses)).view(np.bool_)
+    tokens, logprobs, masks = _columns(memoryview(payload).toreadonly(), sum(totals), sum(responses))
     samples, t, r = [], 0, 0
     for (prompt_length, response, reward, finish, runs), total in zip(meta["samples"], totals, strict=True):
         samples.append(
@@ -163,11 +180,14 @@ def _is_int(value: Any, low: int = 0) -> bool:
     return type(value) is int and value >= low
 
 
-def check_group(meta: Any) -> None:
-    """Raises WireError unless `meta` describes a group whose numbers agree with one another."""
-    fields = {"id", "oldest", "bytes", "samples", "digests", "seconds"}
-    if not isinstance(meta, dict) or set(meta) != fields:
-        raise WireError(f"group: expected the fields {sorted(fields)}")
+_NUMBERS, _INTEGERS = (int, float), {int}
+_GROUP_FIELDS = {"id", "oldest", "bytes", "samples", "digests", "seconds"}
+
+
+def check_group(meta: Any) -> int:
+    """The newest version of a group. Raises WireError unless the numbers of `meta` agree with one another."""
+    if not isinstance(meta, dict) or meta.keys() != _GROUP_FIELDS:
+        raise WireError(f"group: expected the fields {sorted(_GROUP_FIELDS)}")
     if not (_is_int(meta["id"]) and _is_int(meta["oldest"]) and _is_int(meta["bytes"])):
         raise WireError("group: id, oldest and bytes must be integers >= 0")
     if not isinstance(meta["digests"], dict) or not isinstance(meta["seconds"], int | float):
@@ -176,26 +196,31 @@ def check_group(meta: Any) -> None:
         raise WireError("group: a digest is not a text")
     if not isinstance(meta["samples"], list) or not meta["samples"]:
         raise WireError(f"group {meta['id']}: no samples")
-    size = sum(_check_sample(meta["id"], row) for row in meta["samples"])
+    size, versions = 0, []
+    for row in meta["samples"]:
+        size += _check_sample(meta["id"], row)
+        versions += row[4][::2]
     if size != meta["bytes"]:
         raise WireError(f"group {meta['id']}: {meta['bytes']} bytes announced, its samples need {size}")
-    versions = {version for row in meta["samples"] for version in row[4][::2]}
     if meta["oldest"] != min(versions):
         raise WireError(f"group {meta['id']}: the oldest version is not that of its samples")
-    if set(meta["digests"]) != {str(version) for version in versions}:
+    if set(meta["digests"]) != {str(version) for version in set(versions)}:
         raise WireError(f"group {meta['id']}: needs the digest of each version that made it, and of no other")
+    return max(versions)
 
 
 def _check_sample(group: int, row: Any) -> int:
     """Bytes of a sample's payload."""
-    if not isinstance(row, list) or len(row) != 5:
+    if type(row) is not list or len(row) != 5:
         raise WireError(f"group {group}: a sample is [prompt, response, reward, finish, runs]")
     prompt, response, reward, finish, runs = row
-    if not (_is_int(prompt, 1) and _is_int(response, 1) and _is_int(finish) and finish < len(FINISHES)):
+    if not (type(prompt) is type(response) is type(finish) is int):
+        raise WireError(f"group {group}: a sample's lengths or finish are no integers")
+    if prompt < 1 or response < 1 or not 0 <= finish < len(FINISHES):
         raise WireError(f"group {group}: a sample's lengths or finish are out of range")
-    if not isinstance(reward, int | float) or not math.isfinite(reward):
+    if type(reward) not in _NUMBERS or not math.isfinite(reward):
         raise WireError(f"group {group}: a reward is not a finite number")
-    if not isinstance(runs, list) or len(runs) % 2 or not all(_is_int(number) for number in runs):
+    if type(runs) is not list or len(runs) % 2 or set(map(type, runs)) != _INTEGERS or min(runs) < 0:
         raise WireError(f"group {group}: runs are not pairs of integers")
     if sum(runs[1::2]) != response:
         raise WireError(f"group {group}: runs do not cover the response")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from areal_like.wire import WireError, check_group
@@ -12,8 +12,10 @@ from buffer.replay import Entry
 log = logging.getLogger(__name__)
 
 
-def check_push(metas: list[Any], nbytes: int, entries: Mapping[int, Entry], digests: Mapping[int, str]) -> None:
-    """Raises WireError unless the groups fit their leases, the payload, and weights that the learner has published.
+def check_push(
+    metas: list[Any], payloads: Sequence[Any], entries: Mapping[int, Entry], digests: Mapping[int, str]
+) -> None:
+    """Raises WireError unless the groups fit their leases, their payloads, and weights that the learner has published.
 
     `digests` maps published versions to the digests of their bits: a sample of any other weights is refused.
     """
@@ -25,8 +27,8 @@ def check_push(metas: list[Any], nbytes: int, entries: Mapping[int, Entry], dige
         for version, digest in meta["digests"].items():
             if digests.get(int(version)) != digest:
                 raise WireError(f"group {meta['id']}: no version {version} with digest {digest[:40]} was published")
-    if sum(meta["bytes"] for meta in metas) != nbytes:
-        raise WireError("push: the payload's size is not the sum of its groups'")
+    if [meta["bytes"] for meta in metas] != [len(payload) for payload in payloads]:
+        raise WireError("push: the payloads' sizes are not those of its groups")
 
 
 class RolloutsFail(RuntimeError):

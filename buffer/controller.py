@@ -1,4 +1,5 @@
-"""The buffer's loop: messages in, decisions by the scheduler and the policy, messages out. One thread, no locks.
+"""The buffer's loop: messages in, decisions by the scheduler and the policy, messages out. One thread, no locks
+(the journal has a thread that waits for the disk).
 
 Who waits for what:
   an actor    waits for leases        → unblocked by `_admit`: a trained batch, an applied version, a freed slot
@@ -9,6 +10,7 @@ All state that matters is in `Replay` (groups, ledger), `Fleet` (actors), `Evalu
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 import time
@@ -81,7 +83,7 @@ class Controller:
 
     def step(self, timeout: float) -> None:
         """Handle what has arrived, then decide. Separate from `run` so that tests drive it."""
-        received = self.router.receive(timeout)
+        received = self.router.receive(self.outbox.patience(timeout))
         while received:
             peer, message = received
             self._handle(peer, message)
@@ -130,8 +132,7 @@ class Controller:
     def _on_hello(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         name, role = message.body["name"], message.body["role"]
         if role == "actor":
-            previous = self.fleet.by_name.get(name)
-            if previous:
+            if previous := self.fleet.by_name.get(name):
                 self._lose(previous)
             self.fleet.join(name, peer, message.body["slots"], time.monotonic())
             log.info("%s joined (pid %d)", name, message.body["pid"])
@@ -165,14 +166,12 @@ class Controller:
     def _on_push(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         metas = message.body["groups"]
         try:
-            check_push(metas, message.payload.nbytes, self.replay.entries, self.digests)
+            check_push(metas, message.payloads, self.replay.entries, self.digests)
         except WireError:
             self._give_up(actor, metas)
             raise
-        start, now = 0, time.monotonic()
-        for meta in metas:
-            payload = message.payload[start : start + meta["bytes"]]
-            start += meta["bytes"]
+        now = time.monotonic()
+        for meta, payload in zip(metas, message.payloads, strict=True):
             self._take(meta, payload, now)
         self.outbox.put(peer, "pushed", {"ids": [meta["id"] for meta in metas]})
 
@@ -185,7 +184,7 @@ class Controller:
         if actor:
             self.outbox.put(actor.peer, "pushed", {"ids": sorted(ids)})  # or it would come again
 
-    def _take(self, meta: dict[str, Any], payload: memoryview, now: float) -> None:
+    def _take(self, meta: dict[str, Any], payload: Any, now: float) -> None:
         entry = self.replay.entries.get(meta["id"])
         self._release(meta["id"], entry)
         if self.replay.push(meta, payload, self.version, now):
@@ -275,10 +274,13 @@ class Controller:
     # ---- decisions --------------------------------------------------------------------------------------------------
 
     def _start(self, now: float) -> None:
-        if self.started_at is None and now - self._born > self.ready_timeout:
+        if self.started_at is not None:
+            return
+        if now - self._born > self.ready_timeout:
             raise BusError(f"after {self.ready_timeout:.0f} s (launcher.ready_timeout) {'; '.join(waits(self))}")
-        ready = sum(actor.version >= 0 for actor in self.fleet)
-        if self.started_at is None and self.learner and ready >= self.expected_actors:
+        if not self.learner:
+            return
+        if (ready := sum(actor.version >= 0 for actor in self.fleet)) >= self.expected_actors:
             self.started_at = self._progress_at = now
             self.gauges.start(now)
             log.info("all %d actors hold version 0: first lease", ready)
@@ -293,43 +295,52 @@ class Controller:
         if not self.finishing and self.version == self.replay.bound.batch_version(self.steps):
             self.evaluation.start_if_due(self.version, self.steps)
         self.evaluation.tick()
-        actors = list(self.fleet)
-        for actor in actors:
-            to_come = self.evaluation.without_share([each.name for each in actors])
+        if not self.evaluation.has_rows:
+            return
+        to_come = self.evaluation.without_share([actor.name for actor in self.fleet])
+        for actor in self.fleet:
             leases = self.evaluation.leases(actor.name, actor.version, to_come)
             if leases:
+                to_come -= 1
                 self._send_leases(actor, leases)
 
     def _admit(self, now: float) -> None:
         """Hand out leases, one at a time to the actor that holds the fewest."""
         if self.started_at is None or self.finishing or self.outbox.blocked:
             return
+        queued = len(self.replay.in_stage(Stage.QUEUED))
+        to_start = self.replay.room(self.version) + queued
+        if not to_start:
+            return
         planned: dict[str, list[Lease]] = {}
-        to_start = self.replay.room(self.version) + len(self.replay.in_stage(Stage.QUEUED))
-        share = self.fleet.fair_share(to_start)
-        candidates = [actor for actor in self.fleet if actor.version >= 0]
+        share, running = self.fleet.fair_share(to_start), sum(len(actor.running) for actor in self.fleet)
+        candidates = [
+            (len(actor.running), place, actor) for place, actor in enumerate(self.fleet) if actor.version >= 0
+        ]
+        heapq.heapify(candidates)
         while candidates:
-            actor = min(candidates, key=lambda each: len(each.running))
+            held, place, actor = candidates[0]
             lease = None
-            if len(actor.running) < share and actor.takes(self.scheduler.sizing.largest):
-                lease = self._next_lease(actor, now)
+            if held < share and actor.takes(self.scheduler.sizing.largest):
+                lease = self._next_lease(actor, running, queued > 0, now)
             if lease is None:
-                candidates.remove(actor)
+                heapq.heappop(candidates)
                 continue
+            heapq.heapreplace(candidates, (held + 1, place, actor))
+            running += 1
             actor.running.add(lease.group_id)
             actor.leased += lease.launch
             planned.setdefault(actor.name, []).append(lease)
         for name, leases in planned.items():
             self._send_leases(self.fleet.by_name[name], leases)
 
-    def _next_lease(self, actor: Actor, now: float) -> Lease | None:
-        entry = self.replay.queued_for(actor.version)
+    def _next_lease(self, actor: Actor, running: int, any_queued: bool, now: float) -> Lease | None:
+        entry = self.replay.queued_for(actor.version) if any_queued else None
         if entry:
             self.replay.assign(entry, actor.name, actor.version)
         elif self.replay.bytes > self.max_bytes and self.replay.slots.next >= self._slots_wanted():
             return None  # never the slots that the learner waits for: its batch is what frees memory
         else:
-            running = sum(len(each.running) for each in self.fleet)
             view = View(
                 room=int(self.replay.room(actor.version) > 0),
                 running=running,
@@ -368,13 +379,12 @@ class Controller:
         info = self.gauges.batch_info(entries, version, allowed, now) | levels(self, now)
         metas = [entry.meta for entry in entries]
         body = {"index": index, "version": version, "oldest_allowed": allowed, "groups": metas, "info": info}
-        self.outbox.put(self.learner, "batch", body, b"".join(entry.payload for entry in entries))
+        self.outbox.put(self.learner, "batch", body, [entry.payload for entry in entries])
 
     def _revoke(self) -> None:
         """Actors need not finish what got too old while it ran."""
         for name, group_id in self.replay.take_revoked():
-            actor = self.fleet.by_name.get(name)
-            if actor:
+            if actor := self.fleet.by_name.get(name):
                 actor.running.discard(group_id)
                 self.router.send(actor.peer, "cancel", {"ids": [group_id]})
 

@@ -57,6 +57,11 @@ class Evaluation:
     def finished(self) -> bool:
         return self.round is None and self._final is None
 
+    @property
+    def has_rows(self) -> bool:
+        """Are there rows to hand out?"""
+        return self.round is not None and bool(self.round.unassigned)
+
     def tick(self) -> None:
         """Start the final round when its turn has come."""
         if self._final is not None and self.round is None:

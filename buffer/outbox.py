@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from areal_like.bus import Router
 from buffer.journal import Journal
 
 log = logging.getLogger(__name__)
+COMMIT_POLL_SECONDS = 0.001
 
 
 class Outbox:
-    """Collects messages; `flush` commits the journal (if there is one), then sends them.
+    """Collects messages; `flush` lets the journal (if there is one) write, and sends what rests on durable records.
 
     `blocked` says, in words, why the journal can't be written; while it does, nothing is sent and nobody should start
     anything. A full disk so makes everybody wait, and nothing is lost.
@@ -20,24 +24,29 @@ class Outbox:
 
     def __init__(self, router: Router, journal: Journal | None):
         self.router, self.journal, self.blocked = router, journal, ""
-        self._messages: list[tuple[bytes, str, dict[str, Any], Any]] = []
+        self._messages: deque[tuple[int, tuple[bytes, str, dict[str, Any], Sequence[Any]]]] = deque()
 
-    def put(self, peer: bytes, kind: str, body: dict[str, Any], payload: Any = None) -> None:
-        self._messages.append((peer, kind, body, payload))
+    def patience(self, timeout: float) -> float:
+        """Seconds to wait for a message: few while the disk is at work on a commit that others wait for."""
+        return COMMIT_POLL_SECONDS if self.journal and self.journal.busy else timeout
+
+    def put(self, peer: bytes, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
+        """To be sent once all that has been recorded so far is durable."""
+        self._messages.append((self.journal.appended if self.journal else 0, (peer, kind, body, payloads)))
 
     def flush(self) -> None:
+        durable: float = math.inf
         try:
             if self.journal:
-                self.journal.commit()
+                durable = self.journal.advance()
         except OSError as error:
             if not self.blocked:
                 log.error("the journal can't be written (%s): nothing is acknowledged or started until it can", error)
             self.blocked = str(error)
             return
         self.blocked = ""
-        for message in self._messages:
-            self.router.send(*message)
-        self._messages.clear()
+        while self._messages and self._messages[0][0] <= durable:
+            self.router.send(*self._messages.popleft()[1])
 
     def rotate(self, snapshot: tuple[list[Any], bytes]) -> None:
         """Begin a new segment of the journal with a snapshot."""

@@ -97,7 +97,7 @@ class Playback:
         info = {"evaluations": [], "seconds": time.monotonic() - self._began}
         body = {"index": index, "version": version, "groups": [meta for meta, _ in groups], "info": info}
         body["oldest_allowed"] = oldest_allowed
-        self.router.send(peer, "batch", body, b"".join(payload for _, payload in groups))
+        self.router.send(peer, "batch", body, [payload for _, payload in groups])
 
     def _report(self) -> dict[str, Any]:
         seconds = time.monotonic() - self._began if self._began else 0.0

@@ -64,7 +64,7 @@ class Publisher:
                 continue
             chunk = state.buffer[offset : offset + size]
             self.bytes_sent += chunk.nbytes
-            self._router.send(peer, "chunk", {"version": version, "offset": offset}, chunk)
+            self._router.send(peer, "chunk", {"version": version, "offset": offset}, [chunk])
 
     def close(self) -> None:
         self._ending.set()

@@ -49,7 +49,7 @@ def test_answers_go_to_who_asked_with_their_payload(router: Router) -> None:
         dealer.send("status", {})
     for _ in dealers:
         peer, _ = received(router)
-        router.send(peer, "chunk", {"version": 1, "offset": 0}, peer * 100_000)
+        router.send(peer, "chunk", {"version": 1, "offset": 0}, [peer * 100_000])
     for name, dealer in zip(("a", "b"), dealers, strict=True):
         message = dealer.receive(SECONDS)
         assert message is not None and bytes(message.payload) == routing_id(name, os.getpid()) * 100_000

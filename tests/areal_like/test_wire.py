@@ -34,7 +34,7 @@ def test_groups_survive_the_wire_bit_for_bit(members: list[Sample], group_id: in
     digests = {version: f"digest {version}" for member in members for version, _ in member.runs}
     group = Group(group_id, members, digests, 1.5)
     meta, payload = encode_group(group)
-    message = decode(encode("push", {"groups": [meta]}, payload))
+    message = decode(encode("push", {"groups": [meta]}, [payload]))
     check_group(message.body["groups"][0])
     back = decode_group(message.body["groups"][0], message.payload)
     assert (back.id, back.digests, back.seconds) == (group_id, digests, 1.5)

@@ -28,7 +28,7 @@ class FakeRouter:
     def receive(self, timeout: float):
         return self.incoming.popleft() if self.incoming else None
 
-    def send(self, peer: bytes, kind: str, body: dict, payload: object = None) -> None:
+    def send(self, peer: bytes, kind: str, body: dict, payloads: object = ()) -> None:
         self.sent.append((peer.decode(), kind, body))
 
 
@@ -58,7 +58,7 @@ class House:
         self.names = [f"actor-{i}" for i in range(actors)]
 
     def say(self, who: str, kind: str, body: dict, payload: bytes = b"") -> None:
-        self.router.incoming.append((who.encode(), Message(kind, body, memoryview(payload))))
+        self.router.incoming.append((who.encode(), Message(kind, body, [payload] if payload else [])))
         self.controller.step(0)
 
     def hello(self, *names: str, slots: int = 256) -> None:

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -89,32 +91,78 @@ def test_a_snapshot_makes_earlier_segments_needless(tmp_path: Path, keep: bool) 
     assert len(segments(tmp_path)) == (2 if keep else 1)
 
 
-def test_a_full_disk_leaves_the_file_whole_and_the_records_waiting(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_file_whole_and_the_records_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     journal = Journal(tmp_path, sync=False, keep=False)
     journal.append("admit", [1])
     journal.commit()
-    real = journal._file
+    real, calls = os.writev, []
 
-    class Full:
+    def half_then_full(file: int, views: list[memoryview]) -> int:
         """Writes half of what it is given, then the disk is full."""
-
-        written = False
-
-        def write(self, view: memoryview) -> int:
-            if self.written:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            self.written = True
-            return real.write(view[: len(view) // 2])
-
-        def __getattr__(self, name: str):
-            return getattr(real, name)
+        calls.append(file)
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(file, [views[0][: len(views[0]) // 2]])
 
     journal.append("admit", [2])
-    journal._file = Full()
+    journal.append("push", [3], b"payload")
+    monkeypatch.setattr(os, "writev", half_then_full)
     with pytest.raises(OSError, match="No space"):
         journal.commit()
+    monkeypatch.setattr(os, "writev", real)
     assert list(scan(tmp_path)) == [Record("admit", [1])]
-    journal._file = real
+    journal.commit()
+    assert list(scan(tmp_path)) == [Record("admit", [1]), Record("admit", [2]), Record("push", [3], b"payload")]
+
+
+def test_a_write_that_the_kernel_cuts_short_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.writev
+    monkeypatch.setattr(os, "writev", lambda file, views: real(file, [b"".join(views)[:7]]))
+    records = [Record("push", [n], bytes([n]) * n) for n in range(5)]
+    write(tmp_path, records)
+    assert list(scan(tmp_path)) == records
+
+
+def test_what_is_written_in_the_background_counts_once_the_disk_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path, sync=True, keep=False)
+    disk_has_it, real = threading.Event(), os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda file: disk_has_it.wait(30) and real(file))
+    journal.append("admit", [1])
+    assert journal.advance() == 0 and journal.busy
+    journal.append("admit", [2])
+    assert journal.advance() == 0, "nothing is durable before the disk has it"
+    disk_has_it.set()
+    while (durable := journal.advance()) == 0:
+        time.sleep(0.001)
+    assert durable == 1, "the second record came after that write had begun"
+    journal.commit()
+    assert journal.advance() == 2 and not journal.busy
+    assert list(scan(tmp_path)) == [Record("admit", [1]), Record("admit", [2])]
+
+
+def test_a_full_disk_in_the_background_leaves_the_records_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path, sync=True, keep=False)
+    real, full = os.fdatasync, True
+
+    def sync(file: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(file)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    journal.append("admit", [1])
+    journal.advance()
+    journal.append("admit", [2])
+    with pytest.raises(OSError, match="No space"):
+        while True:
+            journal.advance()
+    full = False
     journal.commit()
     assert list(scan(tmp_path)) == [Record("admit", [1]), Record("admit", [2])]
 

@@ -1,0 +1,148 @@
+"""The buffer against a raw ZeroMQ proxy, multiprocessing and Ray: `python -m scripts.bench.buffer [--json FILE]`.
+
+Four producer processes, what is measured, one consumer process; groups of 8 trajectories of 12 KB. Ours is the real
+buffer process with its ledger, staleness bound and acknowledgements; light actors and a light learner speak the real
+protocol. The contenders take turns, and a ratio is the median over rounds of the ratio within a round, since absolute
+rates move with whatever else the machine does.
+
+A queue of Python objects carries a group as a list of dicts of arrays; `mp queue, bytes` carries it as one bytes
+object that nobody encodes or decodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from scripts.bench import buffer_paths as paths
+
+OURS = "buffer tcp"
+RATIOS = {
+    "tcp_over_raw_zmq": (OURS, "raw zmq tcp", "0.7"),
+    "tcp_over_ray_queue": (OURS, "ray queue", "10"),
+    "tcp_over_mp_queue": (OURS, "mp queue", "2"),
+    "tcp_over_mp_queue_bytes": (OURS, "mp queue, bytes", "-"),
+    "same_host_over_tcp": ("buffer ipc", OURS, "1.2"),
+    "memory_over_off": ("buffer tcp, journal=memory", OURS, "-"),
+    "fsync_over_off": ("buffer tcp, journal=fsync", OURS, "0.6"),
+}
+"""metric: (path, path that it is divided by, what is aimed for at least)."""
+
+RunPath = Callable[[], AbstractContextManager[Connection]]
+
+
+class Delays:
+    """Seconds from push to acknowledgement, as the actors of one path tell them."""
+
+    def __init__(self) -> None:
+        self._incoming, self.outgoing = paths.processes.Pipe(duplex=False)
+        self.seconds: list[float] = []
+        threading.Thread(target=self._collect, daemon=True).start()
+
+    def _collect(self) -> None:
+        with contextlib.suppress(EOFError):
+            while True:
+                self.seconds += self._incoming.recv()
+
+
+def contenders(seconds: float, folder: Path, loaded: Delays, others: Delays) -> dict[str, RunPath]:
+    """label → what starts it. `loaded` hears of the delays of our buffer over TCP, `others` of all else."""
+
+    def ours(transport: str, journal: str, delays: Delays) -> RunPath:
+        return partial(paths.our_buffer, transport, journal, seconds, folder, delays.outgoing)
+
+    found: dict[str, RunPath] = {
+        "raw zmq tcp": partial(paths.raw_zmq, "tcp", seconds),
+        OURS: ours("tcp", "off", loaded),
+        "buffer tcp, journal=fsync": ours("tcp", "fsync", others),
+        "buffer tcp, journal=memory": ours("tcp", "memory", others),
+        "buffer ipc": ours("ipc", "off", others),
+        "raw zmq ipc": partial(paths.raw_zmq, "ipc", seconds),
+        "mp queue": partial(paths.mp_queue, seconds, paths.make_arrays()),
+        "mp queue, bytes": partial(
+            paths.mp_queue, seconds, [os.urandom(paths.TRAJECTORY_BYTES) for _ in range(paths.GROUP_SIZE)]
+        ),
+    }
+    if importlib.util.find_spec("ray"):
+        found["ray queue"] = partial(paths.ray_queue, seconds)
+    return found
+
+
+def measure(label: str, path: RunPath) -> float:
+    """Trajectories per second."""
+    with path() as results:
+        if not results.poll(120):
+            sys.exit(f"{label}: nothing arrived within 120 s")
+        return results.recv()
+
+
+def ratio(rates: dict[str, list[float]], path: str, other: str) -> float | None:
+    """The median over rounds; None if one of the two was not measured."""
+    if path not in rates or other not in rates:
+        return None
+    return statistics.median(a / b for a, b in zip(rates[path], rates[other], strict=True))
+
+
+def tables(rates: dict[str, list[float]], metrics: dict[str, float], console: Console) -> None:
+    table = Table(title="trajectories of 12 KB per second", title_justify="left")
+    for column in ("path", "median", "lowest", "highest", "over raw zmq tcp"):
+        table.add_column(column, justify="left" if column == "path" else "right", no_wrap=True)
+    for label, values in rates.items():
+        numbers = [f"{number:,.0f}" for number in (statistics.median(values), min(values), max(values))]
+        table.add_row(label, *numbers, f"{ratio(rates, label, 'raw zmq tcp'):.2f}")
+    console.print(table)
+    table = Table(title="ratios", title_justify="left")
+    for column in ("metric", "median", "aimed for"):
+        table.add_column(column, justify="left" if column == "metric" else "right", no_wrap=True)
+    for name, (_, _, aim) in RATIOS.items():
+        if name in metrics:
+            table.add_row(name, f"{metrics[name]:.2f}", aim)
+    console.print(table)
+    if "ray queue" not in rates:
+        console.print("ray is not installed: not compared")
+    console.print(f"push to acknowledgement under full load, {OURS}: p99 {metrics['ack_p99_ms']:.1f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m scripts.bench.buffer", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write {metric: number} here")
+    parser.add_argument("--rounds", type=int, default=5, help="how often every contender is measured")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of one measurement, after a second of warm-up")
+    parser.add_argument("--dir", type=Path, help="where the journal is written (default: the temporary folder)")
+    args = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    loaded, others = Delays(), Delays()
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=args.dir) as folder:
+        runs = contenders(args.seconds, Path(folder), loaded, others)
+        rates: dict[str, list[float]] = {label: [] for label in runs}
+        for turn in range(args.rounds):
+            console.print(f"  round {turn + 1} of {args.rounds} ...", highlight=False)
+            for label, path in runs.items():
+                rates[label].append(measure(label, path))
+    ratios = {name: ratio(rates, path, other) for name, (path, other, _) in RATIOS.items()}
+    metrics = {name: value for name, value in ratios.items() if value is not None}
+    metrics["ack_p99_ms"] = 1000 * float(np.percentile(loaded.seconds, 99))
+    metrics["trajectories_per_second"] = statistics.median(rates[OURS])
+    tables(rates, metrics, console)
+    if args.json:
+        args.json.write_text(json.dumps(metrics, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
