@@ -41,9 +41,17 @@ def build_engine(config: Any, vocab_size: int) -> Any:
 async def _receive(client: ActorClient, worker: Worker, subscriber: Subscriber) -> None:
     """Hand each message to whom it concerns. Waits for the buffer."""
 
+    greeted = True
+
+    def on_welcome(message: Message) -> None:
+        nonlocal greeted
+        greeted = True
+
     def on_refused(message: Message) -> None:
+        nonlocal greeted
         log.warning("the buffer refused a message: %s", message.body["reason"])
-        if "say hello" in message.body["reason"]:
+        if greeted and "say hello" in message.body["reason"]:
+            greeted = False  # once is enough, however many messages were refused meanwhile
             worker.hello_again()
             if worker.engine.version >= 0:
                 client.applied(worker.engine.version, worker.engine.digest)
@@ -53,7 +61,7 @@ async def _receive(client: ActorClient, worker: Worker, subscriber: Subscriber) 
         "announce": lambda message: subscriber.announce(message.body["manifest"]),
         "pushed": lambda message: client.acknowledged(message.body["ids"]),
         "cancel": lambda message: worker.cancel(message.body["ids"]),
-        "welcome": lambda message: None,
+        "welcome": on_welcome,
         "refused": on_refused,
     }
     while True:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.reward_pool import RewardPool
+from actors.reward_pool import RewardPool, RewardTimeout
 from areal_like.interfaces import PooledTask, RewardFunction, Task
 from areal_like.types import Prompt
 
@@ -20,6 +20,9 @@ def reward_function(task: Task, pool: RewardPool) -> RewardFunction:
 
     async def pooled(prompt: Prompt, tokens: np.ndarray) -> float:
         verifier, arguments = task.verification(prompt, tokens)
-        return await pool.score(verifier, *arguments)
+        try:
+            return await pool.score(verifier, *arguments)
+        except RewardTimeout:
+            return 0.0  # an answer that can't be verified in time earns nothing (RollPacker, §4); the pool counts it
 
     return pooled

@@ -49,7 +49,7 @@ class Worker:
         self.task, self.engine, self.reward, self.client, self.rollout = task, engine, reward, client, rollout
         self.digests = digests
         self._tasks: dict[int, asyncio.Task] = {}
-        self._active = self._ended = 0
+        self._active = self._ended = self._failures = 0
         self._credit_is_due = False
         self._evaluations: set[asyncio.Task] = set()
         self.started_at: float | None = None
@@ -110,7 +110,7 @@ class Worker:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # a bad prompt costs its group, not the run; the ledger has the reason
-            log.exception("group %d failed", lease.group_id)
+            self._log_failure(f"group {lease.group_id}")
             samples, reason, detail = [], "failed", repr(error)
         if len(samples) < lease.need:
             self.client.failed(lease.group_id, reason, detail)
@@ -154,6 +154,12 @@ class Worker:
         longest = self.rollout.max_tokens or prompt.max_tokens
         return Limits(longest, temperature, tuple(self.task.stop_tokens), key)
 
+    def _log_failure(self, what: str) -> None:
+        """The first few with their tracebacks: the same one may come thousands of times."""
+        self._failures += 1
+        if self._failures <= 5:
+            log.exception("%s failed", what)
+
     # ---- evaluation -------------------------------------------------------------------------------------------------
 
     async def _evaluate(self, lease: Lease) -> None:
@@ -168,5 +174,5 @@ class Worker:
                 reward, length = sample.reward, sample.response_length
                 versions = (sample.oldest_version, sample.newest_version)
         except Exception:
-            log.exception("held-out row %d failed", lease.row)
+            self._log_failure(f"held-out row {lease.row}")
         self.client.evaluated(lease.group_id, float(reward), length, versions)

@@ -46,7 +46,7 @@ MINIMUM = {
     "actors.threads": 1,
     "buffer.port": 0,
     "buffer.max_bytes": 1,
-    "buffer.heartbeat_timeout": 0,
+    "buffer.heartbeat_timeout": 2,
     "checkpoint.every": 0,
     "checkpoint.keep": 1,
 }
@@ -109,6 +109,7 @@ class Config:
     mode: str
     run: Run
     resume: str | None
+    replay: str | None
     groups_per_batch: int
     weight_sync_interval: int
     staleness_policy: Literal["drop", "requeue"]

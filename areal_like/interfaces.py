@@ -69,7 +69,8 @@ class RolloutEngine(Protocol):
         ...
 
     def stats(self) -> dict[str, float]:
-        """Running totals: `tokens`, `busy_seconds`, `updates`, `apply_seconds`, `pause_seconds`; `running` now."""
+        """Running totals: `tokens`, `busy_seconds`, `updates`, `apply_seconds`, and of the updates that stopped
+        running sequences `pauses`, `pause_seconds`; `running` now."""
         ...
 
     async def close(self) -> None: ...

@@ -184,14 +184,16 @@ _NUMBERS, _INTEGERS = (int, float), {int}
 _GROUP_FIELDS = {"id", "oldest", "bytes", "samples", "digests", "seconds"}
 
 
-def check_group(meta: Any) -> int:
-    """The newest version of a group. Raises WireError unless the numbers of `meta` agree with one another."""
+def check_group(meta: Any) -> None:
+    """Raises WireError unless `meta` describes a group whose numbers agree with one another."""
     if not isinstance(meta, dict) or meta.keys() != _GROUP_FIELDS:
         raise WireError(f"group: expected the fields {sorted(_GROUP_FIELDS)}")
     if not (_is_int(meta["id"]) and _is_int(meta["oldest"]) and _is_int(meta["bytes"])):
         raise WireError("group: id, oldest and bytes must be integers >= 0")
     if not isinstance(meta["digests"], dict) or not isinstance(meta["seconds"], int | float):
         raise WireError("group: digests or seconds have the wrong type")
+    if not all(isinstance(digest, str) for digest in meta["digests"].values()):
+        raise WireError("group: a digest is not a text")
     if not isinstance(meta["samples"], list) or not meta["samples"]:
         raise WireError(f"group {meta['id']}: no samples")
     size, versions = 0, []
@@ -202,7 +204,8 @@ def check_group(meta: Any) -> int:
         raise WireError(f"group {meta['id']}: {meta['bytes']} bytes announced, its samples need {size}")
     if meta["oldest"] != min(versions):
         raise WireError(f"group {meta['id']}: the oldest version is not that of its samples")
-    return max(versions)
+    if set(meta["digests"]) != {str(version) for version in set(versions)}:
+        raise WireError(f"group {meta['id']}: needs the digest of each version that made it, and of no other")
 
 
 def _check_sample(group: int, row: Any) -> int:
@@ -212,7 +215,7 @@ def _check_sample(group: int, row: Any) -> int:
     prompt, response, reward, finish, runs = row
     if not (type(prompt) is type(response) is type(finish) is int):
         raise WireError(f"group {group}: a sample's lengths or finish are no integers")
-    if prompt < 0 or response < 1 or not 0 <= finish < len(FINISHES):
+    if prompt < 1 or response < 1 or not 0 <= finish < len(FINISHES):
         raise WireError(f"group {group}: a sample's lengths or finish are out of range")
     if type(reward) not in _NUMBERS or not math.isfinite(reward):
         raise WireError(f"group {group}: a reward is not a finite number")

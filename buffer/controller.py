@@ -14,17 +14,17 @@ import heapq
 import logging
 import math
 import time
-from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
-from areal_like.bus import Router, routing_id
+from areal_like.bus import BusError, Router, routing_id
 from areal_like.types import Lease
-from areal_like.wire import Message, WireError, check_group
+from areal_like.wire import Message, WireError
+from buffer.checks import Failures, check_push
 from buffer.evaluation import Evaluation
 from buffer.fleet import Actor, Fleet
 from buffer.gauges import Gauges
 from buffer.journal import Journal
+from buffer.outbox import Outbox
 from buffer.prompts import PromptCursor
 from buffer.replay import Entry, Replay, Stage
 from buffer.schedulers import Scheduler, View
@@ -34,12 +34,14 @@ log = logging.getLogger(__name__)
 STALL_SECONDS = 20.0
 COMMIT_POLL_SECONDS = 0.001
 """How often to look whether the disk has taken a commit, if no message comes."""
+KEPT_DIGESTS = 10_000
 
 
 class Controller:
-    """Drives one run. `expected_actors` must hold version 0 before the first lease; `max_bytes` bounds the payloads
-    held; an actor not heard of for `heartbeat_timeout` seconds loses its leases. `journal`, which `replay` records to,
-    is committed before anything that rests on it is said. `steps` batches were trained before (a resumed run)."""
+    """Drives one run. `expected_actors` must hold version 0 within `ready_timeout` seconds, before the first lease;
+    over `max_bytes` of payloads nothing is started but what the learner's next batch lacks; an actor not heard of for
+    `heartbeat_timeout` seconds loses its leases. `journal`, which `replay` records to, is committed before anything
+    that rests on it is said. `steps` batches were trained before (a resumed run)."""
 
     def __init__(  # noqa: PLR0913 - main puts the parts of a run together here
         self,
@@ -52,6 +54,7 @@ class Controller:
         expected_actors: int,
         max_bytes: int,
         heartbeat_timeout: float,
+        ready_timeout: float = math.inf,
         journal: Journal | None = None,
         steps: int = 0,
     ):
@@ -61,16 +64,17 @@ class Controller:
         self.gauges = Gauges()
         self.version = -1
         self.steps = steps
-        self.journal = journal
-        self.blocked = ""
-        self._outbox: deque[tuple[int, tuple[bytes, str, dict[str, Any], Sequence[Any]]]] = deque()
+        self.journal, self.ready_timeout = journal, ready_timeout
+        self.outbox = Outbox(router, journal)
         self.manifest: dict[str, Any] | None = None
         self.started_at: float | None = None
         self.learner: bytes | None = None
         self.wanted: Message | None = None
         self.finishing = False
         self.reported = False
-        self._progress_at = time.monotonic()
+        self.digests: dict[int, str] = {}
+        self.failures = Failures(most=4 * replay.bound.groups_per_batch)
+        self._born = self._last_turn = self._progress_at = time.monotonic()
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
@@ -81,12 +85,15 @@ class Controller:
 
     def step(self, timeout: float) -> None:
         """Handle what has arrived, then decide. Separate from `run` so that tests drive it."""
-        received = self.router.receive(COMMIT_POLL_SECONDS if self.journal and self.journal.busy else timeout)
+        received = self.router.receive(COMMIT_POLL_SECONDS if self.outbox.busy else timeout)
         while received:
             peer, message = received
             self._handle(peer, message)
             received = self.router.receive(0)
         now = time.monotonic()
+        if now - self._last_turn > self.heartbeat_timeout / 2:
+            self.fleet.forgive(now)  # it was this process that stood still: what it did not hear proves nothing
+        self._last_turn = now
         for actor in self.fleet.silent(now, self.heartbeat_timeout):
             log.warning("%s: no sign of life for %.0f s, its leases go to others", actor.name, self.heartbeat_timeout)
             self._lose(actor)
@@ -95,28 +102,8 @@ class Controller:
         self._admit(now)
         self._serve(now)
         self._report_when_finished()
-        self._flush()
+        self.outbox.flush()
         self._watch(now)
-
-    def _flush(self) -> None:
-        """Let the journal write; send what rests on records that are durable. A full disk makes everybody wait."""
-        durable: float = math.inf
-        if self.journal:
-            try:
-                durable = self.journal.advance()
-            except OSError as error:
-                if not self.blocked:
-                    log.error(
-                        "the journal can't be written (%s): nothing is acknowledged or started until it can", error
-                    )
-                self.blocked = str(error)
-                return
-        self.blocked = ""
-        while self._outbox and self._outbox[0][0] <= durable:
-            self.router.send(*self._outbox.popleft()[1])
-
-    def _send_when_durable(self, peer: bytes, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
-        self._outbox.append((self.journal.appended if self.journal else 0, (peer, kind, body, payloads)))
 
     def _handle(self, peer: bytes, message: Message | WireError) -> None:
         if isinstance(message, WireError):
@@ -132,10 +119,15 @@ class Controller:
             actor.seen = time.monotonic()
         try:
             handler(peer, actor, message)
-        except WireError as error:
+        except (WireError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+            # A field inside a body that does not fit: it was looked at before anything was changed.
             self.router.refused += 1
-            log.warning("refused %s of %r: %s", message.kind, peer, error)
-            self.router.send(peer, "refused", {"reason": str(error)})
+            log.warning("refused %s of %r: %r", message.kind, peer, error)
+            self.router.send(peer, "refused", {"reason": f"{message.kind}: {error}"})
+
+    def _only_the_learner(self, peer: bytes) -> None:
+        if peer != self.learner:
+            raise WireError("only the learner may say this")
 
     # ---- actors -----------------------------------------------------------------------------------------------------
 
@@ -148,18 +140,18 @@ class Controller:
             self.fleet.join(name, peer, message.body["slots"], time.monotonic())
             log.info("%s joined (pid %d)", name, message.body["pid"])
         elif role == "learner":
+            if self.learner not in (None, peer):
+                raise WireError("there is a learner already")
             self.learner = peer
         self.router.send(peer, "welcome", {"incarnation": self.fleet.joined})
         if role == "actor" and self.manifest:
             self.router.send(peer, "announce", {"manifest": self.manifest})
 
     def _on_heartbeat(self, peer: bytes, actor: Actor | None, message: Message) -> None:
-        if peer == self.learner:
-            self.gauges.learner = message.body["stats"]
-        elif actor is None:
+        if actor is None:
             self.router.send(peer, "refused", {"reason": "unknown actor: say hello"})
         else:
-            actor.stats = message.body["stats"]
+            actor.stats = {key: float(value) for key, value in message.body["stats"].items()}
             if self.manifest and actor.version < self.version:
                 self.router.send(peer, "announce", {"manifest": self.manifest})
 
@@ -177,25 +169,14 @@ class Controller:
     def _on_push(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         metas = message.body["groups"]
         try:
-            self._check_push(metas, message.payloads)
+            check_push(metas, message.payloads, self.replay.entries, self.digests)
         except WireError:
             self._give_up(actor, metas)
             raise
         now = time.monotonic()
         for meta, payload in zip(metas, message.payloads, strict=True):
             self._take(meta, payload, now)
-        self._send_when_durable(peer, "pushed", {"ids": [meta["id"] for meta in metas]})
-
-    def _check_push(self, metas: list[Any], payloads: Sequence[Any]) -> None:
-        for meta in metas:
-            newest = check_group(meta)
-            entry = self.replay.entries.get(meta["id"])
-            if entry and len(meta["samples"]) != entry.need:
-                raise WireError(f"group {meta['id']}: {len(meta['samples'])} samples where {entry.need} were asked for")
-            if newest > self.version:
-                raise WireError(f"group {meta['id']}: a version that is not published yet")
-        if [meta["bytes"] for meta in metas] != [len(payload) for payload in payloads]:
-            raise WireError("push: the payloads' sizes are not those of its groups")
+        self.outbox.add(peer, "pushed", {"ids": [meta["id"] for meta in metas]})
 
     def _give_up(self, actor: Actor | None, metas: list[Any]) -> None:
         """A push that can't be accepted ends the leases that it names, or the batch would wait for them for ever."""
@@ -203,6 +184,8 @@ class Controller:
         for group_id in ids & (actor.running if actor else set()):
             self._release(group_id, self.replay.entries[group_id])
             self.replay.drop(group_id, "malformed")
+        if actor:
+            self.outbox.add(actor.peer, "pushed", {"ids": sorted(ids)})  # or it would come again
 
     def _take(self, meta: dict[str, Any], payload: Any, now: float) -> None:
         entry = self.replay.entries.get(meta["id"])
@@ -210,16 +193,16 @@ class Controller:
         if self.replay.push(meta, payload, self.version, now):
             self.gauges.pushed(meta)
             self._progress_at = now
+            self.failures.end()
 
     def _on_failed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         group_id, reason = message.body["id"], message.body["reason"]
         entry = self.replay.entries.get(group_id)
-        if message.body["detail"]:
-            log.warning("group %d %s: %s", group_id, reason, message.body["detail"])
         if entry is None or entry.stage is not Stage.RUNNING or actor is None or entry.actor != actor.name:
             return
         self._release(group_id, entry)
         self.replay.drop(group_id, reason[:60])
+        self.failures.add(group_id, reason, message.body["detail"])
 
     def _on_evaluated(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         body = message.body
@@ -251,12 +234,16 @@ class Controller:
     # ---- the learner ------------------------------------------------------------------------------------------------
 
     def _on_published(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        self._only_the_learner(peer)
         manifest = message.body["manifest"]
-        self.manifest, self.version = manifest, manifest["version"]
+        version, digest = int(manifest["version"]), str(manifest["digest"])
+        self.manifest, self.version, self.digests[version] = manifest, version, digest
+        self.digests.pop(version - KEPT_DIGESTS, None)
         for each in self.fleet:
             self.router.send(each.peer, "announce", {"manifest": manifest})
 
     def _on_want(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        self._only_the_learner(peer)
         index, version = message.body["index"], message.body["version"]
         expected = self.replay.bound.batch_version(index)
         if version != expected:
@@ -264,10 +251,12 @@ class Controller:
         self.wanted = message
 
     def _on_trained(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        self._only_the_learner(peer)
         self.replay.finish(message.body["index"])
         self.steps = message.body["index"] + 1
 
     def _on_checkpointed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        self._only_the_learner(peer)
         if self.journal:
             try:
                 self.journal.rotate(*self.replay.snapshot())
@@ -276,6 +265,7 @@ class Controller:
 
     def _on_finish(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         """No more batches: what is still active is dropped, the last evaluation runs, then the report goes out."""
+        self._only_the_learner(peer)
         self.finishing, self.wanted = True, None
         self.gauges.trained_seconds = self.age(time.monotonic())
         for each in self.fleet:
@@ -291,10 +281,12 @@ class Controller:
     # ---- decisions --------------------------------------------------------------------------------------------------
 
     def _start(self, now: float) -> None:
-        if self.started_at is not None or not self.learner:
+        if self.started_at is not None:
             return
+        if now - self._born > self.ready_timeout:
+            raise BusError(f"after {self.ready_timeout:.0f} s (launcher.ready_timeout) {'; '.join(waits(self))}")
         ready = sum(actor.version >= 0 for actor in self.fleet)
-        if ready >= self.expected_actors:
+        if self.learner and ready >= self.expected_actors:
             self.started_at = self._progress_at = now
             self.gauges.start(now)
             log.info("all %d actors hold version 0: first lease", ready)
@@ -306,8 +298,8 @@ class Controller:
     def _evaluate(self) -> None:
         if self.started_at is None:
             return
-        if not self.finishing and self.evaluation.due(self.version, self.steps):
-            self.evaluation.start(self.version)
+        if not self.finishing and self.version == self.replay.bound.batch_version(self.steps):
+            self.evaluation.start_if_due(self.version, self.steps)
         self.evaluation.tick()
         if not self.evaluation.has_rows:
             return
@@ -320,7 +312,7 @@ class Controller:
 
     def _admit(self, now: float) -> None:
         """Hand out leases, one at a time to the actor that holds the fewest."""
-        if self.started_at is None or self.finishing or self.blocked:
+        if self.started_at is None or self.finishing or self.outbox.blocked:
             return
         queued = len(self.replay.in_stage(Stage.QUEUED))
         to_start = self.replay.room(self.version) + queued
@@ -352,8 +344,8 @@ class Controller:
         entry = self.replay.queued_for(actor.version) if any_queued else None
         if entry:
             self.replay.assign(entry, actor.name)
-        elif self.replay.bytes > self.max_bytes and not self.replay.has_gap:
-            return None  # a gap is filled even then: the batch that would free memory waits for it
+        elif self.replay.bytes > self.max_bytes and self.replay.next_slot >= self._slots_wanted():
+            return None  # never the slots that the learner waits for: its batch is what frees memory
         else:
             view = View(
                 room=int(self.replay.room(actor.version) > 0),
@@ -368,6 +360,10 @@ class Controller:
             group_id, row = self.prompts.next()
             entry = self.replay.admit(group_id, row, plans[0].launch, plans[0].need, actor.name, now)
         return Lease(entry.id, entry.row, "train", entry.launch, entry.need)
+
+    def _slots_wanted(self) -> int:
+        """The slots below this belong to the batch that the learner waits for, or to earlier ones."""
+        return (self.wanted.body["index"] + 1) * self.replay.bound.groups_per_batch if self.wanted else 0
 
     def _send_leases(self, actor: Actor, leases: list[Lease]) -> None:
         rows = [[e.group_id, e.row, e.split, e.launch, e.need, e.temperature] for e in leases]
@@ -385,7 +381,7 @@ class Controller:
         self.gauges.measure_rates(self.fleet, now)
         info = self.gauges.batch_info(entries, version, now) | levels(self, now)
         body = {"index": index, "version": version, "groups": [entry.meta for entry in entries], "info": info}
-        self._send_when_durable(self.learner, "batch", body, [entry.payload for entry in entries])
+        self.outbox.add(self.learner, "batch", body, [entry.payload for entry in entries])
 
     def _report_when_finished(self) -> None:
         if self.finishing and not self.reported and self.evaluation.finished and self.learner:

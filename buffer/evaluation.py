@@ -33,13 +33,16 @@ class Evaluation:
         self.round: _Round | None = None
         self.results: list[dict[str, Any]] = []
         self._round_number = 0
+        self._last_steps = -1
         self._final: int | None = None
 
-    def due(self, version: int, steps: int) -> bool:
-        """Is a round due after `steps` train steps, at `version`?"""
-        if not self.prompts or self.round or (self.results and self.results[-1]["version"] == version):
-            return False
-        return steps == 0 or (self.every > 0 and steps % self.every == 0)
+    def start_if_due(self, version: int, steps: int) -> None:
+        """Start a round if one is due after `steps` train steps, whose weights are `version`."""
+        if not self.prompts or self.round or steps == self._last_steps:
+            return
+        if steps == 0 or (self.every > 0 and steps % self.every == 0):
+            self._last_steps = steps
+            self.start(version)
 
     def start(self, version: int) -> None:
         self._round_number += 1
@@ -90,7 +93,7 @@ class Evaluation:
 
     def record(self, lease_id: int, reward: float, length: int, oldest: int, newest: int) -> dict[str, Any] | None:
         """One held-out completion's reward; the round's result if it was the last."""
-        number, row = divmod(lease_id, self.prompts)
+        number, row = divmod(lease_id, max(1, self.prompts))
         if not self.round or number != self._round_number or self.round.assigned.pop(row, None) is None:
             return None
         self.round.rewards.append(reward)

@@ -64,6 +64,11 @@ class Fleet:
     def silent(self, now: float, timeout: float) -> list[Actor]:
         return [actor for actor in self if now - actor.seen > timeout]
 
+    def forgive(self, now: float) -> None:
+        """Nobody counts as silent until a full time-out from now."""
+        for actor in self:
+            actor.seen = now
+
     def fair_share(self, waiting_groups: float) -> float:
         """How many groups one actor may hold when `waiting_groups` more could start.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from buffer.fleet import Fleet
@@ -13,7 +14,6 @@ class Gauges:
 
     def __init__(self) -> None:
         self.evaluations: list[dict[str, Any]] = []
-        self.learner: dict[str, Any] = {}
         self.trained_seconds: float | None = None
         self.tokens_pushed = 0
         self._told = 0
@@ -48,7 +48,9 @@ class Gauges:
         return {
             "evaluations": fresh,
             "staleness/in_flight_mean": sum(flight) / len(flight),
+            "staleness/in_flight_histogram": _histogram(flight),
             "staleness/in_queue_mean": sum(queue) / len(queue),
+            "staleness/in_queue_histogram": _histogram(queue),
             "buffer/flight_seconds": sum(e.pushed_at - e.admitted_at for e in entries) / len(entries),
             "buffer/queue_seconds": sum(now - e.pushed_at for e in entries) / len(entries),
         }
@@ -65,7 +67,11 @@ class Gauges:
             "rollout/idle_share": 1.0 - fleet.total("busy_seconds") / wall if wall else 0.0,
             "rollout/updates": fleet.total("updates"),
             "rollout/update_apply_seconds": fleet.total("apply_seconds") / updates,
-            "rollout/update_pause_seconds": fleet.total("pause_seconds") / updates,
+            "rollout/update_pause_seconds": fleet.total("pause_seconds") / max(1.0, fleet.total("pauses")),
             "rollout/actors": len(fleet),
         }
         return self.rates
+
+
+def _histogram(values: list[int]) -> dict[str, int]:
+    return {str(value): count for value, count in sorted(Counter(values).items())}

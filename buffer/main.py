@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
+from pathlib import Path
 
 from areal_like import checkpoints
 from areal_like.bus import BusError, Router, is_loopback
@@ -13,6 +15,7 @@ from buffer.admission import Bound
 from buffer.controller import Controller
 from buffer.evaluation import Evaluation
 from buffer.journal import Journal, segments, since_snapshot
+from buffer.playback import Playback
 from buffer.prompts import PromptCursor
 from buffer.replay import Replay
 
@@ -35,6 +38,9 @@ def main(role: Role) -> None:
     if config.buffer.transport == "tcp" and not is_loopback(config.buffer.host):
         raise BusError(f"buffer.host={config.buffer.host}: without encryption keys the buffer binds to loopback only")
     router = Router(role.endpoint("buffer"))
+    if config.replay:
+        role.offer("buffer", router.endpoint)
+        Playback(router, Path(config.replay) / "journal", config.weight_sync_interval).run()
     task = build("task", config.task, config.run.seed)
     scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
     bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
@@ -54,6 +60,7 @@ def main(role: Role) -> None:
         expected_actors=config.actors.count,
         max_bytes=config.buffer.max_bytes,
         heartbeat_timeout=config.buffer.heartbeat_timeout,
+        ready_timeout=config.launcher.get("ready_timeout", math.inf),
         journal=journal,
         steps=steps,
     )

@@ -91,11 +91,6 @@ class Replay:
         return self._free_slots[0] if self._free_slots else self._next_slot
 
     @property
-    def has_gap(self) -> bool:
-        """Has a group left a slot that none has taken yet?"""
-        return bool(self._free_slots)
-
-    @property
     def admitted_slots(self) -> int:
         """Slots in use or trained."""
         return self._next_slot - len(self._free_slots)

@@ -5,6 +5,7 @@ Reads only. The controller asks for these when it serves a batch, answers a `sta
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +24,14 @@ def levels(controller: Controller, now: float) -> dict[str, Any]:
     for kind in ("filtered", "dropped"):
         found |= {f"ledger/{kind}/{reason}": n for reason, n in ledger[kind].items()}
     found |= {"buffer/bytes": controller.replay.bytes, "seconds": controller.age(now)}
+    if math.isfinite(controller.replay.bound.max_staleness):
+        found["staleness/bound"] = int(controller.replay.bound.max_staleness)
     return found | controller.gauges.rates
 
 
 def status(controller: Controller) -> dict[str, Any]:
     """Everything a person wants to know, as plain data."""
-    now = time.monotonic()
+    now, bound = time.monotonic(), controller.replay.bound.max_staleness
     return {
         "started": controller.started_at is not None,
         "seconds": controller.age(now),
@@ -37,6 +40,7 @@ def status(controller: Controller) -> dict[str, Any]:
         "steps": controller.steps,
         "ledger": controller.replay.ledger(),
         "staleness_max": controller.replay.staleness_max,
+        "staleness_bound": bound if math.isfinite(bound) else None,
         "staleness_mean": controller.gauges.staleness_mean,
         "duplicates": controller.replay.duplicates,
         "refused": controller.router.refused,
@@ -59,7 +63,11 @@ def waits(controller: Controller) -> list[str]:
         who = ["the learner"] if controller.learner is None or controller.version < 0 else []
         who += [f"{to_come} actor{'s' * (to_come > 1)}"] if to_come > 0 else []
         return [f"the start waits for {' and '.join(who)}"]
-    lines = [f"everybody waits for the journal's disk: {controller.blocked}"] if controller.blocked else []
+    lines = (
+        [f"everybody waits for the journal's disk: {controller.outbox.blocked}"] if controller.outbox.blocked else []
+    )
+    if controller.failures.count:
+        lines.append(f"{controller.failures.count} groups failed in a row, the last: {controller.failures.last}")
     if controller.wanted:
         missing = [
             entry for entry in controller.replay.entries.values() if entry.stage in (Stage.RUNNING, Stage.QUEUED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ def batch_metrics(batch: Batch) -> dict[str, Any]:
 
     Lengths are in tokens, staleness and spans in versions. `zero_variance_share` is the share of groups whose rewards
     are all equal; `partial_share` the share of samples made by more than one version; `version_span` newest − oldest
-    version of a sample; `staleness/histogram` maps staleness to number of samples.
+    version of a sample. A histogram maps a value (of lengths: the power of two that is not below it) to a number of
+    samples.
     """
     samples = batch.samples
     rewards = np.array([s.reward for s in samples], np.float64)
@@ -32,10 +34,17 @@ def batch_metrics(batch: Batch) -> dict[str, Any]:
         "response_length/p50": float(np.median(lengths)),
         "response_length/p95": float(np.quantile(lengths, 0.95)),
         "response_length/max": int(lengths.max()),
+        "response_length/histogram": _histogram(2 ** np.ceil(np.log2(lengths)).astype(int)),
         "tokens": int(sum(np.count_nonzero(s.loss_mask) for s in samples)),
         "staleness/mean": float(np.mean(staleness)),
         "staleness/max": max(staleness),
-        "staleness/histogram": dict(sorted(Counter(staleness).items())),
+        "staleness/histogram": _histogram(staleness),
         "version_span/mean": float(spans.mean()),
+        "version_span/max": int(spans.max()),
+        "version_span/histogram": _histogram(spans),
         "partial_share": float((spans > 0).mean()),
     }
+
+
+def _histogram(values: Iterable[int]) -> dict[str, int]:
+    return {str(value): count for value, count in sorted(Counter(int(value) for value in values).items())}

@@ -65,6 +65,7 @@ class TrainLoop:
         self.publisher, self.metrics = publisher, metrics
         self.progress = Progress()
         self.digest = ""
+        self._published = -1
 
     @property
     def version(self) -> int:
@@ -104,6 +105,8 @@ class TrainLoop:
             reason = self._reason_to_stop()
             self._checkpoint(last=bool(reason))
         log.info("training ends: %s", reason)
+        if progress.steps % self.config.weight_sync_interval:
+            self._publish(self.version + 1)  # what is saved is what the last evaluation sees
         report = self.client.finish(reason)
         return self._summary(reason, report, before)
 
@@ -125,10 +128,11 @@ class TrainLoop:
         info["train/wait_seconds"] = waited
         return batch, info
 
-    def _publish(self) -> float:
-        """Offer the current weights as the current version; returns the seconds that it took."""
+    def _publish(self, version: int | None = None) -> float:
+        """Offer the current weights as the current version (or another); returns the seconds that it took."""
         begin = time.monotonic()
-        manifest = self.publisher.publish(self.version, self.trainer.snapshot())
+        manifest = self.publisher.publish(self.version if version is None else version, self.trainer.snapshot())
+        self._published = manifest["version"]
         self.digest = manifest["digest"]
         self.client.published(manifest)
         return time.monotonic() - begin
@@ -165,13 +169,13 @@ class TrainLoop:
             "reward_before": evaluations[0]["reward"] if evaluations else None,
             "reward_after": evaluations[-1]["reward"] if evaluations else None,
             "steps": progress.steps,
-            "version": self.version,
+            "version": self._published,
             "seconds": seconds,
             "seconds_to_target": reached[0] if reached else None,
             "stopped_because": reason,
             "staleness_mean": report["staleness_mean"],
             "staleness_max": report["staleness_max"],
-            "staleness_bound": self.config.scheduler.get("max_staleness", 0),
+            "staleness_bound": report["staleness_bound"],
             "tokens_per_second": report.get("rollout/tokens", 0) / max(1e-9, seconds - before.seconds),
             "trained_tokens_per_second": progress.tokens / max(1e-9, progress.elapsed),
             "actor_idle_share": report.get("rollout/idle_share"),
@@ -182,6 +186,15 @@ class TrainLoop:
             "ledger": report["ledger"],
             "evaluations": evaluations,
         }
+
+
+def save_model(role: Role, trainer: Trainer) -> None:
+    """The trained model, with the task's tokenizer where it has one, as a folder that others can load."""
+    folder = str(role.run / "checkpoints" / "final")
+    trainer.save(folder)
+    task = build("task", role.config.task, role.config.run.seed)
+    if hasattr(task, "save_tokenizer"):
+        task.save_tokenizer(folder)
 
 
 def _later(evaluations: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
@@ -200,7 +213,7 @@ def main(role: Role) -> None:
             if checkpoint:
                 loop.resume(checkpoint[1])
             summary = loop.run()
-        trainer.save(str(role.run / "checkpoints" / "final"))
+        save_model(role, trainer)
         (role.run / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     finally:
         client.close()

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 
 class Board:
     """Scalars for numbers; a histogram for each dict from value to count."""
 
     def __init__(self, folder: Path):
-        self._writer = EventFileWriter(str(folder))
+        # The record writer, not TensorBoard's usual one: that writes in a thread, where a full disk can't be caught.
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():.3f}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (folder / name).open("wb")
+        self._writer = RecordWriter(self._file)
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def _write(self, event: Event) -> None:
+        self._writer.write(event.SerializeToString())
+        self._file.flush()
 
     def add(self, row: dict[str, Any]) -> None:
         values = []
@@ -24,11 +35,10 @@ class Board:
                 values.append(Summary.Value(tag=tag, histo=_histogram(value)))
             elif isinstance(value, int | float):
                 values.append(Summary.Value(tag=tag, simple_value=value))
-        event = Event(wall_time=time.time(), step=row["step"], summary=Summary(value=values))
-        self._writer.add_event(event)
+        self._write(Event(wall_time=time.time(), step=row["step"], summary=Summary(value=values)))
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()
 
 
 def _histogram(counts: dict[str, int]) -> HistogramProto:

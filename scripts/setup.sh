@@ -12,12 +12,12 @@ if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
     echo "== $venv is up to date"
     exit 0
 fi
-python=${PYTHON:-python3}
+python=${PYTHON:-$(command -v python3.11 || command -v python3 || true)}
 "$python" - <<'CHECK' || { echo "error: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2; exit 1; }
 import sys
 sys.exit(sys.version_info < (3, 11))
 CHECK
-if [ ! -x "$venv/bin/python" ]; then
+if ! "$venv/bin/python" -m pip --version > /dev/null 2>&1; then
     echo "== making the virtual environment $venv"
     "$python" -m venv "$venv"
 fi

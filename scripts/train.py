@@ -7,11 +7,9 @@ learner is done, and prints the summary. Ctrl-C or SIGTERM ends every process. N
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +18,8 @@ from typing import Any, TextIO
 
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
+from scripts.earlier_runs import find_run_to_resume, fit_to_replay, lock, reopen_run_folder
+from scripts.preflight import preflight
 
 EXIT_INTERRUPTED = 130
 
@@ -57,57 +57,6 @@ def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
     return folder, configs.replace(config, "run.name", folder.name)
 
 
-MUST_AGREE = (
-    "run.seed",
-    "task",
-    "model",
-    "sizing",
-    "groups_per_batch",
-    "weight_sync_interval",
-    "sampling",
-    "advantage",
-    "loss",
-    "learner",
-    "policy",
-)
-"""What a resumed run may not change: its journal holds samples of versions that training makes again."""
-
-
-def find_run_to_resume(config: Config, stem: str) -> Path | None:
-    """The folder that `resume` means. None for `auto` where there is nothing to go on with. Raises ConfigError."""
-    if config.resume != "auto":
-        folder = Path(config.resume or "")
-        if not (folder / "config.yaml").is_file():
-            raise ConfigError(f"resume={config.resume}: no run folder (config.yaml is missing)")
-        return folder
-    pattern = config.run.name or f"{stem}-*"
-    found = [path.parent for path in Path(config.run.dir).glob(f"{pattern}/config.yaml")]
-    unfinished = [folder for folder in found if not (folder / "summary.json").exists()]
-    return max(unfinished, key=lambda folder: (folder / "config.yaml").stat().st_mtime, default=None)
-
-
-def reopen_run_folder(config: Config, folder: Path) -> Config:
-    """Check that the config fits what the folder holds. Raises ConfigError."""
-    earlier = configs.load_resolved(folder / "config.yaml")
-    for key in MUST_AGREE:
-        before, now = (configs.select(each, key) for each in (earlier, config))
-        if before != now:
-            raise ConfigError(f"resume: {key} was {before} in {folder} and is {now} now; start a new run to change it")
-    (folder / "summary.json").unlink(missing_ok=True)
-    return configs.replace(config, "run.name", folder.name)
-
-
-def lock(folder: Path) -> TextIO:
-    """Hold the folder for this process until it ends, however it ends. Raises ConfigError if another one has it."""
-    file = (folder / "lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise ConfigError(f"{folder} is in use by another run; wait for it, or end it") from None
-    return file
-
-
 def write_record(config: Config, folder: Path, argv: list[str]) -> None:
     """What is needed to run this again: resolved config, command line, commit, seeds."""
     configs.save(config, folder / "config.yaml")
@@ -134,32 +83,6 @@ def resolve_transport(config: Config) -> Config:
     if config.buffer.transport != "auto":
         return config
     return configs.replace(config, "buffer.transport", "tcp" if config.buffer.port else "ipc")
-
-
-def preflight(config: Config) -> None:
-    """Find out what can be found out before anything is started. Raises ConfigError, ValueError, OSError."""
-    from areal_like.registry import build
-
-    build("scheduler", config.scheduler, build("sizing", config.sizing))
-    build("task", config.task, config.run.seed)
-    path = config.model.get("path")
-    if path is not None and not (Path(path) / "config.json").is_file():
-        raise ConfigError(f"model.path: no Hugging Face model in {path!r} (config.json is missing)")
-    if config.buffer.transport == "tcp" and config.buffer.port:
-        check_port(config.buffer.host, config.buffer.port)
-
-
-def check_port(host: str, port: int) -> None:
-    """Raises ConfigError if nothing can be bound there now. (The buffer has the last word, some seconds later.)"""
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "a port is at most 65535"
-        raise ConfigError(
-            f"buffer.port={port}: can't bind to {host}:{port} ({reason}); choose a free port, or 0 for any"
-        ) from None
 
 
 class Interrupted(Exception):
@@ -222,6 +145,8 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
         print(describe(plan(config)))
         return None
     preflight(config)
+    if config.replay:
+        config = fit_to_replay(config)
     stem = Path(args.config).stem
     earlier = find_run_to_resume(config, stem) if config.resume else None
     if earlier:
@@ -258,9 +183,11 @@ def main(argv: list[str] | None = None) -> int:
         summary = run(config, folder, args.plain, signals)
     except Interrupted as signalled:
         print(f"ended by {signalled}; what was recorded is in {folder}", file=sys.stderr)
+        print(f"to go on: the same command with resume={folder}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except (RunFailed, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
+        print(f"to go on: the same command with resume={folder}", file=sys.stderr)
         return 1
     print_summary(summary, folder)
     return 0

@@ -40,7 +40,6 @@ class Watch:
 
     def __init__(self, config: Config, folder: Path, plain: bool):
         self.folder, self.run = folder, config.run
-        self.bound = config.scheduler.get("max_staleness", 0)
         self.follower = MetricsFollower(folder / "metrics.jsonl")
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         live = self.console.is_terminal and not self.console.is_dumb_terminal and not plain
@@ -152,7 +151,8 @@ class Watch:
         return {
             "reward": number("reward/mean", "{:.3f}"),
             "held-out": held_out,
-            "staleness": f"{number('staleness/mean', '{:.2f}')}, max {number('staleness/max', '{}')} of {self.bound}",
+            "staleness": f"{number('staleness/mean', '{:.2f}')}, max {number('staleness/max', '{}')}"
+            f" of {number('staleness/bound', '{}')}",
             "buffer": f"{number('buffer/waiting', '{:.0f}')} groups wait, {number('buffer/running', '{:.0f}')} run",
             "tokens/s": number("rollout/tokens_per_second", "{:,.0f}"),
             "idle": f"actors {number('rollout/idle_share', '{:.0%}')}, learner {number('train/idle_share', '{:.0%}')}",

@@ -101,7 +101,17 @@ class TimedEngine:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._totals = dict.fromkeys(
-            ("tokens", "joins", "updates", "busy_seconds", "apply_seconds", "pause_seconds", "recompute_seconds"), 0.0
+            (
+                "tokens",
+                "joins",
+                "updates",
+                "busy_seconds",
+                "apply_seconds",
+                "pause_seconds",
+                "pauses",
+                "recompute_seconds",
+            ),
+            0.0,
         )
 
     def length(self, tokens: np.ndarray, limits: Limits) -> int:
@@ -264,6 +274,7 @@ class TimedEngine:
         self._totals["updates"] += 1
         self._totals["apply_seconds"] += self._apply_seconds
         self._totals["pause_seconds"] += self._apply_seconds if self._running else 0.0
+        self._totals["pauses"] += bool(self._running)
         self._totals["recompute_seconds"] += recompute
 
     def _end_run(self, request: _Request) -> None:

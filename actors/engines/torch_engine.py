@@ -80,7 +80,17 @@ class TorchEngine:
         self._step_end = 0.0
         self._pause_start: float | None = None
         self._totals = dict.fromkeys(
-            ("tokens", "joins", "updates", "busy_seconds", "apply_seconds", "pause_seconds", "recompute_seconds"), 0.0
+            (
+                "tokens",
+                "joins",
+                "updates",
+                "busy_seconds",
+                "apply_seconds",
+                "pause_seconds",
+                "pauses",
+                "recompute_seconds",
+            ),
+            0.0,
         )
 
     async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
@@ -170,6 +180,7 @@ class TorchEngine:
         start = perf_counter()
         if self._pause_start is not None:
             self._totals["pause_seconds"] += start - self._pause_start
+            self._totals["pauses"] += 1
             self._pause_start = None
         table, running = self._table, len(self._table)
         if self._stale:

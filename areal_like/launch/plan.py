@@ -17,9 +17,9 @@ class RoleSpec:
 
 
 def plan(config: Any) -> list[RoleSpec]:
-    """The processes of a run, in the order in which they are started."""
-    threads = config.actors.threads
-    actors = [RoleSpec(f"actor-{i}", "actors.main", threads, False) for i in range(config.actors.count)]
+    """The processes of a run, in the order in which they are started. A replay has no actors: all is recorded."""
+    threads, count = config.actors.threads, 0 if config.replay else config.actors.count
+    actors = [RoleSpec(f"actor-{i}", "actors.main", threads, False) for i in range(count)]
     return [RoleSpec("buffer", "buffer.main", 1, True), RoleSpec("learner", "learners.main", threads, True), *actors]
 
 

@@ -148,6 +148,10 @@ class Jsonl:
 
         return AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
 
+    def save_tokenizer(self, folder: str) -> None:
+        """Write the tokenizer beside a trained model, so that the folder can be loaded as a whole."""
+        self._tokenizer.save_pretrained(folder)
+
     def _encode(self, prompt: str | list[dict[str, str]]) -> list[int]:
         if not self._chat:
             return self._tokenizer.encode(f"{prompt}{self._suffix}")

@@ -14,7 +14,7 @@ from areal_like.wire import SCHEMA, WireError, check_group, decode, decode_group
 
 @st.composite
 def samples(draw: st.DrawFn) -> Sample:
-    prompt = draw(st.integers(0, 5))
+    prompt = draw(st.integers(1, 5))
     runs = draw(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=4))
     response = sum(n for _, n in runs)
     seed = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -31,12 +31,13 @@ def samples(draw: st.DrawFn) -> Sample:
 
 @given(st.lists(samples(), min_size=1, max_size=4), st.integers(0, 2**60))
 def test_groups_survive_the_wire_bit_for_bit(members: list[Sample], group_id: int) -> None:
-    group = Group(group_id, members, {3: "abc"}, 1.5)
+    digests = {version: f"digest {version}" for member in members for version, _ in member.runs}
+    group = Group(group_id, members, digests, 1.5)
     meta, payload = encode_group(group)
     message = decode(encode("push", {"groups": [meta]}, [payload]))
     check_group(message.body["groups"][0])
     back = decode_group(message.body["groups"][0], message.payload)
-    assert (back.id, back.digests, back.seconds) == (group_id, {3: "abc"}, 1.5)
+    assert (back.id, back.digests, back.seconds) == (group_id, digests, 1.5)
     for before, after in zip(members, back.samples, strict=True):
         assert before.tokens.tobytes() == after.tokens.tobytes()
         assert before.logprobs.tobytes() == after.logprobs.tobytes()
@@ -47,7 +48,7 @@ def test_groups_survive_the_wire_bit_for_bit(members: list[Sample], group_id: in
 
 def _meta() -> dict:
     sample = Sample(np.zeros(5, np.int32), 2, np.zeros(3, np.float32), np.ones(3, bool), [(1, 2), (2, 1)], 0.5, "stop")
-    return encode_group(Group(1, [sample]))[0]
+    return encode_group(Group(1, [sample], {1: "a", 2: "b"}))[0]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,11 @@ def _meta() -> dict:
         ({"samples": [[2, 3, 0.5, 0, [1, 2]]]}, "cover"),
         ({"samples": [[2, 3, 0.5, 7, [1, 3]]]}, "finish"),
         ({"samples": [[True, 3, 0.5, 0, [1, 3]]]}, "lengths"),
+        ({"samples": [[0, 3, 0.5, 0, [1, 2, 2, 1]]]}, "lengths"),
         ({"digests": []}, "digests"),
+        ({"digests": {"1": "a"}}, "digest of each version"),
+        ({"digests": {"1": "a", "two": "b"}}, "digest of each version"),
+        ({"digests": {"1": "a", "2": 3}}, "not a text"),
     ],
 )
 def test_a_group_whose_numbers_disagree_is_refused(change: dict, reason: str) -> None:

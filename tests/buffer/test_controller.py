@@ -6,9 +6,11 @@ from functools import partial
 import numpy as np
 import pytest
 
+from areal_like.bus import BusError
 from areal_like.types import Group, Sample
 from areal_like.wire import Message, encode_group
 from buffer.admission import Bound
+from buffer.checks import RolloutsFail
 from buffer.controller import Controller
 from buffer.evaluation import Evaluation
 from buffer.policies import in_order
@@ -35,7 +37,7 @@ class FakeRouter:
 
 def group(group_id: int, version: int, samples: int = 8) -> tuple[dict, bytes]:
     sample = Sample(np.zeros(3, np.int32), 1, np.zeros(2, np.float32), np.ones(2, bool), [(version, 2)], 1.0, "stop")
-    return encode_group(Group(group_id, [sample] * samples))
+    return encode_group(Group(group_id, [sample] * samples, {version: f"d{version}"}))
 
 
 class House:
@@ -229,8 +231,13 @@ def test_a_full_buffer_still_fills_a_gap_that_the_next_batch_waits_for() -> None
     house.start()
     house.controller.max_bytes = 1
     house.push("actor-1", 1, 0)
+    house.say("learner", "want", {"index": 0, "version": 0})
     house.say("actor-0", "failed", {"id": 0, "reason": "rejected", "detail": ""})
-    assert sorted(house.leases()) == [0, 1, 2] and house.controller.replay.entries[2].slot == 0
+    assert house.controller.replay.entries[3].slot == 0, "the slot that was left is taken first"
+    for group_id in (2, 3, 4):
+        house.push("actor-0", group_id, 0)
+    assert house.batches() == [[3, 1, 2, 4]]
+    assert sorted(house.leases()) == [0, 1, 2, 3, 4], "nothing beyond the batch that was wanted"
 
 
 @pytest.mark.parametrize(("samples", "version"), [(7, 0), (8, 1)])
@@ -265,3 +272,84 @@ def test_an_engine_smaller_than_a_group_still_gets_one() -> None:
     house.publish(0)
     house.apply(0)
     assert house.leases() == [0]
+
+
+def test_endless_failure_ends_the_run_with_its_reason() -> None:
+    house = House(asynchronous(max_staleness=0))
+    house.start()
+    with pytest.raises(RolloutsFail, match=r"16 groups in a row.*no chat template"):
+        for group_id in range(1000):
+            house.say("actor-0", "failed", {"id": group_id, "reason": "failed", "detail": "no chat template"})
+            house.say("actor-1", "failed", {"id": group_id, "reason": "failed", "detail": "no chat template"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("published", {"manifest": {"version": 9, "digest": "x"}}),
+        ("published", {"manifest": {}}),
+        ("trained", {"index": 0}),
+        ("want", {"index": 0, "version": 0}),
+        ("finish", {"reason": ""}),
+        ("checkpointed", {"step": 1}),
+        ("heartbeat", {"stats": {"wall_seconds": "y"}}),
+        ("evaluated", {"id": 3, "reward": 1.0, "oldest": 0, "newest": 0, "length": 1}),
+        ("hello", {"role": "learner", "name": "learner", "pid": 2, "slots": 0}),
+    ],
+)
+def test_messages_that_nobody_should_send_change_nothing(kind: str, body: dict) -> None:
+    house = House(asynchronous(max_staleness=0))
+    house.start()
+    before = house.controller.replay.ledger(), house.controller.version, len(house.leases())
+    house.say("actor-0", kind, body)
+    assert (house.controller.replay.ledger(), house.controller.version, len(house.leases())) == before
+    assert house.controller.learner == b"learner" and not house.controller.finishing
+    house.say("learner", "want", {"index": 0, "version": 0})
+    for name in house.names:
+        for group_id in house.leases(name):
+            house.push(name, group_id, 0)
+    assert len(house.batches()) == 1, "the run goes on"
+
+
+def test_an_evaluation_is_made_once_and_of_the_weights_of_its_step() -> None:
+    house = House(asynchronous(max_staleness=0), evaluate=2)
+    house.start()
+    for step in range(4):
+        for lease in [row for row in house.leases(split="heldout")]:
+            house.say("actor-0", "evaluated", {"id": lease, "reward": 0.5, "oldest": 0, "newest": 0, "length": 4})
+        for name in house.names:
+            for group_id in house.leases(name):
+                if group_id in house.controller.replay.entries:
+                    house.push(name, group_id, step)
+        house.say("learner", "want", {"index": step, "version": step})
+        house.say("learner", "trained", {"index": step})
+        house.publish(step + 1)
+        house.apply(step + 1)
+    for lease in house.leases(split="heldout"):
+        house.say("actor-0", "evaluated", {"id": lease, "reward": 0.5, "oldest": 0, "newest": 0, "length": 4})
+    assert [result["version"] for result in house.controller.gauges.evaluations] == [0, 2, 4]
+
+
+def test_a_buffer_that_stood_still_does_not_blame_its_actors() -> None:
+    house = House(asynchronous(), timeout=10)
+    house.start()
+    for actor in house.controller.fleet:
+        actor.seen -= 60
+    house.controller._last_turn -= 60
+    house.controller.step(0)
+    assert len(house.controller.fleet) == 2
+    for actor in house.controller.fleet:
+        actor.seen -= 60
+    house.controller.step(0)
+    assert len(house.controller.fleet) == 0
+
+
+def test_a_start_that_does_not_come_ends_with_the_name_of_who_is_missing() -> None:
+    house = House(asynchronous())
+    house.controller.ready_timeout = 5.0
+    house.hello("learner", "actor-0")
+    house.publish(0)
+    house.apply(0, "actor-0")
+    house.controller._born -= 6
+    with pytest.raises(BusError, match=r"the start waits for 1 actor$"):
+        house.controller.step(0)

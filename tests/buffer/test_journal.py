@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buffer.journal import Journal, JournalError, Record, scan, segments, since_snapshot
+from buffer.playback import count_batches, recorded_batches
 
 RECORDS = st.lists(
     st.builds(
@@ -164,3 +165,28 @@ def test_a_full_disk_in_the_background_leaves_the_records_in_order(
     full = False
     journal.commit()
     assert list(scan(tmp_path)) == [Record("admit", [1]), Record("admit", [2])]
+
+
+def test_recorded_batches_come_once_each_and_in_order(tmp_path: Path) -> None:
+    """Batch 1 was trained, the run crashed, and it was trained again; group 3 was rolled out twice."""
+
+    def push(group_id: int, payload: bytes) -> Record:
+        return Record("push", [{"id": group_id}, 0], payload)
+
+    def train(batch: int, *ids: int) -> list[Record]:
+        return [Record("serve", [batch, list(ids)]), Record("finish", [batch])]
+
+    first = [push(0, b"0"), push(1, b"1"), *train(0, 0, 1), push(2, b"2"), push(3, b"old"), Record("requeue", [3])]
+    second = [push(3, b"3"), *train(1, 2, 3), *train(1, 2, 3), push(4, b"4"), *train(2, 4), push(5, b"5")]
+    write(tmp_path, [*first, *second, Record("serve", [3, [5]])])
+    found = [[payload for _, payload in groups] for groups in recorded_batches(tmp_path)]
+    assert found == [[b"0", b"1"], [b"2", b"3"], [b"4"]], "batch 3 was served and never trained"
+    assert count_batches(tmp_path) == 3
+
+
+def test_a_journal_without_its_beginning_is_not_replayed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, sync=False, keep=False)
+    journal.rotate(["state"], b"")
+    journal.close()
+    with pytest.raises(JournalError, match="keep_journal"):
+        count_batches(tmp_path)

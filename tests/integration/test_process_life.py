@@ -132,7 +132,7 @@ def test_a_run_leaves_its_folder_and_nothing_else(place: Path) -> None:
     assert run.end() == 0, run.text()
     run.assert_nothing_is_left()
     assert {path.name for path in run.folder.iterdir()} == {
-        "checkpoints", "config.yaml", "logs", "metrics.jsonl", "run.json", "summary.json", "tb",
+        "checkpoints", "config.yaml", "journal", "lock", "logs", "metrics.jsonl", "run.json", "summary.json", "tb",
     }  # fmt: skip
     assert {path.name for path in (run.folder / "logs").iterdir()} == {
         "actor-0.log", "actor-1.log", "buffer.log", "learner.log",
@@ -235,7 +235,7 @@ def test_a_killed_actor_is_started_again_and_its_groups_are_not_lost(place: Path
 
 
 def test_an_actor_that_hangs_loses_its_groups_and_may_come_back(place: Path) -> None:
-    run = Run(place, *ENDLESS, "buffer.heartbeat_timeout=1.5")
+    run = Run(place, *ENDLESS, "buffer.heartbeat_timeout=2")
     run.until_step(3)
     hung = run.kill("actor-0", signal.SIGSTOP)
     run.until("the buffer's notice", lambda: "actor-0: no sign of life" in run.log("buffer"))
@@ -341,9 +341,19 @@ def test_a_name_that_exists(place: Path) -> None:
 def test_a_file_that_can_not_grow(place: Path) -> None:
     """As a full disk does, a limit on the size of files lets the learner's metrics fail in the middle of a row."""
     limited = ("bash", "-c", 'ulimit -f 32; exec "$@"', "limited")
-    run = Run(place, *ENDLESS, wrapper=limited)
+    run = Run(place, *ENDLESS, "buffer.journal=off", wrapper=limited)
     assert_one_error(run, 1, "learner", "File too large", "metrics.jsonl")
     assert [row["step"] for row in followed(run.folder)] == list(range(1, len(followed(run.folder)) + 1))
+
+
+def test_a_journal_that_can_not_grow_makes_everybody_wait_and_says_so(place: Path) -> None:
+    """Nothing is acknowledged that is not recorded: a full disk stops the run, and it ends in order when told to."""
+    limited = ("bash", "-c", 'ulimit -f 64; exec "$@"', "limited")
+    run = Run(place, *ENDLESS, "checkpoint.every=0", wrapper=limited)
+    run.until("the word about the disk", lambda: "waits for the journal's disk" in run.text())
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end() == 130
+    run.assert_nothing_is_left()
 
 
 def followed(folder: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,8 @@ import pytest
 
 from areal_like import config as configs
 from areal_like.config import ConfigError
-from scripts.train import check_port, make_run_folder, parse, prepare, resolve_transport, write_record
+from scripts.preflight import check_port
+from scripts.train import make_run_folder, parse, prepare, resolve_transport, write_record
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 QUICKSTART = "configs/quickstart.yaml"

@@ -1,0 +1,53 @@
+"""What the controller checks before it believes: pushes against leases and published weights, and endless failure."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from areal_like.wire import WireError, check_group
+from buffer.replay import Entry
+
+log = logging.getLogger(__name__)
+
+
+def check_push(
+    metas: list[Any], payloads: Sequence[Any], entries: Mapping[int, Entry], digests: Mapping[int, str]
+) -> None:
+    """Raises WireError unless the groups fit their leases, their payloads, and weights that the learner has published.
+
+    `digests` maps published versions to the digests of their bits: a sample of any other weights is refused.
+    """
+    for meta in metas:
+        check_group(meta)
+        entry = entries.get(meta["id"])
+        if entry and len(meta["samples"]) != entry.need:
+            raise WireError(f"group {meta['id']}: {len(meta['samples'])} samples where {entry.need} were asked for")
+        for version, digest in meta["digests"].items():
+            if digests.get(int(version)) != digest:
+                raise WireError(f"group {meta['id']}: no version {version} with digest {digest[:40]} was published")
+    if [meta["bytes"] for meta in metas] != [len(payload) for payload in payloads]:
+        raise WireError("push: the payloads' sizes are not those of its groups")
+
+
+class RolloutsFail(RuntimeError):
+    """Nothing can be rolled out: the task, the reward or the model does not work."""
+
+
+class Failures:
+    """Groups that failed in a row, with none rolled out between. `most` of them end the run: it would never move."""
+
+    def __init__(self, most: int):
+        self.most, self.count, self.last = most, 0, ""
+
+    def add(self, group_id: int, reason: str, detail: str) -> None:
+        """Raises RolloutsFail."""
+        self.count, self.last = self.count + 1, f"{reason} {detail}".strip()
+        if self.count <= 3:
+            log.warning("group %d %s", group_id, self.last)
+        if self.count >= self.most:
+            raise RolloutsFail(f"{self.count} groups in a row could not be rolled out; the last: {self.last}")
+
+    def end(self) -> None:
+        self.count, self.last = 0, ""

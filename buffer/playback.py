@@ -1,0 +1,114 @@
+"""Feeds a learner from the journal of an earlier run: the same batches in the same order, without actors.
+
+The learner's run then repeats bit for bit on the same machine; or another loss is trained on the same trajectories.
+It speaks the buffer's side of the protocol, so the learner does not know the difference.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from areal_like.bus import Router
+from areal_like.wire import Message, WireError
+from buffer.journal import SNAPSHOT, JournalError, scan
+
+log = logging.getLogger(__name__)
+RecordedGroup = tuple[dict[str, Any], bytes]
+
+
+def recorded_batches(folder: Path) -> Iterator[list[RecordedGroup]]:
+    """(meta, payload) of the groups of batch 0, 1, 2, ... that were trained, as they were served; a batch that a
+    resumed run trained again comes once. Raises JournalError where the journal lacks its beginning."""
+    pushed: dict[int, RecordedGroup] = {}
+    served: dict[int, list[int]] = {}
+    next_batch = 0
+    for number, record in enumerate(scan(folder)):
+        if record.kind == SNAPSHOT and number == 0:
+            raise JournalError(f"{folder} lacks its beginning: only runs with buffer.keep_journal=true can be replayed")
+        if record.kind == "push":
+            pushed[record.fields[0]["id"]] = (record.fields[0], record.payload)
+        elif record.kind in ("drop", "filter"):
+            pushed.pop(record.fields[0], None)
+        elif record.kind == "serve":
+            served[record.fields[0]] = record.fields[1]
+        elif record.kind == "finish" and record.fields[0] == next_batch:
+            yield [pushed[group_id] for group_id in served[next_batch]]
+            next_batch += 1
+
+
+def count_batches(folder: Path) -> int:
+    """How many batches a journal holds. Raises JournalError."""
+    return sum(1 for _ in recorded_batches(folder))
+
+
+class Playback:
+    """Serves recorded batches to one learner until the process is ended."""
+
+    def __init__(self, router: Router, folder: Path, interval: int):
+        self.router, self.folder, self.interval = router, folder, interval
+        self._batches = enumerate(recorded_batches(folder))
+        self._sizes: dict[int, int] = {}
+        self._began: float | None = None
+        self.served = self.trained = self.samples = self.staleness_sum = self.staleness_max = 0
+
+    def run(self) -> None:
+        """Until the process is told to end."""
+        while True:
+            received = self.router.receive(timeout=0.2)
+            if received:
+                self._handle(*received)
+
+    def _handle(self, peer: bytes, message: Message | WireError) -> None:
+        if isinstance(message, WireError):
+            self.router.send(peer, "refused", {"reason": str(message)})
+        elif message.kind == "hello":
+            self.router.send(peer, "welcome", {"incarnation": 0})
+        elif message.kind == "want":
+            self._serve(peer, message.body["index"])
+        elif message.kind == "trained":
+            self.trained += self._sizes.pop(message.body["index"], 0)
+        elif message.kind in ("status", "finish"):
+            self.router.send(peer, "report", {"report": self._report()})
+
+    def _serve(self, peer: bytes, index: int) -> None:
+        """Send batch `index`; nothing after the last one, which the learner asks for ahead and never trains."""
+        self._began = self._began or time.monotonic()
+        skipped = itertools.dropwhile(lambda numbered: numbered[0] < index, self._batches)
+        _, groups = next(skipped, (index, None))
+        if groups is None:
+            return
+        version = index // self.interval
+        staleness = [version - min(row[4][::2]) for meta, _ in groups for row in meta["samples"]]
+        self.served += len(groups)
+        self._sizes[index] = len(groups)
+        self.samples += len(staleness)
+        self.staleness_sum += sum(staleness)
+        self.staleness_max = max(self.staleness_max, *staleness)
+        info = {"evaluations": [], "seconds": time.monotonic() - self._began}
+        body = {"index": index, "version": version, "groups": [meta for meta, _ in groups], "info": info}
+        self.router.send(peer, "batch", body, [payload for _, payload in groups])
+
+    def _report(self) -> dict[str, Any]:
+        seconds = time.monotonic() - self._began if self._began else 0.0
+        return {
+            "started": self._began is not None,
+            "seconds": seconds,
+            "trained_seconds": seconds,
+            "ledger": {
+                "admitted": self.served,
+                "trained": self.trained,
+                "filtered": {},
+                "dropped": {},
+                "active": self.served - self.trained,
+            },
+            "staleness_bound": None,
+            "staleness_max": self.staleness_max,
+            "staleness_mean": self.staleness_sum / max(1, self.samples),
+            "evaluations": [],
+            "waits": [] if self._began else ["the replay waits for the learner"],
+        }

@@ -1,0 +1,80 @@
+"""Run folders that exist: going on with one (`resume`), training on its record (`replay`), holding it (`lock`)."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+from typing import TextIO
+
+from areal_like import config as configs
+from areal_like.config import Config, ConfigError
+
+MUST_AGREE = (
+    "run.seed",
+    "task",
+    "model",
+    "sizing",
+    "groups_per_batch",
+    "weight_sync_interval",
+    "sampling",
+    "advantage",
+    "loss",
+    "learner",
+    "policy",
+)
+"""What a resumed run may not change: its journal holds samples of versions that training makes again."""
+
+
+def find_run_to_resume(config: Config, stem: str) -> Path | None:
+    """The folder that `resume` means. None for `auto` where there is nothing to go on with. Raises ConfigError."""
+    if config.resume != "auto":
+        folder = Path(config.resume or "")
+        if not (folder / "config.yaml").is_file():
+            raise ConfigError(f"resume={config.resume}: no run folder (config.yaml is missing)")
+        return folder
+    pattern = config.run.name or f"{stem}-*"
+    found = [path.parent for path in Path(config.run.dir).glob(f"{pattern}/config.yaml")]
+    unfinished = [folder for folder in found if not (folder / "summary.json").exists()]
+    return max(unfinished, key=lambda folder: (folder / "config.yaml").stat().st_mtime, default=None)
+
+
+def reopen_run_folder(config: Config, folder: Path) -> Config:
+    """Check that the config fits what the folder holds. Raises ConfigError."""
+    earlier = configs.load_resolved(folder / "config.yaml")
+    for key in MUST_AGREE:
+        before, now = (configs.select(each, key) for each in (earlier, config))
+        if before != now:
+            raise ConfigError(f"resume: {key} was {before} in {folder} and is {now} now; start a new run to change it")
+    (folder / "summary.json").unlink(missing_ok=True)
+    return configs.replace(config, "run.name", folder.name)
+
+
+def fit_to_replay(config: Config) -> Config:
+    """Check that the config fits the run that is to be replayed, and train no more steps than it holds.
+
+    The loss, the advantage and the learner may differ: that is what a replay is for. Raises ConfigError.
+    """
+    from buffer.playback import count_batches
+
+    folder = Path(config.replay or "")
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(f"replay={config.replay}: no run folder (config.yaml is missing)")
+    earlier = configs.load_resolved(folder / "config.yaml")
+    for key in ("run.seed", "task", "model", "groups_per_batch", "weight_sync_interval", "sampling"):
+        before, now = (configs.select(each, key) for each in (earlier, config))
+        if before != now:
+            raise ConfigError(f"replay: {key} was {before} in {folder} and is {now} now; it must be the same")
+    steps = count_batches(folder / "journal")
+    config = configs.replace(config, "replay", str(folder.resolve()))
+    return configs.replace(config, "run.steps", min(config.run.steps, steps))
+
+
+def lock(folder: Path) -> TextIO:
+    """Hold the folder for this process until it ends, however it ends. Raises ConfigError if another one has it."""
+    file = (folder / "lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(f"{folder} is in use by another run; wait for it, or end it") from None
+    return file

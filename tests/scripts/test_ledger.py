@@ -1,0 +1,57 @@
+"""The ledger's books agree with the buffer's own, whether the journal is whole or was cut at a checkpoint."""
+
+from functools import partial
+
+import numpy as np
+
+from areal_like.types import Group, Sample
+from areal_like.wire import encode_group
+from buffer.admission import Bound
+from buffer.journal import SNAPSHOT, Record
+from buffer.policies import in_order
+from buffer.replay import Replay
+from scripts.ledger import ACTIVE, TRAINED, Books
+
+
+def group(group_id: int, length: int, reward: float) -> tuple[dict, bytes]:
+    arrays = np.zeros(length + 1, np.int32), np.zeros(length, np.float32), np.ones(length, bool)
+    sample = Sample(arrays[0], 1, arrays[1], arrays[2], [(0, length)], reward, "stop")
+    return encode_group(Group(group_id, [sample]))
+
+
+def played() -> tuple[Replay, list[Record], int]:
+    """A buffer that has seen every fate, its records, and how many of them came before a checkpoint."""
+    replay, records = Replay(Bound(3, 2), partial(in_order)), []
+    replay.record = lambda kind, fields, payload: records.append(Record(kind, fields, bytes(payload)))
+    for group_id in range(6):
+        replay.admit(group_id, group_id, 1, 1, "a", 0.0)
+    for group_id, length in [(0, 10), (1, 20), (2, 300)]:
+        replay.push(*group(group_id, length, 0.5), 0, 0.0)
+    replay.serve(0)
+    replay.finish(0)
+    checkpoint = len(records)
+    records.append(Record(SNAPSHOT, *replay.snapshot()))
+    replay.drop(2, "stale")
+    replay.push(*group(3, 30, 1.0), 0, 0.0)
+    replay.filter(3, "zero_variance")
+    replay.drop(4, "rejected")
+    return replay, records, checkpoint
+
+
+def test_every_group_has_one_fate() -> None:
+    replay, records, checkpoint = played()
+    whole, cut = Books().read(records), Books().read(records[checkpoint:])
+    for accounts in (whole, cut):
+        counts = {fate: account.count for fate, account in accounts.items()}
+        expected = {TRAINED: 2, "dropped: stale": 1, "filtered: zero_variance": 1, "dropped: rejected": 1, ACTIVE: 1}
+        assert counts == expected
+        assert sum(counts.values()) == replay.ledger()["admitted"]
+        assert accounts["dropped: stale"].lengths == [300], "what was dropped is known by its length"
+        assert accounts["dropped: rejected"].lengths == []
+    assert whole[TRAINED].lengths == [10, 20] and cut[TRAINED].lengths == []
+
+
+def test_a_batch_that_is_trained_again_after_a_crash_counts_once() -> None:
+    _, records, _ = played()
+    again = [record for record in records if record.kind in ("serve", "finish")]
+    assert Books().read(records + again)[TRAINED].count == 2
