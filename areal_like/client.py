@@ -9,8 +9,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from areal_like.bus import AsyncDealer, BusError, Dealer
-from areal_like.types import Batch, Group, Lease
+from areal_like.types import Batch, Group, Lease, Sample
 from areal_like.wire import Message, WireError, decode_group, encode_group
 
 log = logging.getLogger(__name__)
@@ -117,8 +119,12 @@ class LearnerClient:
     def batch(self) -> tuple[Batch, dict[str, Any]]:
         """The batch asked for and what the buffer tells about it; waits, and says so now and then."""
         message = self._wait_for("batch")
+        allowed = message.body["oldest_allowed"]
         groups = [decode_group(*pair) for pair in zip(message.body["groups"], message.payloads, strict=True)]
-        return Batch(message.body["index"], message.body["version"], groups), message.body["info"]
+        batch = Batch(message.body["index"], message.body["version"], groups, allowed)
+        for sample in batch.samples:
+            mask_old_tokens(sample, allowed)
+        return batch, message.body["info"]
 
     def finish(self, reason: str) -> dict[str, Any]:
         """End the run: the last evaluation is made, and the buffer's final report comes back."""
@@ -140,6 +146,13 @@ class LearnerClient:
 
     def close(self) -> None:
         self.dealer.close()
+
+
+def mask_old_tokens(sample: Sample, allowed: int) -> None:
+    """Take the tokens of versions before `allowed` out of the loss mask."""
+    if sample.oldest_version < allowed:
+        young = np.repeat([version >= allowed for version, _ in sample.runs], [n for _, n in sample.runs])
+        sample.loss_mask = sample.loss_mask & young
 
 
 class SupervisorClient:

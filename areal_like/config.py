@@ -112,7 +112,7 @@ class Config:
     replay: str | None
     groups_per_batch: int
     weight_sync_interval: int
-    staleness_policy: Literal["drop", "requeue"]
+    staleness_policy: Literal["wait", "drop", "requeue", "mask_tokens"]
     task: dict[str, Any]
     model: dict[str, Any]
     engine: dict[str, Any]
@@ -120,6 +120,7 @@ class Config:
     scheduler: dict[str, Any]
     sizing: dict[str, Any]
     policy: dict[str, Any]
+    filter: dict[str, Any]
     sampling: Sampling
     advantage: dict[str, Any]
     loss: dict[str, Any]

@@ -52,6 +52,13 @@ COMPONENTS: dict[str, dict[str, str]] = {
     },
     "policy": {
         "in_order": "buffer.policies:in_order",
+        "fifo": "buffer.policies:fifo",
+        "windowed": "buffer.policies:windowed",
+        "priority": "buffer.policies:priority",
+    },
+    "filter": {
+        "none": "buffer.filters:none",
+        "zero_variance": "buffer.filters:zero_variance",
     },
     "loss": {
         "ppo": "learners.losses:ppo",

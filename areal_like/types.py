@@ -123,16 +123,24 @@ class Lease:
 
 @dataclass(slots=True)
 class Batch:
-    """What the learner trains on: `index` counts batches from 0, `version` is the train version it is served for."""
+    """What the learner trains on: `index` counts batches from 0, `version` is the train version it is served for.
+
+    Tokens of versions before `oldest_allowed` are not trained; the samples' loss masks say so already.
+    """
 
     index: int
     version: int
     groups: list[Group]
+    oldest_allowed: int = 0
 
     @property
     def samples(self) -> list[Sample]:
         return [sample for group in self.groups for sample in group.samples]
 
     def staleness(self) -> list[int]:
-        """Per sample: train version − version of its oldest token."""
-        return [self.version - sample.oldest_version for sample in self.samples]
+        """Per sample: train version − version of its oldest token, of the tokens that may be trained.
+
+        Samples that have none are left out.
+        """
+        made = ([version for version, _ in sample.runs if version >= self.oldest_allowed] for sample in self.samples)
+        return [self.version - min(versions) for versions in made if versions]

@@ -50,7 +50,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "announce": {"manifest": dict},
     "cancel": {"ids": list},
     # buffer → learner, supervisor
-    "batch": {"index": int, "version": int, "groups": list, "info": dict},
+    "batch": {"index": int, "version": int, "oldest_allowed": int, "groups": list, "info": dict},
     "report": {"report": dict},
     # buffer → anybody
     "refused": {"reason": str},

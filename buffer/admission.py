@@ -30,11 +30,11 @@ class Bound:
         """The train version at which a slot is trained."""
         return self.batch_version(slot // self.groups_per_batch)
 
-    def horizon(self, version: int) -> float:
-        """Slots below this may start on weights of `version`."""
-        if math.isinf(self.max_staleness):
+    def horizon(self, version: float) -> float:
+        """Slots below this may start on weights of `version`: the deadline of a group that has tokens of it."""
+        if math.isinf(self.max_staleness) or math.isinf(version):
             return math.inf
-        return (version + 1 + int(self.max_staleness)) * self.interval * self.groups_per_batch
+        return (int(version) + 1 + int(self.max_staleness)) * self.interval * self.groups_per_batch
 
     def admits(self, slot: int, version: int) -> bool:
         """May the group in `slot` contain a token of `version`?"""

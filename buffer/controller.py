@@ -26,14 +26,13 @@ from buffer.gauges import Gauges
 from buffer.journal import Journal
 from buffer.outbox import Outbox
 from buffer.prompts import PromptCursor
+from buffer.recovery import snapshot
 from buffer.replay import Entry, Replay, Stage
 from buffer.schedulers import Scheduler, View
 from buffer.status import levels, status, waits
 
 log = logging.getLogger(__name__)
 STALL_SECONDS = 20.0
-COMMIT_POLL_SECONDS = 0.001
-"""How often to look whether the disk has taken a commit, if no message comes."""
 KEPT_DIGESTS = 10_000
 
 
@@ -64,8 +63,7 @@ class Controller:
         self.gauges = Gauges()
         self.version = -1
         self.steps = steps
-        self.journal, self.ready_timeout = journal, ready_timeout
-        self.outbox = Outbox(router, journal)
+        self.outbox, self.ready_timeout = Outbox(router, journal), ready_timeout
         self.manifest: dict[str, Any] | None = None
         self.started_at: float | None = None
         self.learner: bytes | None = None
@@ -85,7 +83,7 @@ class Controller:
 
     def step(self, timeout: float) -> None:
         """Handle what has arrived, then decide. Separate from `run` so that tests drive it."""
-        received = self.router.receive(COMMIT_POLL_SECONDS if self.outbox.busy else timeout)
+        received = self.router.receive(self.outbox.patience(timeout))
         while received:
             peer, message = received
             self._handle(peer, message)
@@ -176,7 +174,7 @@ class Controller:
         now = time.monotonic()
         for meta, payload in zip(metas, message.payloads, strict=True):
             self._take(meta, payload, now)
-        self.outbox.add(peer, "pushed", {"ids": [meta["id"] for meta in metas]})
+        self.outbox.put(peer, "pushed", {"ids": [meta["id"] for meta in metas]})
 
     def _give_up(self, actor: Actor | None, metas: list[Any]) -> None:
         """A push that can't be accepted ends the leases that it names, or the batch would wait for them for ever."""
@@ -185,7 +183,7 @@ class Controller:
             self._release(group_id, self.replay.entries[group_id])
             self.replay.drop(group_id, "malformed")
         if actor:
-            self.outbox.add(actor.peer, "pushed", {"ids": sorted(ids)})  # or it would come again
+            self.outbox.put(actor.peer, "pushed", {"ids": sorted(ids)})  # or it would come again
 
     def _take(self, meta: dict[str, Any], payload: Any, now: float) -> None:
         entry = self.replay.entries.get(meta["id"])
@@ -257,11 +255,7 @@ class Controller:
 
     def _on_checkpointed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         self._only_the_learner(peer)
-        if self.journal:
-            try:
-                self.journal.rotate(*self.replay.snapshot())
-            except OSError as error:
-                log.error("the journal's new segment can't be written (%s): the old ones stay", error)
+        self.outbox.rotate(snapshot(self.replay))
 
     def _on_finish(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         """No more batches: what is still active is dropped, the last evaluation runs, then the report goes out."""
@@ -343,8 +337,8 @@ class Controller:
     def _next_lease(self, actor: Actor, running: int, any_queued: bool, now: float) -> Lease | None:
         entry = self.replay.queued_for(actor.version) if any_queued else None
         if entry:
-            self.replay.assign(entry, actor.name)
-        elif self.replay.bytes > self.max_bytes and self.replay.next_slot >= self._slots_wanted():
+            self.replay.assign(entry, actor.name, actor.version)
+        elif self.replay.bytes > self.max_bytes and self.replay.slots.next >= self._slots_wanted():
             return None  # never the slots that the learner waits for: its batch is what frees memory
         else:
             view = View(
@@ -358,7 +352,8 @@ class Controller:
             if not plans:
                 return None
             group_id, row = self.prompts.next()
-            entry = self.replay.admit(group_id, row, plans[0].launch, plans[0].need, actor.name, now)
+            plan, held = plans[0], actor.version
+            entry = self.replay.admit(group_id, row, plan.launch, plan.need, actor.name, held, now)
         return Lease(entry.id, entry.row, "train", entry.launch, entry.need)
 
     def _slots_wanted(self) -> int:
@@ -374,14 +369,25 @@ class Controller:
             return
         index, version = self.wanted.body["index"], self.wanted.body["version"]
         entries = self.replay.serve(index)
+        self._revoke()
         if not entries:
             return
         self.wanted = None
         self._progress_at = now
         self.gauges.measure_rates(self.fleet, now)
-        info = self.gauges.batch_info(entries, version, now) | levels(self, now)
-        body = {"index": index, "version": version, "groups": [entry.meta for entry in entries], "info": info}
-        self.outbox.add(self.learner, "batch", body, [entry.payload for entry in entries])
+        allowed = self.replay.oldest_allowed(index)
+        info = self.gauges.batch_info(entries, version, allowed, now) | levels(self, now)
+        metas = [entry.meta for entry in entries]
+        body = {"index": index, "version": version, "oldest_allowed": allowed, "groups": metas, "info": info}
+        self.outbox.put(self.learner, "batch", body, [entry.payload for entry in entries])
+
+    def _revoke(self) -> None:
+        """Actors need not finish what got too old while it ran."""
+        for name, group_id in self.replay.take_revoked():
+            actor = self.fleet.by_name.get(name)
+            if actor:
+                actor.running.discard(group_id)
+                self.router.send(actor.peer, "cancel", {"ids": [group_id]})
 
     def _report_when_finished(self) -> None:
         if self.finishing and not self.reported and self.evaluation.finished and self.learner:

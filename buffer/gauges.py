@@ -33,13 +33,19 @@ class Gauges:
     def pushed(self, meta: dict[str, Any]) -> None:
         self.tokens_pushed += sum(row[1] for row in meta["samples"])
 
-    def batch_info(self, entries: list[Entry], version: int, now: float) -> dict[str, Any]:
-        """Facts about a batch that only the buffer knows, and evaluations that ended since the last one."""
+    def batch_info(self, entries: list[Entry], version: int, allowed: int, now: float) -> dict[str, Any]:
+        """Facts about a batch that only the buffer knows, and evaluations that ended since the last one.
+
+        Staleness is that of the tokens that are trained: of `allowed` or newer. Its two parts add up to it: versions
+        published while a sample was in flight, and while it waited in the queue.
+        """
         flight, queue = [], []
         for entry in entries:
             assert entry.meta is not None
             for row in entry.meta["samples"]:
-                oldest = min(row[4][::2])
+                oldest = min((made for made in row[4][::2] if made >= allowed), default=None)
+                if oldest is None:
+                    continue  # nothing of it is trained
                 self._staleness_sum += version - oldest
                 self._staleness_count += 1
                 flight.append(entry.version_at_push - oldest)

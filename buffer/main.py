@@ -11,6 +11,7 @@ from areal_like import checkpoints
 from areal_like.bus import BusError, Router, is_loopback
 from areal_like.process import Role, run_role
 from areal_like.registry import bind, build
+from buffer import recovery
 from buffer.admission import Bound
 from buffer.controller import Controller
 from buffer.evaluation import Evaluation
@@ -28,7 +29,7 @@ def restore(role: Role, replay: Replay) -> int:
     checkpoint = checkpoints.latest(role.run)
     steps = checkpoint[0] if checkpoint else 0
     if segments(folder):
-        replay.restore(since_snapshot(folder, repair=True), steps, time.monotonic())
+        recovery.restore(replay, since_snapshot(folder, repair=True), steps, time.monotonic())
         log.info("restored from the journal: %s; the learner goes on at batch %d", replay.ledger(), steps)
     return steps
 
@@ -44,7 +45,7 @@ def main(role: Role) -> None:
     task = build("task", config.task, config.run.seed)
     scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
     bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
-    replay = Replay(bound, bind("policy", config.policy), config.staleness_policy)
+    replay = Replay(bound, bind("policy", config.policy), config.staleness_policy, bind("filter", config.filter))
     journal, steps = None, restore(role, replay)
     if config.buffer.journal != "off":
         sync, keep = config.buffer.journal == "fsync", config.buffer.keep_journal

@@ -1,4 +1,4 @@
-"""Messages that rest on the journal: an acknowledgement or a batch goes out once what it says is durable."""
+"""Messages that may only be said once what they rest on is in the journal: acknowledgements and batches."""
 
 from __future__ import annotations
 
@@ -12,38 +12,47 @@ from areal_like.bus import Router
 from buffer.journal import Journal
 
 log = logging.getLogger(__name__)
+COMMIT_POLL_SECONDS = 0.001
+"""How often to look whether the disk has taken a commit, if no message comes."""
 
 
 class Outbox:
-    """In order; without a journal nothing waits. `blocked` says why the journal can't be written, if it can't be."""
+    """Collects messages; `flush` has the journal (if there is one) write, and sends those whose records are durable.
+
+    `blocked` says, in words, why the journal can't be written; while it does, nothing is sent and nobody should start
+    anything. A full disk so makes everybody wait, and nothing is lost.
+    """
 
     def __init__(self, router: Router, journal: Journal | None):
-        self.router, self.journal = router, journal
-        self.blocked = ""
-        self._waiting: deque[tuple[int, tuple[bytes, str, dict[str, Any], Sequence[Any]]]] = deque()
+        self.router, self.journal, self.blocked = router, journal, ""
+        self._messages: deque[tuple[int, tuple[bytes, str, dict[str, Any], Sequence[Any]]]] = deque()
 
-    @property
-    def busy(self) -> bool:
-        """Is the disk at work? Then it is worth looking again soon."""
-        return self.journal is not None and self.journal.busy
+    def patience(self, timeout: float) -> float:
+        """How long to wait for messages, at most `timeout`: while the disk is at work, it is worth flushing soon."""
+        return min(timeout, COMMIT_POLL_SECONDS) if self.journal and self.journal.busy else timeout
 
-    def add(self, peer: bytes, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
+    def put(self, peer: bytes, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
         """To be sent once all that the journal has been told so far is durable."""
-        self._waiting.append((self.journal.appended if self.journal else 0, (peer, kind, body, payloads)))
+        self._messages.append((self.journal.appended if self.journal else 0, (peer, kind, body, payloads)))
 
     def flush(self) -> None:
-        """Let the journal write, and send what may be sent. A full disk makes everybody wait."""
         durable: float = math.inf
-        if self.journal:
-            try:
+        try:
+            if self.journal:
                 durable = self.journal.advance()
-            except OSError as error:
-                if not self.blocked:
-                    log.error(
-                        "the journal can't be written (%s): nothing is acknowledged or started until it can", error
-                    )
-                self.blocked = str(error)
-                return
+        except OSError as error:
+            if not self.blocked:
+                log.error("the journal can't be written (%s): nothing is acknowledged or started until it can", error)
+            self.blocked = str(error)
+            return
         self.blocked = ""
-        while self._waiting and self._waiting[0][0] <= durable:
-            self.router.send(*self._waiting.popleft()[1])
+        while self._messages and self._messages[0][0] <= durable:
+            self.router.send(*self._messages.popleft()[1])
+
+    def rotate(self, snapshot: tuple[list[Any], bytes]) -> None:
+        """Begin a new segment of the journal with a snapshot."""
+        try:
+            if self.journal:
+                self.journal.rotate(*snapshot)
+        except OSError as error:
+            log.error("the journal's new segment can't be written (%s): the old ones stay", error)

@@ -21,11 +21,14 @@ log = logging.getLogger(__name__)
 RecordedGroup = tuple[dict[str, Any], bytes]
 
 
-def recorded_batches(folder: Path) -> Iterator[list[RecordedGroup]]:
-    """(meta, payload) of the groups of batch 0, 1, 2, ... that were trained, as they were served; a batch that a
-    resumed run trained again comes once. Raises JournalError where the journal lacks its beginning."""
+def recorded_batches(folder: Path) -> Iterator[tuple[list[RecordedGroup], int]]:
+    """The groups, (meta, payload), of batch 0, 1, 2, ... that were trained, as they were served, and the version below
+    which tokens were masked. A batch that a resumed run trained again comes once.
+
+    Raises JournalError where the journal lacks its beginning.
+    """
     pushed: dict[int, RecordedGroup] = {}
-    served: dict[int, list[int]] = {}
+    served: dict[int, tuple[list[int], int]] = {}
     next_batch = 0
     for number, record in enumerate(scan(folder)):
         if record.kind == SNAPSHOT and number == 0:
@@ -35,9 +38,10 @@ def recorded_batches(folder: Path) -> Iterator[list[RecordedGroup]]:
         elif record.kind in ("drop", "filter"):
             pushed.pop(record.fields[0], None)
         elif record.kind == "serve":
-            served[record.fields[0]] = record.fields[1]
+            served[record.fields[0]] = (record.fields[1], record.fields[2])
         elif record.kind == "finish" and record.fields[0] == next_batch:
-            yield [pushed[group_id] for group_id in served[next_batch]]
+            ids, oldest_allowed = served[next_batch]
+            yield [pushed[group_id] for group_id in ids], oldest_allowed
             next_batch += 1
 
 
@@ -79,9 +83,10 @@ class Playback:
         """Send batch `index`; nothing after the last one, which the learner asks for ahead and never trains."""
         self._began = self._began or time.monotonic()
         skipped = itertools.dropwhile(lambda numbered: numbered[0] < index, self._batches)
-        _, groups = next(skipped, (index, None))
-        if groups is None:
+        _, batch = next(skipped, (index, None))
+        if batch is None:
             return
+        groups, oldest_allowed = batch
         version = index // self.interval
         staleness = [version - min(row[4][::2]) for meta, _ in groups for row in meta["samples"]]
         self.served += len(groups)
@@ -91,6 +96,7 @@ class Playback:
         self.staleness_max = max(self.staleness_max, *staleness)
         info = {"evaluations": [], "seconds": time.monotonic() - self._began}
         body = {"index": index, "version": version, "groups": [meta for meta, _ in groups], "info": info}
+        body["oldest_allowed"] = oldest_allowed
         self.router.send(peer, "batch", body, [payload for _, payload in groups])
 
     def _report(self) -> dict[str, Any]:

@@ -1,17 +1,79 @@
-"""Which groups make the next batch. Pure functions: (waiting, missing, want) → group ids, or () to wait."""
+"""Which groups make the next batch. Pure functions: (waiting, missing, want, *, knobs) → ids in batch order, or ().
+
+    in_order   the order of admission; waits for stragglers: the bound can't be broken, the order is the prompts'
+    fifo       first finished, first trained; never waits for a straggler
+    windowed   out of order, but what is about to expire goes first; equally urgent groups go as in fifo
+    priority   by a user's function
+
+A policy states a wish. What it leaves behind must still fit under the staleness bound; `Replay.serve` sees to that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+import importlib
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 
-def in_order(waiting: Mapping[int, int], missing: Set[int], want: int) -> tuple[int, ...]:
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A group that can be served. `slot`: its place in the order of training; `oldest`: version of its oldest token;
+    `pushed`: its place in the order of finishing; `left`: versions that it can still wait for without breaking the
+    bound (inf: for ever); `meta`: what the actor told of it (see `areal_like.wire.encode_group`; read only)."""
+
+    id: int
+    slot: int
+    oldest: int
+    pushed: int
+    left: float
+    meta: Mapping[str, Any] = field(compare=False, repr=False, default_factory=dict)
+
+
+def in_order(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[int, ...]:
     """The `want` lowest slots, once all of them are there.
 
-    `waiting`: slot → id of the groups that can be served; `missing`: slots that were given out, or left by a dropped
-    group, and hold nothing to serve yet. A missing slot below the batch's last one means wait.
+    `missing`: slots that were given out, or left by a dropped group, and hold nothing to serve yet. A missing slot
+    below the batch's last one means wait.
     """
-    slots = sorted(waiting)[:want]
-    if len(slots) < want or any(slot < slots[-1] for slot in missing):
+    chosen = sorted(waiting, key=lambda group: group.slot)[:want]
+    if len(chosen) < want or any(slot < chosen[-1].slot for slot in missing):
         return ()
-    return tuple(waiting[slot] for slot in slots)
+    return tuple(group.id for group in chosen)
+
+
+def fifo(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[int, ...]:
+    """The `want` that finished first."""
+    return _first(waiting, want, lambda group: group.pushed)
+
+
+def windowed(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[int, ...]:
+    """The `want` that can wait least; among equals those that finished first."""
+    return _first(waiting, want, lambda group: (group.left, group.pushed))
+
+
+def priority(waiting: Sequence[Waiting], missing: Set[int], want: int, *, key: str) -> tuple[int, ...]:
+    """The `want` with the highest value of `key`, a function `module:Name` of `Waiting`; among equals as in fifo.
+
+    Raises ValueError if `key` names no function.
+    """
+    value = _function(key)
+    return _first(sorted(waiting, key=lambda group: group.pushed), want, value, highest=True)
+
+
+def _first(waiting: Sequence[Waiting], want: int, key: Callable[..., Any], highest: bool = False) -> tuple[int, ...]:
+    if len(waiting) < want:
+        return ()
+    return tuple(group.id for group in sorted(waiting, key=key, reverse=highest)[:want])
+
+
+@cache
+def _function(path: str) -> Callable[[Waiting], Any]:
+    module, colon, name = path.partition(":")
+    if not (colon and module and name):
+        raise ValueError(f"policy.key={path}: name a function as module:Name")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ValueError(f"policy.key={path}: {error}") from None

@@ -6,30 +6,33 @@
               QUEUED               ▼
                └────── drop ───► (gone: counted as filtered, or dropped by reason)
 
-RUNNING: leased to an actor. QUEUED: its actor was lost, it needs another. WAITING: pushed, ready to be served.
-SERVED: handed to the learner, until the learner says that it is trained. A group that leaves without being trained
-gives its slot back, and the next admitted group takes the lowest free one.
+RUNNING: leased to an actor. QUEUED: its actor was lost, or it got too old; it needs a new lease. WAITING: pushed,
+ready to be served. SERVED: handed to the learner, until the learner says that it is trained. A group that leaves
+without being trained gives its slot back, and the next admitted group takes the lowest free one.
 
 Conservation holds after every call: admitted = trained + filtered + dropped (by reason) + active.
 
-Every change is first told to `record` (the journal), and `restore` makes the same changes from such records, so the
-state after a crash is the state before it: `buffer.journal` has the bytes, this file the meaning.
+Every change is first told to `record` (the journal), and `buffer.recovery` makes the same changes from such records,
+so the state after a crash is the state before it: `buffer.journal` has the bytes, this file the meaning.
 """
 
 from __future__ import annotations
 
-import heapq
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any
 
+from buffer import filters
 from buffer.admission import Bound
-from buffer.journal import SNAPSHOT, JournalError, Record
+from buffer.policies import Waiting
+from buffer.slots import Holder, Slots, place, rescue
 
-Policy = Callable[..., tuple[int, ...]]
+Policy = Callable[..., Sequence[int]]
+Filter = Callable[..., str]
 Recorder = Callable[[str, list[Any], bytes | memoryview], None]
 
 
@@ -46,7 +49,9 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class Entry:
-    """One active group. `meta` and `payload` are the pushed message's, undecoded; times are in seconds."""
+    """One active group. `lease_version`: weights that its actor held at the lease, older than no token of it.
+    `meta` and `payload` are the pushed message's, undecoded; `pushed` is its place in the order of finishing; times
+    are in seconds."""
 
     id: int
     row: int
@@ -55,61 +60,86 @@ class Entry:
     need: int
     stage: Stage
     actor: str
+    lease_version: int
     admitted_at: float
     pushed_at: float = 0.0
+    pushed: int = -1
     version_at_push: int = 0
     meta: dict[str, Any] | None = None
     payload: bytes | memoryview = b""
     batch: int = -1
 
+    @property
+    def oldest(self) -> int:
+        """Version of its oldest token."""
+        assert self.meta is not None
+        return self.meta["oldest"]
+
+    def oldest_trained(self, allowed: int) -> int | None:
+        """Version of its oldest token that is not older than `allowed`. None: there is no such token."""
+        if self.oldest >= allowed:
+            return self.oldest
+        assert self.meta is not None
+        versions = (version for row in self.meta["samples"] for version in row[4][::2])
+        return min((version for version in versions if version >= allowed), default=None)
+
+    @property
+    def newest(self) -> int:
+        """Version of its newest token."""
+        assert self.meta is not None
+        return max(max(row[4][::2]) for row in self.meta["samples"])
+
 
 class Replay:
-    """Holds the active groups, gives out slots, picks batches, keeps the ledger."""
+    """Holds the active groups, gives out slots, picks batches, keeps the ledger.
 
-    def __init__(self, bound: Bound, policy: Policy | partial, staleness_policy: str = "drop"):
+    `policy` see `buffer.policies`, `group_filter` see `buffer.filters`. `staleness_policy` says what becomes of a
+    group that breaks the bound, or would by waiting longer: see `serve`.
+    """
+
+    def __init__(
+        self,
+        bound: Bound,
+        policy: Policy | partial,
+        staleness_policy: str = "drop",
+        group_filter: Filter | partial = filters.none,
+    ):
         self.bound = bound
         self.policy = policy
         self.staleness_policy = staleness_policy
+        self.group_filter = group_filter
         self.record: Recorder = _record_nothing
         self.entries: dict[int, Entry] = {}
+        self.slots = Slots()
+        self.planned: dict[int, list[int]] = {}  # batch → ids: served before a crash, to be served again
         self.admitted = 0
         self.trained = 0
         self.filtered: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.requeued = 0
         self.duplicates = 0
+        self.pushes = 0
         self.bytes = 0
         self.staleness_max = 0
-        self._next_slot = 0
-        self._free_slots: list[int] = []
+        self._revoked: list[tuple[str, int]] = []
 
-    # ---- slots ------------------------------------------------------------------------------------------------------
-
-    @property
-    def next_slot(self) -> int:
-        """The slot that the next admitted group gets."""
-        return self._free_slots[0] if self._free_slots else self._next_slot
+    # ---- admission --------------------------------------------------------------------------------------------------
 
     @property
     def admitted_slots(self) -> int:
         """Slots in use or trained."""
-        return self._next_slot - len(self._free_slots)
+        return self.slots.used
 
     def room(self, version: int) -> float:
         """How many groups an actor that holds `version` could start before the bound stops it (may be inf)."""
-        horizon = self.bound.horizon(version)
-        return max(0, horizon - self._next_slot) + sum(slot < horizon for slot in self._free_slots)
+        return self.slots.below(self.bound.horizon(version))
 
     # ---- life-cycle -------------------------------------------------------------------------------------------------
 
-    def admit(self, group_id: int, row: int, launch: int, need: int, actor: str, now: float) -> Entry:
+    def admit(self, group_id: int, row: int, launch: int, need: int, actor: str, version: int, now: float) -> Entry:
+        """A new group, RUNNING on an actor that holds `version`."""
         self.record("admit", [group_id, row, launch, need], b"")
-        slot = self.next_slot
-        if self._free_slots:
-            heapq.heappop(self._free_slots)
-        else:
-            self._next_slot += 1
-        entry = Entry(group_id, row, slot, launch, need, Stage.RUNNING, actor, now)
+        entry = Entry(group_id, row, self.slots.take(), launch, need, Stage.RUNNING, actor, version, now)
         self.entries[group_id] = entry
         self.admitted += 1
         return entry
@@ -129,24 +159,36 @@ class Replay:
         entry = min(entries, key=lambda entry: entry.slot, default=None)
         return entry if entry and self.bound.admits(entry.slot, version) else None
 
-    def assign(self, entry: Entry, actor: str) -> None:
-        """QUEUED → RUNNING."""
-        entry.stage, entry.actor = Stage.RUNNING, actor
+    def assign(self, entry: Entry, actor: str, version: int) -> None:
+        """QUEUED → RUNNING on an actor that holds `version`."""
+        entry.stage, entry.actor, entry.lease_version = Stage.RUNNING, actor, version
 
     def push(self, meta: dict[str, Any], payload: bytes | memoryview, version: int, now: float) -> bool:
-        """RUNNING or QUEUED → WAITING. False if the group is not expected (a duplicate, or dropped before).
+        """RUNNING or QUEUED → WAITING, or gone if the filter rejects it. `version`: the newest that is published.
 
-        Taken from whoever has it: a lease that was given anew keeps its id, and the first push wins.
+        False if the group is not expected (a duplicate, or dropped before). Taken from whoever has it: a lease that
+        was given anew keeps its id, and the first push wins.
         """
         entry = self.entries.get(meta["id"])
         if entry is None or entry.stage in (Stage.WAITING, Stage.SERVED):
             self.duplicates += 1
             return False
-        self.record("push", [meta, version], payload)
-        entry.stage, entry.meta, entry.payload = Stage.WAITING, meta, payload
-        entry.pushed_at, entry.version_at_push = now, version
-        self.bytes += len(payload)
+        samples = meta["samples"]
+        reason = self.group_filter([row[2] for row in samples], [row[1] for row in samples])
+        if reason:
+            self.record("push", [meta, version], b"")  # for whoever looks into the journal; its payload is not needed
+            self.filter(entry.id, reason)
+        else:
+            self.record("push", [meta, version], payload)
+            self.accept(entry, meta, payload, version, now)
         return True
+
+    def accept(self, entry: Entry, meta: dict[str, Any], payload: bytes | memoryview, version: int, now: float) -> None:
+        """→ WAITING, whatever the filter says."""
+        entry.stage, entry.meta, entry.payload = Stage.WAITING, meta, payload
+        entry.pushed_at, entry.version_at_push, entry.pushed = now, version, self.pushes
+        self.pushes += 1
+        self.bytes += len(payload)
 
     def drop(self, group_id: int, reason: str) -> None:
         """Any stage → gone, counted under `reason`; its slot is free again."""
@@ -163,37 +205,129 @@ class Replay:
     def _remove(self, group_id: int) -> None:
         entry = self.entries.pop(group_id)
         self.bytes -= len(entry.payload)
-        heapq.heappush(self._free_slots, entry.slot)
+        self.slots.give_back(entry.slot)
 
     # ---- serving ----------------------------------------------------------------------------------------------------
 
     def serve(self, batch: int) -> list[Entry]:
         """The groups of batch `batch`, WAITING → SERVED, or [] if they are not all there.
 
-        The bound is checked here once more, against what the actors really pushed; a group that breaks it is never
-        served: it is dropped as "stale", or rolled out again (`staleness_policy: requeue`).
+        The policy chooses. The bound is checked here once more, against what the actors really pushed: a group that
+        breaks it is never served. What is left behind gets new slots if the order was changed. Of a group that would
+        be too old for every batch from this one on, `staleness_policy` makes:
+
+            drop         it leaves as "stale", running or not
+            requeue      it is rolled out again
+            mask_tokens  it is served as long as a token is young enough; the others are not trained (`oldest_allowed`)
+            wait         it does not come to that: the batch before is held until the group is there, and takes it
+
+        A batch that was served before a crash is served again with the same groups.
         """
-        version = self.bound.batch_version(batch)
-        for entry in self.in_stage(Stage.WAITING):
-            if version - self.oldest(entry) <= self.bound.max_staleness:
+        ids = self._planned_for(batch)
+        if not ids:
+            self._expire(self.bound.batch_version(batch))
+            ids = self._choose(batch)
+        if ids:
+            self._settle(batch, ids)
+            self.record("serve", [batch, list(ids), self.oldest_allowed(batch)], b"")
+        return self.mark_served(batch, ids)
+
+    def oldest_allowed(self, batch: int) -> int:
+        """Tokens of older versions are not to be trained in `batch`. 0 but for `staleness_policy: mask_tokens`."""
+        if self.staleness_policy != "mask_tokens" or math.isinf(self.bound.max_staleness):
+            return 0
+        return max(0, self.bound.batch_version(batch) - int(self.bound.max_staleness))
+
+    def take_revoked(self) -> list[tuple[str, int]]:
+        """(actor, group id) of the leases that have ended because their groups got too old while they ran."""
+        revoked, self._revoked = self._revoked, []
+        return revoked
+
+    def _planned_for(self, batch: int) -> Sequence[int]:
+        ids = self.planned.pop(batch, ())
+        if all(group_id in self.entries and self.entries[group_id].stage is Stage.WAITING for group_id in ids):
+            return ids
+        self.planned.clear()  # a group has left since: the order of before can't be kept
+        return ()
+
+    def _expire(self, version: int) -> None:
+        """Part with what is too old to be trained at `version`."""
+        for entry in list(self.entries.values()):
+            if entry.stage is Stage.SERVED or version - self._youth(entry) <= self.bound.max_staleness:
                 continue
+            if entry.stage is Stage.RUNNING:
+                if self.staleness_policy == "wait":
+                    continue  # its actor may have had newer weights when it began
+                self._revoked.append((entry.actor, entry.id))
             if self.staleness_policy == "requeue":
                 self.requeue(entry.id)
             else:
                 self.drop(entry.id, "stale")
-        waiting = {entry.slot: entry.id for entry in self.in_stage(Stage.WAITING)}
-        missing = {entry.slot for entry in self.entries.values() if entry.stage in (Stage.RUNNING, Stage.QUEUED)}
-        ids = self.policy(waiting, missing | set(self._free_slots), self.bound.groups_per_batch)
-        if ids:
-            self.record("serve", [batch, list(ids)], b"")
-        return self._mark_served(batch, ids)
 
-    def _mark_served(self, batch: int, ids: Iterable[int]) -> list[Entry]:
-        version = self.bound.batch_version(batch)
+    def _youth(self, entry: Entry) -> float:
+        """The version that says how long a group can still wait."""
+        masks = self.staleness_policy == "mask_tokens"
+        if entry.stage is Stage.WAITING:
+            return entry.newest if masks else entry.oldest
+        if entry.stage is Stage.RUNNING and not masks:
+            return entry.lease_version
+        return math.inf  # its tokens are yet to come
+
+    def _choose(self, batch: int) -> Sequence[int]:
+        """The policy's choice, corrected where `staleness_policy: wait` asks for it."""
+        want, version = self.bound.groups_per_batch, self.bound.batch_version(batch)
+        waiting = [self._view(entry, version) for entry in self.in_stage(Stage.WAITING)]
+        if len(waiting) < want:
+            return ()
+        missing = {entry.slot for entry in self.entries.values() if entry.stage in (Stage.RUNNING, Stage.QUEUED)}
+        ids = self.policy(waiting, missing | set(self.slots.free), want)
+        if ids and (len(ids) != want or len(set(ids)) != want or not {each.id for each in waiting}.issuperset(ids)):
+            raise ValueError(f"the policy chose {list(ids)} where {want} of the waiting groups make a batch")
+        if ids and self.staleness_policy == "wait":
+            return rescue(ids, self._holders(), (batch + 1) * want)
+        return ids
+
+    def _view(self, entry: Entry, version: int) -> Waiting:
+        left = self.bound.max_staleness - (version - self._youth(entry))
+        return Waiting(entry.id, entry.slot, entry.oldest, entry.pushed, left, entry.meta or {})
+
+    def _holders(self) -> list[Holder]:
+        return [
+            Holder(
+                entry.id,
+                entry.slot,
+                self.bound.horizon(self._youth(entry)),
+                here=entry.stage is Stage.WAITING,
+                running=entry.stage is Stage.RUNNING,
+            )
+            for entry in self.entries.values()
+            if entry.stage is not Stage.SERVED
+        ]
+
+    def _settle(self, batch: int, ids: Sequence[int]) -> None:
+        """The batch gets its own slots. If they were not those of its groups, all others get new ones behind it."""
+        first, end = (self.bound.groups_per_batch * number for number in (batch, batch + 1))
+        in_its_slots = {self.entries[group_id].slot for group_id in ids} == set(range(first, end))
+        for slot, group_id in enumerate(ids, first):
+            self.entries[group_id].slot = slot
+        if not in_its_slots:
+            self.place_all(end, leave_out=ids)
+
+    def place_all(self, first: int, leave_out: Iterable[int]) -> None:
+        """New slots for what is not served, from `first` on: the oldest tokens first, and no gaps."""
+        skip = set(leave_out)
+        slots = place((holder for holder in self._holders() if holder.id not in skip), first)
+        for group_id, slot in slots.items():
+            self.entries[group_id].slot = slot
+        self.slots = Slots(first + len(slots))
+
+    def mark_served(self, batch: int, ids: Iterable[int]) -> list[Entry]:
+        version, allowed = self.bound.batch_version(batch), self.oldest_allowed(batch)
         picked = [self.entries[group_id] for group_id in ids]
         for entry in picked:
             entry.stage, entry.batch = Stage.SERVED, batch
-            self.staleness_max = max(self.staleness_max, version - self.oldest(entry))
+            oldest = entry.oldest_trained(allowed)
+            self.staleness_max = max(self.staleness_max, 0 if oldest is None else version - oldest)
         return picked
 
     def finish(self, batch: int) -> int:
@@ -206,81 +340,7 @@ class Replay:
         self.trained += len(done)
         return len(done)
 
-    # ---- after a crash ----------------------------------------------------------------------------------------------
-
-    def restore(self, records: Iterable[Record], next_batch: int, now: float) -> None:
-        """Make the recorded changes, as far as the learner's checkpoint has them: batches from `next_batch` on were
-        not trained, and what was served of them waits again. Groups that ran are QUEUED.
-
-        Call it on an empty Replay, before `record` is set. Raises JournalError.
-        """
-        for record in records:
-            if record.kind == SNAPSHOT:
-                self._load_snapshot(record, now)
-            else:
-                self._redo(record, next_batch, now)
-        for batch in {entry.batch for entry in self.in_stage(Stage.SERVED) if entry.batch < next_batch}:
-            self.finish(batch)  # trained, but the crash came before the learner could say so
-        for entry in self.entries.values():
-            if entry.stage is Stage.SERVED:
-                entry.stage, entry.batch = Stage.WAITING, -1
-            elif entry.stage is Stage.RUNNING:
-                entry.stage, entry.actor = Stage.QUEUED, ""
-
-    def _redo(self, record: Record, next_batch: int, now: float) -> None:
-        fields = record.fields
-        match record.kind:
-            case "admit":
-                group_id, row, launch, need = fields
-                self.admit(group_id, row, launch, need, "", now)
-            case "push":
-                self.push(fields[0], record.payload, fields[1], now)
-            case "requeue":
-                self.requeue(fields[0])
-            case "drop":
-                self.drop(*fields)
-            case "filter":
-                self.filter(*fields)
-            case "serve":
-                if fields[0] < next_batch:
-                    self._mark_served(*fields)
-            case "finish":
-                if fields[0] < next_batch:
-                    self.finish(fields[0])
-            case _:
-                raise JournalError(f"unknown kind of record {record.kind!r}: the journal is of another version")
-
-    def snapshot(self) -> tuple[list[Any], bytes]:
-        """The state as (fields, payloads), for a journal's new segment."""
-        entries = list(self.entries.values())
-        rows = [
-            [e.id, e.row, e.slot, e.launch, e.need, e.stage.value, e.version_at_push, e.meta, e.batch] for e in entries
-        ]
-        left = [dict(self.filtered), dict(self.dropped)]
-        counts = [self.admitted, self.trained, *left, self.requeued, self.staleness_max]
-        return [counts, self._next_slot, list(self._free_slots), rows], b"".join(entry.payload for entry in entries)
-
-    def _load_snapshot(self, record: Record, now: float) -> None:
-        counts, self._next_slot, self._free_slots, rows = record.fields
-        self.admitted, self.trained, filtered, dropped, self.requeued, self.staleness_max = counts
-        self.filtered, self.dropped = Counter(filtered), Counter(dropped)
-        self.entries.clear()
-        start = 0
-        for group_id, row, slot, launch, need, stage, version, meta, batch in rows:
-            size = meta["bytes"] if meta else 0
-            payload = record.payload[start : start + size]
-            start += size
-            self.entries[group_id] = Entry(
-                group_id, row, slot, launch, need, Stage(stage), "", now, now, version, meta, payload, batch
-            )
-        self.bytes = start
-
     # ---- looking in -------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def oldest(entry: Entry) -> int:
-        assert entry.meta is not None
-        return entry.meta["oldest"]
 
     def in_stage(self, stage: Stage) -> list[Entry]:
         return [entry for entry in self.entries.values() if entry.stage is stage]

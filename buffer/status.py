@@ -63,9 +63,8 @@ def waits(controller: Controller) -> list[str]:
         who = ["the learner"] if controller.learner is None or controller.version < 0 else []
         who += [f"{to_come} actor{'s' * (to_come > 1)}"] if to_come > 0 else []
         return [f"the start waits for {' and '.join(who)}"]
-    lines = (
-        [f"everybody waits for the journal's disk: {controller.outbox.blocked}"] if controller.outbox.blocked else []
-    )
+    blocked = controller.outbox.blocked
+    lines = [f"everybody waits for the journal's disk: {blocked}"] if blocked else []
     if controller.failures.count:
         lines.append(f"{controller.failures.count} groups failed in a row, the last: {controller.failures.last}")
     if controller.wanted:

@@ -21,6 +21,8 @@ MUST_AGREE = (
     "loss",
     "learner",
     "policy",
+    "filter",
+    "staleness_policy",
 )
 """What a resumed run may not change: its journal holds samples of versions that training makes again."""
 

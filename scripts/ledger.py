@@ -94,10 +94,10 @@ class Books:
         counts.update({f"dropped: {reason}": count for reason, count in dropped.items()})
         for fate, count in counts.items():
             self.account(fate).count = count
-        self._active = {row[0]: row[7] for row in rows}
+        self._active = {row[0]: row[8] for row in rows}
         for row in rows:
-            if row[8] >= 0:
-                self._served.setdefault(row[8], []).append(row[0])
+            if row[9] >= 0:
+                self._served.setdefault(row[9], []).append(row[0])
 
 
 def table(accounts: dict[str, Account]) -> Table:

@@ -187,7 +187,7 @@ def test_a_circle_of_configs_is_refused(stand_ins: Path) -> None:
         ("zzzz=2", ["unknown key 'zzzz'", "There are mode, run"]),
         ("actors.count=0", ["actors.count: must be at least 1, got 0"]),
         ("run.max_seconds=soon", ["run.max_seconds", "'soon'", "Float"]),
-        ("staleness_policy=dorp", ["staleness_policy", "'dorp'", "'drop', 'requeue'"]),
+        ("staleness_policy=dorp", ["staleness_policy", "'dorp'", "'drop', 'requeue', 'mask_tokens'"]),
         ("buffer.transport=udp", ["buffer.transport", "'udp'", "'ipc'"]),
         ("learner.lrr=1e-3", ["learner.lrr", "no knob 'lrr'", "Did you mean 'lr'?", "minibatches", "command line"]),
         ("learner.lr=fast", ["learner.lr: expected float, got 'fast'"]),

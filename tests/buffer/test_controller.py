@@ -1,98 +1,16 @@
-"""The controller's decisions in a set order of events: a fake socket, everything else real."""
-
-from collections import deque
-from functools import partial
+"""The controller's decisions in a set order of events: who gets leases, and what is served."""
 
 import numpy as np
 import pytest
 
-from areal_like.bus import BusError
 from areal_like.types import Group, Sample
-from areal_like.wire import Message, encode_group
-from buffer.admission import Bound
-from buffer.checks import RolloutsFail
-from buffer.controller import Controller
-from buffer.evaluation import Evaluation
-from buffer.policies import in_order
-from buffer.prompts import PromptCursor
-from buffer.replay import Replay
-from buffer.schedulers import AsyncScheduler, SyncScheduler
+from areal_like.wire import encode_group
+from buffer.filters import zero_variance
+from buffer.policies import fifo
+from buffer.replay import Stage
+from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed
-
-B = 4
-
-
-class FakeRouter:
-    def __init__(self) -> None:
-        self.incoming: deque = deque()
-        self.sent: list[tuple[str, str, dict]] = []
-        self.refused = 0
-
-    def receive(self, timeout: float):
-        return self.incoming.popleft() if self.incoming else None
-
-    def send(self, peer: bytes, kind: str, body: dict, payloads: object = ()) -> None:
-        self.sent.append((peer.decode(), kind, body))
-
-
-def group(group_id: int, version: int, samples: int = 8) -> tuple[dict, bytes]:
-    sample = Sample(np.zeros(3, np.int32), 1, np.zeros(2, np.float32), np.ones(2, bool), [(version, 2)], 1.0, "stop")
-    return encode_group(Group(group_id, [sample] * samples, {version: f"d{version}"}))
-
-
-class House:
-    """A controller, two actors and a learner, played by hand."""
-
-    def __init__(self, scheduler, *, actors: int = 2, evaluate: int = 0, interval: int = 1, timeout: float = 1e9):
-        self.router = FakeRouter()
-        bound = Bound(scheduler.max_staleness, B, interval)
-        self.controller = Controller(
-            self.router,
-            Replay(bound, partial(in_order)),
-            scheduler,
-            PromptCursor(1000, seed=0),
-            Evaluation(2, evaluate, 0.0),
-            expected_actors=actors,
-            max_bytes=1 << 30,
-            heartbeat_timeout=timeout,
-        )
-        self.names = [f"actor-{i}" for i in range(actors)]
-
-    def say(self, who: str, kind: str, body: dict, payload: bytes = b"") -> None:
-        self.router.incoming.append((who.encode(), Message(kind, body, [payload] if payload else [])))
-        self.controller.step(0)
-
-    def hello(self, *names: str, slots: int = 256) -> None:
-        for name in names:
-            role = "learner" if name == "learner" else "actor"
-            self.say(name, "hello", {"role": role, "name": name, "pid": 1, "slots": slots})
-
-    def publish(self, version: int) -> None:
-        self.say("learner", "published", {"manifest": {"version": version, "digest": f"d{version}"}})
-
-    def apply(self, version: int, *names: str) -> None:
-        for name in names or self.names:
-            self.say(name, "applied", {"version": version, "digest": f"d{version}"})
-
-    def start(self) -> None:
-        self.hello("learner", *self.names)
-        self.publish(0)
-        self.apply(0)
-
-    def leases(self, name: str = "", split: str = "train") -> list[int]:
-        sent = [(who, body) for who, kind, body in self.router.sent if kind == "lease" and (not name or who == name)]
-        return [row[0] for _, body in sent for row in body["leases"] if row[2] == split]
-
-    def push(self, name: str, group_id: int, version: int) -> None:
-        meta, payload = group(group_id, version)
-        self.say(name, "push", {"groups": [meta]}, payload)
-
-    def batches(self) -> list[list[int]]:
-        return [[meta["id"] for meta in body["groups"]] for _, kind, body in self.router.sent if kind == "batch"]
-
-
-def asynchronous(**knobs) -> AsyncScheduler:
-    return AsyncScheduler(Fixed(group_size=8), **knobs)
+from tests.buffer.house import B, House, asynchronous
 
 
 def test_no_lease_before_every_actor_holds_version_0() -> None:
@@ -173,183 +91,67 @@ def test_a_failed_group_gives_its_slot_to_the_next_prompt() -> None:
     assert house.controller.replay.ledger()["dropped"] == {"rejected": 1}
 
 
-def test_weights_with_a_wrong_digest_are_refused() -> None:
-    house = House(asynchronous())
-    house.hello("learner", "actor-0")
-    house.publish(0)
-    house.say("actor-0", "applied", {"version": 0, "digest": "other"})
-    assert house.controller.fleet.by_name["actor-0"].version == -1
-    assert any(kind == "refused" and "digest" in body["reason"] for _, kind, body in house.router.sent)
-
-
-def test_two_batches_may_share_a_version() -> None:
-    house = House(asynchronous(max_staleness=0), interval=2)
+def test_a_filtered_group_gives_its_slot_to_the_next_prompt_at_once() -> None:
+    house = House(asynchronous(max_staleness=0), group_filter=zero_variance)
     house.start()
-    assert len(house.leases()) == 2 * B
-    for group_id in range(2 * B):
-        house.push("actor-0", group_id, 0)
-    house.say("learner", "want", {"index": 0, "version": 0})
-    house.say("learner", "trained", {"index": 0})
-    house.say("learner", "want", {"index": 1, "version": 0})
-    assert len(house.batches()) == 2
-
-
-def test_evaluation_runs_beside_training_and_the_report_waits_for_the_last_one() -> None:
-    house = House(asynchronous(), evaluate=6)
-    house.start()
-    rows = house.leases(split="heldout")
-    assert len(rows) == 6 and len(house.leases("actor-0", "heldout")) == 3
-    for lease in rows:
-        house.say("actor-0", "evaluated", {"id": lease, "reward": 0.5, "oldest": 0, "newest": 0, "length": 4})
-    assert house.controller.gauges.evaluations[0]["reward"] == 0.5
-    house.publish(1)
-    house.say("learner", "finish", {"reason": "enough"})
-    assert not any(kind == "report" for _, kind, _ in house.router.sent)
-    house.apply(1)
-    for lease in house.leases(split="heldout")[6:]:
-        house.say("actor-1", "evaluated", {"id": lease, "reward": 1.0, "oldest": 1, "newest": 1, "length": 4})
-    report = next(body["report"] for _, kind, body in house.router.sent if kind == "report")
-    assert [result["reward"] for result in report["evaluations"]] == [0.5, 1.0]
-    assert report["ledger"]["admitted"] == sum(report["ledger"]["dropped"].values())
-    assert report["ledger"]["active"] == 0
-
-
-def test_admission_stops_while_the_buffer_is_full_of_bytes() -> None:
-    house = House(asynchronous(max_staleness=float("inf"), max_inflight_groups=2))
-    house.controller.max_bytes = 1
-    house.start()
-    assert len(house.leases()) == 2
+    assert len(house.leases()) == B
     house.push("actor-0", 0, 0)
-    assert len(house.leases()) == 2, "over the limit, nothing new starts"
-    house.push("actor-1", 1, 0)
-    house.push("actor-1", 2, 0)
-    assert len(house.leases()) == 2
+    assert sorted(house.leases()) == [0, 1, 2, 3, 4] and house.controller.replay.entries[4].slot == 0
+    assert house.controller.replay.ledger()["filtered"] == {"zero variance": 1}
+    assert [body["ids"] for _, kind, body in house.router.sent if kind == "pushed"] == [[0]]
 
 
-def test_a_full_buffer_still_fills_a_gap_that_the_next_batch_waits_for() -> None:
-    house = House(asynchronous(max_staleness=float("inf"), max_inflight_groups=2))
+def test_a_straggler_that_got_too_old_is_cancelled() -> None:
+    house = House(asynchronous(max_staleness=1), policy=fifo)
     house.start()
-    house.controller.max_bytes = 1
-    house.push("actor-1", 1, 0)
-    house.say("learner", "want", {"index": 0, "version": 0})
-    house.say("actor-0", "failed", {"id": 0, "reason": "rejected", "detail": ""})
-    assert house.controller.replay.entries[3].slot == 0, "the slot that was left is taken first"
-    for group_id in (2, 3, 4):
-        house.push("actor-0", group_id, 0)
-    assert house.batches() == [[3, 1, 2, 4]]
-    assert sorted(house.leases()) == [0, 1, 2, 3, 4], "nothing beyond the batch that was wanted"
+    (straggler, *_), batch = house.leases("actor-0"), 0
+    while straggler in house.controller.replay.entries and batch < 4:
+        for group_id, entry in list(house.controller.replay.entries.items()):
+            if group_id != straggler and entry.stage is Stage.RUNNING:
+                house.push(entry.actor, group_id, batch)
+        house.say("learner", "want", {"index": batch, "version": batch})
+        if len(house.batches()) > batch:
+            house.say("learner", "trained", {"index": batch})
+            batch += 1
+            house.publish(batch)
+            house.apply(batch)
+    assert batch == 3, "batch 2 is the first for which version 0 is too old"
+    assert ("actor-0", "cancel", {"ids": [straggler]}) in house.router.sent
+    assert house.controller.replay.ledger()["dropped"] == {"stale": 1}
+    assert straggler not in house.controller.fleet.by_name["actor-0"].running
 
 
-@pytest.mark.parametrize(("samples", "version"), [(7, 0), (8, 1)])
-def test_a_push_that_does_not_fit_its_lease_ends_the_lease(samples: int, version: int) -> None:
-    house = House(asynchronous(max_staleness=0))
+def test_the_learner_is_told_which_tokens_to_mask_and_staleness_leaves_them_out() -> None:
+    house = House(asynchronous(max_staleness=1), policy=fifo, staleness_policy="mask_tokens")
     house.start()
-    meta, payload = group(house.leases("actor-0")[0], version, samples)
-    house.say("actor-0", "push", {"groups": [meta]}, payload)
-    assert house.controller.replay.ledger()["dropped"] == {"malformed": 1}
-    assert len(house.leases()) == B + 1, "its slot goes to the next prompt"
-    assert house.router.refused == 1
+    sample = Sample(np.zeros(7, np.int32), 1, np.zeros(6, np.float32), np.ones(6, bool), [(0, 4), (2, 2)], 1.0, "stop")
+    for batch in range(3):
+        for _ in range(B):
+            entry = next(e for e in house.controller.replay.in_stage(Stage.RUNNING) if e.id != 0)
+            house.push(entry.actor, entry.id, batch)
+            if batch == 2 and 0 in house.controller.replay.entries:
+                meta, payload = encode_group(Group(0, [sample] * 8, {0: "d0", 2: "d2"}))
+                house.say("actor-0", "push", {"groups": [meta]}, payload)
+        house.say("learner", "want", {"index": batch, "version": batch})
+        house.say("learner", "trained", {"index": batch})
+        house.publish(batch + 1)
+        house.apply(batch + 1)
+    bodies = [body for _, kind, body in house.router.sent if kind == "batch"]
+    assert [body["oldest_allowed"] for body in bodies] == [0, 0, 1]
+    assert 0 in [meta["id"] for meta in bodies[2]["groups"]]
+    assert bodies[2]["info"]["staleness/in_flight_mean"] == bodies[2]["info"]["staleness/in_queue_mean"] == 0
+    assert house.controller.replay.staleness_max == 0
 
 
-def test_leases_follow_free_slots_not_whole_groups() -> None:
-    """Two groups of 8 fill 16 slots; 8 sequences ending, of whichever groups, make room for the next group."""
-    house = House(asynchronous(max_staleness=8), actors=1)
-    house.hello("learner")
-    house.hello("actor-0", slots=20)
-    house.publish(0)
-    house.apply(0)
-    assert house.leases() == [0, 1]
-    house.say("actor-0", "credit", {"ended": 3})
-    assert house.leases() == [0, 1]
-    house.say("actor-0", "credit", {"ended": 4})
-    assert house.leases() == [0, 1, 2]
-
-
-def test_an_engine_smaller_than_a_group_still_gets_one() -> None:
-    house = House(asynchronous(max_staleness=8), actors=1)
-    house.hello("learner")
-    house.hello("actor-0", slots=4)
-    house.publish(0)
-    house.apply(0)
-    assert house.leases() == [0]
-
-
-def test_endless_failure_ends_the_run_with_its_reason() -> None:
-    house = House(asynchronous(max_staleness=0))
+def test_staleness_is_split_into_flight_and_queue() -> None:
+    house = House(asynchronous(max_staleness=2))
     house.start()
-    with pytest.raises(RolloutsFail, match=r"16 groups in a row.*no chat template"):
-        for group_id in range(1000):
-            house.say("actor-0", "failed", {"id": group_id, "reason": "failed", "detail": "no chat template"})
-            house.say("actor-1", "failed", {"id": group_id, "reason": "failed", "detail": "no chat template"})
-
-
-@pytest.mark.parametrize(
-    ("kind", "body"),
-    [
-        ("published", {"manifest": {"version": 9, "digest": "x"}}),
-        ("published", {"manifest": {}}),
-        ("trained", {"index": 0}),
-        ("want", {"index": 0, "version": 0}),
-        ("finish", {"reason": ""}),
-        ("checkpointed", {"step": 1}),
-        ("heartbeat", {"stats": {"wall_seconds": "y"}}),
-        ("evaluated", {"id": 3, "reward": 1.0, "oldest": 0, "newest": 0, "length": 1}),
-        ("hello", {"role": "learner", "name": "learner", "pid": 2, "slots": 0}),
-    ],
-)
-def test_messages_that_nobody_should_send_change_nothing(kind: str, body: dict) -> None:
-    house = House(asynchronous(max_staleness=0))
-    house.start()
-    before = house.controller.replay.ledger(), house.controller.version, len(house.leases())
-    house.say("actor-0", kind, body)
-    assert (house.controller.replay.ledger(), house.controller.version, len(house.leases())) == before
-    assert house.controller.learner == b"learner" and not house.controller.finishing
-    house.say("learner", "want", {"index": 0, "version": 0})
-    for name in house.names:
-        for group_id in house.leases(name):
-            house.push(name, group_id, 0)
-    assert len(house.batches()) == 1, "the run goes on"
-
-
-def test_an_evaluation_is_made_once_and_of_the_weights_of_its_step() -> None:
-    house = House(asynchronous(max_staleness=0), evaluate=2)
-    house.start()
-    for step in range(4):
-        for lease in [row for row in house.leases(split="heldout")]:
-            house.say("actor-0", "evaluated", {"id": lease, "reward": 0.5, "oldest": 0, "newest": 0, "length": 4})
-        for name in house.names:
-            for group_id in house.leases(name):
-                if group_id in house.controller.replay.entries:
-                    house.push(name, group_id, step)
-        house.say("learner", "want", {"index": step, "version": step})
-        house.say("learner", "trained", {"index": step})
-        house.publish(step + 1)
-        house.apply(step + 1)
-    for lease in house.leases(split="heldout"):
-        house.say("actor-0", "evaluated", {"id": lease, "reward": 0.5, "oldest": 0, "newest": 0, "length": 4})
-    assert [result["version"] for result in house.controller.gauges.evaluations] == [0, 2, 4]
-
-
-def test_a_buffer_that_stood_still_does_not_blame_its_actors() -> None:
-    house = House(asynchronous(), timeout=10)
-    house.start()
-    for actor in house.controller.fleet:
-        actor.seen -= 60
-    house.controller._last_turn -= 60
-    house.controller.step(0)
-    assert len(house.controller.fleet) == 2
-    for actor in house.controller.fleet:
-        actor.seen -= 60
-    house.controller.step(0)
-    assert len(house.controller.fleet) == 0
-
-
-def test_a_start_that_does_not_come_ends_with_the_name_of_who_is_missing() -> None:
-    house = House(asynchronous())
-    house.controller.ready_timeout = 5.0
-    house.hello("learner", "actor-0")
-    house.publish(0)
-    house.apply(0, "actor-0")
-    house.controller._born -= 6
-    with pytest.raises(BusError, match=r"the start waits for 1 actor$"):
-        house.controller.step(0)
+    for batch, ready in enumerate((range(B), range(B, 3 * B), ())):
+        for group_id in ready:
+            house.push("actor-0", group_id, 0)
+        house.say("learner", "want", {"index": batch, "version": batch})
+        house.say("learner", "trained", {"index": batch})
+        house.publish(batch + 1)
+    info = [body["info"] for _, kind, body in house.router.sent if kind == "batch"]
+    split = [(each["staleness/in_flight_mean"], each["staleness/in_queue_mean"]) for each in info]
+    assert split == [(0, 0), (1, 0), (1, 1)]

@@ -174,12 +174,12 @@ def test_recorded_batches_come_once_each_and_in_order(tmp_path: Path) -> None:
         return Record("push", [{"id": group_id}, 0], payload)
 
     def train(batch: int, *ids: int) -> list[Record]:
-        return [Record("serve", [batch, list(ids)]), Record("finish", [batch])]
+        return [Record("serve", [batch, list(ids), 0]), Record("finish", [batch])]
 
     first = [push(0, b"0"), push(1, b"1"), *train(0, 0, 1), push(2, b"2"), push(3, b"old"), Record("requeue", [3])]
     second = [push(3, b"3"), *train(1, 2, 3), *train(1, 2, 3), push(4, b"4"), *train(2, 4), push(5, b"5")]
-    write(tmp_path, [*first, *second, Record("serve", [3, [5]])])
-    found = [[payload for _, payload in groups] for groups in recorded_batches(tmp_path)]
+    write(tmp_path, [*first, *second, Record("serve", [3, [5], 0])])
+    found = [[payload for _, payload in groups] for groups, _ in recorded_batches(tmp_path)]
     assert found == [[b"0", b"1"], [b"2", b"3"], [b"4"]], "batch 3 was served and never trained"
     assert count_batches(tmp_path) == 3
 

@@ -1,147 +1,284 @@
-"""Random histories of the buffer's core: the bound, conservation, exactly-once and order must hold in every one.
+"""Random histories of the buffer's core: the bound, conservation, exactly-once and progress must hold in every one.
 
 The model: actors that hold some version, run groups, push them (with tokens as old as their lease, updates in flight
-included), fail, and die; a learner that trains batches and publishes. Time and sockets play no part here.
+included), fail, and die; a learner that asks for a batch ahead, trains, publishes and checkpoints; a buffer that
+crashes and is made anew from its journal, with the learner back at its checkpoint. Every policy, staleness policy and
+filter. Time and sockets play no part here. The environment's HISTORIES sets how many histories are tried in all.
 """
 
 import math
+import os
 from functools import partial
+from itertools import product
 
 import hypothesis.strategies as st
+import msgpack
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from buffer import filters
 from buffer.admission import Bound
-from buffer.policies import in_order
-from buffer.replay import Replay, Stage
+from buffer.journal import SNAPSHOT, Record
+from buffer.policies import Waiting, fifo, in_order, priority, windowed
+from buffer.recovery import restore, snapshot
+from buffer.replay import Entry, Replay, Stage
 
 ACTORS = ("a", "b", "c")
+HISTORIES = int(os.environ.get("HISTORIES", "2400"))
+PICK = st.integers(0, 999)
 
 
-def meta_of(group_id: int, oldest: int) -> dict:
-    return {"id": group_id, "oldest": oldest, "bytes": 4}
+def reward(group: Waiting) -> float:
+    return group.meta["samples"][0][2]
+
+
+POLICIES = {
+    "in_order": partial(in_order),
+    "fifo": partial(fifo),
+    "windowed": partial(windowed),
+    "priority": partial(priority, key=f"{__name__}:reward"),
+}
+STALENESS_POLICIES = ("wait", "drop", "requeue", "mask_tokens")
+FILTERS = {"none": partial(filters.none), "zero_variance": partial(filters.zero_variance)}
+
+
+def meta_of(group_id: int, oldest: int, newest: int, rewards: tuple[float, float]) -> dict:
+    runs = [oldest, 3, newest, 2] if newest > oldest else [oldest, 5]
+    return {
+        "id": group_id,
+        "oldest": oldest,
+        "bytes": 4,
+        "samples": [[1, 5, rewards[0], 0, runs], [1, 5, rewards[1], 0, [newest, 5]]],
+    }
+
+
+def on_disk(kind: str, fields: list, payload: bytes) -> Record:
+    """A record as it comes back from a file."""
+    return Record(*msgpack.unpackb(msgpack.packb([kind, fields]), strict_map_key=False), bytes(payload))
 
 
 class BufferHistory(RuleBasedStateMachine):
+    policy = "in_order"
+    staleness_policy = "drop"
+
     @initialize(
-        bound=st.builds(Bound, st.sampled_from([0, 1, 2, 4, math.inf]), st.integers(1, 4), st.integers(1, 3)),
-        policy=st.sampled_from(["drop", "requeue"]),
+        bound=st.builds(
+            Bound, st.sampled_from([1, 0, 2, 4, math.inf]), st.sampled_from([3, 1, 2, 4]), st.sampled_from([1, 2, 3])
+        ),
+        group_filter=st.sampled_from(list(FILTERS)),
     )
-    def start(self, bound: Bound, policy: str) -> None:
+    def start(self, bound: Bound, group_filter: str) -> None:
         self.bound = bound
-        self.replay = Replay(bound, partial(in_order), policy)
+        self.filter = FILTERS[group_filter]
         self.held = dict.fromkeys(ACTORS, 0)
-        self.lease_version: dict[int, int] = {}
-        self.published = 0
-        self.batches = 0
-        self.next_id = 0
+        self.records: list[Record] = []
+        self.published = self.batches = self.checkpoint = self.next_id = 0
+        self.honest = True
         self.serving: list[int] = []
-        self.trained_ids: list[int] = []
-        self.trained_slots: list[int] = []
+        self.composition: dict[int, list[int]] = {}
+        self.trained: list[list[int]] = []
+        self.replay = self.new_replay()
+        self.replay.record = self.append
 
-    def running(self, actor: str) -> list[int]:
-        return [e.id for e in self.replay.in_stage(Stage.RUNNING) if e.actor == actor]
+    def new_replay(self) -> Replay:
+        return Replay(self.bound, POLICIES[self.policy], self.staleness_policy, self.filter)
 
-    @rule(actor=st.sampled_from(ACTORS), n=st.integers(1, 4))
+    def append(self, kind: str, fields: list, payload: bytes) -> None:
+        self.records.append(on_disk(kind, fields, payload))
+
+    def running(self, actor: str) -> list[Entry]:
+        return [e for e in self.replay.in_stage(Stage.RUNNING) if e.actor == actor]
+
+    # ---- actors -----------------------------------------------------------------------------------------------------
+
+    @rule(actor=st.sampled_from(ACTORS), n=st.integers(1, 6))
     def admit(self, actor: str, n: int) -> None:
+        version = self.held[actor]
         for _ in range(n):
-            entry = self.replay.queued_for(self.held[actor])
+            entry = self.replay.queued_for(version)
             if entry:
-                self.replay.assign(entry, actor)
-            elif self.replay.room(self.held[actor]) > 0 and len(self.replay.entries) < 40:
-                entry = self.replay.admit(self.next_id, self.next_id, 8, 8, actor, 0.0)
+                self.replay.assign(entry, actor, version)
+            elif self.replay.room(version) > 0 and len(self.replay.entries) < 40:
+                self.replay.admit(self.next_id, self.next_id, 8, 8, actor, version, 0.0)
                 self.next_id += 1
             else:
                 return
-            self.lease_version[entry.id] = self.held[actor]
 
-    @rule(data=st.data(), actor=st.sampled_from(ACTORS))
-    def push(self, data: st.DataObject, actor: str) -> None:
-        ids = self.running(actor)
-        if ids:
-            group_id = data.draw(st.sampled_from(ids))
-            oldest = data.draw(st.integers(self.lease_version[group_id], self.held[actor]))
-            assert self.replay.push(meta_of(group_id, oldest), b"1234", self.published, 0.0)
-            assert not self.replay.push(meta_of(group_id, oldest), b"1234", self.published, 0.0), (
-                "a duplicate was taken"
-            )
+    @rule(actor=st.sampled_from(ACTORS), n=st.integers(1, 4), pick=PICK, dull=st.booleans())
+    def push(self, actor: str, n: int, pick: int, dull: bool) -> None:
+        """Of its groups, any; made by any versions that the actor had since the lease."""
+        for _ in range(n):
+            entries = self.running(actor)
+            if not entries:
+                return
+            entry, held = entries[pick % len(entries)], self.held[actor]
+            oldest = entry.lease_version + pick % (held - entry.lease_version + 1)
+            newest = held - (pick // 7) % (held - oldest + 1)
+            meta = meta_of(entry.id, oldest, newest, (1.0, 1.0) if dull else (entry.id * 37 % 101 / 200, 1.0))
+            assert self.replay.push(meta, b"1234", self.published, 0.0)
+            assert not self.replay.push(meta, b"1234", self.published, 0.0), "a duplicate was taken"
 
-    @rule(data=st.data())
-    def push_from_a_liar(self, data: st.DataObject) -> None:
+    @rule(actor=st.sampled_from(ACTORS), updated=st.booleans())
+    def finish_all(self, actor: str, updated: bool) -> None:
+        """All its groups end, those that have run for long after an update in flight."""
+        if updated:
+            self.apply_weights(actor)
+        for entry in self.running(actor):
+            meta = meta_of(entry.id, entry.lease_version, self.held[actor], (entry.id * 37 % 101 / 200, 1.0))
+            assert self.replay.push(meta, b"1234", self.published, 0.0)
+
+    @rule(pick=PICK)
+    def push_from_a_liar(self, pick: int) -> None:
         """A rollout on weights that are older than its lease says: only the check at serving can catch it."""
-        ids = [e.id for e in self.replay.in_stage(Stage.RUNNING)]
-        if ids:
-            self.replay.push(meta_of(data.draw(st.sampled_from(ids)), 0), b"1234", self.published, 0.0)
+        entries = self.replay.in_stage(Stage.RUNNING) + self.replay.in_stage(Stage.QUEUED)
+        if entries:
+            self.honest = False
+            meta = meta_of(entries[pick % len(entries)].id, 0, 0, (0.0, 1.0))
+            assert self.replay.push(meta, b"1234", self.published, 0.0)
 
-    @rule(data=st.data(), filtered=st.booleans())
-    def leave_untrained(self, data: st.DataObject, filtered: bool) -> None:
-        ids = [e.id for e in self.replay.entries.values() if e.stage is not Stage.SERVED]
+    @rule(pick=PICK, filtered=st.booleans())
+    def leave_untrained(self, pick: int, filtered: bool) -> None:
+        ids = [e.id for e in self.replay.entries.values() if e.stage in (Stage.RUNNING, Stage.QUEUED)]
         if ids:
-            group_id = data.draw(st.sampled_from(ids))
+            group_id = ids[pick % len(ids)]
             self.replay.filter(group_id, "dull") if filtered else self.replay.drop(group_id, "failed")
 
     @rule(actor=st.sampled_from(ACTORS))
     def die(self, actor: str) -> None:
-        for group_id in self.running(actor):
-            self.replay.requeue(group_id)
+        for entry in self.running(actor):
+            self.replay.requeue(entry.id)
 
     @rule(actor=st.sampled_from(ACTORS))
     def apply_weights(self, actor: str) -> None:
         self.held[actor] = self.published
 
-    @precondition(lambda self: not self.serving)
+    # ---- the learner ------------------------------------------------------------------------------------------------
+
+    @rule(slow=st.sampled_from(ACTORS), rounds=st.integers(1, 8), pick=PICK)
+    def all_but_one_go_on(self, slow: str, rounds: int, pick: int) -> None:
+        """Groups of a slow actor become stragglers, while train steps go by."""
+        self.apply_weights(slow)
+        self.admit(slow, 2)
+        for _ in range(rounds):
+            for actor in ACTORS:
+                if actor != slow:
+                    self.apply_weights(actor)
+                    self.admit(actor, 4)
+                    self.push(actor, 3, pick, False)
+            self.serve()
+            if self.serving:
+                self.train(False, False)
+
     @rule()
     def serve(self) -> None:
-        entries = self.replay.serve(self.batches)
+        if not self.serving:
+            self.serve_ahead(self.batches)
+
+    def serve_ahead(self, batch: int) -> None:
+        entries = self.replay.serve(batch)
+        for actor, group_id in self.replay.take_revoked():
+            assert actor in ACTORS and self.staleness_policy in ("drop", "requeue") and self.policy != "in_order"
+            assert group_id not in self.replay.entries or self.replay.entries[group_id].stage is Stage.QUEUED
         if entries:
-            version = self.bound.batch_version(self.batches)
-            assert len(entries) == self.bound.groups_per_batch
-            for entry in entries:
-                assert version - entry.meta["oldest"] <= self.bound.max_staleness, "the bound was broken"
-            self.serving = [entry.id for entry in entries]
-            self.trained_slots += [entry.slot for entry in entries]
+            ids = [entry.id for entry in entries]
+            assert ids == self.composition.setdefault(batch, ids), "after a crash, a batch was put together differently"
+            self.check_bound(batch, entries)
+            self.serving = ids
+
+    def check_bound(self, batch: int, entries: list[Entry]) -> None:
+        version, allowed = self.bound.batch_version(batch), self.replay.oldest_allowed(batch)
+        assert len(entries) == self.bound.groups_per_batch
+        for entry in entries:
+            versions = {made for row in entry.meta["samples"] for made in row[4][::2]}
+            trained = {made for made in versions if made >= allowed}
+            assert trained and version - min(trained) <= self.bound.max_staleness, "the bound was broken"
+        if self.policy == "in_order":
+            first = batch * self.bound.groups_per_batch
+            assert [entry.slot for entry in entries] == list(range(first, first + len(entries)))
 
     @precondition(lambda self: self.serving)
-    @rule()
-    def train(self) -> None:
+    @rule(checkpoint=st.booleans(), rotate=st.booleans())
+    def train(self, checkpoint: bool, rotate: bool) -> None:
         assert self.replay.finish(self.batches) == len(self.serving)
-        self.trained_ids += self.serving
+        self.trained.append(self.serving)
         self.serving = []
         self.batches += 1
         self.published = self.bound.batch_version(self.batches)
+        if checkpoint and self.batches % self.bound.interval == 0:
+            self.checkpoint = self.batches
+            if rotate:
+                self.records = [on_disk(SNAPSHOT, *snapshot(self.replay))]
+
+    @rule()
+    def crash(self) -> None:
+        """Of everything: what is left is the journal and the learner's checkpoint."""
+        admitted = self.replay.admitted
+        self.replay = self.new_replay()
+        restore(self.replay, self.records, self.checkpoint, 0.0)
+        self.replay.record = self.append
+        assert self.replay.admitted == admitted
+        self.batches = self.checkpoint
+        self.published = self.bound.batch_version(self.batches)
+        self.held = dict.fromkeys(ACTORS, self.published)
+        self.serving, self.trained = [], self.trained[: self.checkpoint]
+
+    # ---- what must hold ---------------------------------------------------------------------------------------------
 
     @invariant()
     def ledger_balances(self) -> None:
         if hasattr(self, "replay"):
             ledger = self.replay.ledger()
             gone = ledger["trained"] + sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
-            assert ledger["admitted"] == gone + ledger["active"]
+            assert ledger["admitted"] == gone + ledger["active"] == self.next_id
+            assert ledger["trained"] == self.batches * self.bound.groups_per_batch
             assert self.replay.bytes == sum(len(e.payload) for e in self.replay.entries.values())
 
     @invariant()
-    def trained_once_and_in_order(self) -> None:
+    def every_slot_is_accounted_for(self) -> None:
+        """Each is held by one active group, free, or trained: capacity can't drift."""
         if hasattr(self, "replay"):
-            assert len(set(self.trained_ids)) == len(self.trained_ids)
-            assert self.trained_slots == sorted(self.trained_slots) == list(range(len(self.trained_slots)))
+            held = [entry.slot for entry in self.replay.entries.values()]
+            assert sorted(held + self.replay.slots.free) == list(range(self.replay.trained, self.replay.slots.end))
+
+    @invariant()
+    def trained_at_most_once(self) -> None:
+        if hasattr(self, "replay"):
+            ids = [group_id for batch in self.trained for group_id in batch] + self.serving
+            assert len(set(ids)) == len(ids)
+
+    @invariant()
+    def nothing_is_stale_while_all_wait(self) -> None:
+        if hasattr(self, "replay") and self.honest and (self.staleness_policy == "wait" or self.policy == "in_order"):
+            assert self.replay.dropped["stale"] == 0
 
     def teardown(self) -> None:
-        """Progress: if everybody goes on honestly, the next batch can always be completed."""
+        """Progress: if everybody goes on honestly, the next batches can always be completed."""
         if not hasattr(self, "replay"):
             return
-        if self.serving:
-            self.train()
-        for actor in ACTORS:
-            self.apply_weights(actor)
-        for _ in range(200):
-            self.admit("a", 4)
+        for _ in range(self.bound.interval + 2):
+            if self.serving:
+                self.train(False, False)
+            self.work_until_served()
+
+    def work_until_served(self) -> None:
+        for _ in range(100):
             for actor in ACTORS:
-                for group_id in self.running(actor):
-                    self.replay.push(meta_of(group_id, self.published), b"1234", self.published, 0.0)
-            if self.replay.serve(self.batches):
+                self.finish_all(actor, True)
+            self.serve_ahead(self.batches)
+            if self.serving:
                 return
+            self.admit("a", 4)
         pytest.fail("the buffer is stuck")
 
 
-TestBufferHistory = BufferHistory.TestCase
-TestBufferHistory.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+for policy_name, staleness_name in product(POLICIES, STALENESS_POLICIES):
+    name = f"Test_{policy_name}_{staleness_name}"
+    machine = type(name, (BufferHistory,), {"policy": policy_name, "staleness_policy": staleness_name})
+    globals()[name] = machine.TestCase
+    globals()[name].settings = settings(
+        max_examples=HISTORIES // (len(POLICIES) * len(STALENESS_POLICIES)),
+        stateful_step_count=40,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )

@@ -45,7 +45,7 @@ def trained_ids(run: Path) -> list[list[int]]:
     batches: dict[int, list[int]] = {}
     for record in scan(run / "journal"):
         if record.kind == "serve":
-            batch, ids = record.fields
+            batch, ids, _ = record.fields
             assert batches.setdefault(batch, ids) == ids, f"batch {batch} was served with other groups after the crash"
     return [batches[index] for index in sorted(batches)]
 

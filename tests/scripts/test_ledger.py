@@ -9,6 +9,7 @@ from areal_like.wire import encode_group
 from buffer.admission import Bound
 from buffer.journal import SNAPSHOT, Record
 from buffer.policies import in_order
+from buffer.recovery import snapshot
 from buffer.replay import Replay
 from scripts.ledger import ACTIVE, TRAINED, Books
 
@@ -24,13 +25,13 @@ def played() -> tuple[Replay, list[Record], int]:
     replay, records = Replay(Bound(3, 2), partial(in_order)), []
     replay.record = lambda kind, fields, payload: records.append(Record(kind, fields, bytes(payload)))
     for group_id in range(6):
-        replay.admit(group_id, group_id, 1, 1, "a", 0.0)
+        replay.admit(group_id, group_id, 1, 1, "a", 0, 0.0)
     for group_id, length in [(0, 10), (1, 20), (2, 300)]:
         replay.push(*group(group_id, length, 0.5), 0, 0.0)
     replay.serve(0)
     replay.finish(0)
     checkpoint = len(records)
-    records.append(Record(SNAPSHOT, *replay.snapshot()))
+    records.append(Record(SNAPSHOT, *snapshot(replay)))
     replay.drop(2, "stale")
     replay.push(*group(3, 30, 1.0), 0, 0.0)
     replay.filter(3, "zero_variance")

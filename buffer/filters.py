@@ -1,0 +1,23 @@
+"""Which finished groups are worth training on. Pure functions: (rewards, lengths, *, knobs) → "" to keep, or a reason.
+
+`rewards` and `lengths` (response tokens) have one entry per sample of a group. A filtered group is counted under the
+reason, and its slot goes to another prompt at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def none(rewards: Sequence[float], lengths: Sequence[int]) -> str:
+    """Keep all."""
+    return ""
+
+
+def zero_variance(rewards: Sequence[float], lengths: Sequence[int], *, tolerance: float = 0.0) -> str:
+    """Leave out groups whose rewards are all equal, up to `tolerance`: their advantages are zero.
+
+    Dynamic sampling of DAPO (arXiv 2503.14476, section 3.2), which asks 0 < number of correct answers < group size;
+    for rewards of 0 and 1 that is the same.
+    """
+    return "zero variance" if max(rewards) - min(rewards) <= tolerance else ""

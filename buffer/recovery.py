@@ -1,0 +1,129 @@
+"""The buffer after a crash: the journal's records are made changes of `Replay` again.
+
+`restore` is given the records since the newest snapshot and the batch at which the learner goes on, that of its newest
+checkpoint. What had happened to groups has happened again then, with two exceptions. Leases are void: groups that ran
+are QUEUED. And batches that the checkpoint does not hold have not been trained: their groups wait again, and
+`Replay.planned` has the composition and order of each, so that they are served as before.
+
+Slots follow from the order of admissions and departures alone as long as batches are served from their own slots. If
+a policy has changed the order, they are given anew at the end; who ran where, and so who sat in which slot then, is
+not in the journal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from buffer.journal import SNAPSHOT, JournalError, Record
+from buffer.replay import Entry, Replay, Stage
+from buffer.slots import Slots
+
+
+def restore(replay: Replay, records: Iterable[Record], next_batch: int, now: float) -> None:
+    """Make the recorded changes, as far as the learner's checkpoint has them: batches before `next_batch`.
+
+    Call it on an empty Replay, before `record` is set. Raises JournalError.
+    """
+    records = list(records)
+    last_serve = {record.fields[0]: number for number, record in enumerate(records) if record.kind == "serve"}
+    reordered = False
+    for number, record in enumerate(records):
+        if record.kind == SNAPSHOT:
+            _load_snapshot(replay, record, now)
+        elif record.kind == "serve":
+            batch, ids, _ = record.fields
+            reordered |= not _in_own_slots(replay, batch, ids)
+            if number == last_serve[batch]:  # an earlier one was undone by a crash
+                _serve_again(replay, batch, ids, next_batch)
+        else:
+            _redo(replay, record, next_batch, now)
+    for batch in {entry.batch for entry in replay.in_stage(Stage.SERVED) if entry.batch < next_batch}:
+        replay.finish(batch)  # trained, but the crash came before the learner could say so
+    for entry in sorted(replay.in_stage(Stage.SERVED), key=lambda entry: entry.slot):
+        replay.planned.setdefault(entry.batch, []).append(entry.id)
+        entry.stage, entry.batch = Stage.WAITING, -1
+    replay.planned = {batch: ids for batch, ids in sorted(replay.planned.items()) if batch >= next_batch}
+    for entry in replay.in_stage(Stage.RUNNING):
+        entry.stage, entry.actor = Stage.QUEUED, ""
+    if reordered:
+        _place(replay, next_batch)
+
+
+def _redo(replay: Replay, record: Record, next_batch: int, now: float) -> None:
+    fields = record.fields
+    match record.kind:
+        case "admit":
+            group_id, row, launch, need = fields
+            replay.admit(group_id, row, launch, need, "", 0, now)
+        case "push":
+            entry = replay.entries[fields[0]["id"]]
+            replay.accept(entry, fields[0], record.payload, fields[1], now)
+        case "requeue":
+            replay.requeue(fields[0])
+        case "drop":
+            replay.drop(*fields)
+        case "filter":
+            replay.filter(*fields)
+        case "finish":
+            if fields[0] < next_batch:
+                replay.finish(fields[0])
+        case _:
+            raise JournalError(f"unknown kind of record {record.kind!r}: the journal is of another version")
+
+
+def _in_own_slots(replay: Replay, batch: int, ids: list[int]) -> bool:
+    first = batch * replay.bound.groups_per_batch
+    found = (replay.entries.get(group_id) for group_id in ids)
+    return {entry.slot for entry in found if entry} == set(range(first, first + len(ids)))
+
+
+def _serve_again(replay: Replay, batch: int, ids: list[int], next_batch: int) -> None:
+    if batch < next_batch:
+        replay.mark_served(batch, ids)
+    else:
+        replay.planned[batch] = ids
+
+
+def _place(replay: Replay, next_batch: int) -> None:
+    """Slots for all: those of its batch for each group that is to be served again, later ones for the others."""
+    want = replay.bound.groups_per_batch
+    placed = []
+    for batch, ids in replay.planned.items():
+        for slot, group_id in enumerate(ids, batch * want):
+            if group_id in replay.entries:
+                replay.entries[group_id].slot = slot
+                placed.append(group_id)
+    replay.place_all((max(replay.planned, default=next_batch - 1) + 1) * want, leave_out=placed)
+
+
+def snapshot(replay: Replay) -> tuple[list[Any], bytes]:
+    """The state as (fields, payloads), for a journal's new segment."""
+    entries = list(replay.entries.values())
+    rows = [
+        [e.id, e.row, e.slot, e.launch, e.need, e.stage.value, e.version_at_push, e.pushed, e.meta, e.batch]
+        for e in entries
+    ]
+    left = [dict(replay.filtered), dict(replay.dropped)]
+    counts = [replay.admitted, replay.trained, *left, replay.requeued, replay.staleness_max, replay.pushes]
+    plan = [[batch, ids] for batch, ids in replay.planned.items()]
+    slots = [replay.slots.end, list(replay.slots.free)]
+    return [counts, slots, plan, rows], b"".join(entry.payload for entry in entries)
+
+
+def _load_snapshot(replay: Replay, record: Record, now: float) -> None:
+    counts, (end, free), plan, rows = record.fields
+    replay.admitted, replay.trained, filtered, dropped, replay.requeued, replay.staleness_max, replay.pushes = counts
+    replay.filtered, replay.dropped = Counter(filtered), Counter(dropped)
+    replay.slots, replay.planned = Slots(end, list(free)), dict(plan)
+    replay.entries.clear()
+    start = 0
+    for group_id, row, slot, launch, need, stage, version, pushed, meta, batch in rows:
+        size = meta["bytes"] if meta else 0
+        payload = record.payload[start : start + size]
+        start += size
+        replay.entries[group_id] = Entry(
+            group_id, row, slot, launch, need, Stage(stage), "", 0, now, now, pushed, version, meta, payload, batch
+        )
+    replay.bytes = start

@@ -1,0 +1,100 @@
+"""The places in the order of training: who gives them out, and how they are given anew when the order is changed.
+
+A slot below the *horizon* of a version may hold tokens of that version (`buffer.admission`). So the horizon of a
+group's oldest token is a deadline for its slot, and whether a set of groups can all be trained within the bound is
+the question whether each can get a slot of its own below its deadline: earliest deadline first answers it.
+Pure but for `Slots`, which is plain bookkeeping.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Slots:
+    """`end`: all slots below it were given out once; `free`: a heap of those that a group has left untrained."""
+
+    end: int = 0
+    free: list[int] = field(default_factory=list)
+
+    @property
+    def next(self) -> int:
+        """The slot that `take` gives."""
+        return self.free[0] if self.free else self.end
+
+    @property
+    def used(self) -> int:
+        """Slots in use or trained."""
+        return self.end - len(self.free)
+
+    def take(self) -> int:
+        if self.free:
+            return heapq.heappop(self.free)
+        self.end += 1
+        return self.end - 1
+
+    def give_back(self, slot: int) -> None:
+        heapq.heappush(self.free, slot)
+
+    def below(self, horizon: float) -> float:
+        """How many could be taken that are below `horizon` (may be inf)."""
+        return max(0, horizon - self.end) + sum(slot < horizon for slot in self.free)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A group and its deadline (inf: none). `here`: it can be served now; else it is `running`, or queued."""
+
+    id: int
+    slot: int
+    deadline: float
+    here: bool = False
+    running: bool = False
+
+
+def _by_deadline(holders: Iterable[Holder]) -> list[Holder]:
+    return sorted(holders, key=lambda holder: (holder.deadline, holder.slot))
+
+
+def place(holders: Iterable[Holder], first: int) -> dict[int, int]:
+    """id → slot, from `first` on without gaps. Those that don't fit below their deadline come last."""
+    fitting: list[Holder] = []
+    late: list[Holder] = []
+    for holder in _by_deadline(holders):
+        (fitting if first + len(fitting) < holder.deadline else late).append(holder)
+    return {holder.id: slot for slot, holder in enumerate(fitting + late, first)}
+
+
+def rescue(picked: Sequence[int], holders: Sequence[Holder], first: int) -> tuple[int, ...]:
+    """A batch like `picked` whose leaving behind all others breaks no bound: they fit into the slots from `first` on.
+
+    Groups that would not fit take the places of those with the latest deadlines. () if that needs a group that still
+    runs: the batch must be held until it is here. What can't be mended at all (weights older than a lease promised)
+    is left as it is.
+    """
+    known = {holder.id: holder for holder in holders}
+    chosen = list(picked)
+    while endangered := _too_many(chosen, holders, first):
+        substitute = next((holder for holder in endangered if holder.here), None)
+        latest = max(chosen, key=lambda each: (known[each].deadline, known[each].slot))
+        if known[latest].deadline <= endangered[-1].deadline:
+            break
+        if substitute is None:
+            if any(holder.running for holder in endangered):
+                return ()
+            break
+        chosen[chosen.index(latest)] = substitute.id
+    return tuple(chosen)
+
+
+def _too_many(chosen: Sequence[int], holders: Iterable[Holder], first: int) -> list[Holder]:
+    """The shortest run of earliest deadlines, `chosen` left out, that has more groups than slots."""
+    taken = set(chosen)
+    rest = _by_deadline(holder for holder in holders if holder.id not in taken)
+    for place_of, holder in enumerate(rest, first):
+        if place_of >= holder.deadline:
+            return rest[: place_of - first + 1]
+    return []

@@ -1,0 +1,94 @@
+"""A controller, actors and a learner, played by hand: a fake socket, everything else real."""
+
+from collections import deque
+from functools import partial
+
+import numpy as np
+
+from areal_like.types import Group, Sample
+from areal_like.wire import Message, encode_group
+from buffer.admission import Bound
+from buffer.controller import Controller
+from buffer.evaluation import Evaluation
+from buffer.policies import in_order
+from buffer.prompts import PromptCursor
+from buffer.replay import Replay
+from buffer.schedulers import AsyncScheduler
+from buffer.sizing import Fixed
+
+B = 4
+
+
+class FakeRouter:
+    def __init__(self) -> None:
+        self.incoming: deque = deque()
+        self.sent: list[tuple[str, str, dict]] = []
+        self.refused = 0
+
+    def receive(self, timeout: float):
+        return self.incoming.popleft() if self.incoming else None
+
+    def send(self, peer: bytes, kind: str, body: dict, payloads: object = ()) -> None:
+        self.sent.append((peer.decode(), kind, body))
+
+
+def group(group_id: int, version: int, samples: int = 8) -> tuple[dict, bytes]:
+    sample = Sample(np.zeros(3, np.int32), 1, np.zeros(2, np.float32), np.ones(2, bool), [(version, 2)], 1.0, "stop")
+    return encode_group(Group(group_id, [sample] * samples, {version: f"d{version}"}))
+
+
+class House:
+    """A controller, two actors and a learner, played by hand."""
+
+    def __init__(
+        self, scheduler, *, actors: int = 2, evaluate: int = 0, interval: int = 1, timeout: float = 1e9, **rules
+    ):
+        self.router = FakeRouter()
+        bound = Bound(scheduler.max_staleness, B, interval)
+        self.controller = Controller(
+            self.router,
+            Replay(bound, **{"policy": partial(in_order), **rules}),
+            scheduler,
+            PromptCursor(1000, seed=0),
+            Evaluation(2, evaluate, 0.0),
+            expected_actors=actors,
+            max_bytes=1 << 30,
+            heartbeat_timeout=timeout,
+        )
+        self.names = [f"actor-{i}" for i in range(actors)]
+
+    def say(self, who: str, kind: str, body: dict, payload: bytes = b"") -> None:
+        self.router.incoming.append((who.encode(), Message(kind, body, [payload] if payload else [])))
+        self.controller.step(0)
+
+    def hello(self, *names: str, slots: int = 256) -> None:
+        for name in names:
+            role = "learner" if name == "learner" else "actor"
+            self.say(name, "hello", {"role": role, "name": name, "pid": 1, "slots": slots})
+
+    def publish(self, version: int) -> None:
+        self.say("learner", "published", {"manifest": {"version": version, "digest": f"d{version}"}})
+
+    def apply(self, version: int, *names: str) -> None:
+        for name in names or self.names:
+            self.say(name, "applied", {"version": version, "digest": f"d{version}"})
+
+    def start(self) -> None:
+        self.hello("learner", *self.names)
+        self.publish(0)
+        self.apply(0)
+
+    def leases(self, name: str = "", split: str = "train") -> list[int]:
+        sent = [(who, body) for who, kind, body in self.router.sent if kind == "lease" and (not name or who == name)]
+        return [row[0] for _, body in sent for row in body["leases"] if row[2] == split]
+
+    def push(self, name: str, group_id: int, version: int) -> None:
+        meta, payload = group(group_id, version)
+        self.say(name, "push", {"groups": [meta]}, payload)
+
+    def batches(self) -> list[list[int]]:
+        return [[meta["id"] for meta in body["groups"]] for _, kind, body in self.router.sent if kind == "batch"]
+
+
+def asynchronous(**knobs) -> AsyncScheduler:
+    return AsyncScheduler(Fixed(group_size=8), **knobs)

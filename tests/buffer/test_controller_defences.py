@@ -1,0 +1,189 @@
+"""The controller against what should not happen: wrong digests, strangers, endless failure, silence."""
+
+import pytest
+
+from areal_like.bus import BusError
+from buffer.checks import RolloutsFail
+from tests.buffer.house import B, House, asynchronous, group
+
+
+def test_weights_with_a_wrong_digest_are_refused() -> None:
+    house = House(asynchronous())
+    house.hello("learner", "actor-0")
+    house.publish(0)
+    house.say("actor-0", "applied", {"version": 0, "digest": "other"})
+    assert house.controller.fleet.by_name["actor-0"].version == -1
+    assert any(kind == "refused" and "digest" in body["reason"] for _, kind, body in house.router.sent)
+
+
+def test_two_batches_may_share_a_version() -> None:
+    house = House(asynchronous(max_staleness=0), interval=2)
+    house.start()
+    assert len(house.leases()) == 2 * B
+    for group_id in range(2 * B):
+        house.push("actor-0", group_id, 0)
+    house.say("learner", "want", {"index": 0, "version": 0})
+    house.say("learner", "trained", {"index": 0})
+    house.say("learner", "want", {"index": 1, "version": 0})
+    assert len(house.batches()) == 2
+
+
+def test_evaluation_runs_beside_training_and_the_report_waits_for_the_last_one() -> None:
+    house = House(asynchronous(), evaluate=6)
+    house.start()
+    rows = house.leases(split="heldout")
+    assert len(rows) == 6 and len(house.leases("actor-0", "heldout")) == 3
+    for lease in rows:
+        house.say("actor-0", "evaluated", {"id": lease, "reward": 0.5, "oldest": 0, "newest": 0, "length": 4})
+    assert house.controller.gauges.evaluations[0]["reward"] == 0.5
+    house.publish(1)
+    house.say("learner", "finish", {"reason": "enough"})
+    assert not any(kind == "report" for _, kind, _ in house.router.sent)
+    house.apply(1)
+    for lease in house.leases(split="heldout")[6:]:
+        house.say("actor-1", "evaluated", {"id": lease, "reward": 1.0, "oldest": 1, "newest": 1, "length": 4})
+    report = next(body["report"] for _, kind, body in house.router.sent if kind == "report")
+    assert [result["reward"] for result in report["evaluations"]] == [0.5, 1.0]
+    assert report["ledger"]["admitted"] == sum(report["ledger"]["dropped"].values())
+    assert report["ledger"]["active"] == 0
+
+
+def test_admission_stops_while_the_buffer_is_full_of_bytes() -> None:
+    house = House(asynchronous(max_staleness=float("inf"), max_inflight_groups=2))
+    house.controller.max_bytes = 1
+    house.start()
+    assert len(house.leases()) == 2
+    house.push("actor-0", 0, 0)
+    assert len(house.leases()) == 2, "over the limit, nothing new starts"
+    house.push("actor-1", 1, 0)
+    house.push("actor-1", 2, 0)
+    assert len(house.leases()) == 2
+
+
+def test_a_full_buffer_still_fills_a_gap_that_the_next_batch_waits_for() -> None:
+    house = House(asynchronous(max_staleness=float("inf"), max_inflight_groups=2))
+    house.start()
+    house.controller.max_bytes = 1
+    house.push("actor-1", 1, 0)
+    house.say("learner", "want", {"index": 0, "version": 0})
+    house.say("actor-0", "failed", {"id": 0, "reason": "rejected", "detail": ""})
+    assert house.controller.replay.entries[3].slot == 0, "the slot that was left is taken first"
+    for group_id in (2, 3, 4):
+        house.push("actor-0", group_id, 0)
+    assert house.batches() == [[3, 1, 2, 4]]
+    assert sorted(house.leases()) == [0, 1, 2, 3, 4], "nothing beyond the batch that was wanted"
+
+
+@pytest.mark.parametrize(("samples", "version"), [(7, 0), (8, 1)])
+def test_a_push_that_does_not_fit_its_lease_ends_the_lease(samples: int, version: int) -> None:
+    house = House(asynchronous(max_staleness=0))
+    house.start()
+    meta, payload = group(house.leases("actor-0")[0], version, samples)
+    house.say("actor-0", "push", {"groups": [meta]}, payload)
+    assert house.controller.replay.ledger()["dropped"] == {"malformed": 1}
+    assert len(house.leases()) == B + 1, "its slot goes to the next prompt"
+    assert house.router.refused == 1
+
+
+def test_leases_follow_free_slots_not_whole_groups() -> None:
+    """Two groups of 8 fill 16 slots; 8 sequences ending, of whichever groups, make room for the next group."""
+    house = House(asynchronous(max_staleness=8), actors=1)
+    house.hello("learner")
+    house.hello("actor-0", slots=20)
+    house.publish(0)
+    house.apply(0)
+    assert house.leases() == [0, 1]
+    house.say("actor-0", "credit", {"ended": 3})
+    assert house.leases() == [0, 1]
+    house.say("actor-0", "credit", {"ended": 4})
+    assert house.leases() == [0, 1, 2]
+
+
+def test_an_engine_smaller_than_a_group_still_gets_one() -> None:
+    house = House(asynchronous(max_staleness=8), actors=1)
+    house.hello("learner")
+    house.hello("actor-0", slots=4)
+    house.publish(0)
+    house.apply(0)
+    assert house.leases() == [0]
+
+
+def test_endless_failure_ends_the_run_with_its_reason() -> None:
+    house = House(asynchronous(max_staleness=0))
+    house.start()
+    with pytest.raises(RolloutsFail, match=r"16 groups in a row.*no chat template"):
+        for group_id in range(1000):
+            house.say("actor-0", "failed", {"id": group_id, "reason": "failed", "detail": "no chat template"})
+            house.say("actor-1", "failed", {"id": group_id, "reason": "failed", "detail": "no chat template"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("published", {"manifest": {"version": 9, "digest": "x"}}),
+        ("published", {"manifest": {}}),
+        ("trained", {"index": 0}),
+        ("want", {"index": 0, "version": 0}),
+        ("finish", {"reason": ""}),
+        ("checkpointed", {"step": 1}),
+        ("heartbeat", {"stats": {"wall_seconds": "y"}}),
+        ("evaluated", {"id": 3, "reward": 1.0, "oldest": 0, "newest": 0, "length": 1}),
+        ("hello", {"role": "learner", "name": "learner", "pid": 2, "slots": 0}),
+    ],
+)
+def test_messages_that_nobody_should_send_change_nothing(kind: str, body: dict) -> None:
+    house = House(asynchronous(max_staleness=0))
+    house.start()
+    before = house.controller.replay.ledger(), house.controller.version, len(house.leases())
+    house.say("actor-0", kind, body)
+    assert (house.controller.replay.ledger(), house.controller.version, len(house.leases())) == before
+    assert house.controller.learner == b"learner" and not house.controller.finishing
+    house.say("learner", "want", {"index": 0, "version": 0})
+    for name in house.names:
+        for group_id in house.leases(name):
+            house.push(name, group_id, 0)
+    assert len(house.batches()) == 1, "the run goes on"
+
+
+def test_an_evaluation_is_made_once_and_of_the_weights_of_its_step() -> None:
+    house = House(asynchronous(max_staleness=0), evaluate=2)
+    house.start()
+    for step in range(4):
+        for lease in [row for row in house.leases(split="heldout")]:
+            house.say("actor-0", "evaluated", {"id": lease, "reward": 0.5, "oldest": 0, "newest": 0, "length": 4})
+        for name in house.names:
+            for group_id in house.leases(name):
+                if group_id in house.controller.replay.entries:
+                    house.push(name, group_id, step)
+        house.say("learner", "want", {"index": step, "version": step})
+        house.say("learner", "trained", {"index": step})
+        house.publish(step + 1)
+        house.apply(step + 1)
+    for lease in house.leases(split="heldout"):
+        house.say("actor-0", "evaluated", {"id": lease, "reward": 0.5, "oldest": 0, "newest": 0, "length": 4})
+    assert [result["version"] for result in house.controller.gauges.evaluations] == [0, 2, 4]
+
+
+def test_a_buffer_that_stood_still_does_not_blame_its_actors() -> None:
+    house = House(asynchronous(), timeout=10)
+    house.start()
+    for actor in house.controller.fleet:
+        actor.seen -= 60
+    house.controller._last_turn -= 60
+    house.controller.step(0)
+    assert len(house.controller.fleet) == 2
+    for actor in house.controller.fleet:
+        actor.seen -= 60
+    house.controller.step(0)
+    assert len(house.controller.fleet) == 0
+
+
+def test_a_start_that_does_not_come_ends_with_the_name_of_who_is_missing() -> None:
+    house = House(asynchronous())
+    house.controller.ready_timeout = 5.0
+    house.hello("learner", "actor-0")
+    house.publish(0)
+    house.apply(0, "actor-0")
+    house.controller._born -= 6
+    with pytest.raises(BusError, match=r"the start waits for 1 actor$"):
+        house.controller.step(0)

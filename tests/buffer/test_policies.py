@@ -1,0 +1,160 @@
+"""What each policy chooses, and what becomes of stragglers that a choice would leave behind."""
+
+from functools import partial
+
+import pytest
+
+from areal_like.registry import ConfigError, check
+from buffer.admission import Bound
+from buffer.policies import Waiting, fifo, in_order, priority, windowed
+from buffer.replay import Replay, Stage
+from buffer.slots import Holder, place, rescue
+
+B = 2
+
+
+def waiting(*rows: tuple[int, int, float]) -> list[Waiting]:
+    """(slot, place in the order of finishing, versions left); ids are 10 + slot."""
+    return [Waiting(10 + slot, slot, 0, pushed, left) for slot, pushed, left in rows]
+
+
+GROUPS = waiting((0, 3, 1), (1, 0, 2), (3, 2, 0), (4, 1, 2))
+
+
+def longest_wait(group: Waiting) -> float:
+    return group.left
+
+
+@pytest.mark.parametrize(
+    ("policy", "chosen"),
+    [
+        (in_order, (10, 11)),
+        (fifo, (11, 14)),
+        (windowed, (13, 10)),
+        (partial(priority, key=f"{__name__}:longest_wait"), (11, 14)),
+    ],
+)
+def test_each_policy_has_its_order(policy, chosen) -> None:
+    assert policy(GROUPS, {2}, 2) == chosen
+    assert policy(GROUPS[:1], {2}, 2) == ()
+
+
+def test_only_in_order_waits_for_what_is_missing() -> None:
+    assert in_order(GROUPS, {2}, 3) == ()
+    assert windowed(GROUPS, {2}, 3) == (13, 10, 11)
+
+
+def test_a_priority_without_a_function_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs it and has no default"):
+        check("policy", {"name": "priority"})
+    for key in ("nonsense", "nowhere_at_all:f", "math:nonsense"):
+        with pytest.raises(ValueError, match=r"policy\.key"):
+            priority(GROUPS, set(), 2, key=key)
+
+
+# Stragglers: B = 2, bound 1. Group 0 starts on version 0 and runs; all others are quick.
+
+
+def history(staleness_policy: str, policy=fifo) -> tuple[Replay, list[list[int]]]:
+    """Two batches' worth of quick groups per batch, and what was served. Stops when a batch is held."""
+    replay, served, next_id = Replay(Bound(1, B), policy, staleness_policy), [], 0
+    for batch in range(4):
+        while replay.room(batch) > 0:
+            replay.admit(next_id, 0, 1, 1, "slow" if next_id == 0 else "quick", batch, 0.0)
+            next_id += 1
+        for entry in replay.in_stage(Stage.RUNNING):
+            if entry.actor == "quick":
+                push(replay, entry.id, batch)
+        entries = replay.serve(batch)
+        if not entries:
+            break
+        served.append([entry.id for entry in entries])
+        replay.finish(batch)
+    return replay, served
+
+
+def push(replay: Replay, group_id: int, *versions: int) -> bool:
+    runs = [number for version in versions for number in (version, 2)]
+    meta = {"id": group_id, "oldest": min(versions), "bytes": 4, "samples": [[1, 2 * len(versions), 0.0, 0, runs]]}
+    return replay.push(meta, b"1234", max(versions), 0.0)
+
+
+@pytest.mark.parametrize("policy", [fifo, windowed])
+def test_wait_holds_the_last_batch_that_can_take_the_straggler(policy) -> None:
+    replay, served = history("wait", policy)
+    assert len(served) == 1, "batch 1 is the last in which version 0 is young enough"
+    assert replay.entries[0].stage is Stage.RUNNING
+    push(replay, 0, 0)
+    assert 0 in [entry.id for entry in replay.serve(1)]
+    assert not replay.dropped and replay.staleness_max == 1
+
+
+def test_drop_goes_on_without_the_straggler_and_ends_its_lease() -> None:
+    replay, served = history("drop")
+    assert len(served) == 4
+    assert replay.dropped == {"stale": 1} and replay.take_revoked() == [("slow", 0)] and replay.take_revoked() == []
+    assert not push(replay, 0, 0), "it comes too late"
+
+
+def test_requeue_gives_the_straggler_a_new_lease() -> None:
+    replay, served = history("requeue")
+    assert len(served) == 4 and not replay.dropped
+    assert replay.take_revoked() == [("slow", 0)]
+    assert replay.entries[0].stage is Stage.QUEUED
+    assert replay.queued_for(3) is replay.entries[0]
+
+
+def test_mask_tokens_serves_the_straggler_for_its_young_tokens() -> None:
+    replay, served = history("mask_tokens")
+    assert len(served) == 4 and not replay.dropped and replay.entries[0].stage is Stage.RUNNING
+    push(replay, 0, 0, 2, 3)
+    for batch in (4, 5):
+        while replay.room(batch) > 0:
+            replay.admit(100 + replay.admitted, 0, 1, 1, "quick", batch, 0.0)
+            push(replay, 99 + replay.admitted, batch)
+        entries = replay.serve(batch)
+        if 0 in [entry.id for entry in entries]:
+            break
+    assert batch == 4 and replay.oldest_allowed(4) == 3
+    assert replay.entries[0].oldest_trained(3) == 3 and replay.staleness_max == 1
+
+
+def test_mask_tokens_drops_what_has_no_young_token_left() -> None:
+    replay, _ = history("mask_tokens")
+    push(replay, 0, 0, 1)
+    replay.serve(4)
+    assert replay.dropped == {"stale": 1}
+
+
+@pytest.mark.parametrize("staleness_policy", ["wait", "drop", "requeue", "mask_tokens"])
+def test_in_order_waits_whatever_is_said_of_stale_groups(staleness_policy: str) -> None:
+    replay, served = history(staleness_policy, in_order)
+    assert served == [] and not replay.dropped and not replay.requeued
+
+
+def test_a_choice_that_is_no_batch_is_refused() -> None:
+    replay = Replay(Bound(1, B), lambda waiting, missing, want: (waiting[0].id, waiting[0].id))
+    for group_id in range(B):
+        replay.admit(group_id, 0, 1, 1, "a", 0, 0.0)
+        push(replay, group_id, 0)
+    with pytest.raises(ValueError, match=r"the policy chose \[0, 0\]"):
+        replay.serve(0)
+
+
+# Slots
+
+
+def test_places_follow_deadlines_and_the_unfit_come_last() -> None:
+    holders = [Holder(0, 0, 4), Holder(1, 1, 5), Holder(2, 2, float("inf")), Holder(3, 3, 5)]
+    assert place(holders, 4) == {1: 4, 2: 5, 0: 6, 3: 7}
+
+
+def test_a_rescued_group_takes_the_place_of_the_least_urgent() -> None:
+    holders = [Holder(0, 0, 4, here=True), Holder(1, 1, 4, here=True), Holder(2, 2, 8, True), Holder(3, 3, 12, True)]
+    assert rescue([3, 2], holders, 4) == (0, 1)
+    assert rescue([3, 0], holders[:1] + holders[2:], 4) == (3, 0)
+
+
+def test_what_can_not_be_mended_holds_nobody_up() -> None:
+    holders = [Holder(n, n, 4, running=n > 1, here=n < 2) for n in range(3)]
+    assert rescue([0, 1], holders, 4) == (0, 1)

@@ -1,0 +1,67 @@
+"""Crashes in a set order; random ones are in `test_replay_properties`."""
+
+from buffer.admission import Bound
+from buffer.journal import Record
+from buffer.policies import fifo
+from buffer.recovery import restore
+from buffer.replay import Replay, Stage
+
+B = 2
+
+
+def reborn(records: list[Record], next_batch: int) -> Replay:
+    replay = Replay(Bound(1, B), fifo)
+    restore(replay, records, next_batch, 0.0)
+    replay.record = lambda kind, fields, payload: records.append(Record(kind, fields, bytes(payload)))
+    return replay
+
+
+def admit_and_push(replay: Replay, *ids: int) -> None:
+    for group_id in ids:
+        replay.admit(group_id, 0, 1, 1, "actor", 0, 0.0)
+    for group_id in reversed(ids):
+        meta = {"id": group_id, "oldest": 0, "bytes": 4, "samples": [[1, 2, 0.0, 0, [0, 2]]]}
+        replay.push(meta, b"1234", 0, 0.0)
+
+
+def train(replay: Replay, batch: int) -> list[int]:
+    ids = [entry.id for entry in replay.serve(batch)]
+    replay.finish(batch)
+    return ids
+
+
+def test_a_batch_that_was_trained_before_and_after_a_crash_is_trained_once() -> None:
+    """The checkpoint is durable, the journal's new segment is not: both servings of batch 0 are in the journal."""
+    records: list[Record] = []
+    replay = reborn(records, 0)
+    admit_and_push(replay, 0, 1, 2, 3)
+    assert train(replay, 0) == [3, 2]
+    replay = reborn(records, 0)
+    assert train(replay, 0) == [3, 2]
+    replay = reborn(records, 1)
+    assert replay.ledger() == {"admitted": 4, "trained": 2, "filtered": {}, "dropped": {}, "active": 2}
+    assert train(replay, 1) == [1, 0]
+
+
+def test_a_plan_whose_groups_have_left_is_forgotten() -> None:
+    """A run that ended drops what is active, and is then resumed for more steps."""
+    records: list[Record] = []
+    replay = reborn(records, 0)
+    admit_and_push(replay, 0, 1)
+    assert len(replay.serve(0)) == B
+    for group_id in (0, 1):
+        replay.drop(group_id, "end of run")
+    replay = reborn(records, 0)
+    assert replay.serve(0) == [] and not replay.planned
+    admit_and_push(replay, 2, 3)
+    assert train(replay, 0) == [3, 2]
+
+
+def test_what_ran_is_leased_anew_and_finishing_order_survives() -> None:
+    records: list[Record] = []
+    replay = reborn(records, 0)
+    replay.admit(9, 0, 1, 1, "actor", 0, 0.0)
+    admit_and_push(replay, 0, 1, 2)
+    replay = reborn(records, 0)
+    assert replay.queued_for(0) is replay.entries[9] and replay.entries[9].stage is Stage.QUEUED
+    assert train(replay, 0) == [2, 1]
