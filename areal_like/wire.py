@@ -184,8 +184,8 @@ _NUMBERS, _INTEGERS = (int, float), {int}
 _GROUP_FIELDS = {"id", "oldest", "bytes", "samples", "digests", "seconds"}
 
 
-def check_group(meta: Any) -> int:
-    """The newest version of a group. Raises WireError unless the numbers of `meta` agree with one another."""
+def check_group(meta: Any) -> None:
+    """Raises WireError unless `meta` describes a group whose numbers agree with one another."""
     if not isinstance(meta, dict) or meta.keys() != _GROUP_FIELDS:
         raise WireError(f"group: expected the fields {sorted(_GROUP_FIELDS)}")
     if not (_is_int(meta["id"]) and _is_int(meta["oldest"]) and _is_int(meta["bytes"])):
@@ -206,7 +206,6 @@ def check_group(meta: Any) -> int:
         raise WireError(f"group {meta['id']}: the oldest version is not that of its samples")
     if set(meta["digests"]) != {str(version) for version in set(versions)}:
         raise WireError(f"group {meta['id']}: needs the digest of each version that made it, and of no other")
-    return max(versions)
 
 
 def _check_sample(group: int, row: Any) -> int:

@@ -278,9 +278,8 @@ class Controller:
             return
         if now - self._born > self.ready_timeout:
             raise BusError(f"after {self.ready_timeout:.0f} s (launcher.ready_timeout) {'; '.join(waits(self))}")
-        if not self.learner:
-            return
-        if (ready := sum(actor.version >= 0 for actor in self.fleet)) >= self.expected_actors:
+        ready = sum(actor.version >= 0 for actor in self.fleet)
+        if self.learner and ready >= self.expected_actors:
             self.started_at = self._progress_at = now
             self.gauges.start(now)
             log.info("all %d actors hold version 0: first lease", ready)

@@ -13,10 +13,11 @@ from buffer.journal import Journal
 
 log = logging.getLogger(__name__)
 COMMIT_POLL_SECONDS = 0.001
+"""How often to look whether the disk has taken a commit, if no message comes."""
 
 
 class Outbox:
-    """Collects messages; `flush` lets the journal (if there is one) write, and sends what rests on durable records.
+    """Collects messages; `flush` has the journal (if there is one) write, and sends those whose records are durable.
 
     `blocked` says, in words, why the journal can't be written; while it does, nothing is sent and nobody should start
     anything. A full disk so makes everybody wait, and nothing is lost.
@@ -27,11 +28,11 @@ class Outbox:
         self._messages: deque[tuple[int, tuple[bytes, str, dict[str, Any], Sequence[Any]]]] = deque()
 
     def patience(self, timeout: float) -> float:
-        """Seconds to wait for a message: few while the disk is at work on a commit that others wait for."""
-        return COMMIT_POLL_SECONDS if self.journal and self.journal.busy else timeout
+        """How long to wait for messages, at most `timeout`: while the disk is at work, it is worth flushing soon."""
+        return min(timeout, COMMIT_POLL_SECONDS) if self.journal and self.journal.busy else timeout
 
     def put(self, peer: bytes, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
-        """To be sent once all that has been recorded so far is durable."""
+        """To be sent once all that the journal has been told so far is durable."""
         self._messages.append((self.journal.appended if self.journal else 0, (peer, kind, body, payloads)))
 
     def flush(self) -> None:

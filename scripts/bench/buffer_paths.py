@@ -130,6 +130,7 @@ class LightActor:
         for row in self.meta["samples"]:
             row[4] = [self.version, RESPONSE_TOKENS]
         self.meta["oldest"] = self.version
+        self.meta["digests"] = {str(self.version): body["manifest"]["digest"]}
         self.dealer.send("applied", {"version": self.version, "digest": body["manifest"]["digest"]})
 
     def _on_lease(self, body: dict[str, Any]) -> None:
