@@ -60,6 +60,7 @@ class Subscriber:
             except Superseded:
                 log.info("version %d was overtaken before it was here", manifest["version"])
                 continue
+            await asyncio.sleep(0)  # generation goes on first, then the buffer is told
             self.applied(self.engine.version, self.engine.digest)
 
     async def apply(self, manifest: dict[str, Any]) -> None:
@@ -72,6 +73,7 @@ class Subscriber:
         await self._fetch(manifest, state)
         if state.digest() != manifest["digest"]:
             raise BusError(f"{self.name}: version {manifest['version']} arrived with wrong bits")
+        await asyncio.sleep(0)  # sequences that run get a decode step here: they stand still for the load alone
         await self.engine.load(Update(manifest["version"], manifest["digest"], state))
 
     def _state_for(self, manifest: dict[str, Any]) -> State:
