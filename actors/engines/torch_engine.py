@@ -77,7 +77,6 @@ class TorchEngine:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
-        self._step_end = 0.0
         self._pause_start: float | None = None
         self._totals = dict.fromkeys(
             (
@@ -127,7 +126,7 @@ class TorchEngine:
 
     async def load(self, update: Update) -> None:
         """Apply new weights between two decode steps; returns when every later token is from the new version."""
-        if self._interruptible or not self._table.requests:
+        if not self._table.requests:
             self._apply(update)
             return
         applied = asyncio.get_running_loop().create_future()
@@ -145,7 +144,7 @@ class TorchEngine:
         """Running totals, and `running`, `waiting` as of now.
 
         `busy_seconds`: in steps, prefill included. `apply_seconds`: writing new weights. `pause_seconds`: from the
-        end of the last step before an update to the start of the next one, where sequences were running.
+        start of an update to the start of the next step, where sequences were running (`pauses` of them).
         `recompute_seconds`: renewing their KV cache. `joins`: sequences that got a slot.
         """
         return {**self._totals, "running": float(len(self._table)), "waiting": float(len(self._waiting))}
@@ -168,6 +167,8 @@ class TorchEngine:
                 if not self._waiting:
                     self._wake.clear()
                     await self._wake.wait()
+            elif self._interruptible:
+                self._apply_waiting_loads()  # directly before the step: nothing else stands between the two
             try:
                 self._step()
             except Exception as error:  # whatever it is, the callers must hear of it
@@ -194,8 +195,7 @@ class TorchEngine:
         self._totals["tokens"] += len(tokens)
         for slot, finish in table.append(tokens, logprobs):
             self._end(table.requests[slot], finish)
-        self._step_end = perf_counter()
-        self._totals["busy_seconds"] += self._step_end - start
+        self._totals["busy_seconds"] += perf_counter() - start
 
     def _admit(self) -> None:
         joined = []
@@ -280,7 +280,7 @@ class TorchEngine:
         self.version, self.digest = update.version, update.digest
         if self._table.requests:
             self._stale = self._recompute
-            self._pause_start = self._pause_start or self._step_end
+            self._pause_start = self._pause_start or start
         self._totals["updates"] += 1
         self._totals["apply_seconds"] += perf_counter() - start
 
