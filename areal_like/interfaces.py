@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -103,6 +103,3 @@ class Trainer(Protocol):
     def save(self, folder: str) -> None:
         """Write the weights so that users can load them."""
         ...
-
-
-Metrics = Mapping[str, float]

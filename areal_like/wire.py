@@ -44,7 +44,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "checkpointed": {"step": int},
     "finish": {"reason": str},
     # buffer → actor
-    "welcome": {"incarnation": int},
+    "welcome": {},
     "lease": {"leases": list},
     "pushed": {"ids": list},
     "announce": {"manifest": dict},

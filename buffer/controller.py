@@ -140,7 +140,7 @@ class Controller:
             if self.learner not in (None, peer):
                 raise WireError("there is a learner already")
             self.learner = peer
-        self.router.send(peer, "welcome", {"incarnation": self.fleet.joined})
+        self.router.send(peer, "welcome", {})
         if role == "actor" and self.manifest:
             self.router.send(peer, "announce", {"manifest": self.manifest})
 

@@ -42,7 +42,6 @@ class Fleet:
     def __init__(self) -> None:
         self.by_name: dict[str, Actor] = {}
         self.by_peer: dict[bytes, Actor] = {}
-        self.joined = 0
 
     def __iter__(self) -> Iterator[Actor]:
         return iter(self.by_name.values())
@@ -54,7 +53,6 @@ class Fleet:
         """A new actor. The caller has removed an earlier one of its name."""
         actor = Actor(name, peer, slots, now)
         self.by_name[name] = self.by_peer[peer] = actor
-        self.joined += 1
         return actor
 
     def leave(self, actor: Actor) -> None:

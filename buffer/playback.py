@@ -71,7 +71,7 @@ class Playback:
         if isinstance(message, WireError):
             self.router.send(peer, "refused", {"reason": str(message)})
         elif message.kind == "hello":
-            self.router.send(peer, "welcome", {"incarnation": 0})
+            self.router.send(peer, "welcome", {})
         elif message.kind == "want":
             self._serve(peer, message.body["index"])
         elif message.kind == "trained":

@@ -7,6 +7,7 @@ splits share no prompt, by construction. Within a split a prompt may recur (with
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ _MAX_DRAWS = 2000
 """Draws before a split counts as empty: a held-out share of 1/10 misses this often once in 10^91."""
 
 
-class GeneratedTask:
+class GeneratedTask(ABC):
     """The base of tasks with generated prompts; a subclass says how to draw one and how to score it.
 
     Raises ValueError for an unknown split, and where the task has so few different prompts that none falls into a
@@ -57,13 +58,13 @@ class GeneratedTask:
                 return Prompt(tokens, answer, self._max_tokens(), filler)
         raise ValueError(f"the task has too few different prompts: none falls into the split {split!r}")
 
+    @abstractmethod
     def _draw(self, rng: np.random.Generator) -> tuple[np.ndarray, Any]:
         """One random prompt: its tokens (int32 [P]) and its answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _max_tokens(self) -> int:
         """The longest response that makes sense; the same for all rows, so that it gives no answer away."""
-        raise NotImplementedError
 
 
 def until_stop(tokens: np.ndarray, stop: int) -> np.ndarray:
