@@ -209,7 +209,7 @@ def replace(config: Config, key: str, value: Any) -> Config:
 def _checked(tree: dict[str, Any]) -> Config:
     _refuse_unknown_keys(tree)
     config = _typed(tree)
-    for kind in COMPONENTS:
+    for kind in sorted(COMPONENTS.keys() & {field.name for field in dataclasses.fields(Config)}):
         check(kind, _plain(config[kind]))
     for key, minimum in MINIMUM.items():
         value = OmegaConf.select(config, key)

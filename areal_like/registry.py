@@ -30,6 +30,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "copy": "areal_like.tasks.copying:Copy",
         "reverse": "areal_like.tasks.copying:Reverse",
         "arithmetic": "areal_like.tasks.arithmetic:Arithmetic",
+        "calculator": "areal_like.tasks.calculator:Calculator",
         "jsonl": "areal_like.tasks.jsonl:Jsonl",
     },
     "model": {
@@ -42,6 +43,12 @@ COMPONENTS: dict[str, dict[str, str]] = {
     },
     "workflow": {
         "single_turn": "actors.workflows:single_turn",
+        "best_of_n": "actors.workflows:best_of_n",
+        "multi_turn": "actors.workflows:multi_turn",
+    },
+    "environment": {
+        "tools": "actors.tools:Tools",
+        "desk": "areal_like.tasks.calculator:Desk",
     },
     "scheduler": {
         "async": "buffer.schedulers:AsyncScheduler",
@@ -83,6 +90,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "maxrl": "learners.advantages:maxrl",
         "batch": "learners.advantages:batch",
         "reinforce_pp": "learners.advantages:reinforce_pp",
+        "turn": "learners.advantages:turn",
         "gae": "learners.advantages:gae",
     },
     "learner": {
@@ -165,10 +173,22 @@ def check(kind: str, spec: Mapping[str, Any]) -> None:
         elif not _fits(value, found.knobs[knob].annotation):
             expected = ast.unparse(found.knobs[knob].annotation)  # type: ignore[arg-type]
             raise ConfigError(f"{path}: expected {expected}, got {value!r}", path)
+        elif knob in COMPONENTS:
+            _check_inner(path, knob, value)
     missing = [knob for knob, known in found.knobs.items() if known.default is REQUIRED and knob not in spec]
     if missing:
         path = f"{kind}.{missing[0]}"
         raise ConfigError(f"{path}: {name!r} needs it and has no default; set it with {path}=VALUE", path)
+
+
+def _check_inner(path: str, kind: str, spec: Any) -> None:
+    """A knob named like a kind of component takes a spec of that kind."""
+    if not isinstance(spec, Mapping):
+        raise ConfigError(f"{path}: expected {{name: ..., knobs}}, got {spec!r}", path)
+    try:
+        check(kind, spec)
+    except ConfigError as error:
+        raise ConfigError(f"{path.removesuffix(kind)}{error}", path) from None
 
 
 def knobs(kind: str, name: str) -> dict[str, Any]:

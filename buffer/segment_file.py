@@ -22,7 +22,7 @@ from typing import Any
 import msgpack
 import xxhash
 
-MAGIC = b"areal-journal-2\n"  # the number is that of the format
+MAGIC = b"areal-journal-3\n"  # the number is that of the format
 PADDING = "padding"
 MAX_RECORD_BYTES = 1 << 31
 _HEAD = struct.Struct("<IQI")  # bytes that follow, their checksum, bytes of the msgpack part
@@ -160,7 +160,7 @@ def read(path: Path) -> Generator[Record, None, int]:
     with path.open("rb") as file:
         magic = file.read(len(MAGIC))
         if magic != MAGIC:
-            if len(magic) == len(MAGIC) and magic.startswith(MAGIC.partition(b"2")[0]):
+            if len(magic) == len(MAGIC) and magic.startswith(MAGIC.partition(b"3")[0]):
                 raise JournalError(f"{path} was written by another version of this program: resume with that one")
             return 0
         good = len(MAGIC)

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from areal_like.models import read_state, specs_of
 from areal_like.types import Batch
 from areal_like.weights.state import State
-from learners.advantages import Episodes, marked
+from learners.advantages import Episodes, marked, turns_of
 from learners.attention import use_packed_attention
 from learners.batch_metrics import batch_metrics
 from learners.critic import Critic
@@ -172,7 +172,9 @@ class TorchLearner(Objective):
     def _advantages(self, step: Step) -> None:
         penalties = self.token_penalties(step.behaviour, step.reference)
         values = None if step.values is None else step.values.double().cpu().numpy()
-        episodes = Episodes(self.rewards(step.batch), step.groups, step.columns.sample, penalties, values)
+        columns, earned = step.columns, [sample.turn_rewards for sample in step.batch.samples]
+        turns = turns_of(earned, columns.sample, columns.place)
+        episodes = Episodes(self.rewards(step.batch), step.groups, columns.sample, penalties, values, turns)
         if marked(self._advantage, "per_token"):
             advantages = self._advantage(episodes)
         else:

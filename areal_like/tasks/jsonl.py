@@ -20,6 +20,7 @@ import numpy as np
 import xxhash
 
 from areal_like.sampling import stream_key
+from areal_like.tasks.chat import TokenizerCodec
 from areal_like.tasks.length_trace import trace_of
 from areal_like.types import Prompt
 
@@ -110,7 +111,7 @@ class Jsonl:
                 f"task.max_prompt_tokens allows 1 to {self._max_prompt_tokens}"
             )
         filler = self._trace.lengths(source.hash(self._seed)) if self._trace else ()
-        return Prompt(tokens, source.answer, self._max_tokens, filler)
+        return Prompt(tokens, source.answer, self._max_tokens, filler, self._codec)
 
     def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[str, str]]:
         """The verifier of a response as "module:name", and its arguments (answer, response text)."""
@@ -147,6 +148,10 @@ class Jsonl:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+
+    @cached_property
+    def _codec(self) -> TokenizerCodec:
+        return TokenizerCodec(self._tokenizer, self._chat)
 
     def save_tokenizer(self, folder: str) -> None:
         """Write the tokenizer beside a trained model, so that the folder can be loaded as a whole."""
