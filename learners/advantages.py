@@ -96,7 +96,7 @@ class Turns:
 
 def turns_of(pairs: Sequence[Sequence[tuple[int, float]]], sample: np.ndarray, place: np.ndarray) -> Turns | None:
     """`pairs` are each sample's `turn_rewards`; `sample`, `place` int64 [N] each trained token's sample and place in
-    the response. A turn without a trained token earns at the one before it, or else the first. None where there are none.
+    the response. A turn without a trained token earns at the one before it, or else the first. None without any turns.
     """
     if not any(pairs):
         return None
