@@ -152,7 +152,7 @@ def test_what_is_no_ring_is_refused_at_once_and_leaves_nothing_open(tmp_path: Pa
     try:
         before = len(os.listdir("/proc/self/fd"))
         for fd in (pipe, empty, unsealed, 10_000):
-            with pytest.raises(OSError, match="ring|shrunk|No such file"):
+            with pytest.raises(OSError, match=r"ring|shrunk|No such file"):
                 MappedRing(1, os.getpid(), fd, token)
         assert len(os.listdir("/proc/self/fd")) == before
     finally:
