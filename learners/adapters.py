@@ -8,7 +8,6 @@ exactly. B starts at 0, so version 0 has the bits that actors start with. The le
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,34 +15,42 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-KNOBS = {"rank": 16, "alpha": 32.0, "targets": "all-linear"}
-"""What can be set → its default. `targets`: names of layers (q_proj, ...), or all linear layers but the output head."""
-
 
 class Adapters:
     """Puts adapters into `model`, in place, with random A that depend on `seed` alone.
 
-    The update of a matrix is alpha / rank · B A. The model's own weights are rounded to `dtype` and frozen. Raises
-    ImportError without peft, ValueError for knobs that are unknown or make no sense.
+    The update of a matrix is `alpha` / `rank` · B A. `targets`: names of layers (q_proj, ...), or "all-linear", which is
+    all but the output head. The model's own weights are rounded to `dtype` and frozen. Raises ImportError without
+    peft, ValueError for knobs that make no sense.
     """
 
-    def __init__(self, model: PreTrainedModel, knobs: Mapping[str, Any], seed: int, dtype: torch.dtype):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        seed: int,
+        dtype: torch.dtype,
+        *,
+        rank: int = 16,
+        alpha: float = 32.0,
+        targets: list[str] | str = "all-linear",
+    ):
         peft = _peft()
-        chosen = _checked(knobs)
+        if rank < 1 or alpha <= 0:
+            raise ValueError(f"learner.lora: rank and alpha must be positive, got {rank} and {alpha}")
         self._names = [name for name, _ in model.named_parameters()]
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(dtype))
-        config = peft.LoraConfig(
-            r=chosen["rank"], lora_alpha=chosen["alpha"], target_modules=chosen["targets"], task_type="CAUSAL_LM"
-        )
+        config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._wrapped = peft.get_peft_model(model, config)
         self._model = model
         held = {id(parameter) for name, parameter in model.named_parameters() if ".base_layer." in name}
         if id(model.get_input_embeddings().weight) in held:
-            raise ValueError("learner.lora.targets: the embedding takes no adapter here (and nor does a head tied to it); leave it out")
+            raise ValueError(
+                "learner.lora.targets: the embedding takes no adapter here (and nor does a head tied to it); leave it out"
+            )
 
     @torch.no_grad()
     def merged(self) -> dict[str, Tensor]:
@@ -62,16 +69,6 @@ class Adapters:
     def save(self, folder: str) -> None:
         """Write the adapters as peft's folder (`PeftModel.from_pretrained(base, folder)`)."""
         self._wrapped.save_pretrained(folder)
-
-
-def _checked(knobs: Mapping[str, Any]) -> dict[str, Any]:
-    unknown = sorted(set(knobs) - set(KNOBS))
-    if unknown:
-        raise ValueError(f"learner.lora: unknown {', '.join(unknown)}; there are {', '.join(KNOBS)}")
-    chosen = KNOBS | dict(knobs)
-    if chosen["rank"] < 1 or chosen["alpha"] <= 0:
-        raise ValueError(f"learner.lora: rank and alpha must be positive, got {chosen['rank']} and {chosen['alpha']}")
-    return chosen
 
 
 def _peft() -> Any:

@@ -90,7 +90,7 @@ class TorchLearner(Objective):
         use_packed_attention(self.model)
         dtype = getattr(torch, publish_dtype)
         self._specs = specs_of(self.model, publish_dtype)
-        self._adapters = None if lora is None else Adapters(self.model, lora, seed, dtype)
+        self._adapters = None if lora is None else Adapters(self.model, seed, dtype, **lora)
         own_reference = self.needs_reference and self._adapters is None
         self._reference = _frozen(self.model, dtype) if own_reference else self.model
         self.optimizer = MasterAdamW(

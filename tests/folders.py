@@ -61,7 +61,9 @@ def write_folder(folder: Path, kind: str, seed: int = 0) -> str:
     for parameter in model.parameters():  # biases and norms start at 0 and 1: a mix-up would not show
         if parameter.ndim == 1:
             parameter.data += 0.1 * torch.randn(parameter.shape)
-    model.generation_config = GenerationConfig(eos_token_id=[256, 10], pad_token_id=257, do_sample=True, temperature=0.7)
+    model.generation_config = GenerationConfig(
+        eos_token_id=[256, 10], pad_token_id=257, do_sample=True, temperature=0.7
+    )
     model.bfloat16().save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return str(folder)

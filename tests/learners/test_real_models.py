@@ -140,7 +140,6 @@ def test_the_reference_is_the_model_without_adapters(tmp_path):
 @pytest.mark.parametrize(
     ("knobs", "words"),
     [
-        ({"rnk": 4}, "unknown rnk"),
         ({"rank": 0}, "must be positive"),
         ({"targets": ["embed_tokens"]}, "leave it out"),
     ],
