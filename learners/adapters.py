@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 class Adapters:
     """Puts adapters into `model`, in place, with random A that depend on `seed` alone.
 
-    The update of a matrix is `alpha` / `rank` · B A. `targets`: names of layers (q_proj, ...), or "all-linear", which is
-    all but the output head. The model's own weights are rounded to `dtype` and frozen. Raises ImportError without
+    The update of a matrix is `alpha` / `rank` · B A. `targets`: names of layers (q_proj, ...), or "all-linear": all but
+    the output head. The model's own weights are rounded to `dtype` and frozen. Raises ImportError without
     peft, ValueError for knobs that make no sense.
     """
 
@@ -49,7 +49,7 @@ class Adapters:
         held = {id(parameter) for name, parameter in model.named_parameters() if ".base_layer." in name}
         if id(model.get_input_embeddings().weight) in held:
             raise ValueError(
-                "learner.lora.targets: the embedding takes no adapter here (and nor does a head tied to it); leave it out"
+                "learner.lora.targets: the embedding, or a head tied to it, takes no adapter here; leave it out"
             )
 
     @torch.no_grad()

@@ -37,7 +37,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("config", help="a yaml file, e.g. configs/quickstart.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
     parser.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
-    parser.add_argument("--dry-run", action="store_true", help="print which processes would be started and stop")
+    parser.add_argument("--dry-run", action="store_true", help="print the processes and what they will need, and stop")
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live display")
     return parser.parse_intermixed_args(argv)
 
@@ -157,6 +157,9 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
         return None
     if args.dry_run:
         print(describe(plan(config)))
+        from scripts import estimate  # imports torch
+
+        print(estimate.describe(estimate.estimate(config)))
         return None
     preflight(config)
     if config.replay:

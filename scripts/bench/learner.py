@@ -4,7 +4,8 @@
 
 One batch, one model (Qwen2, hidden size 256, 4 layers, float32), one thread, one optimizer step of PPO-clip per batch
 without KL, the sum over tokens divided by their number, AdamW, clipped norm. Lengths of sequences (prompt and response)
-are log-normal with p95/p50 = 4. Each contender runs in a process of its own (peak memory), in turns, and its fastest step counts.
+are log-normal with p95/p50 = 4. Each contender runs in a process of its own (peak memory), in turns, and its
+fastest step counts.
 
 - "packed": `TorchLearner.train` as it is, advantages and metrics included.
 - "padded": the same, but each micro-batch is a rectangle as long as its longest sequence, under transformers' own
@@ -13,9 +14,9 @@ are log-normal with p95/p50 = 4. Each contender runs in a process of its own (pe
   Only forward, backward, clipping and AdamW count: its padding, decoding, rewards and advantages are left out, to its
   favour. It knows no token budget, so it runs with several `per_device_train_batch_size` and the fastest counts.
 
-Tokens per second are of real input tokens (prompt and response), the same number for all. Metrics: `packed_over_padded`,
-`step_over_trl` (packed over TRL), `*_tokens_per_second`, `*_peak_bytes` (largest resident memory), `*_step_bytes` (what
-of it came after the model was made).
+Tokens per second are of real input tokens (prompt and response), the same number for all. Metrics:
+`packed_over_padded`, `step_over_trl` (packed over TRL), `*_tokens_per_second`, `*_peak_bytes` (largest resident
+memory), `*_step_bytes` (what of it came after the model was made).
 """
 
 from __future__ import annotations

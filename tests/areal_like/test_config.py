@@ -261,7 +261,10 @@ def test_replacing_a_key_leaves_the_first_alone_and_checks(stand_ins: Path) -> N
 
 FILES = sorted(set(layers.CONFIGS.rglob("*.yaml")) - set(layers.CONFIGS.glob("ablation/*")))
 """Ablations are no configs but name some; tests of `scripts.ablation` load them."""
-NEEDED = {"jsonl": ["task.path=x", "task.tokenizer=y"], "qwen2.5-0.5b": ["model.path=x"]}
+NEEDED = {
+    "jsonl": ["task.path=x", "task.tokenizer=y"],
+    **{stem: ["model.path=x"] for stem in ("qwen2.5-0.5b", "math", "gsm8k")},
+}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(layers.CONFIGS)))

@@ -151,7 +151,7 @@ def test_wrong_knobs_are_refused(knobs, words, tmp_path):
 
 
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="config.json is missing"):
+    with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
         folder(0, 10, path=str(tmp_path))
     path = write_folder(tmp_path / "base", "llama")
     with pytest.raises(ValueError, match="264 token ids"):

@@ -12,6 +12,7 @@ from areal_like.tasks.jsonl import Jsonl
 from areal_like.tasks.maths import exact, math_verify
 from tests.folders import byte_tokenizer
 
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> str:
     """A tokenizer of single bytes: ids 0–255, <eos> 256, <pad> 257."""
