@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from omegaconf import OmegaConf
 
@@ -89,7 +90,7 @@ def model_of(plain: dict[str, Any]) -> Any:
 
 def update_bytes(plain: dict[str, Any], count: int) -> int:
     known = knobs("learner", plain["learner"]["name"]) | plain["learner"]
-    return count * BITS[known.get("publish_dtype", "bfloat16")]().itemsize
+    return count * np.dtype(BITS[known.get("publish_dtype", "bfloat16")]).itemsize
 
 
 def step_of(plain: dict[str, Any], longest: Lengths) -> Figures:
