@@ -1,4 +1,4 @@
-"""Adapters learn: a model half-trained on copying two digits is frozen, and gets better by reinforcement through LoRA."""
+"""Adapters learn: a model half-trained on copying two digits is frozen, and gets better through LoRA."""
 
 from functools import partial
 
