@@ -147,19 +147,25 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     return summary
 
 
+def dry_run(config: Config) -> None:
+    """Print the processes and what they will need; then what is missing is raised: ValueError, OSError."""
+    from areal_like.launch.plan import describe, plan
+    from scripts import estimate  # imports torch
+
+    config = fit_to_replay(config) if config.replay else config
+    print(describe(plan(config)))
+    print(estimate.describe(estimate.estimate(config)))
+    preflight(config)
+
+
 def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, TextIO] | None:
     """The run's folder, config and lock, or None if something was only to be printed. Raises ValueError, OSError."""
-    from areal_like.launch.plan import describe, plan
-
     config = resolve_keys(resolve_transport(configs.load([args.config, *args.overrides])))
     if args.print_config:
         print(configs.to_yaml(config), end="")
         return None
     if args.dry_run:
-        print(describe(plan(config)))
-        from scripts import estimate  # imports torch
-
-        print(estimate.describe(estimate.estimate(config)))
+        dry_run(config)
         return None
     preflight(config)
     if config.replay:
