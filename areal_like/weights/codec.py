@@ -126,7 +126,10 @@ class Encoder:
         places = np.flatnonzero(before != after)
         if places.size > segment.count * self._dense_above:
             return DENSE, 0, no_planes()
-        return code_steps(segment, places, plain.steps(before[places], after[places]))
+        codes = plain.steps(before[places], after[places])
+        if places.size > segment.count * GAPS_BELOW and not _fits(segment, places.size, escapes_of(codes)):
+            return DENSE, 0, no_planes()
+        return code_steps(segment, places, codes)
 
     def _begin(self, block: Block) -> _Scratch:
         """Room for any block of the layout."""
@@ -174,7 +177,7 @@ class Encoder:
         most = int(segment.count * min(self._dense_above, segment.width / (segment.width + 16)))
         if not self._kernels:
             places = np.flatnonzero(before != after)
-            return code_places(segment, places, after[places], most)
+            return (DENSE, 0, []) if places.size > most else code_places(segment, places, after[places])
         if sampled_density(before, after) > 1.1 * self._dense_above:
             return DENSE, 0, []
         counts = np.empty(-(-segment.count // plain.PART), np.uint32)
@@ -192,24 +195,25 @@ def no_planes() -> tuple[np.ndarray, ...]:
 
 
 def code_steps(segment: Segment, places: np.ndarray, codes: np.ndarray) -> tuple[int, int, tuple[np.ndarray, ...]]:
-    """Changes at `places` → coding (DENSE: bits are shorter), their number, and the segment's part of each plane."""
+    """Changes at `places` → coding (gaps or mask), their number, and the segment's part of each plane."""
     if not places.size:
         return SKIP, 0, no_planes()
     short, big = plain.encode_codes(codes)
     _, nothing, no_mask, _, _ = no_planes()
     if places.size <= int(segment.count * GAPS_BELOW):
         return GAPS, places.size, (*plain.encode_gaps(places), no_mask, short, big)
-    if _fits(segment, places.size, big.size):
-        mask = plain.encode_mask(places, segment.count)
-        return MASK, places.size, (nothing.view(np.uint8), nothing, mask, short, big)
-    return DENSE, 0, no_planes()
+    mask = plain.encode_mask(places, segment.count)
+    return MASK, places.size, (nothing.view(np.uint8), nothing, mask, short, big)
 
 
-def code_places(
-    segment: Segment, places: np.ndarray, values: np.ndarray, most: int
-) -> tuple[int, int, list[np.ndarray]]:
-    if not 0 < places.size <= most:
-        return (DENSE if places.size else SKIP), 0, []
+def escapes_of(codes: np.ndarray) -> int:
+    return int(np.count_nonzero(codes >= plain.ESCAPE_CODE))
+
+
+def code_places(segment: Segment, places: np.ndarray, values: np.ndarray) -> tuple[int, int, list[np.ndarray]]:
+    """As above, for new values: their number, and the segment's parts of the body."""
+    if not places.size:
+        return SKIP, 0, []
     parts = (*plain.encode_places(places, segment.count), values)
     return PLACES, places.size, [each.view(np.uint8) for each in parts]
 

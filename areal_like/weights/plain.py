@@ -35,6 +35,18 @@ def stepped(before: np.ndarray, codes: np.ndarray) -> np.ndarray:
     return _ordered(moved, top).astype(before.dtype)
 
 
+def added(codes: np.ndarray, where: np.ndarray, count: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Steps (as codes) that belong to `where` of `count` places, added up → the codes that are no longer 0, and flags
+    [count] of where those are."""
+    top, z = 1 << (width - 1), codes.astype(np.int64) + 1
+    sums = np.zeros(count, np.int64)
+    np.add.at(sums, where, (z >> 1) ^ -(z & 1))
+    d = ((sums + top) & (2 * top - 1)) - top
+    changed = d != 0
+    d = d[changed]
+    return (((d << 1) ^ (d >> 63)) - 1).astype(np.uint32), changed
+
+
 def _ordered(bits: np.ndarray, top: int) -> np.ndarray:
     """Its own inverse; int64 in [0, 2 · top), to be read mod 2 · top."""
     wide = bits.astype(np.int64)

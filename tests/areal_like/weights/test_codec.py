@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_like.weights import plain
-from areal_like.weights.codec import GAPS_BELOW, Encoder, code_steps
+from areal_like.weights.codec import Encoder
 from areal_like.weights.digest import sweep
 from areal_like.weights.kernels import sweep as compiled_sweep
 from areal_like.weights.layout import Layout
-from areal_like.weights.planes import CODINGS, Coded, body_bytes, pack, unpack
+from areal_like.weights.planes import CODINGS, Coded, pack, unpack
 from areal_like.weights.state import State, TensorSpec
 from tests.areal_like.weights.states import DTYPES, SPECIAL, applied, changed, compile_from, message, random_state, specs_of
 
@@ -146,12 +146,12 @@ def test_the_coding_that_is_chosen_is_about_the_smallest(density: float) -> None
     assert chosen <= 1.05 * min(sizes)
 
 
-def test_large_steps_are_sent_as_bits() -> None:
+@pytest.mark.parametrize(("far", "coding"), [(200, "dense"), (0, "mask")])
+def test_large_steps_are_sent_as_bits(kernels, far: int, coding: str) -> None:
     """Where most of an 8-bit tensor has moved far, a mask and escapes would be longer than the bits."""
-    (segment,) = Layout([TensorSpec("w", "float8_e5m2", (100, 100))], 1 << 20).blocks[0].segments
-    places = np.arange(8000)
-    assert code_steps(segment, places, np.full(places.size, 200, np.uint32))[0] == CODINGS.index("dense")
-    assert code_steps(segment, places, np.zeros(places.size, np.uint32))[0] == CODINGS.index("mask")
-    few = places[: int(10_000 * GAPS_BELOW)]
-    assert code_steps(segment, few, np.zeros(few.size, np.uint32))[0] == CODINGS.index("gaps")
-    assert body_bytes(segment, CODINGS.index("dense"), 0) == 10_000
+    before = random_state([TensorSpec("w", "float8_e5m2", (100, 100))], np.random.default_rng(0))
+    after, layout = State(before.specs, before.buffer.copy()), Layout(before.specs, 1 << 20)
+    bits = next(after.tensors())[1][:8000]
+    bits[:] = plain.stepped(bits, np.full(8000, far))
+    coded = Encoder(layout, dense_above=1.0).encode(layout.blocks[0], before.buffer, after.buffer)
+    assert CODINGS[coded.codings[0]] == coding
