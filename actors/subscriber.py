@@ -148,14 +148,14 @@ class Subscriber:
                 raise Desync("wrong checksum", f"of the delta from version {base}")
             messages.append(message.data)
         fetched = time.monotonic()
-        await self._take(anchor, messages, manifest["digest"])
+        await self._take(anchor, messages, manifest)
         self.totals["fetch_seconds"] += fetched - begin
         self.totals["replica_seconds"] += time.monotonic() - fetched
         self.totals["deltas" if anchor is None else "anchors"] += 1
 
-    async def _take(self, anchor: int | None, messages: list[memoryview], digest: str) -> None:
+    async def _take(self, anchor: int | None, messages: list[memoryview], manifest: dict[str, Any]) -> None:
         def work() -> None:
-            self.replica.take(anchor, messages, digest)
+            self.replica.take(anchor, messages, manifest["version"], manifest["digest"])
             taken = self.totals["anchors"] + self.totals["deltas"] + 1
             if taken % self._sweep_every == 0 and not self.replica.sweep():
                 raise Desync("wrong sweep", "bits of the replica have changed by themselves")

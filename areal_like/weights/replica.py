@@ -17,6 +17,7 @@ from areal_like.weights.digest import text_of
 from areal_like.weights.layout import Layout
 from areal_like.weights.state import State, TensorSpec
 
+Message = bytes | bytearray | memoryview
 NOTHING = -1
 """In place of a version."""
 
@@ -62,9 +63,9 @@ class Replica:
         self.version = version
         return True
 
-    def take(self, anchor: int | None, messages: Sequence[bytes | bytearray | memoryview], want: str) -> None:
-        """Go on by deltas to the weights whose digest is `want`; first, with `anchor`, from that version, whose bits have
-        been written to `state.buffer`. Raises Desync."""
+    def take(self, anchor: int | None, messages: Sequence[Message], version: int, digest: str) -> None:
+        """Go on by deltas to a version with that digest; first, with `anchor`, from that version, whose bits have been
+        written to `state.buffer`. Raises Desync."""
         assert self._lanes is not None
         try:
             deltas = [read(message, self.layout) for message in messages]
@@ -80,8 +81,8 @@ class Replica:
                 if self.digest != head.digest:
                     raise Desync("wrong digest", f"after the delta from version {head.base} to {head.version}")
                 self.version = head.version
-            if self.digest != want:
-                raise Desync("wrong digest", f"at version {self.version}")
+            if (self.version, self.digest) != (version, digest):
+                raise Desync("wrong digest", f"of version {version}: here is {self.version}")
         except DeltaError as error:
             self.forget()
             raise Desync("broken delta", str(error)) from None
