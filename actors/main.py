@@ -74,7 +74,9 @@ async def serve(role: Role) -> None:
     client = ActorClient(
         role.find("buffer"), role.name, engine.slots, shared_bytes=role.config.buffer.shared_bytes, **link
     )
-    subscriber = Subscriber(engine, role.name, client.applied, state=state, sweep_every=config.weights.sweep_every, **link)
+    subscriber = Subscriber(
+        engine, role.name, client.applied, state=state, sweep_every=config.weights.sweep_every, **link
+    )
     worker = Worker(task, engine, reward_function(task, pool), client, rollout, subscriber.digests)
     session = Session(client, worker, subscriber)
     client.hello()

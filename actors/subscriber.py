@@ -4,7 +4,7 @@
 
 Waits for an announcement (unblocked by the buffer) and then for the plan and chunks (unblocked by the publisher). The
 replica (`areal_like.weights.replica`) lies beside the live weights; only when all parts of a version are in it and the
-digest is right does the engine see the update, between two decode steps, so no token is ever sampled from a half-updated
+digest is right does the engine see the update, between two decode steps, so no token is sampled from a half-updated
 model. Large updates are applied to the replica in a thread, so generation goes on. Versions that were overtaken are
 skipped. Whatever does not fit (a checksum, a base, a digest) is counted by reason and ends in whole weights.
 """
@@ -73,8 +73,8 @@ class Subscriber:
         self.totals = dict.fromkeys(("weight_bytes", "fetch_seconds", "replica_seconds", "deltas", "anchors"), 0.0)
 
     def stats(self) -> dict[str, float]:
-        """Running totals: bytes and seconds of fetching, seconds of applying to the replica, versions that came as deltas,
-        and whole weights by reason."""
+        """Running totals: bytes and seconds of fetching, seconds of applying to the replica, versions that came as
+        deltas or with an anchor, and whole weights by reason."""
         by_reason = {f"full_syncs/{reason}": float(count) for reason, count in self.full_syncs.items()}
         return {**self.totals, "full_syncs": float(self.full_syncs.total()), **by_reason}
 
@@ -175,8 +175,8 @@ class Subscriber:
     # ---- the publisher ----------------------------------------------------------------------------------------------
 
     async def _plan(self, version: int) -> list[tuple[int, int, int, str]]:
-        """(base, version, bytes, checksum) of each part that leads from what is held to a version. Raises Superseded where
-        none do."""
+        """(base, version, bytes, checksum) of each part that leads from what is held to a version. Raises Superseded
+        where none do."""
         assert self._dealer
         body = {"version": version, "held": self.replica.version, "digest": self.replica.digest}
         self._dealer.send("sync", body)

@@ -47,8 +47,8 @@ HEADS = 4096
 
 
 class History:
-    """Of weights with this layout. At least the last `keep` deltas are kept, and those since the anchor, as long as they
-    are not more than twice the weights together; an anchor is taken anew after `anchor_every` versions at the latest."""
+    """Of weights with this layout. The last `keep` deltas are kept, and those since the anchor, as long as they are not
+    more than twice the weights together; an anchor serves for at most `anchor_every` versions."""
 
     def __init__(self, layout: Layout, *, keep: int, anchor_every: int):
         self._layout, self._keep, self._anchor_every = layout, keep, anchor_every
@@ -61,8 +61,8 @@ class History:
         self.version, self.digest = NOTHING, ""
 
     def add(self, version: int, digest: str, state: State, message: bytes | None) -> None:
-        """`state` is the newest now, and must not change until it is released; `message` leads there from the one before
-        (None: none does)."""
+        """`state` is the newest now, and must not change until it is released; `message` leads there from the one
+        before (None: none does)."""
         part = None if message is None else Part.of(self.version, version, message)
         with self._lock:
             self._merged.clear()
@@ -83,8 +83,8 @@ class History:
             self._states = {version: kept for version, kept in self._states.items() if kept is not state}
 
     def plan(self, version: int, held: int, digest: str) -> list[Part]:
-        """What to fetch, in this order, to get to `version` from the version `held`, if its bits have that digest; nothing
-        if there is no way any more."""
+        """What to fetch, in this order, to get to `version` from the version `held`, if its bits have that digest;
+        nothing if there is no way any more."""
         with self._lock:
             way = self._way(held, version) if held < version and self._digests.get(held) == digest else []
             if way and _size(way) <= self._layout.nbytes + HEADS:
@@ -96,14 +96,14 @@ class History:
         with self._lock:
             if base == NOTHING:
                 same = self._anchor is not None and self._anchor[0].version == version
-                return memoryview(self._anchor[1]) if same and self._anchor else None
+                return self._anchor[1].data if same and self._anchor else None
             for found in (self._chain.get(base), self._merged.get((base, version))):
                 if found and found[0].version == version:
                     return memoryview(found[1])
             return None
 
     def _way(self, base: int, version: int) -> list[Part]:
-        """The chain between two versions, or the merged delta if that is shorter; nothing if the chain does not reach."""
+        """The chain between two versions, or the merged delta if that is shorter; nothing if there is none."""
         chain = [self._chain[start] for start in self._chain if base <= start < version]
         if not chain or chain[0][0].base != base or chain[-1][0].version != version:
             return []

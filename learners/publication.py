@@ -134,7 +134,11 @@ class Publication:
         self.history.add(version, digest, state, message)
         self._newest, self._spare = state, self._newest
         self._versions += 1
-        if self._coding.coding == "delta" and self._versions % self._coding.sweep_every == 0 and state.digest() != digest:
+        if (
+            self._coding.coding == "delta"
+            and self._versions % self._coding.sweep_every == 0
+            and state.digest() != digest
+        ):
             raise RuntimeError(f"the digest of version {version} is not that of its bits")
         tensors = [[spec.name, spec.dtype, list(spec.shape)] for spec in state.specs]
         self.manifest = {

@@ -1,9 +1,9 @@
 """Weights out: serves the newest versions, in chunks, to whoever asks.
 
 The learner calls `publish` and goes on: `learners.publication` encodes and announces in a thread of its own, and
-another one, here, answers messages. Who `sync`s says which version it wants, which one it holds and the digest of that,
-and gets a plan: which parts (`learners.history`) lead there, none if none do. Parts are fetched in chunks; one that is no longer held
-is answered with `gone`, and the asker turns to the newest.
+another one, here, answers messages. Who says `sync` says which version it wants, which one it holds and the digest of
+that, and gets a plan: which parts (`learners.history`) lead there; none if none do. Parts are fetched in chunks; one
+that is no longer held is answered with `gone`, and the asker turns to the newest.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ UNSENT_CHUNKS = 32
 
 
 class Publisher:
-    """Serves on `endpoint`, with `keys` (see `areal_like.keys`) to those on the allow-list. `announce(manifest)` is called
-    for every version as soon as it can be fetched, by another thread than the caller of `publish`."""
+    """Serves on `endpoint`, with `keys` (see `areal_like.keys`) to those on the allow-list. `announce(manifest)` is
+    called for every version as soon as it can be fetched, by another thread than the caller of `publish`."""
 
     def __init__(self, endpoint: str, coding: Coding, announce: Announce, keys: str | None = None):
         self._router = Router(endpoint, keys, max_frame=MAX_FRAME_BYTES, unsent=UNSENT_CHUNKS)
@@ -36,8 +36,8 @@ class Publisher:
         self._thread.start()
 
     def publish(self, version: int, snapshot: Snapshot) -> float:
-        """Have the weights that `snapshot` returns published as `version`. Returns the seconds for which the caller, and
-        with it the learner, stood still."""
+        """Have the weights that `snapshot` returns published as `version`. Returns the seconds for which the caller,
+        and with it the learner, stood still."""
         return self._publication.publish(version, snapshot)
 
     def wait(self) -> dict[str, Any]:

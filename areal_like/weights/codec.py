@@ -2,8 +2,8 @@
 
 Per segment the smallest coding is taken: nothing if nothing has changed; gaps and steps for few changes; a mask and
 steps for more (the two meet near a twelfth, both compressed); the bits themselves above `dense_above`, where comparing
-and coding cost more than they save, or where steps are so large that bits are shorter. With `mode: absolute` changes are
-u16 places and new values, which may be applied any number of times.
+and coding cost more than they save, or where steps are so large that bits are shorter. With `mode: absolute` changes
+are u16 places and new values, which may be applied any number of times.
 
 NumPy is the truth; for large states compiled kernels do the same. Whether those try gaps, a mask or nothing at all is
 guessed from a sample, so that a dense update costs little more than a copy; the result is exact whatever the guess.
@@ -181,7 +181,8 @@ class Encoder:
         if sampled_density(before, after) > 1.1 * self._dense_above:
             return DENSE, 0, []
         counts = np.empty(-(-segment.count // plain.PART), np.uint32)
-        near, values = np.empty(most + _SLACK, np.uint16), np.empty(most + _SLACK, BITS_OF[segment.width])
+        near: np.ndarray = np.empty(most + _SLACK, np.uint16)
+        values: np.ndarray = np.empty(most + _SLACK, BITS_OF[segment.width])
         changes = self._kernels.encode_places(
             before, after, old_words, new_words, first, most, counts, near, values, sums
         )
@@ -252,7 +253,7 @@ def apply(block: Block, coded: Coded, buffer: np.ndarray, lanes: Lanes | None = 
             lanes.sweep(segment, words)
 
 
-def _apply_fast(kernels, segment: Segment, coding: int, parts, bits, words, lanes: Lanes | None) -> None:  # noqa: PLR0913
+def _apply_fast(kernels, segment: Segment, coding: int, parts, bits, words, lanes: Lanes | None) -> None:
     first = -1 if lanes is None else segment.first_word
     row = np.zeros(2, np.uint64) if lanes is None else lanes.row(segment)
     if coding == GAPS:

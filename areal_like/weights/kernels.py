@@ -1,7 +1,7 @@
 """The compiled twins of what is slow in NumPy: compare and code in one pass, apply, sweep for the digest.
 
-Each has a twin in NumPy (`areal_like.weights.plain`, `digest.sweep`) that gives the same numbers and
-is the truth in tests. Compiled for this machine's processor at first use (seconds) and kept beside this file or, where
+Each has a twin in NumPy (`areal_like.weights.plain`, `digest.sweep`) that gives the same numbers and is the truth in
+tests. Compiled for this machine's processor at first use (seconds) and kept beside this file or, where
 that can't be written, in numba's folder of the user; without either each process compiles anew. No kernel checks
 bounds: those that apply are called with arrays that `areal_like.weights.delta` has validated.
 
@@ -30,6 +30,9 @@ _K, _A, _B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.ui
 _LOW, _ONE, _SIX = np.uint64(0xFFFFFFFF), np.uint64(1), np.uint64(6)
 
 
+_intrinsic: Any = intrinsic
+
+
 def compiled(function: Callable[..., Any]) -> Any:
     """Compiled when first called. The lock of the interpreter is free while it runs."""
     try:
@@ -38,7 +41,7 @@ def compiled(function: Callable[..., Any]) -> Any:
         return njit(nogil=True)(function)
 
 
-@intrinsic
+@_intrinsic
 def _differ(typingctx: Any, old: Any, new: Any, at: Any) -> Any:
     """Bit j of the uint64: do elements at + j differ? Fetches ahead."""
 
@@ -60,7 +63,7 @@ def _differ(typingctx: Any, old: Any, new: Any, at: Any) -> Any:
     return types.uint64(old, new, types.intp), codegen
 
 
-@intrinsic
+@_intrinsic
 def _will_write(typingctx: Any, array: Any, at: Any) -> Any:
     """Fetch the place of an element that is going to be written."""
 
@@ -75,7 +78,7 @@ def _will_write(typingctx: Any, array: Any, at: Any) -> Any:
     return types.void(array, types.intp), codegen
 
 
-@intrinsic
+@_intrinsic
 def _lowest(typingctx: Any, bits: Any) -> Any:
     """The number of the lowest bit that is set; of 0, undefined."""
 
@@ -183,8 +186,8 @@ def _places(old, new, at, words, starts, places):
 
 @compiled
 def encode_gaps(old, new, old_words, new_words, first, limit, gaps, far, codes, big, fill, lanes):  # noqa: PLR0913
-    """Fills gaps, far, codes and big (see `plain`). `fill` int64 [4]: how far gaps, far, codes and big are filled. Returns -1 with `fill` as
-    it was if there are more than `limit` changes; each array needs room for a tile more."""
+    """Fills gaps, far, codes and big (see `plain`). `fill` int64 [4]: how far each of them is filled. Returns -1, with
+    `fill` as it was, if there are more than `limit` changes; each array needs room for a tile more."""
     width, before = old.itemsize * 8, np.int64(-1)
     k, f, c, b = fill[0], fill[1], fill[2], fill[3]
     words, starts = np.empty(_TILE // 64, np.uint64), np.empty(_TILE // 64, np.int64)
@@ -265,7 +268,7 @@ def encode_places(old, new, old_words, new_words, first, limit, counts, near, va
 @compiled
 def apply_gaps(bits, words, first, gaps, far, codes, big, lanes):
     """Step what the gaps lead to."""
-    width, i, f, b = bits.itemsize * 8, np.int64(-1), 0, 0
+    width, i, f, b = bits.itemsize * 8, np.int64(-1), np.int64(0), np.int64(0)
     places = np.empty(min(_TILE, gaps.size), np.int64)
     for start in range(0, gaps.size, _TILE):
         n = min(_TILE, gaps.size - start)
@@ -309,7 +312,7 @@ def apply_mask(bits, mask, codes, big):
 @compiled
 def apply_places(bits, words, first, counts, near, values, lanes):
     """Write the values to their places."""
-    width, k = bits.itemsize * 8, 0
+    width, k = bits.itemsize * 8, np.int64(0)
     places = np.empty(65536, np.int64)
     for part in range(counts.size):
         n = np.int64(counts[part])

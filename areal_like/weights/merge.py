@@ -1,13 +1,15 @@
 """Several deltas in a row → one that does the same: fewer bytes, because the same elements change again and again.
 
-Needs no weights: steps add up (mod 2^width; what comes back to where it was is left out), later values and bits replace
-earlier ones, and changes on top of bits are made there. NumPy only: it is done for who is behind, not for every version.
+Needs no weights: steps add up (mod 2^width; what comes back to where it was is left out), later values and bits
+replace earlier ones, and changes on top of bits are made there. NumPy only: it is done for who is behind, not for every
+version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,7 +25,7 @@ Change = tuple[str, np.ndarray, np.ndarray]
 
 def merge(deltas: Sequence[Delta], layout: Layout) -> bytes:
     """The message of the one delta. Raises ValueError if they do not follow one another."""
-    for before, after in zip(deltas, deltas[1:], strict=False):
+    for before, after in pairwise(deltas):
         if (before.head.version, before.head.digest) != (after.head.base, after.head.base_digest):
             raise ValueError(f"version {after.head.base} does not follow version {before.head.version}")
     first, last = deltas[0].head, deltas[-1].head

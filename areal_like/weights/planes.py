@@ -176,9 +176,7 @@ def _check_places(rows: list[tuple[Segment, int, int]], coded: Coded) -> None:
             raise DeltaError(f"changes that do not lie within their segment ({CODINGS[coding]})")
 
 
-def parts_of(
-    rows: list[tuple[Segment, int, int]], coded: Coded
-) -> list[tuple[Segment, int, tuple[np.ndarray, ...]]]:
+def parts_of(rows: list[tuple[Segment, int, int]], coded: Coded) -> list[tuple[Segment, int, tuple[np.ndarray, ...]]]:
     """What belongs to each segment that is not skipped: of GAPS (gaps, far, short, big), of MASK (mask, short, big), of
     PLACES (counts, near, values), of DENSE (bits,)."""
     found: list[tuple[Segment, int, tuple[np.ndarray, ...]]] = []
@@ -204,7 +202,7 @@ def parts_of(
         elif coding == PLACES:
             cut = 4 * -(-segment.count // plain.PART)
             near = mine[cut : cut + 2 * changes].copy().view(np.uint16)
-            values = mine[cut + 2 * changes :].copy().view(BITS_OF[segment.width])
+            values: np.ndarray = mine[cut + 2 * changes :].copy().view(BITS_OF[segment.width])
             found.append((segment, coding, (mine[:cut].copy().view(np.uint32), near, values)))
         elif coding == DENSE:
             found.append((segment, coding, (mine,)))

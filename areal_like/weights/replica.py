@@ -35,7 +35,8 @@ class Replica:
 
     def __init__(self, state: State | None = None):
         self.version, self.digest = NOTHING, ""
-        self._initial, self._lanes = state, None
+        self._initial = state
+        self._lanes: Lanes | None = None
         self.state, self.layout = State([]), Layout([], 4096)
 
     def shape(self, specs: list[TensorSpec], block_bytes: int) -> None:

@@ -180,7 +180,7 @@ def peak_extra(before: State, after: State) -> float:
 
 
 def of_size(millions: int, repeats: int, rng: np.random.Generator) -> dict[str, float]:
-    before, metrics = weights(millions, rng), {}
+    before, metrics = weights(millions, rng), dict[str, float]()
     for label, density in DENSITIES.items():
         after = changed(before, density, rng)
         if not metrics:

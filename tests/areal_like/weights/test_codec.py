@@ -12,7 +12,16 @@ from areal_like.weights.kernels import sweep as compiled_sweep
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import CODINGS, Coded, pack, unpack
 from areal_like.weights.state import State, TensorSpec
-from tests.areal_like.weights.states import DTYPES, SPECIAL, applied, changed, compile_from, message, random_state, specs_of
+from tests.areal_like.weights.states import (
+    DTYPES,
+    SPECIAL,
+    applied,
+    changed,
+    compile_from,
+    message,
+    random_state,
+    specs_of,
+)
 
 NEVER = 1 << 62
 
@@ -136,7 +145,9 @@ def test_the_coding_that_is_chosen_is_about_the_smallest(density: float) -> None
     sizes = [segment.nbytes]
     for as_gaps in (True, False):
         short, big = plain.encode_codes(plain.steps(old[places], new[places]))
-        coded = Coded(np.array([2 if as_gaps else 3], np.uint8), np.array([places.size], np.uint32), short=short, big=big)
+        coded = Coded(
+            np.array([2 if as_gaps else 3], np.uint8), np.array([places.size], np.uint32), short=short, big=big
+        )
         if as_gaps:
             coded.gaps, coded.far = plain.encode_gaps(places)
         else:

@@ -11,7 +11,9 @@ from tests.areal_like.weights.states import DTYPES, applied, changed, message, r
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["ulp", "absolute"])
-@pytest.mark.parametrize("densities", [(0.01, 0.01, 0.01), (0.06, 0.06), (0.001, 0.5, 0.01, 0.2), (0.2, 0.2, 0.2), (0, 0)])
+@pytest.mark.parametrize(
+    "densities", [(0.01, 0.01, 0.01), (0.06, 0.06), (0.001, 0.5, 0.01, 0.2), (0.2, 0.2, 0.2), (0, 0)]
+)
 def test_a_merged_chain_leads_to_the_same_bits(dtype: str, mode: str, densities: tuple[float, ...]) -> None:
     rng = np.random.default_rng(len(densities))
     states = [random_state(specs_of(dtype), rng)]
@@ -31,7 +33,9 @@ def test_what_goes_there_and_back_is_no_change() -> None:
     before = random_state(specs_of("bfloat16"), rng)
     after, layout = changed(before, 0.02, rng), Layout(before.specs, 16384)
     there, back = message(before, after, layout), message(after, before, layout, base=1, version=2)
-    sparse = [block.changes.sum() for block in read(merge([read(x, layout) for x in (there, back)], layout), layout).blocks]
+    sparse = [
+        block.changes.sum() for block in read(merge([read(x, layout) for x in (there, back)], layout), layout).blocks
+    ]
     assert sum(sparse) == 0
 
 
