@@ -100,11 +100,11 @@ def decode_places(counts: np.ndarray, near: np.ndarray) -> np.ndarray:
 
 def pack_codes(short: np.ndarray) -> np.ndarray:
     """Two to a byte, the first in the low half."""
-    even = short if short.size % 2 == 0 else np.append(short, np.uint8(0))
-    return even[0::2] | (even[1::2] << 4)
+    even = np.ascontiguousarray(short if short.size % 2 == 0 else np.append(short, np.uint8(0)))
+    pairs = even.view("<u2")  # whole arrays at a time: far faster than every other element
+    return (pairs | pairs >> 4).astype(np.uint8)
 
 
 def unpack_codes(packed: np.ndarray, count: int) -> np.ndarray:
-    short = np.empty(2 * packed.size, np.uint8)
-    short[0::2], short[1::2] = packed & 15, packed >> 4
-    return short[:count]
+    pairs = packed.astype("<u2")
+    return ((pairs | pairs << 4) & 0x0F0F).astype("<u2").view(np.uint8)[:count]

@@ -70,9 +70,8 @@ def pack(coded: Coded) -> bytes:
     compressor = zstandard.ZstdCompressor(compression_params=_PARAMETERS)
 
     def smaller(plane: np.ndarray) -> bytes:
-        raw = plane.tobytes()
-        squeezed = compressor.compress(raw) if len(raw) >= _WORTH_IT else raw
-        return squeezed if len(squeezed) < len(raw) else raw
+        squeezed = compressor.compress(plane.data) if plane.nbytes >= _WORTH_IT else b""
+        return squeezed if 0 < len(squeezed) < plane.nbytes else plane.tobytes()
 
     planes = [coded.gaps, _by_byte(coded.far), coded.masks, plain.pack_codes(coded.short), _by_byte(coded.big)]
     stored = [smaller(plane) for plane in planes]
