@@ -258,7 +258,9 @@ class SharedDealer(Dealer):
         super().__init__(endpoint, name, peer, link_timeout=link_timeout, keys=keys)
         self._lock, self._owner = threading.Lock(), threading.get_ident()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self._watched = [self.socket.getsockopt(zmq.FD), self._wake]
+        self._watched = select.poll()
+        for descriptor in (self.socket.getsockopt(zmq.FD), self._wake):
+            self._watched.register(descriptor, select.POLLIN)
 
     def send(self, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
         with self._lock:
@@ -279,7 +281,7 @@ class SharedDealer(Dealer):
                 self.link.check()
                 return None
             seconds = left if self.link.connections else min(left, 0.5)
-            ready, _, _ = select.select(self._watched, [], [], seconds)
+            ready = [descriptor for descriptor, _ in self._watched.poll(1000 * seconds)]
             if self._wake in ready:
                 os.eventfd_read(self._wake)
             elif not ready:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from areal_like.bus import LOGGED_REFUSALS, AsyncDealer, BusError, Dealer, Router, is_loopback, routing_id
+from areal_like.bus import LOGGED_REFUSALS, AsyncDealer, BusError, Dealer, Router, SharedDealer, is_loopback, routing_id
 from areal_like.wire import MAX_FRAMES, Message, WireError, encode
 from tests.faults.proxy import Proxy
 
@@ -218,4 +219,36 @@ def test_a_connection_that_leads_nowhere_is_made_anew(kind: str) -> None:
 
     asyncio.run(talk())
     proxy.close()
+    router.close()
+
+
+def test_one_thread_receives_while_others_send(tmp_path) -> None:
+    """Every message of every thread arrives, each thread's in its order, and no answer is slept through."""
+    router = Router(f"ipc://{tmp_path}/s")
+    dealer = SharedDealer(router.endpoint, "learner", "buffer")
+    threads, each = 3, 300
+
+    def echo() -> None:
+        for _ in range(threads * each):
+            received = router.receive(timeout=20)
+            assert received is not None and isinstance(received[1], Message)
+            router.send(received[0], "released", {"blocks": [received[1].body["index"]]})
+
+    def say(first: int) -> None:
+        for index in range(first, first + each):
+            dealer.send("trained", {"index": index})
+
+    others = [threading.Thread(target=echo), *(threading.Thread(target=say, args=(k * each,)) for k in range(threads))]
+    for other in others:
+        other.start()
+    answers: list[int] = []
+    while len(answers) < threads * each:
+        message = dealer.receive(timeout=20)
+        assert message is not None
+        answers += message.body["blocks"]
+    for other in others:
+        other.join(20)
+    assert all(sorted(part) == part for k in range(threads) if (part := [a for a in answers if a // each == k]))
+    assert sorted(answers) == list(range(threads * each))
+    dealer.close()
     router.close()
