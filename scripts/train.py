@@ -155,12 +155,12 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
     if args.print_config:
         print(configs.to_yaml(config), end="")
         return None
-    if args.dry_run:
-        print(describe(plan(config)))
-        return None
     preflight(config)
     if config.replay:
         config = fit_to_replay(config)
+    if args.dry_run:
+        print(describe(plan(config)))
+        return None
     stem = Path(args.config).stem
     earlier = find_run_to_resume(config, stem) if config.resume else None
     if earlier:

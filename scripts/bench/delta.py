@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,13 +170,15 @@ def compare(before: State, after: State, label: str, repeats: int) -> dict[str, 
 
 
 def peak_extra(before: State, after: State) -> float:
-    """Of one encoding in a fresh encoder, over the weights: growth of the process's largest resident size."""
+    """The most memory that one encoding in a fresh encoder asks for, payload included, over that of the weights."""
     layout = Layout(before.specs, BLOCK_BYTES)
-    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tracemalloc.start()
     encoder = Encoder(layout)
     blocks = [pack(encoder.encode(block, before.buffer, after.buffer)) for block in layout.blocks]
     write(Head(0, 1, NO_DIGEST, NO_DIGEST), layout, blocks)
-    return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / before.nbytes
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak / before.nbytes
 
 
 def of_size(millions: int, repeats: int, rng: np.random.Generator) -> dict[str, float]:
