@@ -28,6 +28,8 @@ from areal_like.weights.state import State
 from learners.history import History
 
 log = logging.getLogger(__name__)
+BESIDE_FROM = 1 << 18
+"""Bytes of weights; for fewer a thread costs more than it saves."""
 STALL_SECONDS = 600.0
 """So long a publication may take before the learner gives up."""
 
@@ -56,7 +58,7 @@ class Coding:
 
 class Publication:
     """Makes versions known: `publish` is called by the learner, `announce(manifest)` by the thread, version by version.
-    What goes wrong in the thread is raised in the learner, by the next call."""
+    What goes wrong in the thread is raised in the learner, by its next call."""
 
     def __init__(self, endpoint: str, coding: Coding, announce: Announce):
         self._endpoint, self._coding, self._announce = endpoint, coding, announce
@@ -77,24 +79,29 @@ class Publication:
         """Take a snapshot and have it published. Returns the seconds for which the learner stood still."""
         begin = time.monotonic()
         self.wait()
-        first = self._newest is None
-        if self._newest is None:
-            state = snapshot()
+        if self._newest is None or self.history is None:
+            self._make_known(version, self._whole(snapshot()))
+            return time.monotonic() - begin
+        state = self._spare or State(self._newest.specs)
+        self.history.release(state)
+        if self._coding.overlap and state.nbytes >= BESIDE_FROM:
+            self._publish_beside(version, state, snapshot)
         else:
-            state = self._spare or State(self._newest.specs)
-            if self.history:
-                self.history.release(state)
-        self._cast = state.nbytes if first else 0
+            self._make_known(version, self._whole(snapshot(into=state)))
+        return time.monotonic() - begin
+
+    def _publish_beside(self, version: int, state: State, snapshot: Snapshot) -> None:
+        self._cast = 0
         self._thread = threading.Thread(target=self._run, args=(version, state), name="publication", daemon=True)
         self._thread.start()
-        if not first:
-            try:
-                snapshot(into=state, done=self._is_cast)
-            finally:
-                self._is_cast(state.nbytes)
-        if not self._coding.overlap:
-            self.wait()
-        return time.monotonic() - begin
+        try:
+            snapshot(into=state, done=self._is_cast)
+        finally:
+            self._is_cast(state.nbytes)
+
+    def _whole(self, state: State) -> State:
+        self._cast = state.nbytes
+        return state
 
     def wait(self) -> None:
         """Until what was published is announced. Raises what went wrong in the thread."""
@@ -111,7 +118,7 @@ class Publication:
             self._cast = nbytes
             self._progress.notify()
 
-    # ---- in the thread ----------------------------------------------------------------------------------------------
+    # ---- in the thread, if there is one ----------------------------------------------------------------------------
 
     def _run(self, version: int, state: State) -> None:
         try:
