@@ -54,6 +54,11 @@ MINIMUM = {
     "buffer.max_bytes": 1,
     "buffer.shared_bytes": 0,
     "buffer.heartbeat_timeout": 2,
+    "weights.dense_above": 0,
+    "weights.block_bytes": 4096,
+    "weights.keep": 1,
+    "weights.anchor_every": 1,
+    "weights.sweep_every": 1,
     "checkpoint.every": 0,
     "checkpoint.keep": 1,
 }
@@ -104,6 +109,18 @@ class Buffer:
 
 
 @dataclass
+class Weights:
+    coding: Literal["delta", "full"]
+    mode: Literal["ulp", "absolute"]
+    dense_above: float
+    block_bytes: int
+    keep: int
+    anchor_every: int
+    sweep_every: int
+    overlap: bool
+
+
+@dataclass
 class Security:
     key_folder: str | None
 
@@ -145,6 +162,7 @@ class Config:
     eval: Eval
     actors: Actors
     buffer: Buffer
+    weights: Weights
     security: Security
     checkpoint: Checkpoint
     launcher: dict[str, Any]
@@ -156,6 +174,7 @@ SECTIONS: dict[str, type] = {
     "eval": Eval,
     "actors": Actors,
     "buffer": Buffer,
+    "weights": Weights,
     "security": Security,
     "checkpoint": Checkpoint,
 }
@@ -219,6 +238,8 @@ def _checked(tree: dict[str, Any]) -> Config:
         value = OmegaConf.select(config, key)
         if value is not None and not value >= minimum:
             raise ConfigError(f"{key}: must be at least {minimum}, got {value}", key)
+    if config.weights.block_bytes % 4096:
+        raise ConfigError("weights.block_bytes: must be a multiple of 4096", "weights.block_bytes")
     _refuse_other_ages(config)
     _refuse_odd_training(_plain(config))
     return _read_only(config)

@@ -121,8 +121,9 @@ class Trainer(Protocol):
         """One train step on one batch; returns metrics."""
         ...
 
-    def snapshot(self) -> State:
-        """The weights to publish: the very bits that the next step differentiates."""
+    def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
+        """The weights to publish: the very bits that the next step differentiates. Written into `into`, a state of the
+        same tensors, if there is one; `done` is told how many bytes of its buffer are written, as they are."""
         ...
 
     def save_state(self, folder: Path) -> None:

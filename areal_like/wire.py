@@ -83,8 +83,10 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     # buffer → anybody
     "refused": {"reason": str},
     # subscriber → publisher and back
-    "fetch": {"version": int, "offset": int, "size": int},
-    "chunk": {"version": int, "offset": int},
+    "sync": {"version": int, "held": int, "digest": str},
+    "plan": {"version": int, "parts": list},
+    "fetch": {"base": int, "version": int, "offset": int, "size": int},
+    "chunk": {"base": int, "version": int, "offset": int},
     "gone": {"version": int},
 }
 

@@ -136,10 +136,12 @@ class TorchLearner(Objective):
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
         return batch_metrics(batch) | zero_variance_by_staleness(batch) | step.metrics() | more
 
-    def snapshot(self) -> State:
-        """The published bits of the current weights: a fresh buffer, the caller's to keep."""
-        state = State(self._specs)
-        read_state(self._adapters.merged() if self._adapters else dict(self.model.named_parameters()), state)
+    def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
+        """The published bits of the current weights, in `into` or a fresh buffer that is the caller's to keep; `done`
+        as for `read_state`."""
+        state = into or State(self._specs)
+        tensors = self._adapters.merged() if self._adapters else dict(self.model.named_parameters())
+        read_state(tensors, state, done)
         return state
 
     def save(self, folder: str) -> None:
