@@ -281,6 +281,15 @@ class LifeCycle:
             return self.slots.next, None
         return held
 
+    @property
+    def deferred(self) -> int:
+        """Groups in the queue, and those that will be there as soon as their actors have handed them back."""
+        return len(self._stages[Stage.DEFERRED]) + sum(entry.recalled for entry in self.spares.values())
+
+    def first_deferred(self) -> int | None:
+        """The group that waits longest in the queue."""
+        return next(iter(self._stages[Stage.DEFERRED]), None)
+
     def recall_losers(self) -> None:
         """Recall spare groups for which there is no place left that could hold their tokens."""
         running = [entry for entry in self.spares.values() if not entry.recalled]

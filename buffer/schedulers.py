@@ -175,7 +175,7 @@ class SyncScheduler(Scheduler):
         return self.groups
 
     def admit(self, view: View) -> GroupPlan | None:
-        if not view.current:
+        if not view.current or (view.fresh < 1 and not view.deferred):
             return None
         if view.room >= 1 and view.admitted_slots < view.round_end:
             from_queue = view.deferred > 0 and (self.long or view.fresh < 1)

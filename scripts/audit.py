@@ -32,7 +32,7 @@ from areal_like.registry import build
 from buffer.journal import SNAPSHOT, JournalError, Record, scan
 from buffer.prompts import PromptCursor
 
-OF_THE_QUEUE = ("place", "defer", "take_up")
+WITHOUT_FATE = ("place", "defer", "take_up", "partial", "start", "advance")
 """Kinds of records that change when a group is rolled out, not what becomes of it."""
 RULES = ("prompts", "fates", "batches", "bound", "weights", "ledger")
 
@@ -65,7 +65,7 @@ class Audit:
         for number, record in enumerate(records):
             if record.kind == SNAPSHOT and number == 0:
                 raise JournalError("the journal lacks its beginning: an audit needs buffer.keep_journal=true")
-            if record.kind not in OF_THE_QUEUE:
+            if record.kind not in WITHOUT_FATE:
                 getattr(self, f"_on_{record.kind}")(*record.fields)
         return self
 
