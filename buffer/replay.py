@@ -181,4 +181,3 @@ class Replay(LifeCycle):
         self.trained += len(done)
         self.bound.batches.forget(batch + 1)
         return len(done)
-

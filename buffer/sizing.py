@@ -108,10 +108,10 @@ class Sagc(Sizing):
     def next_size(self, seen: Sequence[Lengths]) -> int:
         judged = [self._judge(group) for group in seen]
         events = [event for event, _, _ in judged if event is not None]
-        if events:
-            stragglers = sum(count for _, count, _ in judged)
-            self.a = self.forget * self.a + stragglers
+        if judged:
+            self.a = self.forget * self.a + sum(count for _, count, _ in judged)
             self.b = self.forget * self.b + sum(count for _, _, count in judged)
+        if events:
             self.share = sum(events) / len(events)
             self.share_sum += self.share
             self.steps += 1

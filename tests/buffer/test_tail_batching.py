@@ -45,7 +45,9 @@ def head_of(group_id: int, version: int, samples: int, dull: bool = False, oldes
 class Run:
     """A run of `batches` batches, played by `dice`."""
 
-    def __init__(self, dice: random.Random, sizing: str, *, batches: int, staleness: int = 0, zero_variance: bool = True):
+    def __init__(
+        self, dice: random.Random, sizing: str, *, batches: int, staleness: int = 0, zero_variance: bool = True
+    ):
         self.dice, self.sizing, self.batches, self.staleness = dice, sizing, batches, staleness
         self.filter = partial(filters.zero_variance) if zero_variance else partial(filters.none)
         self.records: list[Record] = []
@@ -67,7 +69,8 @@ class Run:
         del self.trained[self.checkpoint :]
         self.held = dict.fromkeys(self.house.names, -1)
         self.leased: dict[str, dict[int, tuple[int, int, int]]] = {name: {} for name in self.house.names}
-        self.seen = self.asked = 0
+        self.late: list[tuple[str, int, int, int]] = []
+        self.seen = 0
         self.served: list[list[int]] = self.trained.copy()
         self.house.hello("learner", *self.house.names, slots=1000)
         self.publish()
@@ -76,7 +79,9 @@ class Run:
         self.want()
 
     def append(self, kind: str, fields: list, payload: bytes) -> None:
-        self.records.append(Record(*msgpack.unpackb(msgpack.packb([kind, fields]), strict_map_key=False), bytes(payload)))
+        self.records.append(
+            Record(*msgpack.unpackb(msgpack.packb([kind, fields]), strict_map_key=False), bytes(payload))
+        )
 
     # ---- the learner ------------------------------------------------------------------------------------------------
 
@@ -158,12 +163,26 @@ class Run:
     def give_back(self, name: str, ids: list[int]) -> None:
         left = []
         for group_id in ids:
-            version = self.leased[name].pop(group_id)[2]
+            _, need, version = self.leased[name].pop(group_id)
+            self.late.append((name, group_id, need, version))
             call = Completion(np.zeros(3, np.int32), np.zeros(3, np.float32), [(version, 3)], "abort")
             left.append(encode_partial(group_id, {0: SoFar({(1, 0): call})}, {version: f"d{version}"}))
         body = {"ids": ids, "partials": [meta for meta, _ in left], "leaving": False}
         self.house.say(name, "give_back", body, *(payload for _, payload in left))
         self.listen()
+
+    def push_late(self) -> None:
+        """Of a group that was broken off: it had been pushed before, and comes again."""
+        name, group_id, need, version = self.late.pop(self.dice.randrange(len(self.late)))
+        entry = self.house.state.replay.entries.get(group_id)
+        if entry is None or entry.need == need:
+            head, payload = head_of(group_id, version, need)
+            self.house.say(name, "push", table(head), payload)
+            self.leased[name].pop(group_id, None)
+            for other in self.leased.values():
+                if entry and entry.stage is Stage.WAITING:
+                    other.pop(group_id, None)
+            self.listen()
 
     def die(self, name: str) -> None:
         self.leased[name].clear()
@@ -173,7 +192,11 @@ class Run:
     def step(self, calm: bool = False) -> None:
         dice, name = self.dice, self.dice.choice(self.house.names)
         running = list(self.leased[name])
-        match dice.choice(["push"] * 6 + ["update", "update", "back", "train", "train"] + ["die", "fail", "crash"] * (not calm)):
+        match dice.choice(
+            ["push"] * 6
+            + ["update", "update", "back", "train", "train"]
+            + ["die", "fail", "crash", "late"] * (not calm)
+        ):
             case "push" if running:
                 self.push(name, dice.choice(running), not calm and dice.random() < 0.15)
             case "update":
@@ -182,6 +205,8 @@ class Run:
                 self.give_back(name, self.recalled(name))
             case "train":
                 self.train()
+            case "late" if self.late:
+                self.push_late()
             case "die" if dice.random() < 0.3:
                 self.die(name)
             case "fail" if running and dice.random() < 0.3:
@@ -230,3 +255,81 @@ def test_every_prompt_is_trained_once_whatever_happens(sizing: str, staleness: i
             assert ledger["active"] == 0, "the end of the data has flushed the queue"
             left = sum(ledger["filtered"].values()) + ledger["dropped"].get("rejected", 0)
             assert ledger["admitted"] == ledger["trained"] + left == 8 * B + left
+
+
+def started(scheduler: SyncScheduler, **rules) -> House:
+    house = House(scheduler, **rules)
+    house.start()
+    house.say("learner", "want", {"index": 0, "version": 0})
+    return house
+
+
+def owner(house: House, group_id: int) -> str:
+    return next(name for name in house.names if group_id in house.leases(name))
+
+
+def test_the_first_done_are_kept_and_the_others_are_recalled_in_the_same_turn() -> None:
+    house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
+    launched = sorted(house.leases())
+    assert launched == list(range(6)) and len(house.state.replay.spares) == 2
+    for group_id in (5, 4, 3, 2):
+        assert not [body for _, kind, body in house.router.sent if kind == "cancel"]
+        house.push(owner(house, group_id), group_id, 0)
+    assert sorted(house.batches()[0]) == [2, 3, 4, 5]
+    cancels = [(who, body) for who, kind, body in house.router.sent if kind == "cancel"]
+    assert sorted(cancels, key=str) == sorted(
+        ((owner(house, i), {"ids": [i], "give_back": True}) for i in (0, 1)), key=str
+    )
+    for group_id in (0, 1):
+        house.say(owner(house, group_id), "give_back", {"ids": [group_id], "partials": [], "leaving": False})
+    assert [entry.id for entry in house.state.replay.in_stage(Stage.DEFERRED)] == [0, 1]
+    house.push(owner(house, 0), 0, 0)
+    assert house.state.replay.entries[0].stage is Stage.DEFERRED, "too late: its round is closed"
+
+
+def test_a_long_round_takes_from_the_queue_alone_first_in_first_out() -> None:
+    house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
+    deferred: list[int] = []
+    for batch in range(3):
+        running = sorted(entry.id for entry in house.state.replay.in_stage(Stage.RUNNING))
+        if batch == 2:
+            assert running == sorted(deferred) and house.state.scheduler.long
+        for group_id in running[-B:]:
+            house.push(house.state.replay.entries[group_id].actor, group_id, batch)
+        for group_id in running[:-B]:
+            actor = house.state.replay.entries[group_id].actor
+            house.say(actor, "give_back", {"ids": [group_id], "partials": [], "leaving": False})
+        deferred += running[:-B]
+        house.say("learner", "trained", {"index": batch})
+        house.publish(batch + 1)
+        house.apply(batch + 1)
+        house.say("learner", "want", {"index": batch + 1, "version": batch + 1})
+    assert [sorted(ids) for ids in house.batches()] == [[2, 3, 4, 5], [8, 9, 10, 11], [0, 1, 6, 7]]
+    assert not house.state.scheduler.long
+
+
+def test_cut_samples_go_on_only_where_the_bound_lets_them() -> None:
+    with pytest.raises(ValueError, match="strictly on-policy"):
+        SyncScheduler(Fixed(), max_staleness=2)
+    SyncScheduler(Fixed(), max_staleness=2, oversample_prompts=1.25)
+
+
+def test_groups_that_are_filtered_are_refilled_and_long_prompts_come_all_the_same() -> None:
+    """Dynamic sampling: most groups teach nothing; those that were cut are not forgotten."""
+    dice = random.Random(1)
+    run = Run(dice, "fixed", batches=12)
+    first_cut: dict[int, int] = {}
+    for _ in range(4000):
+        if len(run.trained) == run.batches:
+            break
+        for entry in run.house.state.replay.in_stage(Stage.DEFERRED):
+            first_cut.setdefault(entry.id, len(run.trained))
+        name = dice.choice(run.house.names)
+        if run.leased[name] and dice.random() < 0.8:
+            run.push(name, max(run.leased[name]), dice.random() < 0.7)
+        else:
+            run.step(calm=True)
+    trained_in = {group_id: number for number, ids in enumerate(run.trained) for group_id in ids}
+    waits = [trained_in[each] - cut for each, cut in first_cut.items() if each in trained_in]
+    assert len(run.trained) == 12 and run.house.state.replay.ledger()["active"] == 0 and waits
+    assert max(waits) <= 6, "each 1.5 x 4 start, so every third round is long"
