@@ -28,7 +28,6 @@ from enum import StrEnum
 from areal_like.groups import Head
 from buffer.partials import Partial
 
-
 NO_SLOT = -1
 
 
@@ -44,7 +43,8 @@ class Stage(StrEnum):
 class Entry:
     """One active group. `lease_version`: no token of it is older; weights that its actor held at the lease, or those of
     the oldest token that the lease carries. `partial`: what an earlier lease has left, until it is pushed; `recalled`:
-    its actor has been asked to hand it back; `deferred`: it has been, once. `head` and `payload` are the pushed message's, undecoded; `pushed` is its
+    its actor has been asked to hand it back; `deferred`: it has been, once. `head` and `payload` are the pushed
+    message's, undecoded; `pushed` is its
     place in the order of finishing; times are in seconds."""
 
     id: int

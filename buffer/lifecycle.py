@@ -90,7 +90,7 @@ class LifeCycle:
         self.scheduler_state = scheduler_state
         self.bound.batches.open(groups)
 
-    def admit(  # noqa: PLR0913 (what a lease says)
+    def admit(
         self,
         group_id: int,
         row: int,

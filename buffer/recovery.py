@@ -81,15 +81,8 @@ def _redo(replay: Replay, record: Record, now: float) -> None:
         case "admit":
             group_id, row, launch, need, *spare = fields
             replay.admit(group_id, row, launch, need, "", 0, now, spare=bool(spare))
-        case "open":
-            replay.open_batch(*fields[1:])
-        case "place":
-            replay.give_place(*fields)
-        case "take_up":
-            replay.take_up(*fields)
-        case "defer":
-            if replay.entries[fields[0]].stage is not Stage.DEFERRED:  # else by what it handed back
-                replay.defer(fields[0])
+        case "open" | "place" | "take_up" | "defer":
+            _redo_round(replay, record.kind, fields)
         case "push":
             (head,) = unpack_heads(fields[0])
             replay.accept(replay.entries[head.id], head, record.payload, fields[1], now)
@@ -107,6 +100,18 @@ def _redo(replay: Replay, record: Record, now: float) -> None:
             replay.filter(*fields)
         case _:
             raise JournalError(f"unknown kind of record {record.kind!r}: the journal is of another version")
+
+
+def _redo_round(replay: Replay, kind: str, fields: list[Any]) -> None:
+    match kind:
+        case "open":
+            replay.open_batch(*fields[1:])
+        case "place":
+            replay.give_place(*fields)
+        case "take_up":
+            replay.take_up(*fields)
+        case "defer" if replay.entries[fields[0]].stage is not Stage.DEFERRED:  # else by what it handed back
+            replay.defer(fields[0])
 
 
 def _in_own_slots(replay: Replay, batch: int, ids: list[int]) -> bool:

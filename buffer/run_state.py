@@ -26,7 +26,8 @@ from buffer.sizing import check_sizes
 @dataclass(slots=True)
 class RunState:
     """`expected_actors` must hold version 0 before the first lease; over `max_bytes` of payloads nothing is started but
-    what the learner's next batch lacks. The data ends with `last_batch` (None: the end is not known). `version` is the newest that the actors were told of (-1: none), `manifest` its
+    what the learner's next batch lacks. The data ends with `last_batch` (None: the end is not known). `version` is the
+    newest that the actors were told of (-1: none), `manifest` its
     description; `published` is the learner's newest; `digests` has the digests of all recent ones. `steps` batches have
     been trained; `wanted` is the learner's open request, `served` the last batch sent, body and payloads, until it is
     trained: it may be asked for again. Times are those of the monotonic clock, in seconds."""

@@ -1,6 +1,7 @@
 """How many samples a group has: the same always, or as stragglers allow. No I/O, no clock.
 
-A batch keeps its number of samples whatever the groups' size, so a batch of larger groups has fewer prompts. The size is
+A batch keeps its number of samples whatever the groups' size, so a batch of larger groups has fewer prompts. The size
+is
 settled when a batch is opened, so it changes at step boundaries only. Your own controller is a class that inherits
 from `Sizing`; `module:Name` names it in a config.
 """

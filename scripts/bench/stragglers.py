@@ -3,7 +3,8 @@
 Real processes, sockets, buffer and weight updates; the accelerators are simulated (`engine=timed`, `learner=timed`).
 All modes train as many samples of the same prompts. A decode step costs 1 + 0.002 · n for n running sequences, and
 every sequence has a place in an engine. Response lengths are log-normal, capped at what a setting allows (scaled down,
-so that a run takes seconds), most of the spread between prompts and the rest within. The settings stand for RollPacker's
+so that a run takes seconds), most of the spread between prompts and the rest within. The settings stand for
+RollPacker's
 (arXiv 2509.21009) answers of up to 8k, 16k and 32k tokens: sigma gives each the ratio of p99 to p50 in SETTINGS, which
 grows with the cap. These ratios are our choice: the paper has pictures of them and no table.
 
@@ -137,14 +138,16 @@ def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(10, 0.6 * len(found) + 1))
-    for place, (mode, run) in enumerate(found.items()):
+    for place, run in enumerate(found.values()):
         ends = np.array([row["seconds"] for row in run["rows"]])
         trained = np.array([row["train/step_seconds"] for row in run["rows"]])
         begins = np.concatenate([[0.0], ends[:-1]])
         long = np.array([row.get("rounds/long", 0.0) > 0 for row in run["rows"]])
         for these, colour in ((long, "tab:orange"), (~long, "tab:blue")):
-            axis.broken_barh(list(zip(begins[these], (ends - begins)[these])), (place - 0.4, 0.4), color=colour)
-        axis.broken_barh(list(zip(ends - trained, trained)), (place, 0.4), color="tab:green")
+            axis.broken_barh(
+                list(zip(begins[these], (ends - begins)[these], strict=True)), (place - 0.4, 0.4), color=colour
+            )
+        axis.broken_barh(list(zip(ends - trained, trained, strict=True)), (place, 0.4), color="tab:green")
     axis.set_yticks(range(len(found)), list(found))
     axis.invert_yaxis()
     axis.set_xlabel("seconds (blue: a round, or what one batch took; orange: a long round; green: the learner trains)")
