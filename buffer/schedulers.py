@@ -157,9 +157,8 @@ class SyncScheduler(Scheduler):
         self.oversample_responses = _factor("oversample_responses", oversample_responses)
         if max_staleness < 0 or max_staleness != int(max_staleness) or (max_staleness and oversample_prompts == 1):
             raise ValueError(
-                f"scheduler.max_staleness={max_staleness}: the sync scheduler is strictly on-policy (0), unless samples
-                "
-                "that oversample_prompts > 1 has cut are to go on from older tokens; for stale data use mode=async"
+                f"scheduler.max_staleness={max_staleness}: the sync scheduler is strictly on-policy (0), unless what "
+                "oversample_prompts > 1 has cut is to go on from older tokens; for stale data use mode=async"
             )
         self.max_staleness = max_staleness
         self.groups = 0
