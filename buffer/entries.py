@@ -22,13 +22,21 @@ likes (`buffer.schedulers`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from areal_like.groups import Head
 from buffer.partials import Partial
 
 NO_SLOT = -1
+Recorder = Callable[[str, list[Any], bytes | memoryview], None]
+"""Is told of every change: the journal's `append`."""
+
+
+def record_nothing(kind: str, fields: list[Any], payload: bytes | memoryview) -> None:
+    """The recorder of a buffer without a journal."""
 
 
 class Stage(StrEnum):

@@ -68,7 +68,7 @@ def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, n
     carried: dict[int, int] = {}
     if entry:
         carried = state.replay.assign(entry, actor.name, actor.version)
-    elif state.replay.bytes > state.max_bytes and state.replay.slots.next >= _slots_wanted(state):
+    elif _bytes_to_come(state) > state.max_bytes and state.replay.slots.next >= _slots_wanted(state):
         # Never the slots that the learner waits for: its batch is what frees memory.
         state.replay.slots.check_memory(state.max_bytes)
         return None
@@ -124,6 +124,11 @@ def _view(state: RunState, version: int) -> View:
         fresh=to_come,
         current=version >= replay.bound.batch_version(state.steps),
     )
+
+
+def _bytes_to_come(state: RunState) -> int:
+    """Payloads that are held, and those of groups that run: taken to be as large as the largest one so far."""
+    return state.replay.bytes + state.largest_payload * state.replay.count(Stage.RUNNING)
 
 
 def _slots_wanted(state: RunState) -> int:

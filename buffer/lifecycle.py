@@ -18,16 +18,11 @@ from typing import Any
 from areal_like.groups import Head, pack_heads
 from buffer import filters
 from buffer.admission import Bound
-from buffer.entries import NO_SLOT, Entry, Stage
+from buffer.entries import NO_SLOT, Entry, Recorder, Stage, record_nothing
 from buffer.partials import Partial
 from buffer.slots import Slots
 
 Filter = Callable[..., str]
-Recorder = Callable[[str, list[Any], bytes | memoryview], None]
-
-
-def record_nothing(kind: str, fields: list[Any], payload: bytes | memoryview) -> None:
-    """The recorder of a buffer without a journal."""
 
 
 class LifeCycle:

@@ -42,6 +42,7 @@ class RunState:
     max_bytes: int
     last_batch: int | None = None
     steps: int = 0
+    largest_payload: int = 0
     version: int = -1
     manifest: dict[str, Any] | None = None
     published: dict[str, Any] | None = None

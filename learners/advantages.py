@@ -37,7 +37,7 @@ def group(rewards: np.ndarray, groups: np.ndarray, *, std: bool = False, eps: fl
 
 
 def rloo(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """REINFORCE leave-one-out (arXiv 2402.14740, equation 6): reward − mean of the OTHERS in its group, float64 [n].
+    """REINFORCE leave-one-out (arXiv 2402.14740): reward − mean of the OTHERS in its group, float64 [n].
 
     Equals n/(n − 1) times `group`. Single samples have no others and get 0.
     """
@@ -145,7 +145,7 @@ def reinforce_pp(episodes: Episodes, *, baseline: bool = False, gamma: float = 1
 @per_token
 @needs_values
 def gae(episodes: Episodes, *, gamma: float = 1.0, lam: float = 1.0) -> np.ndarray:
-    """Generalised advantage estimation (arXiv 1506.02438, equation 16) over trained tokens, with a critic: float64 [N].
+    """Generalised advantage estimation (arXiv 1506.02438) over trained tokens, with a critic: float64 [N].
 
     `δ_t = r_t + γ V_{t+1} − V_t`, the value behind a sample's last trained token being 0; `A_t = Σ (γλ)^k δ_{t+k}`. Not
     normalised, so that A + V is what the critic learns.
