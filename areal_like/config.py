@@ -263,6 +263,8 @@ def _refuse_other_ages(config: Any) -> None:
         raise ConfigError(f"{AGES}: groups {oldest} versions old break the bound of {bound} ({BOUND}, mode)", AGES)
     if config.policy["name"] != "in_order":
         raise ConfigError(f"{AGES} gives each batch its own groups: it needs policy=in_order", AGES)
+    if config.sizing["name"] != "fixed" or config.scheduler.get("oversample_prompts", 1) != 1:
+        raise ConfigError(f"{AGES} needs sizing=fixed and no scheduler.oversample_prompts: all places are set", AGES)
 
 
 def _refuse_odd_training(config: dict[str, Any]) -> None:

@@ -56,6 +56,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
     },
     "sizing": {
         "fixed": "buffer.sizing:Fixed",
+        "sagc": "buffer.sizing:Sagc",
     },
     "policy": {
         "in_order": "buffer.policies:in_order",

@@ -62,6 +62,8 @@ class Controller:
             self.state.lose(actor)
         self._start(now)
         self.state.announce()
+        self.state.replay.recall_losers()
+        self._revoke()
         evaluate(self.state)
         admit(self.state, now)
         self._serve(now)
@@ -101,6 +103,7 @@ class Controller:
         state.gauges.measure_rates(state.fleet, now)
         allowed = state.replay.oldest_allowed(index)
         info = state.gauges.batch_info(entries, version, allowed, now) | levels(state, now)
+        info |= state.gauges.decision(index)
         body = {"index": index, "version": version, "oldest_allowed": allowed, "info": info}
         body |= pack_heads([entry.head for entry in entries if entry.head])
         state.served = body, [frame_of(entry.payload) for entry in entries]

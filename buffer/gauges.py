@@ -7,6 +7,7 @@ from typing import Any
 
 from buffer.entries import Entry
 from buffer.fleet import Fleet
+from buffer.sizing import Lengths
 
 
 class Gauges:
@@ -22,9 +23,28 @@ class Gauges:
         self._rate_at = 0.0
         self._rate_tokens = 0
         self.rates: dict[str, float] = {}
+        self._seen: list[Lengths] = []
+        self._decisions: dict[int, dict[str, float]] = {}
 
     def start(self, now: float) -> None:
         self._rate_at = now
+
+    def see(self, lengths: Lengths) -> None:
+        """A group has ended or was broken off."""
+        self._seen.append(lengths)
+
+    def take_seen(self) -> list[Lengths]:
+        """All since the last call."""
+        seen, self._seen = self._seen, []
+        return seen
+
+    def note_decision(self, batch: int, metrics: dict[str, float]) -> None:
+        """Why a batch is as it is, for `decision`."""
+        self._decisions[batch] = metrics
+
+    def decision(self, batch: int) -> dict[str, float]:
+        """What was noted of a batch (nothing, if that was before a crash)."""
+        return self._decisions.pop(batch, {})
 
     @property
     def staleness_mean(self) -> float:
@@ -55,7 +75,7 @@ class Gauges:
             "staleness/in_queue_histogram": _histogram(queue),
             "buffer/flight_seconds": sum(e.pushed_at - e.admitted_at for e in entries) / len(entries),
             "buffer/queue_seconds": sum(now - e.pushed_at for e in entries) / len(entries),
-        }
+        } | idle_shares([entry.head.lengths for entry in entries if entry.head])
 
     def measure_rates(self, fleet: Fleet, now: float) -> dict[str, float]:
         """Tokens per second pushed since the last call, and the actors' own running totals."""
@@ -77,6 +97,17 @@ class Gauges:
             "rollout/actors": len(fleet),
         }
         return self.rates
+
+
+def idle_shares(lengths: list[list[int]]) -> dict[str, float]:
+    """What a barrier costs if every response has a place of its own: 1 − Σ length / (responses · longest), with one
+    barrier for each group (their mean) and with one for all. `lengths`: response tokens, by group."""
+    groups = [1.0 - sum(each) / (len(each) * max(each)) for each in lengths]
+    every = [length for each in lengths for length in each]
+    return {
+        "barrier/group_idle_share": sum(groups) / len(groups),
+        "barrier/round_idle_share": 1.0 - sum(every) / (len(every) * max(every)),
+    }
 
 
 def _sum(counts: Counter[int]) -> int:

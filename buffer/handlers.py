@@ -17,6 +17,7 @@ from buffer.fleet import Actor
 from buffer.partials import Partial
 from buffer.recovery import snapshot
 from buffer.run_state import RunState
+from buffer.sizing import Lengths
 from buffer.status import status
 
 log = logging.getLogger(__name__)
@@ -132,6 +133,7 @@ class Handlers:
         new = state.replay.push(head, payload, state.version, now)
         if new:
             state.gauges.tokens_pushed += head.tokens
+            state.gauges.see(Lengths(tuple(head.lengths), (False,) * head.samples))
             state.largest_payload = max(state.largest_payload, head.size)
         return new
 
@@ -157,6 +159,8 @@ class Handlers:
         finally:
             for group_id in sorted(ids):
                 actor.running.discard(group_id)
+                if group_id in left and self.state.replay.entries[group_id].recalled:
+                    self.state.gauges.see(left[group_id].lengths)
                 self.state.replay.hand_back(group_id, left.get(group_id))
             if message.body["leaving"]:
                 log.info("%s leaves; %d of its %d groups had begun", actor.name, len(left), len(ids))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
+import math
 
 from areal_like.types import Lease
-from buffer.entries import Stage
+from buffer.entries import Entry, Stage
 from buffer.fleet import Actor
 from buffer.partials import Partial
 from buffer.run_state import RunState
-from buffer.schedulers import View
+from buffer.schedulers import GroupPlan, View
 
 Granted = tuple[Lease, Partial | None, list[int]]
 """A lease, what an earlier one has left of its group, and which samples of that it carries."""
@@ -37,7 +38,8 @@ def admit(state: RunState, now: float) -> None:
     if state.started_at is None or state.finishing or state.outbox.blocked:
         return
     queued = state.replay.count(Stage.QUEUED)
-    to_start = state.replay.room(state.version) + queued
+    _open_batch(state, state.replay.room(state.version))
+    to_start = state.replay.room(state.version) + queued + state.scheduler.wants_spares(_view(state, state.version))
     if not to_start:
         return
     planned: dict[str, list[Granted]] = {}
@@ -47,7 +49,7 @@ def admit(state: RunState, now: float) -> None:
     while candidates:
         held, place, actor = candidates[0]
         granted = None
-        if held < share and actor.takes(state.scheduler.sizing.largest):
+        if held < share and actor.takes(state.scheduler.launch):
             granted = _next_lease(state, actor, running, queued > 0, now)
         if granted is None:
             heapq.heappop(candidates)
@@ -71,21 +73,57 @@ def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, n
         state.replay.slots.check_memory(state.max_bytes)
         return None
     else:
-        view = View(
-            room=int(state.replay.room(actor.version) > 0),
-            running=running,
-            admitted_slots=state.replay.admitted_slots,
-            trained_batches=state.steps,
-            groups_per_batch=state.replay.bound.groups_per_batch,
-        )
-        plans = state.scheduler.admit(view)
-        if not plans:
+        _open_batch(state, state.replay.room(actor.version))
+        plan = state.scheduler.admit(_view(state, actor.version)._replace(running=running))
+        if plan is None:
             return None
-        group_id, row = state.prompts.next()
-        plan, held = plans[0], actor.version
-        entry = state.replay.admit(group_id, row, plan.launch, plan.need, actor.name, held, now)
+        entry, carried = _start(state, actor, plan, now)
     lease = Lease(entry.id, entry.row, "train", entry.launch, entry.need)
     return lease, entry.partial, sorted(carried)
+
+
+def _start(state: RunState, actor: Actor, plan: GroupPlan, now: float) -> tuple[Entry, dict[int, int]]:
+    """The group of a plan, RUNNING, and what the lease carries of it."""
+    replay = state.replay
+    waits_longest = replay.first_deferred() if plan.deferred else None
+    if waits_longest is not None:
+        entry = replay.take_up(waits_longest, plan.launch, plan.need)
+        return entry, replay.assign(entry, actor.name, actor.version)
+    group_id, row = state.prompts.next()
+    return replay.admit(group_id, row, plan.launch, plan.need, actor.name, actor.version, now, plan.spare), {}
+
+
+def _open_batch(state: RunState, room: float) -> None:
+    """Settle how large the groups of a batch are, before the first of them starts."""
+    replay, scheduler = state.replay, state.scheduler
+    batches = replay.bound.batches
+    batch = batches.of(replay.slots.next)
+    while room > 0 and batches.opened <= batch and scheduler.ready_to_open(batches.opened, state.steps):
+        if batches.opened < batch:  # open as far as slots tell; they were not written down, since all were alike
+            replay.open_batch(batches.usual, None)
+            continue
+        groups = scheduler.open_batch(state.samples_per_batch, replay.deferred, state.gauges.take_seen())
+        replay.open_batch(groups, scheduler.state_dict())
+        state.gauges.note_decision(batch, scheduler.metrics() | {"rounds/deferred": replay.deferred})
+
+
+def _view(state: RunState, version: int) -> View:
+    replay, batches = state.replay, state.replay.bound.batches
+    to_come = math.inf
+    if state.last_batch is not None:
+        to_come = (state.last_batch - state.steps) * batches.size(state.steps) - len(replay.entries)
+    return View(
+        room=replay.room(version),
+        running=replay.count(Stage.RUNNING),
+        admitted_slots=replay.admitted_slots,
+        trained_batches=state.steps,
+        round_end=batches.first(state.steps + 1),
+        unfinished=replay.count(Stage.RUNNING) + replay.count(Stage.QUEUED) - len(replay.spares),
+        spares=len(replay.spares),
+        deferred=replay.count(Stage.DEFERRED),
+        fresh=to_come,
+        current=version >= replay.bound.batch_version(state.steps),
+    )
 
 
 def _bytes_to_come(state: RunState) -> int:
@@ -95,7 +133,7 @@ def _bytes_to_come(state: RunState) -> int:
 
 def _slots_wanted(state: RunState) -> int:
     """The slots below this belong to the batch that the learner waits for, or to earlier ones."""
-    return (state.wanted.body["index"] + 1) * state.replay.bound.groups_per_batch if state.wanted else 0
+    return state.replay.bound.batches.first(state.wanted.body["index"] + 1) if state.wanted else 0
 
 
 def _send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> None:

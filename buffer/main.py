@@ -69,6 +69,8 @@ def main(role: Role) -> None:
     replay = Replay(bound, policy, config.staleness_policy, group_filter, resume, slots)
     steps, journal = restore(role, replay)
     start_at(replay, bound.batch_version(steps))
+    if replay.scheduler_state:
+        scheduler.load_state_dict(replay.scheduler_state)
     heldout = min(config.eval.prompts, task.size("heldout"))
     state = RunState(
         router,
@@ -79,6 +81,7 @@ def main(role: Role) -> None:
         Evaluation(config.eval.every, heldout, config.eval.temperature),
         config.actors.count,
         config.buffer.max_bytes,
+        config.run.steps,
         steps,
     )
     controller = Controller(

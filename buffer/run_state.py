@@ -20,16 +20,17 @@ from buffer.outbox import Outbox
 from buffer.prompts import PromptCursor
 from buffer.replay import Replay
 from buffer.schedulers import Scheduler
+from buffer.sizing import check_sizes
 
 
 @dataclass(slots=True)
 class RunState:
     """`expected_actors` must hold version 0 before the first lease; over `max_bytes` of payloads nothing is started but
-    what the learner's next batch lacks; `largest_payload` is that of one group so far. `version` is the newest that the
-    actors were told of (-1: none), `manifest` its description; `published` is the learner's newest; `digests` has the
-    digests of all recent ones. `steps` batches have been trained; `wanted` is the learner's open request, `served` the
-    last batch sent, body and payloads, until it is trained: it may be asked for again. Times are those of the monotonic
-    clock, in seconds."""
+    what the learner's next batch lacks. The data ends with `last_batch` (None: the end is not known). `version` is the
+    newest that the actors were told of (-1: none), `manifest` its
+    description; `published` is the learner's newest; `digests` has the digests of all recent ones. `steps` batches have
+    been trained; `wanted` is the learner's open request, `served` the last batch sent, body and payloads, until it is
+    trained: it may be asked for again. Times are those of the monotonic clock, in seconds."""
 
     router: Router
     outbox: Outbox
@@ -39,6 +40,7 @@ class RunState:
     evaluation: Evaluation
     expected_actors: int
     max_bytes: int
+    last_batch: int | None = None
     steps: int = 0
     largest_payload: int = 0
     version: int = -1
@@ -55,8 +57,10 @@ class RunState:
     fleet: Fleet = field(default_factory=Fleet)
     gauges: Gauges = field(default_factory=Gauges)
     failures: Failures = field(init=False)
+    samples_per_batch: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.samples_per_batch = check_sizes(self.scheduler.sizing, self.replay.bound.groups_per_batch)
         self.failures = Failures(most=4 * self.replay.bound.groups_per_batch)
 
     def announce(self) -> None:

@@ -96,7 +96,7 @@ class Books:
         counts.update({f"dropped: {reason}": count for reason, count in dropped.items()})
         for fate, count in counts.items():
             self.account(fate).count = count
-        for group_id, *_, batch, table, _ in rows:
+        for group_id, *_, batch, table, _, _ in rows:
             self._active[group_id] = unpack_heads(table)[0] if table else None
             if batch >= 0:
                 self._served.setdefault(batch, []).append(group_id)

@@ -13,11 +13,16 @@ from areal_like.bus import check_reach
 from areal_like.config import Config, ConfigError
 from areal_like.interfaces import Task
 from areal_like.registry import build, knobs
+from buffer.sizing import check_sizes
 
 
 def preflight(config: Config) -> None:
     """Raises ConfigError, ValueError, OSError."""
-    build("scheduler", config.scheduler, build("sizing", config.sizing))
+    sizing = build("sizing", config.sizing)
+    build("scheduler", config.scheduler, sizing)
+    check_sizes(sizing, config.groups_per_batch)
+    if len(sizing.sizes) > 1 and config.policy["name"] != "in_order":
+        raise ConfigError("sizing: a batch of groups of its own size needs policy=in_order", "sizing")
     if config.learner["name"] == "torch" and config.sampling.temperature == 0:
         raise ConfigError("sampling.temperature: greedy rollouts (0) can't be trained on; evaluation may be greedy")
     if config.learner.get("lora") is not None and find_spec("peft") is None:

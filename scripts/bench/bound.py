@@ -114,7 +114,7 @@ class OurBuffer:
         if entry:
             replay.assign(entry, "actor", version)
             return entry.id
-        view = View(int(replay.room(version) > 0), running, replay.admitted_slots, trained, GROUPS_PER_BATCH)
+        view = View(replay.room(version), running, replay.admitted_slots, trained, (trained + 1) * GROUPS_PER_BATCH)
         if not self.scheduler.admit(view):
             return None
         self.next_id += 1
