@@ -32,6 +32,11 @@ class Batches:
         """Batches below it are open."""
         return self._batch + len(self._firsts) - 1
 
+    @property
+    def end(self) -> int:
+        """Slots below it are those of batches that are open."""
+        return self._firsts[-1]
+
     def open(self, groups: int) -> None:
         """The next one gets so many groups, and so will those after it as long as nothing else is said."""
         self._firsts.append(self._firsts[-1] + groups)

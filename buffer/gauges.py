@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
+from areal_like.groups import ROW, Head
 from buffer.entries import Entry
 from buffer.fleet import Fleet
 from buffer.sizing import Lengths
@@ -75,7 +78,7 @@ class Gauges:
             "staleness/in_queue_histogram": _histogram(queue),
             "buffer/flight_seconds": sum(e.pushed_at - e.admitted_at for e in entries) / len(entries),
             "buffer/queue_seconds": sum(now - e.pushed_at for e in entries) / len(entries),
-        } | idle_shares([entry.head.lengths for entry in entries if entry.head])
+        } | idle_shares([entry.head for entry in entries if entry.head])
 
     def measure_rates(self, fleet: Fleet, now: float) -> dict[str, float]:
         """Tokens per second pushed since the last call, and the actors' own running totals."""
@@ -99,14 +102,16 @@ class Gauges:
         return self.rates
 
 
-def idle_shares(lengths: list[list[int]]) -> dict[str, float]:
+def idle_shares(heads: list[Head]) -> dict[str, float]:
     """What a barrier costs if every response has a place of its own: 1 − Σ length / (responses · longest), with one
-    barrier for each group (their mean) and with one for all. `lengths`: response tokens, by group."""
-    groups = [1.0 - sum(each) / (len(each) * max(each)) for each in lengths]
-    every = [length for each in lengths for length in each]
+    barrier for each group (their mean) and with one for all."""
+    lengths = np.frombuffer(b"".join([head.rows for head in heads]), ROW)["response"].astype(np.int64)
+    samples = np.array([head.samples for head in heads])
+    starts = np.cumsum(samples) - samples
+    groups = 1.0 - np.add.reduceat(lengths, starts) / (samples * np.maximum.reduceat(lengths, starts))
     return {
-        "barrier/group_idle_share": sum(groups) / len(groups),
-        "barrier/round_idle_share": 1.0 - sum(every) / (len(every) * max(every)),
+        "barrier/group_idle_share": float(groups.mean()),
+        "barrier/round_idle_share": float(1.0 - lengths.sum() / (len(lengths) * lengths.max())),
     }
 
 

@@ -133,7 +133,8 @@ class Handlers:
         new = state.replay.push(head, payload, state.version, now)
         if new:
             state.gauges.tokens_pushed += head.tokens
-            state.gauges.see(Lengths(tuple(head.lengths), (False,) * head.samples))
+            if state.scheduler.sizing.looks:
+                state.gauges.see(Lengths(tuple(head.lengths), (False,) * head.samples))
             state.largest_payload = max(state.largest_payload, head.size)
         return new
 
@@ -159,7 +160,8 @@ class Handlers:
         finally:
             for group_id in sorted(ids):
                 actor.running.discard(group_id)
-                if group_id in left and self.state.replay.entries[group_id].recalled:
+                recalled = group_id in left and self.state.replay.entries[group_id].recalled
+                if recalled and self.state.scheduler.sizing.looks:
                     self.state.gauges.see(left[group_id].lengths)
                 self.state.replay.hand_back(group_id, left.get(group_id))
             if message.body["leaving"]:

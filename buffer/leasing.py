@@ -38,12 +38,13 @@ def admit(state: RunState, now: float) -> None:
     if state.started_at is None or state.finishing or state.outbox.blocked:
         return
     queued = state.replay.count(Stage.QUEUED)
-    _open_batch(state, state.replay.room(state.version))
-    to_start = state.replay.room(state.version) + queued + state.scheduler.wants_spares(_view(state, state.version))
+    running = sum(len(actor.running) for actor in state.fleet)
+    view = _view(state, state.version, running)
+    to_start = view.room + queued + state.scheduler.wants_spares(view)
     if not to_start:
         return
     planned: dict[str, list[Granted]] = {}
-    share, running = state.fleet.fair_share(to_start), sum(len(actor.running) for actor in state.fleet)
+    share = state.fleet.fair_share(to_start)
     candidates = [(len(actor.running), place, actor) for place, actor in enumerate(state.fleet) if actor.version >= 0]
     heapq.heapify(candidates)
     while candidates:
@@ -73,8 +74,7 @@ def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, n
         state.replay.slots.check_memory(state.max_bytes)
         return None
     else:
-        _open_batch(state, state.replay.room(actor.version))
-        plan = state.scheduler.admit(_view(state, actor.version)._replace(running=running))
+        plan = state.scheduler.admit(_view(state, actor.version, running))
         if plan is None:
             return None
         entry, carried = _start(state, actor, plan, now)
@@ -93,12 +93,12 @@ def _start(state: RunState, actor: Actor, plan: GroupPlan, now: float) -> tuple[
     return replay.admit(group_id, row, plan.launch, plan.need, actor.name, actor.version, now, plan.spare), {}
 
 
-def _open_batch(state: RunState, room: float) -> None:
+def _open_batch(state: RunState) -> None:
     """Settle how large the groups of a batch are, before the first of them starts."""
     replay, scheduler = state.replay, state.scheduler
     batches = replay.bound.batches
     batch = batches.of(replay.slots.next)
-    while room > 0 and batches.opened <= batch and scheduler.ready_to_open(batches.opened, state.steps):
+    while batches.opened <= batch and scheduler.ready_to_open(batches.opened, state.steps):
         if batches.opened < batch:  # open as far as slots tell; they were not written down, since all were alike
             replay.open_batch(batches.usual, None)
             continue
@@ -107,22 +107,29 @@ def _open_batch(state: RunState, room: float) -> None:
         state.gauges.note_decision(batch, scheduler.metrics() | {"rounds/deferred": replay.deferred})
 
 
-def _view(state: RunState, version: int) -> View:
+def _view(state: RunState, version: int, running: int) -> View:
+    """What the scheduler may know now, of an actor that holds `version`; the batch of the next slot is open, if it may
+    be. It is made for every lease, so it asks for nothing twice."""
     replay, batches = state.replay, state.replay.bound.batches
+    room = replay.room(version)
+    if room > 0 and replay.slots.next >= batches.end:
+        _open_batch(state)
+        room = replay.room(version)
+    unfinished = replay.count(Stage.RUNNING) + replay.count(Stage.QUEUED) - len(replay.spares)
     to_come = math.inf
     if state.last_batch is not None:
         to_come = (state.last_batch - state.steps) * batches.size(state.steps) - len(replay.entries)
     return View(
-        room=replay.room(version),
-        running=replay.count(Stage.RUNNING),
-        admitted_slots=replay.admitted_slots,
-        trained_batches=state.steps,
-        round_end=batches.first(state.steps + 1),
-        unfinished=replay.count(Stage.RUNNING) + replay.count(Stage.QUEUED) - len(replay.spares),
-        spares=len(replay.spares),
-        deferred=replay.count(Stage.DEFERRED),
-        fresh=to_come,
-        current=version >= replay.bound.batch_version(state.steps),
+        room,
+        running,
+        replay.admitted_slots,
+        state.steps,
+        batches.first(state.steps + 1),
+        unfinished,
+        len(replay.spares),
+        replay.count(Stage.DEFERRED),
+        to_come,
+        version >= replay.bound.batch_version(state.steps),
     )
 
 

@@ -1,8 +1,7 @@
 """How many samples a group has: the same always, or as stragglers allow. No I/O, no clock.
 
 A batch keeps its number of samples whatever the groups' size, so a batch of larger groups has fewer prompts. The size
-is
-settled when a batch is opened, so it changes at step boundaries only. Your own controller is a class that inherits
+is settled when a batch is opened, so it changes at step boundaries only. Your own controller is a class that inherits
 from `Sizing`; `module:Name` names it in a config.
 """
 
@@ -24,7 +23,9 @@ class Lengths(NamedTuple):
 
 class Sizing:
     """`group_size` samples are in a group unless `next_size` says otherwise; groups_per_batch of that size make up the
-    number of samples of every batch. `sizes`: all that there may ever be."""
+    number of samples of every batch. `sizes`: all that there may ever be. `looks`: wants to see what has ended."""
+
+    looks = True
 
     def __init__(self, *, group_size: int = 8):
         if group_size < 1:
@@ -53,6 +54,8 @@ class Sizing:
 
 class Fixed(Sizing):
     """The same group size always."""
+
+    looks = False
 
 
 class Sagc(Sizing):
