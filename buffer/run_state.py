@@ -7,7 +7,7 @@ by it, `status` tells of it. One thread, no locks.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from areal_like.bus import Router
 from areal_like.wire import Message
@@ -28,7 +28,8 @@ class RunState:
     what the learner's next batch lacks. `version` is the newest that the actors were told of (-1: none), `manifest` its
     description; `published` is the learner's newest; `digests` has the digests of all recent ones. `steps` batches have
     been trained; `wanted` is the learner's open request, `served` the last batch sent, body and payloads, until it is
-    trained: it may be asked for again. Times are those of the monotonic clock, in seconds."""
+    trained: it may be asked for again. `stopping`: the run is to end, "now" or ("drain") once what was admitted is trained.
+    Times are those of the monotonic clock, in seconds."""
 
     router: Router
     outbox: Outbox
@@ -48,6 +49,7 @@ class RunState:
     served: tuple[dict[str, Any], list[Any]] | None = None
     started_at: float | None = None
     progress_at: float = 0.0
+    stopping: Literal["", "now", "drain"] = ""
     finishing: bool = False
     reported: bool = False
     fleet: Fleet = field(default_factory=Fleet)

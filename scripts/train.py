@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from areal_like import config as configs
 from areal_like.bus import BusError, is_loopback
 from areal_like.config import Config, ConfigError
+from areal_like.process import EXIT_PAUSED
 from scripts.earlier_runs import find_run_to_resume, fit_to_replay, lock, reopen_run_folder
 from scripts.preflight import preflight
 
@@ -102,16 +103,27 @@ class Interrupted(Exception):
 
 
 class Signals:
-    """Remembers which signal asked the run to end. It raises nothing, so it can't cut a start or a clean-up in two."""
+    """Remembers which signal asked the run to end, and SIGUSR1, which asks for a checkpoint first. It raises nothing, so
+    it can't cut a start or a clean-up in two."""
 
     def __init__(self) -> None:
         self.received = ""
+        self.pause = False
+        signal.signal(signal.SIGUSR1, self._remember_pause)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup asks to ignore it
                 signal.signal(number, self._remember)
 
     def _remember(self, number: int, frame: Any) -> None:
         self.received = self.received or signal.Signals(number).name
+
+    def _remember_pause(self, number: int, frame: Any) -> None:
+        self.pause = True
+
+    def take_pause(self) -> bool:
+        """Was a pause asked for since the last call?"""
+        asked, self.pause = self.pause, False
+        return asked
 
     def check(self) -> None:
         """Raises Interrupted."""
@@ -120,7 +132,8 @@ class Signals:
 
 
 def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str, Any]:
-    """Start everything, watch it, end everything. Returns the summary. Raises RunFailed, Interrupted, OSError."""
+    """Start everything, watch it, end everything. Returns the summary. Raises RunFailed, RunStopped, Interrupted,
+    OSError."""
     from areal_like.launch.plan import plan
     from areal_like.registry import build
     from scripts.watch import Watch
@@ -133,6 +146,8 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
         with watch:
             while not launcher.poll():
                 signals.check()
+                if signals.take_pause():
+                    launcher.pause()
                 watch.update(launcher.deaths)
                 time.sleep(0.05)
             watch.update(launcher.deaths, last=True)
@@ -190,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
     if prepared is None:
         return 0
     folder, config, _lock = prepared
-    from areal_like.launch.local import RunFailed
+    from areal_like.launch.local import RunFailed, RunStopped
     from scripts.watch import print_summary
 
     try:
@@ -199,6 +214,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"ended by {signalled}; what was recorded is in {folder}", file=sys.stderr)
         print(f"to go on: the same command with resume={folder}", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except RunStopped as stopped:
+        print(f"{stopped} at a checkpoint; to go on: the same command with resume={folder}", file=sys.stderr)
+        return EXIT_PAUSED if stopped.paused else EXIT_INTERRUPTED
     except (RunFailed, BusError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         print(f"to go on: the same command with resume={folder}", file=sys.stderr)

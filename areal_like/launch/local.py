@@ -14,11 +14,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from areal_like.launch.plan import RoleSpec
-from areal_like.process import EXIT_TERMINATED, EXIT_USER_ERROR, RENDEZVOUS, TERM_SECONDS
+from areal_like.process import (
+    EXIT_PAUSED,
+    EXIT_STOPPED,
+    EXIT_TERMINATED,
+    EXIT_USER_ERROR,
+    RENDEZVOUS,
+    TERM_SECONDS,
+)
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 FULL_BYTES = 1 << 16
@@ -29,9 +37,19 @@ class RunFailed(RuntimeError):
     """A process without which the run can't go on has ended; the text says which, how, and its last words."""
 
 
+class RunStopped(RuntimeError):
+    """The learner has stopped at a checkpoint. `paused`: a signal told it, and the run is to be gone on with by itself;
+    else a person did."""
+
+    def __init__(self, paused: bool):
+        super().__init__("paused" if paused else "stopped")
+        self.paused = paused
+
+
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A process that died and was started again: its name, its id, how it died, and how often that has happened."""
+    """A process that died and was started again: its name, its id (0: not known here), how it died, and how often that
+    has happened."""
 
     name: str
     pid: int
@@ -40,7 +58,13 @@ class Death:
 
 
 class LocalLauncher:
-    """`max_restarts` per actor. `ready_timeout` seconds is what roles wait for one another at the start."""
+    """`max_restarts` per actor. `ready_timeout` seconds is what roles wait for one another at the start.
+
+    Other launchers differ in `_command`, in how a process is told to end, and in the time that it gets.
+    """
+
+    END_SIGNAL = signal.SIGTERM
+    END_SECONDS = float(TERM_SECONDS)
 
     def __init__(self, run: Path, max_restarts: int, *, ready_timeout: float = 120.0):
         self.run, self.max_restarts, self.ready_timeout = run, max_restarts, ready_timeout
@@ -56,14 +80,17 @@ class LocalLauncher:
         for role in roles:
             self._start(role)
 
-    def _start(self, role: RoleSpec) -> None:
+    def _command(self, role: RoleSpec, lives: int) -> list[str]:
+        """How the process is started; it has been `lives` times before."""
         command = [sys.executable, "-m", role.module, "--name", role.name, "--run", str(self.run.resolve())]
-        command += ["--sockets", str(self._sockets), "--starter", str(os.getpid())]
+        return [*command, "--sockets", str(self._sockets), "--starter", str(os.getpid())]
+
+    def _start(self, role: RoleSpec, lives: int = 0) -> None:
         threads = str(role.threads)
         environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
-        with (self.run / "logs" / f"{role.name}.log").open("ab") as output:
+        with (self.run / "logs" / f"{role.name}.log").open("ab") as output, _blocked(signal.SIGUSR1):
             process = subprocess.Popen(
-                command,
+                self._command(role, lives),
                 cwd=REPOSITORY,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -73,8 +100,13 @@ class LocalLauncher:
             )
         self._running[role.name] = (role, process)
 
+    def pause(self) -> None:
+        """Let the learner stop at a checkpoint; `poll` then raises RunStopped."""
+        if "learner" in self._running:
+            self._running["learner"][1].send_signal(signal.SIGUSR1)
+
     def poll(self) -> bool:
-        """Restart actors that died. True once the learner has ended well. Raises RunFailed."""
+        """Restart actors that died. True once the learner has ended well. Raises RunFailed, RunStopped."""
         for role, process in list(self._running.values()):
             code = process.poll()
             if code is None:
@@ -83,16 +115,25 @@ class LocalLauncher:
             _signal_group(process, signal.SIGKILL)  # what it has started must not live on
             if role.name == "learner" and code == 0:
                 return True
-            count = sum(death.name == role.name for death in self.deaths)
-            if role.essential or code == EXIT_USER_ERROR or count >= self.max_restarts:
-                raise RunFailed(self._obituary(role, code, count))
-            self.deaths.append(Death(role.name, process.pid, _how(code), count + 1))
-            self._start(role)
+            if role.name == "learner" and code in (EXIT_PAUSED, EXIT_STOPPED):
+                raise RunStopped(paused=code == EXIT_PAUSED)
+            self._mourn(role, process.pid, code)
         return False
+
+    def _mourn(self, role: RoleSpec, pid: int, code: int) -> None:
+        """Start a role again that has died, or raise RunFailed."""
+        count = sum(death.name == role.name for death in self.deaths)
+        if role.essential or code == EXIT_USER_ERROR or count >= self.max_restarts:
+            raise RunFailed(self._obituary(role, code, count))
+        self.deaths.append(Death(role.name, pid, _how(code), count + 1))
+        self._start(role, count + 1)
+
+    def _log(self, role: RoleSpec) -> Path:
+        return self.run / "logs" / f"{role.name}.log"
 
     def _obituary(self, role: RoleSpec, code: int, restarts: int) -> str:
         """One line where the process told its error; how it died and the end of its log where it could not."""
-        path = self.run / "logs" / f"{role.name}.log"
+        path = self._log(role)
         lines = path.read_text(errors="replace").splitlines()[-5:] if path.exists() else []
         again = f" after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
@@ -109,11 +150,17 @@ class LocalLauncher:
         return {name: process.pid for name, (_, process) in self._running.items()}
 
     def stop(self) -> None:
-        """End every process: SIGTERM, and SIGKILL for what is left after a moment. Leaves no socket file."""
+        """End every process: a word, and SIGKILL for what is left after a moment. Leaves no socket file."""
+        self._end_all()
+        shutil.rmtree(self.run / RENDEZVOUS, ignore_errors=True)
+        if self._sockets:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def _end_all(self) -> None:
         processes = [process for _, process in self._running.values()]
         for process in processes:
-            _signal_group(process, signal.SIGTERM)
-        deadline = time.monotonic() + TERM_SECONDS
+            _signal_group(process, self.END_SIGNAL)
+        deadline = time.monotonic() + self.END_SECONDS
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
@@ -121,9 +168,16 @@ class LocalLauncher:
             _signal_group(process, signal.SIGKILL)  # also what a role may have left behind in its group
             process.wait()
         self._running.clear()
-        shutil.rmtree(self.run / RENDEZVOUS, ignore_errors=True)
-        if self._sockets:
-            shutil.rmtree(self._sockets, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _blocked(number: signal.Signals) -> Iterator[None]:
+    """A process that is started here has the signal wait until it is ready for it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _signal_group(process: subprocess.Popen, number: signal.Signals) -> None:
