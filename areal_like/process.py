@@ -28,7 +28,7 @@ from typing import Any, NoReturn, TextIO
 
 from setproctitle import setproctitle
 
-from areal_like.bus import BusError, check_reach
+from areal_like.bus import NODE, BusError, check_reach, own_address
 from areal_like.config import ConfigError, load_resolved
 
 EXIT_USER_ERROR = 2
@@ -71,8 +71,9 @@ class Role:
         others could reach it and there are no keys."""
         buffer = self.config.buffer
         if buffer.transport == "tcp":
-            check_reach(buffer.host, self.keys)
-            return f"tcp://{buffer.host}:{buffer.port if service == 'buffer' else 0}"
+            host = own_address() if buffer.host == NODE else buffer.host
+            check_reach(host, self.keys)
+            return f"tcp://{host}:{buffer.port if service == 'buffer' else 0}"
         return f"ipc://{self.sockets}/{service}"
 
     def offer(self, service: str, endpoint: str) -> None:
@@ -91,7 +92,7 @@ class Role:
             with contextlib.suppress(FileNotFoundError):
                 return json.loads(path.read_text())["endpoint"]
             time.sleep(0.02)
-        raise BusError(f"{self.name} waited in vain for the {service} to start: see {self.run}/logs/{service}.log")
+        raise BusError(f"{self.name} waited in vain for the {service} to start: see its log in {self.run}/logs")
 
 
 def end_with_starter(starter: int) -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from areal_like.launch.plan import RoleSpec
 from areal_like.process import (
@@ -63,6 +64,8 @@ class LocalLauncher:
     Other launchers differ in `_command`, in how a process is told to end, and in the time that it gets.
     """
 
+    ACROSS_HOSTS = False
+    """Are the processes on several hosts? Then their sockets are not this host's alone, and need keys."""
     END_SIGNAL = signal.SIGTERM
     END_SECONDS = float(TERM_SECONDS)
 
@@ -71,21 +74,38 @@ class LocalLauncher:
         self.deaths: list[Death] = []
         self._sockets: Path | None = None
         self._running: dict[str, tuple[RoleSpec, subprocess.Popen]] = {}
+        self._lives: dict[str, int] = {}
+
+    def submission(self, roles: list[RoleSpec]) -> Any:
+        """What has to be submitted so that the plan is started elsewhere, with `submit` and `describe`; None: nothing."""
+        return None
 
     def start(self, roles: list[RoleSpec]) -> None:
         (self.run / "logs").mkdir(exist_ok=True)
         shutil.rmtree(self.run / RENDEZVOUS, ignore_errors=True)  # of a starter that was killed
-        # Paths of Unix sockets are limited to about 100 characters, so they can't live in the run folder.
-        self._sockets = Path(tempfile.mkdtemp(prefix="areal-"))
+        self._prepare()
         for role in roles:
             self._start(role)
+
+    def _prepare(self) -> None:
+        # Paths of Unix sockets are limited to about 100 characters, so they can't live in the run folder.
+        self._sockets = Path(tempfile.mkdtemp(prefix="areal-"))
+
+    def _label(self, role: RoleSpec, lives: int) -> str:
+        """The name under which the process is known."""
+        return role.name
+
+    def _pid(self, process: subprocess.Popen) -> int:
+        """The id of the role's process."""
+        return process.pid
 
     def _command(self, role: RoleSpec, lives: int) -> list[str]:
         """How the process is started; it has been `lives` times before."""
         command = [sys.executable, "-m", role.module, "--name", role.name, "--run", str(self.run.resolve())]
         return [*command, "--sockets", str(self._sockets), "--starter", str(os.getpid())]
 
-    def _start(self, role: RoleSpec, lives: int = 0) -> None:
+    def _start(self, role: RoleSpec) -> None:
+        lives = self._lives.setdefault(role.name, 0)
         threads = str(role.threads)
         environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
         with (self.run / "logs" / f"{role.name}.log").open("ab") as output, _blocked(signal.SIGUSR1):
@@ -117,16 +137,13 @@ class LocalLauncher:
                 return True
             if role.name == "learner" and code in (EXIT_PAUSED, EXIT_STOPPED):
                 raise RunStopped(paused=code == EXIT_PAUSED)
-            self._mourn(role, process.pid, code)
+            lives = self._lives[role.name]
+            if role.essential or code == EXIT_USER_ERROR or lives >= self.max_restarts:
+                raise RunFailed(self._obituary(role, code, lives))
+            self._lives[role.name] += 1
+            self.deaths.append(Death(self._label(role, lives), self._pid(process), _how(code), lives + 1))
+            self._start(role)
         return False
-
-    def _mourn(self, role: RoleSpec, pid: int, code: int) -> None:
-        """Start a role again that has died, or raise RunFailed."""
-        count = sum(death.name == role.name for death in self.deaths)
-        if role.essential or code == EXIT_USER_ERROR or count >= self.max_restarts:
-            raise RunFailed(self._obituary(role, code, count))
-        self.deaths.append(Death(role.name, pid, _how(code), count + 1))
-        self._start(role, count + 1)
 
     def _log(self, role: RoleSpec) -> Path:
         return self.run / "logs" / f"{role.name}.log"
@@ -187,8 +204,9 @@ def _signal_group(process: subprocess.Popen, number: signal.Signals) -> None:
 
 def _how(code: int) -> str:
     """An exit code in words."""
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
     if code == EXIT_TERMINATED:
         return "was told to end by SIGTERM"
+    if code < 0 or code > 128:  # as a shell, or srun, says it
+        number = -code if code < 0 else code - 128
+        return f"was killed by {signal.Signals(number).name if number in set(signal.Signals) else f'signal {number}'}"
     return f"ended with exit code {code}"

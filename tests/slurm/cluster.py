@@ -36,7 +36,8 @@ CredType=cred/munge
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU=500
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_min_interval=0,requeue_delay=1
 ReturnToService=2
@@ -108,7 +109,7 @@ class Cluster:
     def _write_conf(self) -> None:
         host, ports = socket.gethostname().partition(".")[0], _free_ports(1 + len(self.nodes))
         lines = [
-            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={self.cpus} RealMemory=1000"
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={self.cpus} RealMemory=4000"
             for node, port in zip(self.nodes, ports[1:], strict=True)
         ]
         values: dict[str, Any] = {"host": host, "address": "127.0.0.1", "ports": ports, "here": self.folder}
