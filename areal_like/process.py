@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from setproctitle import setproctitle
+from setproctitle import setproctitle, setthreadtitle
 
 from areal_like.bus import NODE, BusError, check_reach, own_address
 from areal_like.config import ConfigError, load_resolved
@@ -40,6 +40,8 @@ EXIT_PAUSED = 75
 gone on with. (EX_TEMPFAIL: "try again later".)"""
 EXIT_STOPPED = 76
 """The learner ends with this when a person has asked the run to stop."""
+EXIT_NODE_FAILED = 254
+"""Said by launchers of a process whose node is gone."""
 RENDEZVOUS = "rendezvous"
 """The run's folder of endpoints; it is there while the run is."""
 TERM_SECONDS = 2
@@ -83,6 +85,13 @@ class Role:
         beside = folder / f".{service}.{os.getpid()}"
         beside.write_text(json.dumps({"endpoint": endpoint, "pid": os.getpid(), "host": socket.gethostname()}))
         beside.replace(folder / f"{service}.json")
+
+    def is_offered(self, service: str, endpoint: str) -> bool:
+        """Is the service still where it was found?"""
+        try:
+            return json.loads((self.run / RENDEZVOUS / f"{service}.json").read_text())["endpoint"] == endpoint
+        except FileNotFoundError:
+            return False
 
     def find(self, service: str) -> str:
         """The endpoint of a service, waited for. Raises BusError after `launcher.ready_timeout` seconds."""
@@ -195,8 +204,10 @@ def run_role(main: Callable[[Role], None]) -> None:
     parser.add_argument("--starter", type=int, default=os.getppid(), help="the process that this one must not outlive")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     args = parser.parse_args()
-    # Seen by top, py-spy and ps: the name first, then the arguments.
+    # Seen by py-spy and ps: the name first, then the arguments; by top: the name. One without a space: Slurm's linuxproc
+    # plugin and others split /proc/PID/stat at spaces, and would not find a process with one in its short name.
     setproctitle(" ".join([args.name, "areal_like", *sys.argv[1:]]))
+    setthreadtitle(args.name)
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGUSR2, lambda signum, frame: os.kill(os.getpid(), signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.SIG_IGN)

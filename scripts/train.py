@@ -257,7 +257,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"to go on: the same command with resume={folder}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except RunStopped as stopped:
-        print(f"{stopped} at a checkpoint; to go on: the same command with resume={folder}", file=sys.stderr)
+        print(f"{stopped}; to go on: the same command with resume={folder}", file=sys.stderr)
         return EXIT_PAUSED if stopped.paused else EXIT_INTERRUPTED
     except (RunFailed, BusError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

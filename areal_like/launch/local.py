@@ -21,6 +21,7 @@ from typing import Any
 
 from areal_like.launch.plan import RoleSpec
 from areal_like.process import (
+    EXIT_NODE_FAILED,
     EXIT_PAUSED,
     EXIT_STOPPED,
     EXIT_TERMINATED,
@@ -39,11 +40,11 @@ class RunFailed(RuntimeError):
 
 
 class RunStopped(RuntimeError):
-    """The learner has stopped at a checkpoint. `paused`: a signal told it, and the run is to be gone on with by itself;
-    else a person did."""
+    """The run has ended early and can be gone on with; the text says how. `paused`: that is to happen by itself (a signal
+    told the learner to stop, or its node is gone); else a person has stopped it."""
 
-    def __init__(self, paused: bool):
-        super().__init__("paused" if paused else "stopped")
+    def __init__(self, text: str, paused: bool):
+        super().__init__(text)
         self.paused = paused
 
 
@@ -128,25 +129,30 @@ class LocalLauncher:
     def poll(self) -> bool:
         """Restart actors that died. True once the learner has ended well. Raises RunFailed, RunStopped."""
         for role, process in list(self._running.values()):
-            code = process.poll()
+            code = self._code(role, process)
             if code is None:
                 continue
             del self._running[role.name]
-            _signal_group(process, signal.SIGKILL)  # what it has started must not live on
+            end_group(process, signal.SIGKILL)  # what it has started must not live on
             if role.name == "learner" and code == 0:
                 return True
             if role.name == "learner" and code in (EXIT_PAUSED, EXIT_STOPPED):
-                raise RunStopped(paused=code == EXIT_PAUSED)
+                paused = code == EXIT_PAUSED
+                raise RunStopped(f"{'paused' if paused else 'stopped'} at a checkpoint", paused)
             lives = self._lives[role.name]
             if role.essential or code == EXIT_USER_ERROR or lives >= self.max_restarts:
                 raise RunFailed(self._obituary(role, code, lives))
             self._lives[role.name] += 1
-            self.deaths.append(Death(self._label(role, lives), self._pid(process), _how(code), lives + 1))
+            self.deaths.append(Death(self._label(role, lives), self._pid(process), in_words(code), lives + 1))
             self._start(role)
         return False
 
     def _log(self, role: RoleSpec) -> Path:
         return self.run / "logs" / f"{role.name}.log"
+
+    def _code(self, role: RoleSpec, process: subprocess.Popen) -> int | None:
+        """The exit code of the role's process; None while it lives."""
+        return process.poll()
 
     def _obituary(self, role: RoleSpec, code: int, restarts: int) -> str:
         """One line where the process told its error; how it died and the end of its log where it could not."""
@@ -155,10 +161,10 @@ class LocalLauncher:
         again = f" after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         if shutil.disk_usage(self.run).free < FULL_BYTES:
-            return f"the disk of {self.run} is full; {role.name} {_how(code)}{again} (its log: {path})"
+            return f"the disk of {self.run} is full; {role.name} {in_words(code)}{again} (its log: {path})"
         if errors and code > 0:
             return f"{role.name}{again}: {errors[-1]} (its log: {path})"
-        return f"{role.name} {_how(code)}{again}; its log is {path}, which ends with\n" + "\n".join(
+        return f"{role.name} {in_words(code)}{again}; its log is {path}, which ends with\n" + "\n".join(
             f"  {line}" for line in lines
         )
 
@@ -176,13 +182,13 @@ class LocalLauncher:
     def _end_all(self) -> None:
         processes = [process for _, process in self._running.values()]
         for process in processes:
-            _signal_group(process, self.END_SIGNAL)
+            end_group(process, self.END_SIGNAL)
         deadline = time.monotonic() + self.END_SECONDS
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
         for process in processes:
-            _signal_group(process, signal.SIGKILL)  # also what a role may have left behind in its group
+            end_group(process, signal.SIGKILL)  # also what a role may have left behind in its group
             process.wait()
         self._running.clear()
 
@@ -197,15 +203,17 @@ def _blocked(number: signal.Signals) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _signal_group(process: subprocess.Popen, number: signal.Signals) -> None:
+def end_group(process: subprocess.Popen, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
 
-def _how(code: int) -> str:
+def in_words(code: int) -> str:
     """An exit code in words."""
     if code == EXIT_TERMINATED:
         return "was told to end by SIGTERM"
+    if code == EXIT_NODE_FAILED:
+        return "was lost with its node"
     if code < 0 or code > 128:  # as a shell, or srun, says it
         number = -code if code < 0 else code - 128
         return f"was killed by {signal.Signals(number).name if number in set(signal.Signals) else f'signal {number}'}"

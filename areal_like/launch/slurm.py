@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_like.launch.local import REPOSITORY, LocalLauncher
+from areal_like.launch.local import REPOSITORY, LocalLauncher, RunStopped
 from areal_like.launch.plan import RoleSpec
+from areal_like.process import EXIT_NODE_FAILED
 
 SCRIPT = "scripts/slurm/train.sbatch"
 GRACE_SECONDS = 20
@@ -139,6 +140,16 @@ class SlurmLauncher(LocalLauncher):
         if role.name == "buffer":
             return ["--gres=none"] if "gpus-per-task" in options else []
         return flags({key: value for key, value in options.items() if key == "gpus-per-task"})
+
+    def _code(self, role: RoleSpec, process: subprocess.Popen) -> int | None:
+        """srun ends with 0 when the node has failed; of the processes only the learner may end so, with a summary. Raises
+        RunStopped where the run can't go on without that node: the job is queued again."""
+        code = process.poll()
+        if code != 0 or (role.name == "learner" and (self.run / "summary.json").exists()):
+            return code
+        if role.essential:
+            raise RunStopped(f"the {role.name}'s node has failed", paused=True)
+        return EXIT_NODE_FAILED
 
     def _pid(self, process: subprocess.Popen) -> int:
         return 0  # srun's, here; the process is elsewhere

@@ -31,7 +31,7 @@ SlurmctldPort={ports[0]}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={here}/munge.socket
+AuthInfo=socket={here}/munge.socket,cred_expire=5
 CredType=cred/munge
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -39,7 +39,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 DefMemPerCPU=500
 SchedulerType=sched/backfill
-SchedulerParameters=bf_interval=1,sched_min_interval=0,requeue_delay=1
+SchedulerParameters=bf_interval=1,sched_min_interval=0
 ReturnToService=2
 SlurmdParameters=config_overrides
 SwitchType=switch/none
