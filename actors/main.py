@@ -64,8 +64,8 @@ async def _until_told_to_end(worker: Worker) -> None:
 
 
 async def _until_the_run_is_gone(role: Role, endpoint: str) -> None:
-    """Waits until the buffer of this run is no longer offered, or another one is: what connects to it may live on, where
-    nobody can end it (on a node that was cut off), or where nobody need (a guest)."""
+    """Waits until the buffer of this run is no longer offered, or another one is: an actor may be where nobody can end
+    it (on a node that was cut off)."""
     missed = 0
     while missed < MISSES:
         await asyncio.sleep(LOOK_SECONDS)

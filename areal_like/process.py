@@ -168,8 +168,8 @@ def end_gently(begin: Callable[[], object], seconds: int = TERM_SECONDS) -> None
 
 
 def on_pause(begin: Callable[[], object]) -> None:
-    """From now on SIGUSR1 ("stop at a checkpoint") calls `begin`; also one that came before. Until a role says this, and
-    in roles that have no checkpoint, it waits for ever: Slurm sends it to all processes of a job."""
+    """From now on SIGUSR1 ("stop at a checkpoint") calls `begin`; also one that came before. Until a role says this,
+    and in roles that have no checkpoint, it waits for ever: Slurm sends it to all processes of a job."""
     signal.signal(signal.SIGUSR1, lambda signum, frame: begin())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
@@ -200,7 +200,7 @@ def run_role(main: Callable[[Role], None]) -> None:
     parser.add_argument("--name", required=True)
     parser.add_argument("--sockets", type=Path, help="folder for the sockets of one machine (ipc)")
     parser.add_argument("--grace", type=int, default=0, help="seconds for a good end after SIGTERM; 0: end at once")
-    parser.add_argument("--guest", action="store_true", help="it came later: whoever goes on with the run needs not wait")
+    parser.add_argument("--guest", action="store_true", help="nobody who goes on with the run need wait for it")
     parser.add_argument("--starter", type=int, default=os.getppid(), help="the process that this one must not outlive")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     args = parser.parse_args()

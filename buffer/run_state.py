@@ -28,8 +28,8 @@ class RunState:
     what the learner's next batch lacks. `version` is the newest that the actors were told of (-1: none), `manifest` its
     description; `published` is the learner's newest; `digests` has the digests of all recent ones. `steps` batches have
     been trained; `wanted` is the learner's open request, `served` the last batch sent, body and payloads, until it is
-    trained: it may be asked for again. `stopping`: the run is to end, "now" or ("drain") once what was admitted is trained.
-    Times are those of the monotonic clock, in seconds."""
+    trained: it may be asked for again. `stopping`: the run is to end, "now" or ("drain")
+    once what was admitted is trained. Times are those of the monotonic clock, in seconds."""
 
     router: Router
     outbox: Outbox

@@ -1,4 +1,4 @@
-"""Add actors to a run that lives: `python -m scripts.join RUN --actors 8`, here or on any host that sees the run folder.
+"""Add actors to a run that lives: `python -m scripts.join RUN --actors 8`, on any host that sees the run folder.
 
 The run is found through its folder (rendezvous, keys). Actors join and leave at any time: they get the newest weights,
 then leases; when one leaves gently (Ctrl-C, SIGTERM) what there is of its groups goes back to the buffer, and when one

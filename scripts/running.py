@@ -14,7 +14,7 @@ from areal_like.config import Config, ConfigError
 from areal_like.process import RENDEZVOUS
 
 PATIENCE = 10.0
-"""Seconds that the buffer has to answer; it does so within its turn, a fifth of a second at most, unless its disk hangs."""
+"""Seconds that the buffer has to answer; it takes a fifth of a second at most, unless its disk hangs."""
 
 
 class Running:

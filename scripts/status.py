@@ -1,7 +1,7 @@
 """Look into a run from anywhere: `python -m scripts.status RUN`, live; `--once` for one look, `--json` for programs.
 
-Shows who waits for whom, staleness, the ledger, and each actor's version and work, as the buffer knows them; and what the
-last train step measured. With `--prometheus PORT` it serves the same numbers to Prometheus instead (loopback, unless
+Shows who waits for whom, staleness, the ledger, and each actor's version and work, as the buffer knows them; and what
+the last train step measured. With `--prometheus PORT` it serves the same numbers to Prometheus instead (loopback, unless
 `--address` says otherwise), asking the buffer at each scrape. Any number of these may look in at once; nothing in the
 run waits for them.
 """
@@ -25,13 +25,19 @@ from scripts.running import Running
 from scripts.watch import ledger_line
 
 REFRESH_SECONDS = 1.0
+WIDTH = 120
+"""Columns where there is no terminal."""
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m scripts.status", description="Who waits for whom, and how it goes.")
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.status", description="Who waits for whom, and how it goes."
+    )
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
     parser.add_argument("--once", action="store_true", help="one look instead of a live view")
-    parser.add_argument("--json", action="store_true", help="one look, as JSON: the buffer's report and the last train step")
+    parser.add_argument(
+        "--json", action="store_true", help="one look, as JSON: the buffer's report and the last train step"
+    )
     parser.add_argument("--prometheus", type=int, metavar="PORT", help="serve metrics to Prometheus until the run ends")
     parser.add_argument("--address", default="127.0.0.1", help="address that --prometheus binds to")
     return parser.parse_args(argv)
@@ -55,16 +61,18 @@ class View:
 def render(found: dict[str, Any], steps: int) -> Group:
     """For people. `steps` is how many the run is to make."""
     report, row = found["report"], found["step"]
-    bound = report["staleness_bound"]
+    bound = "no bound" if report["staleness_bound"] is None else f"bound {report['staleness_bound']}"
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
     stopping = {"": "", "now": ", stopping at the next batch", "drain": ", draining"}[report["stopping"]]
-    facts.add_row("step", f"{report['steps']}/{steps}, version {report['version']}, {report['seconds']:.0f} s{stopping}")
+    facts.add_row(
+        "step", f"{report['steps']}/{steps}, version {report['version']}, {report['seconds']:.0f} s{stopping}"
+    )
     facts.add_row("waits", "\n".join(report["waits"]) or "nobody waits")
     facts.add_row(
         "staleness",
-        f"mean {report['staleness_mean']:.2f}, max {report['staleness_max']}, bound {'none' if bound is None else bound}",
+        f"mean {report['staleness_mean']:.2f}, max {report['staleness_max']}, {bound}",
     )
     facts.add_row("groups", ledger_line(report["ledger"]))
     facts.add_row(
@@ -111,7 +119,7 @@ def watch(view: View, console: Console) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    console = Console(file=sys.stdout, highlight=False)
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     try:
         running = Running(args.run)
         try:

@@ -123,8 +123,8 @@ class Interrupted(Exception):
 
 
 class Signals:
-    """Remembers which signal asked the run to end, and SIGUSR1, which asks for a checkpoint first. It raises nothing, so
-    it can't cut a start or a clean-up in two."""
+    """Remembers which signal asked the run to end, and SIGUSR1, which asks for a checkpoint first. It raises nothing,
+    so it can't cut a start or a clean-up in two."""
 
     def __init__(self) -> None:
         self.received = ""

@@ -40,8 +40,8 @@ class RunFailed(RuntimeError):
 
 
 class RunStopped(RuntimeError):
-    """The run has ended early and can be gone on with; the text says how. `paused`: that is to happen by itself (a signal
-    told the learner to stop, or its node is gone); else a person has stopped it."""
+    """The run has ended early and can be gone on with; the text says how. `paused`: that is to happen by itself (a
+    signal told the learner to stop, or its node is gone); else a person has stopped it."""
 
     def __init__(self, text: str, paused: bool):
         super().__init__(text)
@@ -78,7 +78,7 @@ class LocalLauncher:
         self._lives: dict[str, int] = {}
 
     def submission(self, roles: list[RoleSpec]) -> Any:
-        """What has to be submitted so that the plan is started elsewhere, with `submit` and `describe`; None: nothing."""
+        """What is to be submitted, with `submit` and `describe`, so that the plan is started elsewhere; None: nothing."""
         return None
 
     def start(self, roles: list[RoleSpec]) -> None:

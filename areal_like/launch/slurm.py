@@ -1,8 +1,8 @@
 """Runs as Slurm jobs: the job is cut by role, and each process is a job step of its own, started with srun.
 
-Outside of an allocation there is something to submit (`submission`): a batch script (`scripts/slurm/train.sbatch`, or
-yours) that calls `scripts.train` inside, with the options that the plan asks for on sbatch's command line, where they
-take precedence over the script's `#SBATCH` lines. Inside, this launcher is the local one with srun in front: a step ends
+Outside of an allocation there is something to submit: a batch script (`scripts/slurm/train.sbatch`, or yours) that calls
+`scripts.train` inside, with the options that the plan asks for on sbatch's command line, where they take precedence over
+the script's `#SBATCH` lines. Inside, this launcher is the local one with srun in front: a step ends
 when its srun does, srun hands on the process's exit code and its signals (SIGTERM it keeps for itself, so processes are
 told to end by SIGUSR2), and a killed srun takes its step along.
 
@@ -64,14 +64,14 @@ class Submission:
 class SlurmLauncher(LocalLauncher):
     """`options` of the job as on sbatch's command line, e.g. {partition: gpu, time: "04:00:00"}. With `learner` or
     `actors` the job is heterogeneous: options of the part of the learner and the buffer, and of the actors' part. GPUs
-    are asked for as `gpus-per-task` of a part; the buffer gets none. `script` is what is submitted, `container` a command
-    in front of `python` (null: the one that submits), such as "apptainer exec --nv image.sif"."""
+    are asked for as `gpus-per-task` of a part; the buffer gets none. `script` is what is submitted, `container` a
+    command in front of `python` (null: the one that submits), such as "apptainer exec --nv image.sif"."""
 
     ACROSS_HOSTS = True
     END_SIGNAL = signal.SIGUSR2
     END_SECONDS = 10.0
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its keyword parameters are knobs
         self,
         run: Path,
         max_restarts: int,
@@ -142,8 +142,8 @@ class SlurmLauncher(LocalLauncher):
         return flags({key: value for key, value in options.items() if key == "gpus-per-task"})
 
     def _code(self, role: RoleSpec, process: subprocess.Popen) -> int | None:
-        """srun ends with 0 when the node has failed; of the processes only the learner may end so, with a summary. Raises
-        RunStopped where the run can't go on without that node: the job is queued again."""
+        """srun ends with 0 when the node has failed; of the processes only the learner may end so, with a summary.
+        Raises RunStopped where the run can't go on without that node: the job is queued again."""
         code = process.poll()
         if code != 0 or (role.name == "learner" and (self.run / "summary.json").exists()):
             return code

@@ -160,9 +160,10 @@ class Cluster:
         return dict(line.split() for line in done.stdout.splitlines())
 
     def jobs(self) -> dict[str, str]:
-        """Id → state of the jobs that Slurm remembers, elements of arrays one by one."""
+        """Id → state of the jobs that Slurm remembers: elements of arrays one by one, of heterogeneous jobs the first
+        part."""
         listed = self.run("squeue", "-h", "-r", "-t", "all", "-o", "%i %T")
-        return dict(line.split() for line in listed.splitlines())
+        return dict(line.replace("+0 ", " ").split() for line in listed.splitlines())
 
     def until(self, what: str, event: Callable[[], Any], seconds: float = PATIENCE) -> Any:
         deadline = time.monotonic() + seconds
