@@ -204,8 +204,8 @@ def run_role(main: Callable[[Role], None]) -> None:
     parser.add_argument("--starter", type=int, default=os.getppid(), help="the process that this one must not outlive")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     args = parser.parse_args()
-    # Seen by py-spy and ps: the name first, then the arguments; by top: the name. One without a space: Slurm's linuxproc
-    # plugin and others split /proc/PID/stat at spaces, and would not find a process with one in its short name.
+    # Seen by py-spy and ps: the name first, then the arguments; by top: the name. One without a space: Slurm's
+    # linuxproc plugin and others split /proc/PID/stat at spaces, and would not find a process that has one there.
     setproctitle(" ".join([args.name, "areal_like", *sys.argv[1:]]))
     setthreadtitle(args.name)
     signal.signal(signal.SIGTERM, _terminate)

@@ -1,7 +1,7 @@
 """Look into a run from anywhere: `python -m scripts.status RUN`, live; `--once` for one look, `--json` for programs.
 
 Shows who waits for whom, staleness, the ledger, and each actor's version and work, as the buffer knows them; and what
-the last train step measured. With `--prometheus PORT` it serves the same numbers to Prometheus instead (loopback, unless
+the last train step measured. With `--prometheus PORT` it serves the same numbers to Prometheus (loopback, unless
 `--address` says otherwise), asking the buffer at each scrape. Any number of these may look in at once; nothing in the
 run waits for them.
 """

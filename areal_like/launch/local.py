@@ -78,7 +78,7 @@ class LocalLauncher:
         self._lives: dict[str, int] = {}
 
     def submission(self, roles: list[RoleSpec]) -> Any:
-        """What is to be submitted, with `submit` and `describe`, so that the plan is started elsewhere; None: nothing."""
+        """What is to be submitted (`submit`, `describe`) for the plan to be started elsewhere; None: nothing."""
         return None
 
     def start(self, roles: list[RoleSpec]) -> None:

@@ -1,8 +1,8 @@
 """Runs as Slurm jobs: the job is cut by role, and each process is a job step of its own, started with srun.
 
-Outside of an allocation there is something to submit: a batch script (`scripts/slurm/train.sbatch`, or yours) that calls
-`scripts.train` inside, with the options that the plan asks for on sbatch's command line, where they take precedence over
-the script's `#SBATCH` lines. Inside, this launcher is the local one with srun in front: a step ends
+Outside of an allocation there is something to submit: a batch script (`scripts/slurm/train.sbatch`, or yours) that
+calls `scripts.train` inside, with the options that the plan asks for on sbatch's command line, where they take
+precedence over the script's `#SBATCH` lines. Inside, this launcher is the local one with srun in front: a step ends
 when its srun does, srun hands on the process's exit code and its signals (SIGTERM it keeps for itself, so processes are
 told to end by SIGUSR2), and a killed srun takes its step along.
 

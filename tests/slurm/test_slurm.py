@@ -1,9 +1,10 @@
-"""Runs, ablations and faults on a real Slurm cluster of three nodes, started on this machine (`tests.slurm.cluster`)."""
+"""Runs, ablations and faults on a real Slurm cluster of three nodes on this machine (`tests.slurm.cluster`)."""
 
 from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -119,21 +120,21 @@ def test_a_heterogeneous_job_has_the_learner_here_and_the_actors_there(cluster: 
 
 def test_usr1_makes_a_checkpoint_and_the_job_goes_on_by_itself(cluster: Cluster, place: Path) -> None:
     """The end is that of an undisturbed run over the same batches, bit for bit."""
-    job = Job(cluster, place, "requeued", *TRAINED, "run.steps=60", "checkpoint.every=1000", "buffer.keep_journal=true")
+    job = Job(cluster, place, "requeued", *TRAINED, "run.steps=30", "checkpoint.every=1000", "buffer.keep_journal=true")
     job.until("some train steps", lambda: job.steps() >= 5)
     cluster.run("scancel", "--signal=USR1", job.id)
     job.until("the checkpoint", lambda: any((job.folder / "checkpoints").glob("step-*/meta.json")))
     found = job.finish()
     told = job.log()
     assert "paused at a checkpoint" in told and told.count("resuming") == 2
-    assert [row["step"] for row in rows(job.folder)] == list(range(1, 61))
+    assert [row["step"] for row in rows(job.folder)] == list(range(1, 31))
     undisturbed = train(place, "undisturbed", *TRAINED, f"replay={job.folder}")
     assert summary(undisturbed)["weights_digest"] == found["weights_digest"]
     assert not any(audit(job.folder).findings.values())
 
 
 def test_a_node_that_fails_takes_its_actors_along_and_no_more(cluster: Cluster, place: Path) -> None:
-    """First all processes of the node are killed: leases return. Then Slurm gives the node up: actors begin elsewhere, or
+    """Its slurmd and all that this has started are killed at once. Leases return, and the actors begin anew elsewhere, or
     wait until there is room."""
     more = ["actors.count=8", "run.steps=100000", "buffer.heartbeat_timeout=3", "actors.max_restarts=5"]
     job = Job(cluster, place, "failing", *TIMED, *more, "buffer.keep_journal=true", "groups_per_batch=4")
@@ -144,14 +145,13 @@ def test_a_node_that_fails_takes_its_actors_along_and_no_more(cluster: Cluster, 
     lost = {name for name, node in nodes.items() if node == victim}
     try:
         cluster.kill_node(victim)
-        for name in lost:
-            kill(f"--name {name} --run {job.folder.resolve()} ")
+        kill_with_parents(job.folder, lost)
         buffer = next((job.folder / "logs").glob("buffer.*.log"))
-        job.until("the leases' return", lambda: all(f"{name}: no sign of life" in buffer.read_text() for name in lost))
-        job.until("train steps without it", lambda steps=job.steps(): job.steps() > steps + 20)
-        seconds = 5.0 * SLURMD_TIMEOUT
-        job.until("Slurm to give the node up", lambda: cluster.states()[victim].startswith("down"), seconds)
-        job.until("new actors", lambda: job.log().count("started again (restart 1)") == len(lost))
+        returned = lambda name: re.search(rf"{name}:? .* leases go to others", buffer.read_text())  # noqa: E731
+        job.until("the leases' return", lambda: all(returned(name) for name in lost))
+        steps = job.steps()
+        job.until("train steps without it", lambda: job.steps() > steps + 20)
+        job.until("their replacement", lambda: job.log().count("started again (restart 1)") == len(lost))
         cluster.run(sys.executable, "-m", "scripts.stop", str(job.folder), "--drain", cwd=REPOSITORY)
         found = job.finish()
     finally:
@@ -162,12 +162,52 @@ def test_a_node_that_fails_takes_its_actors_along_and_no_more(cluster: Cluster, 
     assert not any(audit(job.folder).findings.values())
 
 
-def kill(words: str) -> None:
-    """The processes whose command lines have these words."""
-    listed = subprocess.run(["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True).stdout.splitlines()
-    for pid, line in (text.split(maxsplit=1) for text in listed):
-        if words in f"{line} " and "srun" not in line:
-            os.kill(int(pid), signal.SIGKILL)
+def test_actors_of_a_node_that_was_cut_off_go_on_under_their_names(cluster: Cluster, place: Path) -> None:
+    """Its slurmd alone is killed, as when Slurm's network fails: Slurm gives the node up, and the actors that it starts
+    in place of the others take other names, so that both work."""
+    more = ["actors.count=5", "run.steps=100000", "actors.max_restarts=5", "groups_per_batch=4"]
+    job = Job(cluster, place, "cut", *TIMED, *more, "buffer.keep_journal=true")
+    job.until("train steps", lambda: job.steps() > 5)
+    nodes = job.nodes_of()
+    held = {nodes[name] for name in ("batch", "buffer", "learner")}
+    victim = next(node for node in cluster.nodes if node not in held and node in nodes.values())
+    lost = {name for name, node in nodes.items() if node == victim}
+    try:
+        cluster.kill_node(victim)
+        job.until("Slurm to give the node up", lambda: "was lost with its node" in job.log(), 5.0 * SLURMD_TIMEOUT)
+        buffer = next((job.folder / "logs").glob("buffer.*.log"))
+        again = lambda name: buffer.read_text().count(f"{name} joined") >= 2  # noqa: E731
+        job.until("their return", lambda: all(again(name) for name in lost))
+        cluster.run(sys.executable, "-m", "scripts.stop", str(job.folder), "--drain", cwd=REPOSITORY)
+        found = job.finish()
+        cluster.until(
+            "the actors' end", lambda: not pids(job.folder, lost)
+        )  # nobody ends them: they see that it is over
+    finally:
+        cluster.start_node(victim)
+        cluster.until("the node", lambda: cluster.states()[victim] == "idle")
+    assert_balanced(found["ledger"])
+    assert not any(audit(job.folder).findings.values())
+
+
+def pids(folder: Path, names: set[str]) -> dict[int, int]:
+    """Process id → parent's id of these roles of a run."""
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid=,ppid=,stat=,args="], capture_output=True, text=True).stdout
+    found = {}
+    for pid, parent, state, words in (line.split(maxsplit=3) for line in listed.splitlines()):
+        ours = f"--run {folder.resolve()} " in f"{words} " and not words.startswith("srun") and state[0] != "Z"
+        if ours and any(words.startswith(f"{name} ") for name in names):
+            found[int(pid)] = int(parent)
+    return found
+
+
+def kill_with_parents(folder: Path, names: set[str]) -> None:
+    """The roles, and Slurm's processes that watch over them; the roles are held until nobody can tell of their end."""
+    found = pids(folder, names)
+    for pid in found:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in {*found.values(), *found}:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_an_ablation_of_four_configs_and_two_seeds_becomes_one_table(cluster: Cluster, place: Path) -> None:
@@ -189,7 +229,7 @@ def test_an_ablation_of_four_configs_and_two_seeds_becomes_one_table(cluster: Cl
     assert "8 main runs are submitted" in said
     array, then = (word.strip(";") for word in said.split() if word.strip(";").isdigit() and int(word.strip(";")) != 8)
     first = f"{array}_0"
-    config, folder = ((out / "slurm" / "main.runs").read_text().splitlines()[0]).split("\t")
+    _, folder = ((out / "slurm" / "main.runs").read_text().splitlines()[0]).split("\t")
     begun = lambda: (Path(folder) / "metrics.jsonl").exists()  # noqa: E731
     cluster.until("the first run's start", begun)
     cluster.run("scancel", "--batch", "--signal=USR1", first)
@@ -199,7 +239,7 @@ def test_an_ablation_of_four_configs_and_two_seeds_becomes_one_table(cluster: Cl
     assert {(row["scheduler.max_staleness"], row["staleness"]) for row in found} == {("0", "0.0"), ("1", "1.0")}
     assert (out / "results.md").exists()
     log = next(out.glob(f"slurm/{array}_0.log")).read_text()
-    assert "paused at a checkpoint" in log and log.count("resuming") == 1, log
+    assert "paused at a checkpoint" in log and "resuming" in log, log
 
 
 def test_a_cancelled_run_stays_cancelled(cluster: Cluster, place: Path) -> None:
