@@ -26,7 +26,7 @@ from areal_like.launch.plan import RoleSpec
 from areal_like.process import EXIT_NODE_FAILED
 
 SCRIPT = "scripts/slurm/train.sbatch"
-GRACE_SECONDS = 20
+GRACE_SECONDS = 10
 """What the learner has to write a checkpoint after SIGTERM. Slurm kills KillWait (30 s by default) after it."""
 
 
@@ -69,7 +69,7 @@ class SlurmLauncher(LocalLauncher):
 
     ACROSS_HOSTS = True
     END_SIGNAL = signal.SIGUSR2
-    END_SECONDS = 10.0
+    END_SECONDS = GRACE_SECONDS + 2.0
 
     def __init__(  # noqa: PLR0913 - its keyword parameters are knobs
         self,

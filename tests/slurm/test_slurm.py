@@ -134,8 +134,8 @@ def test_usr1_makes_a_checkpoint_and_the_job_goes_on_by_itself(cluster: Cluster,
 
 
 def test_a_node_that_fails_takes_its_actors_along_and_no_more(cluster: Cluster, place: Path) -> None:
-    """Its slurmd and all that this has started are killed at once. Leases return, and the actors begin anew elsewhere, or
-    wait until there is room."""
+    """Its slurmd and all that this has started are killed at once. Leases return, and the actors begin anew elsewhere,
+    or wait until there is room."""
     more = ["actors.count=8", "run.steps=100000", "buffer.heartbeat_timeout=3", "actors.max_restarts=5"]
     job = Job(cluster, place, "failing", *TIMED, *more, "buffer.keep_journal=true", "groups_per_batch=4")
     job.until("train steps", lambda: job.steps() > 5)
