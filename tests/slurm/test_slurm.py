@@ -212,8 +212,8 @@ def kill_with_parents(folder: Path, names: set[str]) -> None:
 
 def test_an_ablation_of_four_configs_and_two_seeds_becomes_one_table(cluster: Cluster, place: Path) -> None:
     """As an array of eight tasks; one is told by USR1 that its time is over, and is queued again."""
-    small = {"groups_per_batch": 2, "engine.median": 4, "learner.base": 0.02, "run.steps": 40}
-    timed = {"engine": "timed", "learner": "timed", "run.target_reward": None, "eval.prompts": 2, "eval.every": 0}
+    small = {"groups_per_batch": 2, "engine.median": 4, "learner.base": 0.02, "run.steps": 15}
+    timed = {"engine": "timed", "learner": "timed", "run.target_reward": None, "eval.prompts": 2, "actors.count": 1}
     study = {
         "config": str(REPOSITORY / "configs/quickstart.yaml"),
         "set": {**timed, **small, "eval.every": 0},
@@ -235,7 +235,7 @@ def test_an_ablation_of_four_configs_and_two_seeds_becomes_one_table(cluster: Cl
     cluster.run("scancel", "--batch", "--signal=USR1", first)
     cluster.until("the tables", lambda: cluster.jobs().get(then) == "COMPLETED", 180.0)
     found = list(csv.DictReader((out / "results.csv").open()))
-    assert [row["steps"] for row in found] == ["40.0"] * 8, [path.read_text() for path in out.glob("slurm/*.log")]
+    assert [row["steps"] for row in found] == ["15.0"] * 8, [path.read_text() for path in out.glob("slurm/*.log")]
     assert {(row["scheduler.max_staleness"], row["staleness"]) for row in found} == {("0", "0.0"), ("1", "1.0")}
     assert (out / "results.md").exists()
     log = next(out.glob(f"slurm/{array}_0.log")).read_text()
