@@ -77,7 +77,7 @@ async def serve(role: Role) -> None:
     config = role.config
     task = build("task", config.task, config.run.seed)
     engine = build_engine(config, task.vocab_size)
-    pool = RewardPool()
+    pool = RewardPool(workers=config.actors.verifiers, timeout=config.actors.verifier_timeout)
     rollout = Rollout(
         config.run.seed, config.sampling.temperature, config.sampling.max_tokens, bind("workflow", config.workflow)
     )

@@ -7,6 +7,7 @@ float32 on values that the published dtype can represent.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -80,8 +81,26 @@ def read_state(tensors: dict[str, torch.Tensor], state: State) -> None:
 def write_state(state: State, tensors: dict[str, torch.Tensor]) -> None:
     """Copy published bits into tensors of the same names and shapes; the values are exact in float32."""
     for spec, bits in state.tensors():
-        source = torch.from_numpy(bits.view(np.int16 if bits.itemsize == 2 else np.int32))
-        tensors[spec.name].copy_(source.view(getattr(torch, spec.dtype)).view(spec.shape))
+        tensors[spec.name].copy_(_tensor(spec, bits))
+
+
+def _tensor(spec: TensorSpec, bits: np.ndarray) -> torch.Tensor:
+    """Published bits as a tensor of the published dtype, in the bits' own memory."""
+    source = torch.from_numpy(bits.view(np.int16 if bits.itemsize == 2 else np.int32))
+    return source.view(getattr(torch, spec.dtype)).view(spec.shape)
+
+
+def save_as_published(model: PreTrainedModel, state: State, folder: str) -> None:
+    """Write published bits as a Hugging Face folder that `from_pretrained` loads with these very values.
+
+    Config and generation config are the model's own; the weights are in the published dtype, and the config says so.
+    The tokenizer is the task's to write.
+    """
+    tensors = {spec.name: _tensor(spec, bits) for spec, bits in state.tensors()}
+    model.save_pretrained(folder, state_dict=tensors)
+    config = copy.deepcopy(model.config)
+    config.dtype = getattr(torch, state.specs[0].dtype)
+    config.save_pretrained(folder)
 
 
 def state_of(model: PreTrainedModel, dtype: str = "bfloat16") -> State:

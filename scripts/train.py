@@ -40,7 +40,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("config", help="a yaml file, e.g. configs/quickstart.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
     parser.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
-    parser.add_argument("--dry-run", action="store_true", help="print which processes would be started and stop")
+    parser.add_argument("--dry-run", action="store_true", help="print the processes and what they will need, and stop")
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live display")
     return parser.parse_intermixed_args(argv)
 
@@ -190,18 +190,28 @@ def submission_of(config: Config, folder: Path) -> Any:
     return build("launcher", config.launcher, folder, config.actors.max_restarts).submission(plan(config))
 
 
+def dry_run(config: Config) -> None:
+    """Print the processes and what they will need, and what would be submitted; then what is missing is raised:
+    ValueError, OSError."""
+    from areal_like.launch.plan import describe, plan
+    from scripts import estimate  # imports torch
+
+    config = fit_to_replay(config) if config.replay else config
+    print(describe(plan(config)))
+    print(estimate.describe(estimate.estimate(config)))
+    if submission := submission_of(config, Path(config.run.dir) / (config.run.name or "NAME")):
+        print(f"\n{submission.describe()}", end="")
+    preflight(config)
+
+
 def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, TextIO] | None:
     """The run's folder, config and lock, or None if something was only to be printed. Raises ValueError, OSError."""
-    from areal_like.launch.plan import describe, plan
-
     config = resolve_keys(resolve_transport(configs.load([args.config, *args.overrides])))
     if args.print_config:
         print(configs.to_yaml(config), end="")
         return None
     if args.dry_run:
-        print(describe(plan(config)))
-        if submission := submission_of(config, Path(config.run.dir) / (config.run.name or "NAME")):
-            print(f"\n{submission.describe()}", end="")
+        dry_run(config)
         return None
     preflight(config)
     if config.replay:

@@ -62,9 +62,9 @@ class Submission:
 
 
 class SlurmLauncher(LocalLauncher):
-    """`options` of the job as on sbatch's command line, e.g. {partition: gpu, time: "04:00:00"}. With `learner` or
-    `actors` the job is heterogeneous: options of the part of the learner and the buffer, and of the actors' part. GPUs
-    are asked for as `gpus-per-task` of a part; the buffer gets none. `script` is what is submitted, `container` a
+    """`options` of the job as on sbatch's command line, e.g. {partition: gpu, time: "04:00:00"}. With `learner_part` or
+    `actors_part` the job is heterogeneous: options of the part of the learner and the buffer, and of the actors' part.
+    GPUs are asked for as `gpus-per-task` of a part; the buffer gets none. `script` is what is submitted, `container` a
     command in front of `python` (null: the one that submits), such as "apptainer exec --nv image.sif"."""
 
     ACROSS_HOSTS = True
@@ -78,15 +78,18 @@ class SlurmLauncher(LocalLauncher):
         *,
         ready_timeout: float = 120.0,
         options: dict[str, Any] | None = None,
-        learner: dict[str, Any] | None = None,
-        actors: dict[str, Any] | None = None,
+        learner_part: dict[str, Any] | None = None,
+        actors_part: dict[str, Any] | None = None,
         script: str | None = None,
         container: str | None = None,
         python: str | None = None,
     ):
         super().__init__(run, max_restarts, ready_timeout=ready_timeout)
         self.options = dict(options or {})
-        self.learner, self.actors = None if learner is None else dict(learner), None if actors is None else dict(actors)
+        self.learner_part, self.actors_part = (
+            None if learner_part is None else dict(learner_part),
+            None if actors_part is None else dict(actors_part),
+        )
         self.script = Path(script) if script else REPOSITORY / SCRIPT
         self.container, self.python = shlex.split(container or ""), python or sys.executable
 
@@ -94,13 +97,13 @@ class SlurmLauncher(LocalLauncher):
 
     def parts(self, roles: list[RoleSpec]) -> list[Part]:
         """The placement, as data. The learner's part is one task, so that all of it is on one node."""
-        if self.learner is None and self.actors is None:
+        if self.learner_part is None and self.actors_part is None:
             return [Part(tuple(role.name for role in roles), len(roles), max(role.threads for role in roles), {})]
         core, actors = ([role for role in roles if role.essential is essential] for essential in (True, False))
         names = [tuple(role.name for role in some) for some in (core, actors)]
-        parts = [Part(names[0], 1, sum(role.threads for role in core), self.learner or {})]
+        parts = [Part(names[0], 1, sum(role.threads for role in core), self.learner_part or {})]
         most = max((role.threads for role in actors), default=1)
-        return [*parts, Part(names[1], len(actors), most, self.actors or {})] if actors else parts
+        return [*parts, Part(names[1], len(actors), most, self.actors_part or {})] if actors else parts
 
     def submission(self, roles: list[RoleSpec]) -> Submission | None:
         """What is to be submitted; None inside an allocation, where the plan can be started."""
@@ -136,7 +139,7 @@ class SlurmLauncher(LocalLauncher):
         return [f"--het-group={0 if role.essential else 1}"]
 
     def _gpus(self, role: RoleSpec) -> list[str]:
-        options = (self.learner if role.essential else self.actors) or {}
+        options = (self.learner_part if role.essential else self.actors_part) or {}
         if role.name == "buffer":
             return ["--gres=none"] if "gpus-per-task" in options else []
         return flags({key: value for key, value in options.items() if key == "gpus-per-task"})

@@ -106,7 +106,7 @@ def test_a_run_learns_over_several_nodes_with_keys_of_its_own(cluster: Cluster, 
 
 
 def test_a_heterogeneous_job_has_the_learner_here_and_the_actors_there(cluster: Cluster, place: Path) -> None:
-    parts = ["launcher.learner={nodelist: n1}", 'launcher.actors={nodelist: "n2,n3", ntasks-per-node: 1}']
+    parts = ["launcher.learner_part={nodelist: n1}", 'launcher.actors_part={nodelist: "n2,n3", ntasks-per-node: 1}']
     job = Job(cluster, place, "parts", *TIMED, *parts, "run.steps=100000")
     job.until("a train step", lambda: job.steps() > 2)
     nodes = job.nodes_of()
