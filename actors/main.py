@@ -6,6 +6,7 @@ SIGTERM ends it gently: what there is of its groups goes back to the buffer firs
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -20,7 +21,10 @@ from areal_like.process import EXIT_TERMINATED, Role, Terminated, end_gently, ru
 from areal_like.registry import bind, build, resolve
 from areal_like.weights.state import State
 
+log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 1.0
+LOOK_SECONDS, MISSES = 2.0, 2
+"""How often an actor looks whether its run is still there, and how often in a row it must not be."""
 DELIVERY_SECONDS = 0.5
 """How long an actor that was told to end waits for its last message to leave."""
 
@@ -62,6 +66,16 @@ async def _until_told_to_end(worker: Worker) -> None:
     await worker.give_back(leaving=True)
 
 
+async def _until_the_run_is_gone(role: Role, endpoint: str) -> None:
+    """Waits until the buffer of this run is no longer offered, or another one is: an actor may be where nobody can end
+    it (on a node that was cut off)."""
+    missed = 0
+    while missed < MISSES:
+        await asyncio.sleep(LOOK_SECONDS)
+        missed = 0 if role.is_offered("buffer", endpoint) else missed + 1
+    log.warning("the run has ended, or goes on with another buffer: ending")
+
+
 async def serve(role: Role) -> None:
     config = role.config
     task = build("task", config.task, config.run.seed)
@@ -71,9 +85,8 @@ async def serve(role: Role) -> None:
         config.run.seed, config.sampling.temperature, config.sampling.max_tokens, bind("workflow", config.workflow)
     )
     link = {"link_timeout": config.buffer.heartbeat_timeout, "keys": role.keys}
-    client = ActorClient(
-        role.find("buffer"), role.name, engine.slots, shared_bytes=role.config.buffer.shared_bytes, **link
-    )
+    buffer = role.find("buffer")
+    client = ActorClient(buffer, role.name, engine.slots, shared_bytes=role.config.buffer.shared_bytes, **link)
     subscriber = Subscriber(
         engine, role.name, client.applied, state=state, sweep_every=config.weights.sweep_every, **link
     )
@@ -81,7 +94,8 @@ async def serve(role: Role) -> None:
     session = Session(client, worker, subscriber)
     client.hello()
     jobs = [session.receive(), session.renew_when_cut(), _heartbeat(client, worker, subscriber), subscriber.run()]
-    tasks = [asyncio.create_task(job) for job in [*jobs, _until_told_to_end(worker)]]
+    ends = [_until_told_to_end(worker), _until_the_run_is_gone(role, buffer)]
+    tasks = [asyncio.create_task(job) for job in [*jobs, *ends]]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for each in done:

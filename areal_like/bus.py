@@ -16,6 +16,7 @@ of one message, which it collects before it hands out the first.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import logging
@@ -47,6 +48,9 @@ UNREAD = 1000
 UNSENT = 10_000
 """Messages that wait for one peer. Far more than a peer that works has; one that does not read loses the rest."""
 HANDSHAKE_MS = 10_000
+NODE = "node"
+"""In place of an address to bind to: the one by which other hosts reach this one."""
+_ANYWHERE = "192.0.2.1"  # set aside for documentation: nobody's
 LOGGED_REFUSALS, REFUSALS_SECONDS = 20, 60.0
 """So many refused messages are told in the log within so many seconds."""
 
@@ -56,6 +60,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
     except OSError:
         return False
+
+
+def own_address() -> str:
+    """This host's address for other hosts: towards the one that has started this job step, if Slurm did, or else on the
+    default route. Loopback where there is no other."""
+    for towards in (os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), _ANYWHERE):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((towards, 9))  # a route is looked up, nothing is sent
+            if not is_loopback(address := probe.getsockname()[0]):
+                return address
+    return "127.0.0.1"
 
 
 def check_reach(host: str, keys: str | None) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -27,6 +28,15 @@ MAX_GROUPS_PER_PUSH = 64
 LOOK_SECONDS = 0.5
 """How often the waiting learner looks whether its connection was made anew."""
 TELL_SECONDS = 10.0
+
+
+class Stopped(Exception):
+    """In place of a batch: the learner is to end. `drained`: all that was admitted is trained, the run is done;
+    `by_signal`: this process was told, and the run is to be gone on with; else a person has asked for it."""
+
+    def __init__(self, drained: bool = False, by_signal: bool = False):
+        super().__init__("drained" if drained else "asked to stop")
+        self.drained, self.by_signal = drained, by_signal
 
 
 @dataclass(slots=True)
@@ -182,6 +192,7 @@ class LearnerClient:
     ):
         self.dealer = SharedDealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys)
         self.name = name
+        self.pausing = False
         self._rings = RingReader()
         self._order = threading.Lock()
         self._said: dict[str, dict[str, Any]] = {}  # kind → the newest body, in the order in which to say them again
@@ -210,10 +221,15 @@ class LearnerClient:
         """Ask for a batch; it comes when it is complete."""
         self._say("want", {"index": index, "version": version})
 
-    def batch(self) -> tuple[Batch, dict[str, Any]]:
-        """The batch asked for and what the buffer tells about it; waits, and says so now and then."""
+    def pause(self) -> None:
+        """Let `batch` raise Stopped instead of waiting any longer. To be called from a signal's handler."""
+        self.pausing = True
+
+    def batch(self, may_pause: bool = True) -> tuple[Batch, dict[str, Any]]:
+        """The batch asked for and what the buffer tells about it; waits, and says so now and then. Raises Stopped;
+        without `may_pause` only when all is drained."""
         index = self._said["want"]["index"]
-        message = self._wait_for("batch", f"batch {index}", lambda body: body["index"] == index)
+        message = self._wait_for("batch", f"batch {index}", lambda body: body["index"] == index, may_pause)
         allowed = message.body["oldest_allowed"]
         heads = unpack_heads(message.body)
         payloads = self._rings.payloads(message.payloads, [head.size for head in heads])
@@ -231,9 +247,13 @@ class LearnerClient:
         self._say("finish", {"reason": reason, "steps": steps})
         return self._wait_for("report", "the last evaluation", lambda body: True).body["report"]
 
-    def _wait_for(self, kind: str, what: str, is_it: Callable[[dict[str, Any]], bool]) -> Message:
+    def _wait_for(
+        self, kind: str, what: str, is_it: Callable[[dict[str, Any]], bool], may_pause: bool = False
+    ) -> Message:
         begin = told = time.monotonic()
         while True:
+            if self.pausing and may_pause:
+                raise Stopped(by_signal=True)
             message = self.dealer.receive(timeout=LOOK_SECONDS)
             now = time.monotonic()
             if self.dealer.link.reconnected():
@@ -245,6 +265,8 @@ class LearnerClient:
                     log.warning("waiting for %s from the buffer for %.0f s", what, now - begin)
             elif message.kind == kind and is_it(message.body):
                 return message
+            elif message.kind == "stop" and "want" in self._said:
+                raise Stopped(drained=message.body["drain"])
             elif message.kind == "refused" and ONLY_THE_LEARNER in message.body["reason"]:
                 self._say_all()  # the first hello was lost
             elif message.kind == "refused":
@@ -271,7 +293,9 @@ class SupervisorClient:
     let it in."""
 
     def __init__(self, endpoint: str, keys: str | None = None):
-        self.dealer = Dealer(endpoint, "supervisor", "buffer", keys=keys)
+        # Several may look in, from several hosts, and process ids are unique on one host only.
+        name = f"supervisor-{socket.gethostname()}"
+        self.dealer = Dealer(endpoint, name, "buffer", keys=keys)
 
     def ask(self) -> None:
         self.dealer.send("status", {})
@@ -289,8 +313,22 @@ class SupervisorClient:
             if message.kind == "report":
                 report = message.body["report"]
 
+    def report(self, timeout: float) -> dict[str, Any] | None:
+        """Ask, and wait for the answer; None after `timeout` seconds."""
+        self.ask()
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            message = self.dealer.receive(timeout=left)
+            if message is not None and message.kind == "report":
+                return message.body["report"]
+        return None
+
+    def stop(self, drain: bool) -> None:
+        """Let the run end at its next batch or, with `drain`, when all that was admitted is trained."""
+        self.dealer.send("stop", {"drain": drain})
+
     def lost(self, name: str, pid: int, how: str) -> None:
-        """A process has died: the buffer need not wait for its silence."""
+        """A process has died: the buffer need not wait for its silence. A `pid` of 0: whoever has that name."""
         self.dealer.send("lost", {"name": name, "pid": pid, "how": how})
 
     def close(self) -> None:

@@ -55,6 +55,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     # supervisor → buffer
     "status": {},
     "lost": {"name": str, "pid": int, "how": str},
+    "stop": {"drain": bool},  # and buffer → learner
     # actor → buffer
     "push": _TABLE,
     "give_back": {"ids": list, "partials": list, "leaving": bool},

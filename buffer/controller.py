@@ -19,7 +19,7 @@ from areal_like.groups import pack_heads
 from areal_like.ring import frame_of
 from buffer.handlers import Handlers
 from buffer.injection import lets_train
-from buffer.leasing import admit, evaluate
+from buffer.leasing import admit, can_serve_more, evaluate
 from buffer.run_state import RunState
 from buffer.status import levels, status, waits
 
@@ -92,11 +92,14 @@ class Controller:
             state.wanted = None
             state.outbox.put(state.learner, "batch", *state.served)
             return
-        if not lets_train(state.replay, index):
+        if state.stopping == "now" and index % state.replay.bound.interval == 0:
+            self._tell_to_stop()
             return
-        entries = state.replay.serve(index)
+        entries = state.replay.serve(index) if lets_train(state.replay, index) else []
         self._revoke()
         if not entries:
+            if state.stopping == "drain" and not can_serve_more(state):
+                self._tell_to_stop()
             return
         state.wanted = None
         state.progress_at = now
@@ -108,6 +111,12 @@ class Controller:
         body |= pack_heads([entry.head for entry in entries if entry.head])
         state.served = body, [frame_of(entry.payload) for entry in entries]
         state.outbox.put(state.learner, "batch", *state.served)
+
+    def _tell_to_stop(self) -> None:
+        state = self.state
+        if state.learner:
+            state.wanted = None  # one who has not heard it asks again
+            state.router.send(state.learner, "stop", {"drain": state.stopping == "drain"})
 
     def _revoke(self) -> None:
         """Actors need not finish what got too old while it ran."""

@@ -186,8 +186,9 @@ class Handlers:
             owner.running.discard(group_id)
 
     def _on_lost(self, peer: bytes, actor: Actor | None, message: Message) -> None:
-        """The supervisor saw a process die: nobody need wait for its silence."""
-        dead = self.state.fleet.by_peer.get(routing_id(message.body["name"], message.body["pid"]))
+        """A supervisor saw a process die: nobody need wait for its silence. A pid of 0: whoever has that name."""
+        name, pid = message.body["name"], message.body["pid"]
+        dead = self.state.fleet.by_peer.get(routing_id(name, pid)) if pid else self.state.fleet.by_name.get(name)
         if dead:
             log.warning("%s %s: its %d leases go to others", dead.name, message.body["how"], len(dead.running))
             self.state.lose(dead)
@@ -247,6 +248,12 @@ class Handlers:
         for group_id in list(self.state.replay.entries):
             self.state.replay.drop(group_id, "end of run")
         self.state.evaluation.finish_with(self.state.version)
+
+    def _on_stop(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        """A person asks the run to end."""
+        self.state.stopping = "drain" if message.body["drain"] else "now"
+        log.info("asked to %s", "admit no more and train what is here" if message.body["drain"] else "stop")
+        self.state.router.send(peer, "report", {"report": status(self.state)})
 
     def _on_status(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         self.state.router.send(peer, "report", {"report": status(self.state)})

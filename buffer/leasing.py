@@ -69,6 +69,8 @@ def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, n
     carried: dict[int, int] = {}
     if entry:
         carried = state.replay.assign(entry, actor.name, actor.version)
+    elif state.stopping:
+        return None
     elif _bytes_to_come(state) > state.max_bytes and state.replay.slots.next >= _slots_wanted(state):
         # Never the slots that the learner waits for: its batch is what frees memory.
         state.replay.slots.check_memory(state.max_bytes)
@@ -148,3 +150,12 @@ def _send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> N
     leases, metas = [lease for lease, _, _ in all_granted], [[partial.meta, carried] for partial, carried in partials]
     body = {"leases": leases, "partials": metas}
     state.router.send(actor.peer, "lease", body, [partial.payload for partial, _ in partials])
+
+
+def can_serve_more(state: RunState) -> bool:
+    """Where nothing more is admitted: may what is here become another batch?"""
+    to_come, waiting = (
+        sum(state.replay.count(stage) for stage in stages)
+        for stages in ((Stage.RUNNING, Stage.QUEUED), (Stage.WAITING,))
+    )
+    return to_come > 0 and to_come + waiting >= state.replay.bound.batches.size(state.steps)

@@ -7,7 +7,7 @@ by it, `status` tells of it. One thread, no locks.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from areal_like.bus import Router
 from areal_like.wire import Message
@@ -26,11 +26,12 @@ from buffer.sizing import check_sizes
 @dataclass(slots=True)
 class RunState:
     """`expected_actors` must hold version 0 before the first lease; over `max_bytes` of payloads nothing is started but
-    what the learner's next batch lacks. The data ends with `last_batch` (None: the end is not known). `version` is the
-    newest that the actors were told of (-1: none), `manifest` its
+    what the learner's next batch lacks; `largest_payload` is that of one group so far. The data ends with `last_batch`
+    (None: the end is not known). `version` is the newest that the actors were told of (-1: none), `manifest` its
     description; `published` is the learner's newest; `digests` has the digests of all recent ones. `steps` batches have
     been trained; `wanted` is the learner's open request, `served` the last batch sent, body and payloads, until it is
-    trained: it may be asked for again. Times are those of the monotonic clock, in seconds."""
+    trained: it may be asked for again. `stopping`: the run is to end, "now" or ("drain") once what was admitted is
+    trained. Times are those of the monotonic clock, in seconds."""
 
     router: Router
     outbox: Outbox
@@ -52,6 +53,7 @@ class RunState:
     served: tuple[dict[str, Any], list[Any]] | None = None
     started_at: float | None = None
     progress_at: float = 0.0
+    stopping: Literal["", "now", "drain"] = ""
     finishing: bool = False
     reported: bool = False
     fleet: Fleet = field(default_factory=Fleet)

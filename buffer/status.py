@@ -34,6 +34,7 @@ def status(state: RunState) -> dict[str, Any]:
     now, bound = time.monotonic(), state.replay.bound.max_staleness
     return {
         "started": state.started_at is not None,
+        "stopping": state.stopping,
         "seconds": state.age(now),
         "trained_seconds": state.gauges.trained_seconds,
         "version": state.version,
@@ -47,7 +48,12 @@ def status(state: RunState) -> dict[str, Any]:
         "refused": state.router.refused,
         "evaluations": state.gauges.evaluations,
         "actors": {
-            actor.name: {"version": actor.version, "running": len(actor.running), "stats": actor.stats}
+            actor.name: {
+                "version": actor.version,
+                "running": len(actor.running),
+                "silent_seconds": now - actor.seen,
+                "stats": actor.stats,
+            }
             for actor in state.fleet
         },
         "waits": waits(state),

@@ -12,22 +12,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from areal_like import checkpoints
-from areal_like.client import LearnerClient
+from areal_like.client import LearnerClient, Stopped
 from areal_like.interfaces import Trainer
 from areal_like.metrics import MetricsLog
-from areal_like.process import Role, run_role
+from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, end_gently, on_pause, run_role
 from areal_like.registry import bind, build, resolve
 from areal_like.types import Batch
 from learners.publication import Coding
 from learners.publisher import Publisher
 
 log = logging.getLogger(__name__)
+DRAINED = "it was drained"
 
 
 def build_trainer(config: Any) -> Trainer:
@@ -87,7 +89,14 @@ class TrainLoop:
         self.client.want(progress.steps, self.version)
         reason, begin = self._reason_to_stop(), time.monotonic()
         while not reason:
-            batch, info = self._next_batch()
+            try:
+                batch, info = self._next_batch()
+            except Stopped as stopped:
+                self._checkpoint(last=True)
+                if not stopped.drained:
+                    raise
+                reason = DRAINED
+                break
             if progress.steps == before.steps:
                 begin = time.monotonic()
                 progress.waited = before.waited
@@ -137,7 +146,7 @@ class TrainLoop:
 
     def _next_batch(self) -> tuple[Any, dict[str, Any]]:
         begin = time.monotonic()
-        batch, info = self.client.batch()
+        batch, info = self.client.batch(may_pause=self.progress.steps % self.config.weight_sync_interval == 0)
         waited = time.monotonic() - begin
         self.progress.waited += waited
         info["train/wait_seconds"] = waited
@@ -218,6 +227,9 @@ def main(role: Role) -> None:
     checkpoint = checkpoints.latest(role.run)
     link_timeout = role.config.buffer.heartbeat_timeout
     client = LearnerClient(role.find("buffer"), role.name, link_timeout=link_timeout, keys=role.keys)
+    on_pause(client.pause)
+    if role.grace:
+        end_gently(client.pause, role.grace)
     publisher = Publisher(role.endpoint("weights"), Coding(**role.config.weights), client.published, role.keys)
     try:
         with MetricsLog(role.run / "metrics.jsonl", done=checkpoint[0] if checkpoint else 0) as metrics:
@@ -229,6 +241,9 @@ def main(role: Role) -> None:
         beside = role.run / "summary.tmp"
         beside.write_text(json.dumps(summary, indent=2) + "\n")
         beside.replace(role.run / "summary.json")  # there is one when the run is finished, and then it is whole
+    except Stopped as stopped:
+        log.info("ending after step %d: %s", loop.progress.steps, stopped)
+        sys.exit(EXIT_PAUSED if stopped.by_signal else EXIT_STOPPED)
     finally:
         publisher.close()
         client.close()

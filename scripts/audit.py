@@ -108,6 +108,15 @@ class Audit:
     def _on_requeue(self, group_id: int) -> None:
         self.pushed.pop(group_id, None)
 
+    def _on_partial(self, meta: dict[str, Any]) -> None:
+        if meta["id"] not in self.active or meta["id"] in self.pushed:
+            self._find("fates", f"group {meta['id']} was handed back after it had been pushed, or had left")
+
+    def _on_start(self, version: int) -> None:
+        """Ages were set: no group moves."""
+
+    _on_advance = _on_start
+
     def _on_drop(self, group_id: int, reason: str) -> None:
         self._leave(group_id, f"dropped: {reason}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like import keys
-from areal_like.bus import check_reach
+from areal_like.bus import NODE, check_reach
 from areal_like.config import Config, ConfigError
 from areal_like.interfaces import Task
 from areal_like.registry import build, knobs
@@ -33,9 +33,9 @@ def preflight(config: Config) -> None:
     if config.security.key_folder:
         keys.server_pair(config.security.key_folder)
         keys.client_pair(config.security.key_folder)
-    if config.buffer.transport == "tcp":
+    if config.buffer.transport == "tcp" and config.buffer.host != NODE:
         check_reach(config.buffer.host, config.security.key_folder)
-    if config.buffer.transport == "tcp" and config.buffer.port:
+    if config.buffer.transport == "tcp" and config.buffer.port and config.buffer.host != NODE:
         check_port(config.buffer.host, config.buffer.port)
     task = build("task", config.task, config.run.seed)
     if config.engine["name"] == "torch":
