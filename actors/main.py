@@ -42,9 +42,9 @@ def build_engine(config: Any, vocab_size: int) -> Any:
     return engine
 
 
-async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber) -> None:
+async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber, pool: RewardPool) -> None:
     while True:
-        stats = dict(worker.engine.stats())
+        stats = worker.engine.stats() | pool.stats() | {"reward_resamples": float(worker.resampled)}
         stats["wall_seconds"] = time.monotonic() - worker.started_at if worker.started_at else 0.0
         stats["weight_bytes"] = subscriber.bytes_received
         client.heartbeat(stats)
@@ -63,7 +63,14 @@ async def serve(role: Role) -> None:
     config = role.config
     task = build("task", config.task, config.run.seed)
     engine = build_engine(config, task.vocab_size)
-    pool = RewardPool()
+    rewards = config.rewards
+    pool = RewardPool(
+        workers=rewards.workers,
+        timeout=rewards.timeout,
+        min_timeout=min(rewards.min_timeout, rewards.timeout),
+        slack=rewards.slack,
+        memory_limit=rewards.memory_limit,
+    )
     rollout = Rollout(
         config.run.seed, config.sampling.temperature, config.sampling.max_tokens, bind("workflow", config.workflow)
     )
@@ -75,8 +82,8 @@ async def serve(role: Role) -> None:
     worker = Worker(task, engine, reward_function(task, pool), client, rollout, subscriber.digests)
     session = Session(client, worker, subscriber)
     client.hello()
-    jobs = [session.receive(), session.renew_when_cut(), _heartbeat(client, worker, subscriber), subscriber.run()]
-    tasks = [asyncio.create_task(job) for job in [*jobs, _until_told_to_end(worker)]]
+    jobs = [session.receive(), session.renew_when_cut(), _heartbeat(client, worker, subscriber, pool)]
+    tasks = [asyncio.create_task(job) for job in [*jobs, subscriber.run(), _until_told_to_end(worker)]]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for each in done:

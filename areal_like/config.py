@@ -48,6 +48,11 @@ MINIMUM = {
     "actors.count": 1,
     "actors.max_restarts": 0,
     "actors.threads": 1,
+    "rewards.workers": 1,
+    "rewards.timeout": 0.01,
+    "rewards.min_timeout": 0.01,
+    "rewards.slack": 1,
+    "rewards.memory_limit": 1 << 26,
     "buffer.port": 0,
     "buffer.max_bytes": 1,
     "buffer.shared_bytes": 0,
@@ -85,6 +90,15 @@ class Actors:
     count: int
     max_restarts: int
     threads: int
+
+
+@dataclass
+class Rewards:
+    workers: int
+    timeout: float
+    min_timeout: float
+    slack: float
+    memory_limit: int | None
 
 
 @dataclass
@@ -140,6 +154,7 @@ class Config:
     learner: dict[str, Any]
     eval: Eval
     actors: Actors
+    rewards: Rewards
     buffer: Buffer
     security: Security
     checkpoint: Checkpoint
@@ -151,6 +166,7 @@ SECTIONS: dict[str, type] = {
     "sampling": Sampling,
     "eval": Eval,
     "actors": Actors,
+    "rewards": Rewards,
     "buffer": Buffer,
     "security": Security,
     "checkpoint": Checkpoint,

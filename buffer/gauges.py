@@ -71,8 +71,20 @@ class Gauges:
             "rollout/update_apply_seconds": fleet.total("apply_seconds") / updates,
             "rollout/update_pause_seconds": fleet.total("pause_seconds") / max(1.0, fleet.total("pauses")),
             "rollout/actors": len(fleet),
-        }
+        } | _rewards(fleet)
         return self.rates
+
+
+def _rewards(fleet: Fleet) -> dict[str, float]:
+    """Of verifiers that run in processes of their own: totals over the actors there are, and the slowest actor's
+    seconds. Nothing where no such verifier has been called."""
+    if not fleet.total("reward_calls"):
+        return {}
+    totals = ("calls", "timeouts", "errors", "crashes", "kills", "resamples", "waiting")
+    found = {f"rewards/{name}": fleet.total(f"reward_{name}") for name in totals}
+    for name in ("seconds_p50", "seconds_p99"):
+        found[f"rewards/{name}"] = max(actor.stats.get(f"reward_{name}", 0.0) for actor in fleet)
+    return found
 
 
 def _sum(counts: Counter[int]) -> int:
