@@ -48,8 +48,8 @@ class RewardPool:
     """Scores with up to `workers` verifiers at a time.
 
     timeout, min_timeout, slack: bounds and factor of a call's time once it has begun (`actors.reward_times`); without
-        `min_timeout` every call has `timeout` seconds. memory_limit: bytes of data a worker may have (RLIMIT_DATA); what
-        is more raises MemoryError in the verifier.
+        `min_timeout` every call has `timeout` seconds. memory_limit: bytes of data a worker may have (RLIMIT_DATA);
+        what is more raises MemoryError in the verifier.
     """
 
     def __init__(

@@ -31,6 +31,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "reverse": "areal_like.tasks.copying:Reverse",
         "arithmetic": "areal_like.tasks.arithmetic:Arithmetic",
         "jsonl": "areal_like.tasks.jsonl:Jsonl",
+        "code": "areal_like.tasks.code:Code",
     },
     "model": {
         "qwen2": "areal_like.models:qwen2",

@@ -249,3 +249,13 @@ def test_math_verify_runs_in_the_pool():
         assert scores == [1.0, 0.0]
 
     in_pool(test)
+
+
+def test_programs_run_in_the_pool():
+    async def test(pool):
+        tests = '{"function": "f", "cases": [[[3, 4], 7], [[1, 1], 2]], "isolation": "weak"}'
+        programs = [f"def f(a, b): return a {operator} b" for operator in "+-"]
+        scores = [await pool.score("areal_like.tasks.unit_tests:unit_tests", tests, program) for program in programs]
+        assert scores == [1.0, 0.0]
+
+    in_pool(test, memory_limit=1 << 30)
