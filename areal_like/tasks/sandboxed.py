@@ -155,7 +155,7 @@ def main() -> None:
     os.close(devnull)
     if request["isolation"] == "weak":
         sys.addaudithook(refuse)
-    names = {"__name__": "program"}
+    names: dict = {"__name__": "program"}
     exec(compile(request["code"], "program", "exec"), names)
     for arguments in request["calls"]:
         os.write(replies, answer(names[request["function"]], arguments).encode() + b"\n")
