@@ -49,9 +49,9 @@ def build_engine(config: Any, vocab_size: int) -> tuple[Any, State | None]:
     return engine, state
 
 
-async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber) -> None:
+async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber, pool: RewardPool) -> None:
     while True:
-        stats = dict(worker.engine.stats())
+        stats = worker.engine.stats() | pool.stats() | {"reward_resamples": float(worker.resampled)}
         stats["wall_seconds"] = time.monotonic() - worker.started_at if worker.started_at else 0.0
         stats |= subscriber.stats()
         client.heartbeat(stats)
@@ -80,7 +80,14 @@ async def serve(role: Role) -> None:
     config = role.config
     task = build("task", config.task, config.run.seed)
     engine, state = build_engine(config, task.vocab_size)
-    pool = RewardPool(workers=config.actors.verifiers, timeout=config.actors.verifier_timeout)
+    rewards = config.rewards
+    pool = RewardPool(
+        workers=rewards.workers,
+        timeout=rewards.timeout,
+        min_timeout=min(rewards.min_timeout, rewards.timeout),
+        slack=rewards.slack,
+        memory_limit=rewards.memory_limit,
+    )
     rollout = Rollout(
         config.run.seed, config.sampling.temperature, config.sampling.max_tokens, bind("workflow", config.workflow)
     )
@@ -93,7 +100,7 @@ async def serve(role: Role) -> None:
     worker = Worker(task, engine, reward_function(task, pool), client, rollout, subscriber.digests)
     session = Session(client, worker, subscriber)
     client.hello()
-    jobs = [session.receive(), session.renew_when_cut(), _heartbeat(client, worker, subscriber), subscriber.run()]
+    jobs = [session.receive(), session.renew_when_cut(), _heartbeat(client, worker, subscriber, pool), subscriber.run()]
     ends = [_until_told_to_end(worker), _until_the_run_is_gone(role, buffer)]
     tasks = [asyncio.create_task(job) for job in [*jobs, *ends]]
     try:

@@ -48,8 +48,11 @@ MINIMUM = {
     "actors.count": 1,
     "actors.max_restarts": 0,
     "actors.threads": 1,
-    "actors.verifiers": 1,
-    "actors.verifier_timeout": 0.01,
+    "rewards.workers": 1,
+    "rewards.timeout": 0.01,
+    "rewards.min_timeout": 0.01,
+    "rewards.slack": 1,
+    "rewards.memory_limit": 1 << 26,
     "buffer.port": 0,
     "buffer.max_bytes": 1,
     "buffer.shared_bytes": 0,
@@ -92,8 +95,15 @@ class Actors:
     count: int
     max_restarts: int
     threads: int
-    verifiers: int
-    verifier_timeout: float
+
+
+@dataclass
+class Rewards:
+    workers: int
+    timeout: float
+    min_timeout: float
+    slack: float
+    memory_limit: int | None
 
 
 @dataclass
@@ -161,6 +171,7 @@ class Config:
     learner: dict[str, Any]
     eval: Eval
     actors: Actors
+    rewards: Rewards
     buffer: Buffer
     weights: Weights
     security: Security
@@ -173,6 +184,7 @@ SECTIONS: dict[str, type] = {
     "sampling": Sampling,
     "eval": Eval,
     "actors": Actors,
+    "rewards": Rewards,
     "buffer": Buffer,
     "weights": Weights,
     "security": Security,

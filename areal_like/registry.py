@@ -32,6 +32,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "arithmetic": "areal_like.tasks.arithmetic:Arithmetic",
         "calculator": "areal_like.tasks.calculator:Calculator",
         "jsonl": "areal_like.tasks.jsonl:Jsonl",
+        "code": "areal_like.tasks.code:Code",
     },
     "model": {
         "qwen2": "areal_like.models:qwen2",

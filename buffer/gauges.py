@@ -98,7 +98,7 @@ class Gauges:
             "rollout/weight_bytes": fleet.total("weight_bytes"),
             "rollout/full_syncs": fleet.total("full_syncs"),
             "rollout/actors": len(fleet),
-        }
+        } | _rewards(fleet)
         return self.rates
 
 
@@ -113,6 +113,18 @@ def idle_shares(heads: list[Head]) -> dict[str, float]:
         "barrier/group_idle_share": float(groups.mean()),
         "barrier/round_idle_share": float(1.0 - lengths.sum() / (len(lengths) * lengths.max())),
     }
+
+
+def _rewards(fleet: Fleet) -> dict[str, float]:
+    """Of verifiers that run in processes of their own: totals over the actors there are, and the slowest actor's
+    seconds. Nothing where no such verifier has been called."""
+    if not fleet.total("reward_calls"):
+        return {}
+    totals = ("calls", "timeouts", "errors", "crashes", "kills", "resamples", "waiting")
+    found = {f"rewards/{name}": fleet.total(f"reward_{name}") for name in totals}
+    for name in ("seconds_p50", "seconds_p99"):
+        found[f"rewards/{name}"] = max(actor.stats.get(f"reward_{name}", 0.0) for actor in fleet)
+    return found
 
 
 def _sum(counts: Counter[int]) -> int:

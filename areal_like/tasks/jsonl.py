@@ -26,7 +26,11 @@ from areal_like.types import Prompt
 
 _log = logging.getLogger(__name__)
 
-REWARDS = {"math_verify": "areal_like.tasks.maths:math_verify", "exact": "areal_like.tasks.maths:exact"}
+REWARDS = {
+    "math_verify": "areal_like.tasks.maths:math_verify",
+    "exact": "areal_like.tasks.maths:exact",
+    "unit_tests": "areal_like.tasks.unit_tests:unit_tests",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +51,15 @@ class Jsonl:
 
     path: the file. tokenizer: a local folder in Hugging Face's format.
     prompt_key, answer_key: names within a line's object. A prompt is a text, or with `chat_template` also a list of
-        messages `{role, content}`; an answer is a text or a number.
+        messages `{role, content}`; an answer is a text, a number, or an object, which verifiers get as JSON text.
     heldout_path: file of the held-out rows; a training row whose prompt is among them is left out (and logged).
         Without it, `heldout_fraction` of the different prompts of `path`, at least one, is held out.
     max_prompt_tokens: a longer prompt raises ValueError (row, length and knob named) when it is asked for.
     max_tokens: longest response. suffix: text after each prompt, e.g. how to write the answer down.
     chat_template: wrap the prompt as the tokenizer's template says; otherwise it is encoded as it stands. system: the
         system message of every prompt that brings none of its own; it needs chat_template.
-    reward: "math_verify", "exact", or "module:name" of a function `(answer: str, response: str) -> float`.
+    reward: "math_verify", "exact", "unit_tests" (of a program; `areal_like.tasks.unit_tests`), or "module:name" of a
+        function `(answer: str, response: str) -> float`.
     length_trace: see `areal_like.tasks.length_trace`.
 
     Raises FileNotFoundError (file, tokenizer folder) and ValueError (a bad line, with file and line; an empty split).
@@ -198,9 +203,9 @@ def _row(place: str, line: str, prompt_key: str, answer_key: str, chat: bool) ->
     if not isinstance(prompt, str) and not (chat and _are_messages(prompt)):
         wanted = "a text or a list of messages {role, content}" if chat else "a text"
         raise ValueError(f"{place}: {prompt_key!r} must be {wanted}")
-    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
-        raise ValueError(f"{place}: {answer_key!r} must be a text or a number")
-    return Row(place, prompt, str(answer))
+    if isinstance(answer, bool) or not isinstance(answer, (str, int, float, dict)):
+        raise ValueError(f"{place}: {answer_key!r} must be a text, a number or an object")
+    return Row(place, prompt, json.dumps(answer) if isinstance(answer, dict) else str(answer))
 
 
 def _are_messages(prompt: Any) -> bool:

@@ -263,6 +263,7 @@ FILES = sorted(set(layers.CONFIGS.rglob("*.yaml")) - set(layers.CONFIGS.glob("ab
 """Ablations are no configs but name some; tests of `scripts.ablation` load them."""
 NEEDED = {
     "jsonl": ["task.path=x", "task.tokenizer=y"],
+    "code_jsonl": ["task.path=x", "task.tokenizer=y"],
     **{stem: ["model.path=x"] for stem in ("qwen2.5-0.5b", "math", "gsm8k")},
 }
 
@@ -328,7 +329,7 @@ def test_injected_ages_that_contradict_the_rest_are_refused(stand_ins: Path) -> 
         (["loss=dg", "learner.num_minibatch_epochs=2"], "learner.num_minibatch_epochs: loss=dg"),
         (["learner.lora={rnk: 4}"], r"learner.lora.rnk: .*'rank'"),
         (["learner.lora={rank: many}"], "learner.lora.rank: expected int"),
-        (["actors.verifier_timeout=0"], "actors.verifier_timeout: must be at least"),
+        (["rewards.timeout=0"], "rewards.timeout: must be at least"),
     ],
 )
 def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: str) -> None:

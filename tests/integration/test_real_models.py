@@ -30,8 +30,8 @@ def test_a_run_from_a_folder_ends_as_a_folder(kind: str, lora: str, tmp_path: Pa
         "groups_per_batch=4",
         "sizing.group_size=4",
         "eval.prompts=2",
-        "actors.verifiers=2",
-        "actors.verifier_timeout=20",
+        "rewards.workers=2",
+        "rewards.timeout=20",
     )
     assert len(rows(run)) == 3 and summary(run)["version"] == 3
     final = run / "checkpoints" / "final"

@@ -166,7 +166,7 @@ def test_exact_match_ignores_surrounding_space_only():
         ('{"prompt": 3, "answer": "b"}', "'prompt' must be a text"),
         ('{"prompt": [], "answer": "b"}', "'prompt' must be a text or a list of messages"),
         ('{"prompt": [{"role": "user"}], "answer": "b"}', "list of messages"),
-        ('{"prompt": "a", "answer": null}', "'answer' must be a text or a number"),
+        ('{"prompt": "a", "answer": null}', "'answer' must be a text, a number or an object"),
     ],
 )
 def test_a_bad_line_is_named(make, line, message):
