@@ -18,14 +18,17 @@ from areal_like.bus import deliver
 from areal_like.client import ActorClient
 from areal_like.process import EXIT_TERMINATED, Role, Terminated, end_gently, run_role
 from areal_like.registry import bind, build, resolve
+from areal_like.weights.state import State
 
 HEARTBEAT_SECONDS = 1.0
 DELIVERY_SECONDS = 0.5
 """How long an actor that was told to end waits for its last message to leave."""
 
 
-def build_engine(config: Any, vocab_size: int) -> Any:
-    """The engine of the config; one that needs a model gets it, with its weights rounded as the learner rounds them."""
+def build_engine(config: Any, vocab_size: int) -> tuple[Any, State | None]:
+    """The engine of the config; one that needs a model gets it, with its weights rounded as the learner rounds them:
+    those come as well."""
+    state = None
     if not getattr(resolve("engine", config.engine.name), "needs_model", False):
         engine = build("engine", config.engine)
     else:
@@ -35,18 +38,18 @@ def build_engine(config: Any, vocab_size: int) -> Any:
 
         torch.set_num_threads(config.actors.threads)
         model = build("model", config.model, config.run.seed, vocab_size)
-        digest = publishable(model)
+        state = publishable(model)
         engine = build("engine", config.engine, model)
-        engine.digest = digest
+        engine.digest = state.digest()
     engine.version = -1  # until the learner says of which version these bits are
-    return engine
+    return engine, state
 
 
 async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber) -> None:
     while True:
         stats = dict(worker.engine.stats())
         stats["wall_seconds"] = time.monotonic() - worker.started_at if worker.started_at else 0.0
-        stats["weight_bytes"] = subscriber.bytes_received
+        stats |= subscriber.stats()
         client.heartbeat(stats)
         await asyncio.sleep(HEARTBEAT_SECONDS)
 
@@ -62,8 +65,8 @@ async def _until_told_to_end(worker: Worker) -> None:
 async def serve(role: Role) -> None:
     config = role.config
     task = build("task", config.task, config.run.seed)
-    engine = build_engine(config, task.vocab_size)
-    pool = RewardPool()
+    engine, state = build_engine(config, task.vocab_size)
+    pool = RewardPool(workers=config.actors.verifiers, timeout=config.actors.verifier_timeout)
     rollout = Rollout(
         config.run.seed, config.sampling.temperature, config.sampling.max_tokens, bind("workflow", config.workflow)
     )
@@ -71,7 +74,9 @@ async def serve(role: Role) -> None:
     client = ActorClient(
         role.find("buffer"), role.name, engine.slots, shared_bytes=role.config.buffer.shared_bytes, **link
     )
-    subscriber = Subscriber(engine, role.name, client.applied, **link)
+    subscriber = Subscriber(
+        engine, role.name, client.applied, state=state, sweep_every=config.weights.sweep_every, **link
+    )
     worker = Worker(task, engine, reward_function(task, pool), client, rollout, subscriber.digests)
     session = Session(client, worker, subscriber)
     client.hello()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.bus import AsyncDealer, BusError, Dealer
+from areal_like.bus import AsyncDealer, BusError, Dealer, SharedDealer
 from areal_like.groups import Head, decode_group, encode_group, pack_heads, unpack_heads
 from areal_like.partials import decode_partial
 from areal_like.ring import Ring, RingReader
@@ -179,20 +180,23 @@ class LearnerClient:
     def __init__(
         self, endpoint: str, name: str = "learner", *, link_timeout: float | None = None, keys: str | None = None
     ):
-        self.dealer = Dealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys)
+        self.dealer = SharedDealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys)
         self.name = name
         self._rings = RingReader()
+        self._order = threading.Lock()
         self._said: dict[str, dict[str, Any]] = {}  # kind → the newest body, in the order in which to say them again
 
     def _say(self, kind: str, body: dict[str, Any]) -> None:
-        self._said.pop(kind, None)
-        self._said[kind] = body
-        self.dealer.send(kind, body)
+        with self._order:
+            self._said.pop(kind, None)
+            self._said[kind] = body
+            self.dealer.send(kind, body)
 
     def hello(self) -> None:
         self._say("hello", {"role": "learner", "name": self.name, "pid": os.getpid(), "slots": 0})
 
     def published(self, manifest: dict[str, Any]) -> None:
+        """Offer a version. May be called by another thread."""
         self._say("published", {"manifest": manifest})
 
     def trained(self, index: int) -> None:
@@ -247,8 +251,9 @@ class LearnerClient:
                 raise BusError(f"the buffer refused a message: {message.body['reason']}")
 
     def _say_all(self) -> None:
-        for kind, body in self._said.items():
-            self.dealer.send(kind, body)
+        with self._order:
+            for kind, body in self._said.items():
+                self.dealer.send(kind, body)
 
     def close(self) -> None:
         self.dealer.close()

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from areal_like.ages import KEY as AGES
 from areal_like.ages import shares_of
 from areal_like.layers import CONFIGS, Layers, read, shown
-from areal_like.registry import COMPONENTS, ConfigError, check, nearest
+from areal_like.registry import COMPONENTS, ConfigError, check, check_part, knobs, marks, nearest
 
 __all__ = ["Config", "ConfigError", "load", "load_resolved", "replace", "save", "to_yaml"]
 
@@ -48,10 +48,17 @@ MINIMUM = {
     "actors.count": 1,
     "actors.max_restarts": 0,
     "actors.threads": 1,
+    "actors.verifiers": 1,
+    "actors.verifier_timeout": 0.01,
     "buffer.port": 0,
     "buffer.max_bytes": 1,
     "buffer.shared_bytes": 0,
     "buffer.heartbeat_timeout": 2,
+    "weights.dense_above": 0,
+    "weights.block_bytes": 4096,
+    "weights.keep": 1,
+    "weights.anchor_every": 1,
+    "weights.sweep_every": 1,
     "checkpoint.every": 0,
     "checkpoint.keep": 1,
 }
@@ -85,6 +92,8 @@ class Actors:
     count: int
     max_restarts: int
     threads: int
+    verifiers: int
+    verifier_timeout: float
 
 
 @dataclass
@@ -97,6 +106,18 @@ class Buffer:
     heartbeat_timeout: float
     journal: Literal["off", "memory", "fsync"]
     keep_journal: bool
+
+
+@dataclass
+class Weights:
+    coding: Literal["delta", "full"]
+    mode: Literal["ulp", "absolute"]
+    dense_above: float
+    block_bytes: int
+    keep: int
+    anchor_every: int
+    sweep_every: int
+    overlap: bool
 
 
 @dataclass
@@ -141,6 +162,7 @@ class Config:
     eval: Eval
     actors: Actors
     buffer: Buffer
+    weights: Weights
     security: Security
     checkpoint: Checkpoint
     launcher: dict[str, Any]
@@ -152,6 +174,7 @@ SECTIONS: dict[str, type] = {
     "eval": Eval,
     "actors": Actors,
     "buffer": Buffer,
+    "weights": Weights,
     "security": Security,
     "checkpoint": Checkpoint,
 }
@@ -209,13 +232,16 @@ def replace(config: Config, key: str, value: Any) -> Config:
 def _checked(tree: dict[str, Any]) -> Config:
     _refuse_unknown_keys(tree)
     config = _typed(tree)
-    for kind in COMPONENTS:
+    for kind in sorted(COMPONENTS.keys() & {field.name for field in dataclasses.fields(Config)}):
         check(kind, _plain(config[kind]))
     for key, minimum in MINIMUM.items():
         value = OmegaConf.select(config, key)
         if value is not None and not value >= minimum:
             raise ConfigError(f"{key}: must be at least {minimum}, got {value}", key)
+    if config.weights.block_bytes % 4096:
+        raise ConfigError("weights.block_bytes: must be a multiple of 4096", "weights.block_bytes")
     _refuse_other_ages(config)
+    _refuse_odd_training(_plain(config))
     return _read_only(config)
 
 
@@ -237,6 +263,22 @@ def _refuse_other_ages(config: Any) -> None:
         raise ConfigError(f"{AGES}: groups {oldest} versions old break the bound of {bound} ({BOUND}, mode)", AGES)
     if config.policy["name"] != "in_order":
         raise ConfigError(f"{AGES} gives each batch its own groups: it needs policy=in_order", AGES)
+
+
+def _refuse_odd_training(config: dict[str, Any]) -> None:
+    """What loss, advantage and learner ask of one another; the learner itself would say so when it starts."""
+    learner = config["learner"]
+    if learner.get("lora") is not None:
+        check_part("learner.lora", learner["lora"])
+    known = knobs("learner", learner["name"]) | learner
+    epochs = known.get("num_minibatch_epochs", 1)
+    if epochs > 1 and "single_pass" in marks("loss", config["loss"]["name"]):
+        key = "learner.num_minibatch_epochs"
+        raise ConfigError(f"{key}: loss={config['loss']['name']} diverges with more than 1, got {epochs}", key)
+    advantage = config["advantage"]["name"]
+    if "needs_values" in marks("advantage", advantage) and known.get("critic_lr") == 0:
+        key = "learner.critic_lr"
+        raise ConfigError(f"advantage={advantage} needs a critic: set {key} above 0", key)
 
 
 def _refuse_unknown_keys(tree: dict[str, Any]) -> None:

@@ -14,11 +14,20 @@ without being trained gives its slot back, and the next admitted group takes the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from areal_like.groups import Head
 from buffer.partials import Partial
+
+Recorder = Callable[[str, list[Any], bytes | memoryview], None]
+"""Is told of every change: the journal's `append`."""
+
+
+def record_nothing(kind: str, fields: list[Any], payload: bytes | memoryview) -> None:
+    """The recorder of a buffer without a journal."""
 
 
 class Stage(StrEnum):

@@ -70,6 +70,10 @@ class Gauges:
             "rollout/updates": fleet.total("updates"),
             "rollout/update_apply_seconds": fleet.total("apply_seconds") / updates,
             "rollout/update_pause_seconds": fleet.total("pause_seconds") / max(1.0, fleet.total("pauses")),
+            "rollout/update_fetch_seconds": fleet.total("fetch_seconds") / updates,
+            "rollout/update_replica_seconds": fleet.total("replica_seconds") / updates,
+            "rollout/weight_bytes": fleet.total("weight_bytes"),
+            "rollout/full_syncs": fleet.total("full_syncs"),
             "rollout/actors": len(fleet),
         }
         return self.rates

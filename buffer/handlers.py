@@ -108,7 +108,10 @@ class Handlers:
             raise
         now = time.monotonic()
         pushed = [pair for pair in zip(heads, payloads, strict=True) if pair[1] is not None]
-        taken = [self._take(head, payload, now) for head, payload in pushed]
+        try:
+            taken = [self._take(head, payload, now) for head, payload in pushed]
+        except Exception as error:  # a filter of the user's, say; what the actor has sent is in order
+            raise RuntimeError(f"taking a pushed group in failed: {type(error).__name__}: {error}") from error
         if any(taken):
             self.state.progress_at = now
             self.state.failures.end()
@@ -129,6 +132,7 @@ class Handlers:
         new = state.replay.push(head, payload, state.version, now)
         if new:
             state.gauges.tokens_pushed += head.tokens
+            state.largest_payload = max(state.largest_payload, head.size)
         return new
 
     def _on_failed(self, peer: bytes, actor: Actor | None, message: Message) -> None:

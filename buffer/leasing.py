@@ -66,7 +66,7 @@ def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, n
     carried: dict[int, int] = {}
     if entry:
         carried = state.replay.assign(entry, actor.name, actor.version)
-    elif state.replay.bytes > state.max_bytes and state.replay.slots.next >= _slots_wanted(state):
+    elif _bytes_to_come(state) > state.max_bytes and state.replay.slots.next >= _slots_wanted(state):
         # Never the slots that the learner waits for: its batch is what frees memory.
         state.replay.slots.check_memory(state.max_bytes)
         return None
@@ -86,6 +86,11 @@ def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, n
         entry = state.replay.admit(group_id, row, plan.launch, plan.need, actor.name, held, now)
     lease = Lease(entry.id, entry.row, "train", entry.launch, entry.need)
     return lease, entry.partial, sorted(carried)
+
+
+def _bytes_to_come(state: RunState) -> int:
+    """Payloads that are held, and those of groups that run: taken to be as large as the largest one so far."""
+    return state.replay.bytes + state.largest_payload * state.replay.count(Stage.RUNNING)
 
 
 def _slots_wanted(state: RunState) -> int:

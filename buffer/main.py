@@ -16,13 +16,14 @@ from areal_like.registry import bind, build
 from buffer import recovery
 from buffer.admission import Bound
 from buffer.controller import Controller
+from buffer.entries import record_nothing
 from buffer.evaluation import Evaluation
 from buffer.injection import AgedSlots, Ages, start_at
-from buffer.journal import Journal, segments, since_snapshot
+from buffer.journal import Journal, JournalError, segments, since_snapshot
 from buffer.outbox import Outbox
 from buffer.playback import Playback
 from buffer.prompts import PromptCursor
-from buffer.replay import Replay, record_nothing
+from buffer.replay import Replay
 from buffer.run_state import RunState
 from buffer.slots import Slots
 
@@ -38,6 +39,10 @@ def restore(role: Role, replay: Replay) -> tuple[int, Journal | None]:
     checkpoint = checkpoints.latest(role.run)
     steps = checkpoint[0] if checkpoint else 0
     records = since_snapshot(folder, repair=True) if segments(folder) else []
+    if steps and not records:
+        raise JournalError(
+            f"{folder} holds nothing, and {role.run} has a checkpoint of step {steps}: it can't be resumed"
+        )
     journal = None
     if options.journal != "off":
         journal = Journal(folder, sync=options.journal == "fsync", keep=options.keep_journal)

@@ -18,11 +18,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from areal_like.groups import pack_heads, unpack_heads
-from buffer.entries import Entry, Stage
+from buffer.entries import Entry, Recorder, Stage, record_nothing
 from buffer.injection import advance, start_at
 from buffer.journal import SNAPSHOT, JournalError, Record
 from buffer.partials import Partial
-from buffer.replay import Recorder, Replay, record_nothing
+from buffer.replay import Replay
 
 
 def restore(

@@ -17,18 +17,13 @@ from typing import Any
 from areal_like.groups import Head, pack_heads
 from buffer import filters
 from buffer.admission import Bound
-from buffer.entries import Entry, Stage
+from buffer.entries import Entry, Recorder, Stage, record_nothing
 from buffer.partials import Partial
 from buffer.policies import Waiting
 from buffer.slots import Holder, Slots, place, rescue
 
 Policy = Callable[..., Sequence[int]]
 Filter = Callable[..., str]
-Recorder = Callable[[str, list[Any], bytes | memoryview], None]
-
-
-def record_nothing(kind: str, fields: list[Any], payload: bytes | memoryview) -> None:
-    """The recorder of a buffer without a journal."""
 
 
 class Replay:
@@ -71,8 +66,6 @@ class Replay:
         self.resumed = 0
         self._revoked: list[tuple[str, int]] = []
         self._recalled: list[tuple[str, int]] = []
-
-    # ---- admission --------------------------------------------------------------------------------------------------
 
     @property
     def admitted_slots(self) -> int:
@@ -244,6 +237,8 @@ class Replay:
         if not ids:
             self._expire(self.bound.batch_version(batch))
             ids = self._choose(batch)
+            if not self._within_bound(batch, ids):
+                raise RuntimeError(f"batch {batch} would break the staleness bound of {self.bound.max_staleness}")
         if ids:
             self._settle(batch, ids)
             self.record("serve", [batch, list(ids), self.oldest_allowed(batch)], b"")
@@ -267,10 +262,15 @@ class Replay:
 
     def _planned_for(self, batch: int) -> Sequence[int]:
         ids = self.planned.pop(batch, ())
-        if all(group_id in self.entries and self.entries[group_id].stage is Stage.WAITING for group_id in ids):
+        if self._stages[Stage.WAITING].keys() >= set(ids) and self._within_bound(batch, ids):
             return ids
-        self.planned.clear()  # a group has left since: the order of before can't be kept
+        self.planned.clear()  # a group has left since, or the bound is another: the order of before can't be kept
         return ()
+
+    def _within_bound(self, batch: int, ids: Iterable[int]) -> bool:
+        oldest = (self.entries[group_id].oldest_trained(self.oldest_allowed(batch)) for group_id in ids)
+        ages = (self.bound.batch_version(batch) - each for each in oldest if each is not None)
+        return max(ages, default=0) <= self.bound.max_staleness
 
     def _expire(self, version: int) -> None:
         """Part with what is too old to be trained at `version`. Looks only if there may be something."""

@@ -25,10 +25,11 @@ from buffer.schedulers import Scheduler
 @dataclass(slots=True)
 class RunState:
     """`expected_actors` must hold version 0 before the first lease; over `max_bytes` of payloads nothing is started but
-    what the learner's next batch lacks. `version` is the newest that the actors were told of (-1: none), `manifest` its
-    description; `published` is the learner's newest; `digests` has the digests of all recent ones. `steps` batches have
-    been trained; `wanted` is the learner's open request, `served` the last batch sent, body and payloads, until it is
-    trained: it may be asked for again. Times are those of the monotonic clock, in seconds."""
+    what the learner's next batch lacks; `largest_payload` is that of one group so far. `version` is the newest that the
+    actors were told of (-1: none), `manifest` its description; `published` is the learner's newest; `digests` has the
+    digests of all recent ones. `steps` batches have been trained; `wanted` is the learner's open request, `served` the
+    last batch sent, body and payloads, until it is trained: it may be asked for again. Times are those of the monotonic
+    clock, in seconds."""
 
     router: Router
     outbox: Outbox
@@ -39,6 +40,7 @@ class RunState:
     expected_actors: int
     max_bytes: int
     steps: int = 0
+    largest_payload: int = 0
     version: int = -1
     manifest: dict[str, Any] | None = None
     published: dict[str, Any] | None = None

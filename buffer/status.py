@@ -23,7 +23,7 @@ def levels(state: RunState, now: float) -> dict[str, Any]:
     found |= {f"ledger/{key}": ledger[key] for key in ("admitted", "trained", "active")}
     for kind in ("filtered", "dropped"):
         found |= {f"ledger/{kind}/{reason}": n for reason, n in ledger[kind].items()}
-    found |= {"buffer/bytes": state.replay.bytes, "seconds": state.age(now)}
+    found |= {"buffer/bytes": state.replay.bytes, "buffer/max_bytes": state.max_bytes, "seconds": state.age(now)}
     if math.isfinite(state.replay.bound.max_staleness):
         found["staleness/bound"] = int(state.replay.bound.max_staleness)
     return found | state.gauges.rates

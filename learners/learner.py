@@ -13,7 +13,8 @@ same batches from the same state give the same bits.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from areal_like.models import read_state, specs_of
+from areal_like.models import read_state, save_as_published, specs_of
 from areal_like.types import Batch
 from areal_like.weights.state import State
-from learners.advantages import Episodes, marked
+from learners.adapters import Adapters
+from learners.advantages import Episodes, marked, turns_of
 from learners.attention import use_packed_attention
 from learners.batch_metrics import batch_metrics
 from learners.critic import Critic
@@ -51,7 +53,8 @@ class TorchLearner(Objective):
     the dtype of the published weights, and of the values (held in float32) that are differentiated. `critic_lr` > 0
     trains a critic (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the
     policy. `grad_norm_by_staleness` measures the gradient's norm per bucket of staleness as well, for one backward pass
-    per bucket. The other knobs are those of `learners.objective`.
+    per bucket. `lora` {rank, alpha, targets} trains adapters instead of the model (`learners.adapters`); {} takes their
+    defaults. The other knobs are those of `learners.objective`.
     """
 
     needs_model = True
@@ -78,6 +81,7 @@ class TorchLearner(Objective):
         critic_lr: float = 0.0,
         critic_trunk: float = 0.0,
         grad_norm_by_staleness: bool = False,
+        lora: Mapping[str, Any] | None = None,
         **objective: Any,
     ):
         super().__init__(**objective)
@@ -85,7 +89,10 @@ class TorchLearner(Objective):
         self.model = model.float().eval()
         use_packed_attention(self.model)
         dtype = getattr(torch, publish_dtype)
-        self._reference = _frozen(self.model, dtype) if self.needs_reference else None
+        self._specs = specs_of(self.model, publish_dtype)
+        self._adapters = None if lora is None else Adapters(self.model, seed, dtype, **lora)
+        own_reference = self.needs_reference and self._adapters is None
+        self._reference = _frozen(self.model, dtype) if own_reference else self.model
         self.optimizer = MasterAdamW(
             self.model,
             lr=lr,
@@ -94,11 +101,10 @@ class TorchLearner(Objective):
             weight_decay=weight_decay,
             warmup_steps=warmup_steps,
             clip_grad=clip_grad,
-            publish_dtype=dtype,
+            publish_dtype=torch.float32 if self._adapters else dtype,
         )
         hidden_size, device = self.model.config.hidden_size, self.model.device
         self._critic = Critic(hidden_size, device, lr=critic_lr, trunk=critic_trunk) if critic_lr else None
-        self._specs = specs_of(self.model, publish_dtype)
         self._loss, self._plan, self._advantage = loss, plan_of(loss), advantage
         self._temperature, self._seed = temperature, seed
         self._num_minibatches, self._num_epochs = num_minibatches, num_minibatch_epochs
@@ -130,15 +136,19 @@ class TorchLearner(Objective):
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
         return batch_metrics(batch) | zero_variance_by_staleness(batch) | step.metrics() | more
 
-    def snapshot(self) -> State:
-        """The published bits of the current weights: a fresh buffer, the caller's to keep."""
-        state = State(self._specs)
-        read_state(dict(self.model.named_parameters()), state)
+    def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
+        """The published bits of the current weights, in `into` or a fresh buffer that is the caller's to keep; `done`
+        as for `read_state`."""
+        state = into or State(self._specs)
+        tensors = self._adapters.merged() if self._adapters else dict(self.model.named_parameters())
+        read_state(tensors, state, done)
         return state
 
     def save(self, folder: str) -> None:
-        """Write the current weights as a Hugging Face model folder."""
-        self.model.save_pretrained(folder)
+        """Write the published weights as a Hugging Face model folder; adapters, if any, go to its folder `adapter`."""
+        save_as_published(self.model, self.snapshot(), folder)
+        if self._adapters:
+            self._adapters.save(f"{folder}/adapter")
 
     def save_state(self, folder: Path) -> None:
         """Write what the next train step depends on besides its batch: master weights, optimizer state, critic."""
@@ -158,10 +168,11 @@ class TorchLearner(Objective):
         """The batch on the device, with everything that must be known before the weights move."""
         step = Step(batch, self.model.device, self.shares)
         trained = [np.flatnonzero(step.columns.lengths)]
-        if self._reference is not None:
+        if self.needs_reference:
             step.reference = torch.zeros_like(step.behaviour)
-            for part, logprobs in self._logprobs(step, trained, self._reference):
-                step.reference[part.trained] = logprobs
+            with self._adapters.off() if self._adapters else nullcontext():
+                for part, logprobs in self._logprobs(step, trained, self._reference):
+                    step.reference[part.trained] = logprobs
         if self._critic:
             step.values = self._values(step, trained)
         if needs_uniform(self._loss):
@@ -172,7 +183,9 @@ class TorchLearner(Objective):
     def _advantages(self, step: Step) -> None:
         penalties = self.token_penalties(step.behaviour, step.reference)
         values = None if step.values is None else step.values.double().cpu().numpy()
-        episodes = Episodes(self.rewards(step.batch), step.groups, step.columns.sample, penalties, values)
+        columns, earned = step.columns, [sample.turn_rewards for sample in step.batch.samples]
+        turns = turns_of(earned, columns.sample, columns.place)
+        episodes = Episodes(self.rewards(step.batch), step.groups, columns.sample, penalties, values, turns)
         if marked(self._advantage, "per_token"):
             advantages = self._advantage(episodes)
         else:

@@ -24,6 +24,7 @@ from areal_like.metrics import MetricsLog
 from areal_like.process import Role, run_role
 from areal_like.registry import bind, build, resolve
 from areal_like.types import Batch
+from learners.publication import Coding
 from learners.publisher import Publisher
 
 log = logging.getLogger(__name__)
@@ -108,6 +109,8 @@ class TrainLoop:
         log.info("training ends: %s", reason)
         if progress.steps % self.config.weight_sync_interval:
             self._publish(self.version + 1)  # what is saved is what the last evaluation sees
+        manifest = self.publisher.wait()
+        self._published, self.digest = manifest["version"], manifest["digest"]
         report = self.client.finish(reason, progress.steps)
         return self._summary(reason, report, before)
 
@@ -141,13 +144,9 @@ class TrainLoop:
         return batch, info
 
     def _publish(self, version: int | None = None) -> float:
-        """Offer the current weights as the current version (or another); returns the seconds that it took."""
-        begin = time.monotonic()
-        manifest = self.publisher.publish(self.version if version is None else version, self.trainer.snapshot())
-        self._published = manifest["version"]
-        self.digest = manifest["digest"]
-        self.client.published(manifest)
-        return time.monotonic() - begin
+        """Have the current weights published as the current version (or another), while training goes on; returns the
+        seconds for which it stood still."""
+        return self.publisher.publish(self.version if version is None else version, self.trainer.snapshot)
 
     def _write(self, row: dict[str, Any], info: dict[str, Any]) -> None:
         progress, evaluations = self.progress, info.pop("evaluations")
@@ -158,7 +157,7 @@ class TrainLoop:
         progress.tokens += int(row.get("tokens", 0))
         row["train/idle_share"] = progress.waited / max(1e-9, progress.elapsed)
         row["train/tokens_per_second"] = progress.tokens / max(1e-9, progress.elapsed)
-        row["publish/bytes"] = self.publisher.bytes_sent
+        row |= self.publisher.metrics
         self.metrics.write({"step": progress.steps, "version": self.version, **row, **info})
 
     def _reason_to_stop(self) -> str:
@@ -217,9 +216,9 @@ def _later(evaluations: list[dict[str, Any]], seconds: float) -> list[dict[str, 
 def main(role: Role) -> None:
     trainer = build_trainer(role.config)
     checkpoint = checkpoints.latest(role.run)
-    publisher = Publisher(role.endpoint("weights"), role.keys)
     link_timeout = role.config.buffer.heartbeat_timeout
     client = LearnerClient(role.find("buffer"), role.name, link_timeout=link_timeout, keys=role.keys)
+    publisher = Publisher(role.endpoint("weights"), Coding(**role.config.weights), client.published, role.keys)
     try:
         with MetricsLog(role.run / "metrics.jsonl", done=checkpoint[0] if checkpoint else 0) as metrics:
             loop = TrainLoop(role, trainer, client, publisher, metrics)
@@ -231,8 +230,8 @@ def main(role: Role) -> None:
         beside.write_text(json.dumps(summary, indent=2) + "\n")
         beside.replace(role.run / "summary.json")  # there is one when the run is finished, and then it is whole
     finally:
-        client.close()
         publisher.close()
+        client.close()
 
 
 if __name__ == "__main__":

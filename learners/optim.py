@@ -39,8 +39,9 @@ class MasterAdamW:
         self.steps = 0
         self.skipped_steps = 0
         self._dtype = publish_dtype
-        matrices = [p for p in model.parameters() if p.ndim >= 2]
-        vectors = [p for p in model.parameters() if p.ndim < 2]
+        trained = [p for p in model.parameters() if p.requires_grad]
+        matrices = [p for p in trained if p.ndim >= 2]
+        vectors = [p for p in trained if p.ndim < 2]
         self._master = torch.cat([p.detach().float().flatten() for p in matrices + vectors])
         self._weights = torch.empty_like(self._master)
         self.gradient = torch.zeros_like(self._master)

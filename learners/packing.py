@@ -75,7 +75,7 @@ class Columns:
     """A batch of n samples as flat arrays.
 
     Per sample [n]: `lengths` input tokens (0 where no token is trained). Per trained token, in the order of the
-    samples [N]: `sample`, `behaviour` float32, `version`.
+    samples [N]: `sample`, `place` in the response, `behaviour` float32, `version`.
     """
 
     def __init__(self, batch: Batch):
@@ -89,6 +89,7 @@ class Columns:
         place = ranges(prompts, responses)[trained]
         owner = np.repeat(np.arange(len(samples)), responses)
         self.sample = owner[trained]
+        self.place = place - prompts[self.sample]
         self.behaviour = np.concatenate([s.logprobs for s in samples]).astype(np.float32)[trained]
         runs = np.array([run for s in samples for run in s.runs], np.int64).reshape(-1, 2)
         self.version = np.repeat(runs[:, 0], runs[:, 1])[trained]
@@ -101,7 +102,8 @@ class Columns:
         """The same samples with a part of their trained tokens (bool [N]): the others get no logits, and what lies
         behind a sample's last kept token is no input either. `MicroBatch.trained` still counts from the whole batch."""
         part = copy.copy(self)
-        part.sample, part.behaviour, part.version = self.sample[kept], self.behaviour[kept], self.version[kept]
+        part.sample, part.place = self.sample[kept], self.place[kept]
+        part.behaviour, part.version = self.behaviour[kept], self.version[kept]
         part._outputs, part._targets, part._places = self._outputs[kept], self._targets[kept], self._places[kept]
         part._count()
         return part

@@ -53,7 +53,7 @@ class Audit:
     active: set[int] = field(default_factory=set)
     gone: dict[int, str] = field(default_factory=dict)  # filtered or dropped: why
     served: dict[int, list[int]] = field(default_factory=dict)
-    serves: int = 0
+    served_again: int = 0
     batch_of: dict[int, int] = field(default_factory=dict)  # of groups that were served: their batch
     trained: list[int] = field(default_factory=list)  # batches, in the order in which they were trained first
     digests: dict[int, str] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Audit:
         self.gone[group_id] = fate
 
     def _on_serve(self, batch: int, ids: list[int], oldest_allowed: int) -> None:
-        self.serves += 1
+        self.served_again += batch in self.served
         if len(set(ids)) != self.groups_per_batch:
             self._find("batches", f"batch {batch} has {len(set(ids))} groups")
         if self.served.setdefault(batch, ids) != ids:
@@ -180,7 +180,7 @@ def table(found: Audit) -> Table:
     seen = {
         "prompts": f"{found.admitted} admitted in order",
         "fates": f"{counts['trained']} trained, {left} filtered or dropped, {counts['active']} active",
-        "batches": f"{len(found.trained)} trained, {found.serves - len(found.served)} served again",
+        "batches": f"{len(found.trained)} trained, {found.served_again} served again",
         "bound": f"at most {found.max_staleness} versions",
         "weights": f"{len(found.digests)} versions, one digest each",
         "ledger": "agrees",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ def preflight(config: Config) -> None:
     build("scheduler", config.scheduler, build("sizing", config.sizing))
     if config.learner["name"] == "torch" and config.sampling.temperature == 0:
         raise ConfigError("sampling.temperature: greedy rollouts (0) can't be trained on; evaluation may be greedy")
+    if config.learner.get("lora") is not None and find_spec("peft") is None:
+        raise ConfigError("learner.lora needs peft: pip install 'areal_like[lora]'")
     path = config.model.get("path")
     if path is not None and not (Path(path) / "config.json").is_file():
         raise ConfigError(f"model.path: no Hugging Face model in {path!r} (config.json is missing)")

@@ -37,7 +37,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("config", help="a yaml file, e.g. configs/quickstart.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
     parser.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
-    parser.add_argument("--dry-run", action="store_true", help="print which processes would be started and stop")
+    parser.add_argument("--dry-run", action="store_true", help="print the processes and what they will need, and stop")
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live display")
     return parser.parse_intermixed_args(argv)
 
@@ -147,16 +147,25 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     return summary
 
 
+def dry_run(config: Config) -> None:
+    """Print the processes and what they will need; then what is missing is raised: ValueError, OSError."""
+    from areal_like.launch.plan import describe, plan
+    from scripts import estimate  # imports torch
+
+    config = fit_to_replay(config) if config.replay else config
+    print(describe(plan(config)))
+    print(estimate.describe(estimate.estimate(config)))
+    preflight(config)
+
+
 def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, TextIO] | None:
     """The run's folder, config and lock, or None if something was only to be printed. Raises ValueError, OSError."""
-    from areal_like.launch.plan import describe, plan
-
     config = resolve_keys(resolve_transport(configs.load([args.config, *args.overrides])))
     if args.print_config:
         print(configs.to_yaml(config), end="")
         return None
     if args.dry_run:
-        print(describe(plan(config)))
+        dry_run(config)
         return None
     preflight(config)
     if config.replay:
