@@ -49,11 +49,11 @@ def test_train_publish_serve_save_load(kind, lora, tmp_path):
     learner = learner_of(path, lora=lora)
     served = folder(0, 258, path=path)
     assert FusedDecoder.fits(served)
-    assert publishable(served) == learner.snapshot().digest()  # both sides start from the same bits
+    assert publishable(served).digest() == learner.snapshot().digest()  # both sides start from the same bits
     engine = TorchEngine(served, slots=4)
     learner.train(batch_of())
     state = learner.snapshot()
-    assert state.digest() != publishable(folder(0, 258, path=path))
+    assert state.digest() != publishable(folder(0, 258, path=path)).digest()
     learner.save(str(tmp_path / "out"))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert loaded.dtype == torch.bfloat16 and state_of(loaded).digest() == state.digest()
