@@ -159,7 +159,7 @@ class TrainLoop:
 
     def _write(self, row: dict[str, Any], info: dict[str, Any]) -> None:
         progress, evaluations = self.progress, info.pop("evaluations")
-        progress.evaluations += evaluations
+        progress.evaluations = [*progress.evaluations, *evaluations]  # the list is shared with `before`
         if evaluations:
             newest = evaluations[-1]
             row |= {"eval/reward": newest["reward"], "eval/version": newest["version"], "eval/length": newest["length"]}
