@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import re
@@ -39,6 +40,14 @@ def cluster(place: Path) -> Iterator[Cluster]:
     (place / "cluster").mkdir()
     with Cluster(place / "cluster", cpus=4) as cluster:
         yield cluster
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(cluster: Cluster) -> Iterator[None]:
+    """A test that fails must not leave its job on the nodes of the next one."""
+    yield
+    cluster.run("scancel", "--user=root")
+    cluster.until("the end of all jobs", lambda: not cluster.run("squeue", "-h"))
 
 
 class Job:
@@ -114,7 +123,9 @@ def test_a_heterogeneous_job_has_the_learner_here_and_the_actors_there(cluster: 
     assert {nodes["actor-0"], nodes["actor-1"]} == {"n2", "n3"}
     cluster.run(sys.executable, "-m", "scripts.stop", str(job.folder), "--drain", cwd=REPOSITORY)
     found = job.finish()
-    assert found["stopped_because"] == "it was drained" and found["ledger"]["dropped"] == {}
+    dropped = found["ledger"]["dropped"]
+    assert found["stopped_because"] == "it was drained" and dropped.keys() <= {"end of run"}
+    assert sum(dropped.values()) < 16, "at most a batch that nothing could complete"
     assert_balanced(found["ledger"])
 
 
@@ -137,12 +148,8 @@ def test_a_node_that_fails_takes_its_actors_along_and_no_more(cluster: Cluster, 
     """Its slurmd and all that this has started are killed at once. Leases return, and the actors begin anew elsewhere,
     or wait until there is room."""
     more = ["actors.count=8", "run.steps=100000", "buffer.heartbeat_timeout=3", "actors.max_restarts=5"]
-    job = Job(cluster, place, "failing", *TIMED, *more, "buffer.keep_journal=true", "groups_per_batch=4")
-    job.until("train steps", lambda: job.steps() > 5)
-    nodes = job.nodes_of()
-    held = {nodes[name] for name in ("batch", "buffer", "learner")}
-    victim = next(node for node in cluster.nodes if node not in held and node in nodes.values())
-    lost = {name for name, node in nodes.items() if node == victim}
+    run = (cluster, place, "failing", *TIMED, *more, "buffer.keep_journal=true", "groups_per_batch=4")
+    job, victim, lost = with_a_node_of_actors_alone(*run)
     try:
         cluster.kill_node(victim)
         kill_with_parents(job.folder, lost)
@@ -166,12 +173,8 @@ def test_actors_of_a_node_that_was_cut_off_go_on_under_their_names(cluster: Clus
     """Its slurmd alone is killed, as when Slurm's network fails: Slurm gives the node up, and the actors that it starts
     in place of the others take other names, so that both work."""
     more = ["actors.count=5", "run.steps=100000", "actors.max_restarts=5", "groups_per_batch=4"]
-    job = Job(cluster, place, "cut", *TIMED, *more, "buffer.keep_journal=true")
-    job.until("train steps", lambda: job.steps() > 5)
-    nodes = job.nodes_of()
-    held = {nodes[name] for name in ("batch", "buffer", "learner")}
-    victim = next(node for node in cluster.nodes if node not in held and node in nodes.values())
-    lost = {name for name, node in nodes.items() if node == victim}
+    run = (cluster, place, "cut", *TIMED, *more, "buffer.keep_journal=true")
+    job, victim, lost = with_a_node_of_actors_alone(*run)
     try:
         cluster.kill_node(victim)
         job.until("Slurm to give the node up", lambda: "was lost with its node" in job.log(), 5.0 * SLURMD_TIMEOUT)
@@ -188,6 +191,22 @@ def test_actors_of_a_node_that_was_cut_off_go_on_under_their_names(cluster: Clus
         cluster.until("the node", lambda: cluster.states()[victim] == "idle")
     assert_balanced(found["ledger"])
     assert not any(audit(job.folder).findings.values())
+
+
+def with_a_node_of_actors_alone(cluster: Cluster, place: Path, name: str, *overrides: str) -> tuple[Job, str, set[str]]:
+    """A run that trains, a node that it can do without, and the processes there. Slurm decides where steps go, and may
+    spread buffer, learner and batch script over all nodes: then the next one."""
+    for attempt in range(6):
+        job = Job(cluster, place, f"{name}{attempt}", *overrides)
+        job.until("train steps", lambda job=job: job.steps() > 5)
+        nodes = job.nodes_of()
+        held = {nodes[role] for role in ("batch", "buffer", "learner")}
+        for node in cluster.nodes:
+            if node not in held and node in nodes.values():
+                return job, node, {role for role, where in nodes.items() if where == node}
+        cluster.run("scancel", job.id)
+        job.until("its end", lambda job=job: job.state() == "CANCELLED")
+    raise AssertionError("six runs, and none had a node of actors alone")
 
 
 def pids(folder: Path, names: set[str]) -> dict[int, int]:
@@ -232,7 +251,8 @@ def test_an_ablation_of_four_configs_and_two_seeds_becomes_one_table(cluster: Cl
     _, folder = ((out / "slurm" / "main.runs").read_text().splitlines()[0]).split("\t")
     begun = lambda: (Path(folder) / "metrics.jsonl").exists()  # noqa: E731
     cluster.until("the first run's start", begun)
-    cluster.run("scancel", "--batch", "--signal=USR1", first)
+    with contextlib.suppress(AssertionError):  # it fails where the job has been requeued meanwhile
+        cluster.run("scancel", "--batch", "--signal=USR1", first)
     cluster.until("the tables", lambda: cluster.jobs().get(then) == "COMPLETED", 180.0)
     found = list(csv.DictReader((out / "results.csv").open()))
     assert [row["steps"] for row in found] == ["15.0"] * 8, [path.read_text() for path in out.glob("slurm/*.log")]
