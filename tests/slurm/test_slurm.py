@@ -99,12 +99,15 @@ def assert_balanced(ledger: dict[str, Any]) -> None:
 
 
 def test_a_run_learns_over_several_nodes_with_keys_of_its_own(cluster: Cluster, place: Path) -> None:
-    """Seven processes do not fit on one node. The copying of 4 digits takes seconds to learn."""
-    job = Job(cluster, place, "learns", "task=copy4", "run.target_reward=0.95", "actors.count=5", "eval.prompts=32")
+    """Seven processes do not fit on one node. The copying of 4 digits takes seconds to learn; the last hundredths may
+    take minutes, so they are not waited for here."""
+    target = ["run.target_reward=0.8", "run.steps=5000"]
+    job = Job(cluster, place, "learns", "task=copy4", *target, "actors.count=5", "eval.prompts=32")
     job.until("its processes", lambda: len(job.nodes_of()) >= 8)
     assert len(set(job.nodes_of().values())) >= 2
     found = job.finish()
-    assert found["reward_after"] >= 0.95 and found["staleness_max"] <= found["staleness_bound"] == 1
+    assert found["stopped_because"] == "the held-out reward has reached 0.8" and found["reward_before"] < 0.3
+    assert found["staleness_max"] <= found["staleness_bound"] == 1
     assert_balanced(found["ledger"])
     secrets = [path for path in (job.folder / "keys").rglob("*") if path.is_file()]
     assert len(secrets) == 4 and all(path.stat().st_mode & 0o077 == 0 for path in secrets)
