@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import heapq
 import math
+from functools import partial
 
 from areal_like.types import Lease
 from buffer.entries import Entry, Stage
 from buffer.fleet import Actor
 from buffer.partials import Partial
 from buffer.run_state import RunState
-from buffer.schedulers import GroupPlan, View
+from buffer.schedulers import GroupPlan, Round, View
 
 Granted = tuple[Lease, Partial | None, list[int]]
 """A lease, what an earlier one has left of its group, and which samples of that it carries."""
@@ -111,28 +112,23 @@ def _open_batch(state: RunState) -> None:
 
 def _view(state: RunState, version: int, running: int) -> View:
     """What the scheduler may know now, of an actor that holds `version`; the batch of the next slot is open, if it may
-    be. It is made for every lease, so it asks for nothing twice."""
-    replay, batches = state.replay, state.replay.bound.batches
+    be."""
+    replay = state.replay
     room = replay.room(version)
-    if room > 0 and replay.slots.next >= batches.end:
+    if room > 0 and replay.slots.next >= replay.bound.batches.end:
         _open_batch(state)
         room = replay.room(version)
+    return View(room, running, replay.count(Stage.DEFERRED), partial(_round, state, version))
+
+
+def _round(state: RunState, version: int) -> Round:
+    replay, batches = state.replay, state.replay.bound.batches
     unfinished = replay.count(Stage.RUNNING) + replay.count(Stage.QUEUED) - len(replay.spares)
     to_come = math.inf
     if state.last_batch is not None:
         to_come = (state.last_batch - state.steps) * batches.size(state.steps) - len(replay.entries)
-    return View(
-        room,
-        running,
-        replay.admitted_slots,
-        state.steps,
-        batches.first(state.steps + 1),
-        unfinished,
-        len(replay.spares),
-        replay.count(Stage.DEFERRED),
-        to_come,
-        version >= replay.bound.batch_version(state.steps),
-    )
+    left = batches.first(state.steps + 1) - replay.admitted_slots
+    return Round(left, unfinished, len(replay.spares), to_come, version >= replay.bound.batch_version(state.steps))
 
 
 def _bytes_to_come(state: RunState) -> int:

@@ -122,7 +122,8 @@ class LifeCycle:
         del self._stages[entry.stage][entry.id]
         entry.stage = stage
         self._stages[stage][entry.id] = entry
-        self._note_age(entry)
+        if stage is Stage.WAITING or stage is Stage.RUNNING:  # the others have no age
+            self._note_age(entry)
 
     def _note_age(self, entry: Entry) -> None:
         youth = self._youth(entry)

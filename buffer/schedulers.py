@@ -12,7 +12,7 @@ first in, first out, for `GroupPlan(deferred=True)`. Nothing is lost: their prom
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from buffer.sizing import Lengths, Sizing
@@ -28,23 +28,27 @@ class GroupPlan(NamedTuple):
     spare: bool = False
 
 
+class Round(NamedTuple):
+    """How far the round is, in groups. `left`: places of the batch that is trained next which nobody has got yet;
+    `unfinished`: places given out in which nothing is ready yet; `spares`: running without a place; `fresh`: new
+    prompts until the end of the data (0 or below: none). `current`: the actor in question holds the newest weights."""
+
+    left: int
+    unfinished: int
+    spares: int
+    fresh: float
+    current: bool
+
+
 class View(NamedTuple):
     """What a scheduler may know, all in groups. `room`: that the bound allows now on the weights of the actor in
-    question; `running`; `admitted_slots`: places given out so far; `round_end`: first slot after the batch that is
-    trained next; `unfinished`: places given out in which nothing is ready yet; `spares`: running without a place;
-    `deferred`: in the queue; `fresh`: new prompts until the end of the data (0 or below: none). `trained_batches`
-    counts; `current`: the actor holds the newest weights."""
+    question; `running`; `deferred`: in the queue. `round` is called by those who think in rounds: it costs more than
+    all the rest, and a view is made for every lease."""
 
     room: float
     running: int
-    admitted_slots: int
-    trained_batches: int
-    round_end: int
-    unfinished: int = 0
-    spares: int = 0
-    deferred: int = 0
-    fresh: float = math.inf
-    current: bool = True
+    deferred: int
+    round: Callable[[], Round]
 
 
 class Scheduler:
@@ -175,18 +179,22 @@ class SyncScheduler(Scheduler):
         return self.groups
 
     def admit(self, view: View) -> GroupPlan | None:
-        if not view.current or (view.fresh < 1 and not view.deferred):
+        now = view.round()
+        if not now.current or (now.fresh < 1 and not view.deferred):
             return None
-        if view.room >= 1 and view.admitted_slots < view.round_end:
-            from_queue = view.deferred > 0 and (self.long or view.fresh < 1)
+        if view.room >= 1 and now.left > 0:
+            from_queue = view.deferred > 0 and (self.long or now.fresh < 1)
             return GroupPlan(self.launch, self.group_size, from_queue)
-        return GroupPlan(self.launch, self.group_size, spare=True) if self.wants_spares(view) else None
+        return GroupPlan(self.launch, self.group_size, spare=True) if self._spares_wanted(now) else None
 
     def wants_spares(self, view: View) -> int:
-        if self.long or not view.unfinished or view.admitted_slots < view.round_end:
+        return self._spares_wanted(view.round())
+
+    def _spares_wanted(self, now: Round) -> int:
+        if self.long or not now.unfinished or now.left > 0:
             return 0
         spares = math.ceil(self.oversample_prompts * self.groups) - self.groups
-        return max(0, int(min(spares - view.spares, view.fresh)))
+        return max(0, int(min(spares - now.spares, now.fresh)))
 
     def metrics(self) -> dict[str, float]:
         return super().metrics() | ({"rounds/long": float(self.long)} if self.oversample_prompts > 1 else {})

@@ -38,7 +38,7 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a program may use: wall and CPU seconds, bytes of address space, bytes per file (its results, too)."""
+    """What a program may use: wall seconds, bytes of address space, bytes per file (its results, too)."""
 
     seconds: float = 5.0
     memory: int = 256 << 20

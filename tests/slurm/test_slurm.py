@@ -248,8 +248,9 @@ def test_an_ablation_of_four_configs_and_two_seeds_becomes_one_table(cluster: Cl
     path.write_text(yaml.safe_dump(study, sort_keys=False))
     command = [sys.executable, "-m", "scripts.ablate", str(path), "--out", str(out), "--slurm", "--parallel", "4"]
     said = cluster.run(*command, cwd=REPOSITORY)
-    assert "8 main runs are submitted" in said
-    array, then = (word.strip(";") for word in said.split() if word.strip(";").isdigit() and int(word.strip(";")) != 8)
+    submitted = re.search(r"8 main runs are submitted as job (\d+); job (\d+) goes on after them", said)
+    assert submitted, said
+    array, then = submitted.groups()
     first = f"{array}_0"
     _, folder = ((out / "slurm" / "main.runs").read_text().splitlines()[0]).split("\t")
     begun = lambda: (Path(folder) / "metrics.jsonl").exists()  # noqa: E731
