@@ -27,6 +27,7 @@ LARGE_HEADERS = {
         "published",
         "announce",
         "batch",
+        "part",
         "lease",
         "pushed",
         "released",
@@ -67,6 +68,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     # learner → buffer
     "published": {"manifest": dict},
     "want": {"index": int, "version": int},
+    "stream": {},
     "trained": {"index": int},
     "checkpointed": {"step": int},
     "finish": {"reason": str, "steps": int},
@@ -81,6 +83,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     # buffer → learner, supervisor
     "batch": {"index": int, "version": int, "oldest_allowed": int, "info": dict, **_TABLE},
     "report": {"report": dict},
+    "part": {"index": int, "version": int, "oldest_allowed": int, "begin": int, **_TABLE},
     # buffer → anybody
     "refused": {"reason": str},
     # subscriber → publisher and back

@@ -214,6 +214,12 @@ class Handlers:
         if index < self.state.steps:
             raise WireError(f"batch {index} is trained already")
         self.state.wanted = message
+        if self.state.parts is not None:
+            self.state.parts = 0
+
+    def _on_stream(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        self._only_the_learner(peer)
+        self.state.parts = 0
 
     def _on_trained(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         self._only_the_learner(peer)

@@ -54,6 +54,8 @@ class Run:
         self.checkpoint = 0
         self.trained: list[list[int]] = []
         self.interval = dice.choice([1, 1, 2])
+        self.streams = dice.random() < 0.5
+        self.orders: dict[int, list[int]] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -73,6 +75,8 @@ class Run:
         self.seen = 0
         self.served: list[list[int]] = self.trained.copy()
         self.house.hello("learner", *self.house.names, slots=1000)
+        if self.streams:
+            self.house.say("learner", "stream", {})
         self.publish()
         for name in self.house.names:
             self.update(name)
@@ -96,6 +100,7 @@ class Run:
 
     def want(self) -> None:
         index = len(self.served)
+        self.parts: list[int] = []
         if index < self.batches:
             self.house.say("learner", "want", {"index": index, "version": index // self.interval})
         self.listen()
@@ -136,6 +141,10 @@ class Run:
                     self.leased[who][group_id] = (launch, need, self.held[who])
                 carried = {meta["id"]: usable for meta, usable in body["partials"]}
                 assert not carried or self.staleness
+            elif kind == "part":
+                assert self.streams and body["index"] == len(self.served) and body["begin"] == len(self.parts)
+                self.parts += [name[0] for name in body["groups"]]
+                assert self.staleness or set(body["digests"]) == {body["version"]}, "strictly on-policy"
             elif kind == "batch":
                 self.check_batch([name[0] for name in body["groups"]], [name[1] for name in body["groups"]], body)
             assert kind != "refused", body
@@ -147,6 +156,8 @@ class Run:
         assert body["version"] - oldest <= self.staleness
         if self.staleness == 0:
             assert versions == {body["version"]}, "strictly on-policy"
+        assert ids[: len(self.parts)] == self.parts, "what was taken early is the batch's beginning"
+        assert self.orders.setdefault(len(self.served), ids) == ids, "after a crash the same groups in the same order"
         self.served.append(ids)
 
     def push(self, name: str, group_id: int, dull: bool) -> None:
@@ -333,3 +344,23 @@ def test_groups_that_are_filtered_are_refilled_and_long_prompts_come_all_the_sam
     waits = [trained_in[each] - cut for each, cut in first_cut.items() if each in trained_in]
     assert len(run.trained) == 12 and run.house.state.replay.ledger()["active"] == 0 and waits
     assert max(waits) <= 6, "each 1.5 x 4 start, so every third round is long"
+
+
+def test_a_learner_that_streams_gets_groups_as_they_finish_and_the_batch_in_that_order() -> None:
+    house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
+    house.say("learner", "stream", {})
+    told: list[list[int]] = []
+    for group_id in (5, 1, 4, 0):
+        house.push(owner(house, group_id), group_id, 0)
+        told = [[name[0] for name in body["groups"]] for _, kind, body in house.router.sent if kind == "part"]
+    assert told == [[5], [1], [4]], "the last one comes with the batch"
+    assert house.batches() == [[5, 1, 4, 0]]
+    assert house.state.replay.count(Stage.SERVED) == 4 and house.state.replay.entries[5].slot == 0
+
+
+def test_without_asking_batches_are_in_the_order_of_the_prompts_and_come_whole() -> None:
+    house = started(SyncScheduler(Fixed(group_size=8)))
+    for group_id in (3, 1, 2, 0):
+        house.push(owner(house, group_id), group_id, 0)
+    assert house.batches() == [[0, 1, 2, 3]]
+    assert not [kind for _, kind, _ in house.router.sent if kind == "part"]
