@@ -62,6 +62,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "give_back": {"ids": list, "partials": list, "leaving": bool},
     "share": {"pid": int, "fd": int, "token": str},
     "credit": {"ended": int},
+    "left_out": {"id": int, "cut": list, "redrawn": int},
     "failed": {"id": int, "reason": str, "detail": str},
     "evaluated": {"id": int, "reward": (int, float), "oldest": int, "newest": int, "length": int},
     "applied": {"version": int, "digest": str},

@@ -11,7 +11,7 @@ from areal_like.bus import routing_id
 from areal_like.groups import Head, unpack_heads
 from areal_like.ring import MappedRing
 from areal_like.wire import ONLY_THE_LEARNER, SAY_HELLO, Message, WireError
-from buffer.checks import check_give_back, check_hello, check_push, check_stats, read_payloads
+from buffer.checks import check_give_back, check_hello, check_left_out, check_push, check_stats, read_payloads
 from buffer.entries import Entry, Stage
 from buffer.fleet import Actor
 from buffer.partials import Partial
@@ -129,14 +129,24 @@ class Handlers:
 
     def _take(self, head: Head, payload: Any, now: float) -> bool:
         state = self.state
-        self._release(head.id, state.replay.entries.get(head.id))
+        entry = state.replay.entries.get(head.id)
+        cut = entry.cut if entry else ()
+        self._release(head.id, entry)
         new = state.replay.push(head, payload, state.version, now)
         if new:
             state.gauges.tokens_pushed += head.tokens
             if state.scheduler.sizing.looks:
-                state.gauges.see(Lengths(tuple(head.lengths), (False,) * head.samples))
+                state.gauges.see(Lengths((*head.lengths, *cut), (False,) * head.samples + (True,) * len(cut)))
             state.largest_payload = max(state.largest_payload, head.size)
         return new
+
+    def _on_left_out(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        group_id, cut, redrawn = message.body["id"], message.body["cut"], message.body["redrawn"]
+        entry = self.state.replay.entries.get(group_id)
+        if entry is None or entry.stage is not Stage.RUNNING or actor is None or entry.actor != actor.name:
+            return
+        check_left_out(cut, redrawn, entry)
+        self.state.replay.leave_out(group_id, tuple(cut), redrawn)
 
     def _on_failed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         group_id, reason = message.body["id"], message.body["reason"]

@@ -36,19 +36,27 @@ from scripts.ledger import TRAINED, Books
 
 STEPS = 20
 GROUPS, GROUP_SIZE = 32, 8
-MEDIAN, CAP, NOISE = 100, 16, 0.3
+MEDIAN, CAP, NOISE = 100, 16, 0.5
 """Tokens; longest response over the median; spread within a prompt."""
+BASE, PER_TOKEN = 0.02, 5e-6
+"""Seconds of a train step: about a sixth of a plain synchronous one."""
 SETTINGS = {"8k": 6.0, "16k": 9.0, "32k": 12.0}
 """p99 / p50 of response lengths."""
 SYNC = ["mode=sync"]
 TAIL = [*SYNC, "scheduler.oversample_prompts=1.25"]
 SAGC = ["sizing={name: sagc, candidates: [4, 8, 16, 32], budget: 0.3, straggler_ratio: 3.0}"]
+STREAM = ["learner.stream=true"]
+RESPONSES = ["scheduler.oversample_responses=1.25"]
 ALL = "all"
 MODES = {
     "sync": SYNC,
     "tail": TAIL,
-    "tail, 1.25 responses": [*TAIL, "scheduler.oversample_responses=1.25"],
-    ALL: [*TAIL, *SAGC],
+    "sagc": [*SYNC, *SAGC],
+    "stream": [*SYNC, *STREAM],
+    ALL: [*TAIL, *SAGC, *STREAM],
+    "all, 1.25 responses": [*TAIL, *RESPONSES, *SAGC, *STREAM],
+    "tail, 1.25 responses": [*TAIL, *RESPONSES],
+    "tail, stream": [*TAIL, *STREAM],
     "async 1": ["mode=async", "scheduler.max_staleness=1"],
     "async 4": ["mode=async", "scheduler.max_staleness=4"],
 }
@@ -68,7 +76,7 @@ def measure(mode: str, ratio: float, seed: int, folder: Path) -> dict[str, Any]:
     command += [f"groups_per_batch={GROUPS}", f"sizing.group_size={GROUP_SIZE}", "engine.slots=320"]
     command += ["engine.base=0.001", "engine.per_sequence=0.000002", f"engine.median={MEDIAN}"]
     command += [f"engine.sigma={spread(ratio)}", f"engine.noise={NOISE}", f"sampling.max_tokens={MEDIAN * CAP}"]
-    command += ["learner.base=0.1", "buffer.keep_journal=true", *MODES[mode]]
+    command += [f"learner.base={BASE}", f"learner.per_token={PER_TOKEN}", "buffer.keep_journal=true", *MODES[mode]]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
