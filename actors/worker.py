@@ -42,11 +42,12 @@ class Rollout:
 
 @dataclass(slots=True)
 class _Running:
-    """A training group: its task, and the recorder of each of its samples, by request."""
+    """A training group: its task, those of its samples, and the recorder of each sample, by request."""
 
     lease: Lease
     carried: Carried
     task: asyncio.Task | None = None
+    samples: list[asyncio.Task] = field(default_factory=list)
     recorders: dict[str, Recorder] = field(default_factory=dict)
     given_back: bool = False
     cut: list[int] = field(default_factory=list)  # tokens of samples that were begun and are not waited for
@@ -103,6 +104,9 @@ class Worker:
         for group_id in group_ids:
             group = self._groups.get(group_id)
             if group and group.task:
+                for sample in group.samples:
+                    sample.cancel()
+                self.engine.abort(group.recorders)  # now: a cancelled task takes some turns of the loop to notice
                 group.task.cancel()
 
     async def give_back(self, group_ids: Iterable[int] | None = None, *, leaving: bool = False) -> None:
@@ -230,6 +234,7 @@ class Worker:
     def _spawn_sample(self, group: _Running, prompt: Prompt, index: int) -> asyncio.Task:
         sample = asyncio.get_running_loop().create_task(self._run_sample(group, prompt, index))
         self._active += 1
+        group.samples.append(sample)
         sample.add_done_callback(self._sample_ended)
         return sample
 

@@ -65,6 +65,7 @@ class Replay(LifeCycle):
             if as_finished:
                 ids = sorted(ids, key=lambda group_id: self.entries[group_id].pushed)
         if ids:
+            self._check_on_policy(batch, ids)
             self._settle(batch, ids)
             self.record("serve", [batch, list(ids), self.oldest_allowed(batch)], b"")
         return self.mark_served(batch, ids)
@@ -96,6 +97,19 @@ class Replay(LifeCycle):
         oldest = (self.entries[group_id].oldest_trained(self.oldest_allowed(batch)) for group_id in ids)
         ages = (self.bound.batch_version(batch) - each for each in oldest if each is not None)
         return max(ages, default=0) <= self.bound.max_staleness
+
+    def _check_on_policy(self, batch: int, ids: Iterable[int]) -> None:
+        """With a bound of 0 every token that is trained is of the weights that it trains: neither older nor newer."""
+        if self.bound.max_staleness > 0:
+            return
+        version = self.bound.batch_version(batch)
+        for entry in (self.entries[group_id] for group_id in ids):
+            oldest = entry.oldest_trained(self.oldest_allowed(batch))
+            if entry.newest > version or oldest not in (None, version):
+                made = f"versions {oldest} to {entry.newest}"
+                raise RuntimeError(
+                    f"group {entry.id} of {made} in batch {batch} would be off-policy at version {version}"
+                )
 
     def _expire(self, version: int) -> None:
         """Part with what is too old to be trained at `version`. Looks only if there may be something."""

@@ -16,10 +16,11 @@ from areal_like.registry import build, knobs
 from buffer.sizing import check_sizes
 
 
-def preflight(config: Config) -> None:
-    """Raises ConfigError, ValueError, OSError."""
+def preflight(config: Config) -> str:
+    """Returns what a person should be told before the run begins (empty: nothing). Raises ConfigError, ValueError,
+    OSError."""
     sizing = build("sizing", config.sizing)
-    build("scheduler", config.scheduler, sizing)
+    scheduler = build("scheduler", config.scheduler, sizing)
     check_sizes(sizing, config.groups_per_batch)
     if len(sizing.sizes) > 1 and config.policy["name"] != "in_order":
         raise ConfigError("sizing: a batch of groups of its own size needs policy=in_order", "sizing")
@@ -40,6 +41,7 @@ def preflight(config: Config) -> None:
     task = build("task", config.task, config.run.seed)
     if config.engine["name"] == "torch":
         check_lengths(task, config)
+    return scheduler.warning() if config.partial_rollout == "resume" else ""
 
 
 def check_lengths(task: Task, config: Config) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config
 from actors.engines import decoders
 from actors.engines.sampler import sample
 from actors.engines.torch_engine import TorchEngine
+from actors.worker import Rollout, Worker
 from areal_like.sampling import uniforms
-from areal_like.types import Limits
+from areal_like.types import Lease, Limits, Prompt
 from tests.actors.tiny_models import (
     CONFIGS,
     FUSED,
@@ -243,3 +245,49 @@ def test_knobs_are_checked():
         TorchEngine(new_model(), slots=0)
     with pytest.raises(ValueError, match="kv_policy"):
         TorchEngine(new_model(), kv_policy="forget")
+
+
+@pytest.mark.parametrize("give_back", [False, True])
+def test_cancelled_leases_free_their_slots_within_one_decode_step(give_back):
+    """The worker and the embedded engine together: no later decode step samples for a lease that was cancelled, and who
+    waits for a slot runs in the very next one."""
+
+    class Client:
+        handed_back = None
+
+        def credit(self, ended):
+            pass
+
+        def give_back(self, ids, partials, leaving):
+            self.handed_back = ids, partials
+
+    async def workflow(engine, reward, prompt, limits, request, filler):
+        await engine.generate(prompt.tokens, limits, request)
+
+    class Task:
+        stop_tokens = ()
+
+        def prompt(self, split, row):
+            return Prompt(prompts_of(5)[0], None, 100)
+
+    async def main():
+        engine, client = TorchEngine(new_model(), slots=4), Client()
+        rollout = Rollout(0, 1.0, None, partial(workflow))
+        worker = Worker(Task(), engine, None, client, rollout, {0: "digest"})
+        worker.start([Lease(0, 0, "train", 3, 3), Lease(1, 1, "train", 2, 2)])
+        while engine.stats()["tokens"] < 20:
+            await asyncio.sleep(0)
+        assert engine.stats()["running"] == 4 and engine.stats()["waiting"] == 1
+        decode, decoded = engine._decode, []
+        engine._decode = lambda: (decoded.append([r.name for r in engine._table.requests]), decode())[1]
+        worker.cancel([0], give_back)
+        while len(decoded) < 3:
+            await asyncio.sleep(0)
+        assert sum("0/0" in names for names in decoded) <= 1, "at most the step that was being made"
+        assert decoded[1:] == [["1/0", "1/1"]] * 2 or decoded[1:] == [["1/1", "1/0"]] * 2
+        if give_back:
+            ids, partials = client.handed_back
+            assert ids == [0] and {row[0] for row in partials[0][0]["samples"]} == {0, 1, 2}
+        await engine.close()
+
+    asyncio.run(main())

@@ -11,15 +11,20 @@ import msgpack
 import numpy as np
 import pytest
 
+from areal_like.config import load
 from areal_like.groups import encode_group
 from areal_like.partials import encode_partial
 from areal_like.types import Completion, Group, Sample, SoFar
 from buffer import filters
+from buffer.admission import Bound
 from buffer.entries import NO_SLOT, Stage
 from buffer.journal import SNAPSHOT, Record
+from buffer.policies import in_order
 from buffer.recovery import restore, snapshot
+from buffer.replay import Replay
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed, Sagc
+from scripts.preflight import preflight
 from tests.buffer.house import B, House, table
 
 HISTORIES = int(os.environ.get("HISTORIES", "2400")) // 20
@@ -364,3 +369,29 @@ def test_without_asking_batches_are_in_the_order_of_the_prompts_and_come_whole()
         house.push(owner(house, group_id), group_id, 0)
     assert house.batches() == [[0, 1, 2, 3]]
     assert not [kind for _, kind, _ in house.router.sent if kind == "part"]
+
+
+@pytest.mark.parametrize("versions", [(0, 0), (1, 2), (2, 2)])
+def test_strict_rounds_serve_nothing_but_the_current_version(versions: tuple[int, int]) -> None:
+    """The last check, behind admission: whatever was let in, neither an older nor a newer token is trained."""
+    replay = Replay(Bound(0, 1), partial(in_order))
+    for group_id, made in enumerate([(0, 0), versions]):
+        replay.admit(group_id, group_id, 2, 2, "a", 0, 0.0)
+        head, payload = head_of(group_id, made[1], 2, oldest=made[0])
+        replay.push(head, payload, 1, 0.0)
+    assert [entry.id for entry in replay.serve(0)] == [0]
+    replay.finish(0)
+    if versions[0] < 1:
+        assert replay.serve(1) == [] and replay.dropped["stale"] == 1
+    else:
+        with pytest.raises(RuntimeError, match="off-policy"):
+            replay.serve(1)
+
+
+def test_going_on_from_older_tokens_says_that_it_is_off_policy() -> None:
+    assert SyncScheduler(Fixed(), oversample_prompts=1.25).warning() == ""
+    warned = SyncScheduler(Fixed(), oversample_prompts=1.25, max_staleness=2).warning()
+    assert "no longer strictly on-policy" in warned
+    overrides = ["mode=sync", "scheduler.oversample_prompts=1.25", "scheduler.max_staleness=2"]
+    assert preflight(load(["quickstart", *overrides])) == warned
+    assert preflight(load(["quickstart", *overrides, "partial_rollout=restart"])) == ""
