@@ -66,6 +66,7 @@ class Books:
         self._left_out: dict[int, tuple[list[int], int]] = {}
         self._partial: dict[int, Lengths] = {}
         self.offers: list[Offer] = []
+        self.admitted: list[tuple[int, int, int]] = []  # group, row of the task, samples that were started
 
     def read(self, records: Iterable[Record], steps: float = math.inf) -> dict[str, Account]:
         """All records, or those until so many batches were trained."""
@@ -98,6 +99,7 @@ class Books:
                 self._start_from(record.fields)
             case "admit":
                 self._active[record.fields[0]] = None
+                self.admitted.append((record.fields[0], record.fields[1], record.fields[2]))
             case "push":
                 (head,) = unpack_heads(record.fields[0])
                 self._active[head.id] = head
