@@ -94,7 +94,7 @@ class RayLauncher(LocalLauncher):
 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
         own = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-        common = {"log_to_driver": False, "logging_level": "error", "runtime_env": {"env_vars": own}}
+        common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "runtime_env": {"env_vars": own}}
         with _handlers_kept():
             try:
                 ray.init(address=self.address, **common)
