@@ -266,6 +266,25 @@ def test_an_ablation_of_four_configs_and_two_seeds_becomes_one_table(cluster: Cl
     assert "paused at a checkpoint" in log and "resuming" in log, log
 
 
+def test_ray_over_the_nodes_of_a_job_goes_on_after_a_checkpoint(cluster: Cluster, place: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
+    folder, log = place / "by-ray", place / "by-ray.log"
+    command = ["sbatch", "--parsable", "--nodes=2", "--cpus-per-task=3", f"--output={log}"]
+    command += ["scripts/slurm/train_ray.sbatch", "configs/quickstart.yaml", f"run.dir={place}", "run.name=by-ray"]
+    knobs = [*TIMED, "run.steps=300", "checkpoint.every=1000", "resume=auto", "actors.count=4"]
+    job = cluster.run(*command, *knobs, cwd=REPOSITORY).strip()
+    steps = lambda: len(rows(folder)) if (folder / "metrics.jsonl").exists() else 0  # noqa: E731
+    try:
+        cluster.until("train steps", lambda: steps() > 5, 180.0)
+        cluster.run("scancel", "--batch", "--signal=USR1", job)
+        cluster.until("its end", lambda: cluster.jobs().get(job) == "COMPLETED", 240.0)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{log.read_text()}") from None
+    told = log.read_text()
+    assert "paused at a checkpoint" in told and "resuming" in told
+    assert [row["step"] for row in rows(folder)] == list(range(1, 301))
+
+
 def test_a_cancelled_run_stays_cancelled(cluster: Cluster, place: Path) -> None:
     job = Job(cluster, place, "cancelled", *TIMED, "run.steps=100000")
     job.until("a train step", lambda: job.steps() > 0)
