@@ -52,6 +52,11 @@ def check_lengths(task: Task, config: Config) -> None:
         response = config.sampling.max_tokens or prompt.max_tokens
         filler = max(prompt.filler, default=0) if split == "train" else 0
         needed = len(prompt.tokens) + response + filler
+        room = config.engine.get("kv_tokens")
+        if room is not None and needed > room:
+            raise ConfigError(
+                f"a {split} prompt with its response needs {needed} tokens: more than engine.kv_tokens={room}"
+            )
         if positions is not None and needed > positions:
             raise ConfigError(
                 f"a {split} prompt of {len(prompt.tokens)} tokens with a response of up to {response + filler} needs "

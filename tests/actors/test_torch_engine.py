@@ -291,3 +291,51 @@ def test_cancelled_leases_free_their_slots_within_one_decode_step(give_back):
         await engine.close()
 
     asyncio.run(main())
+
+
+def test_preempted_sequences_go_on_as_if_nothing_had_happened():
+    """Too little memory for all: some are put back, and everybody gets the tokens that a large engine samples."""
+    prompts, counts = prompts_of(3, 9, 4, 4, 20, 6, 11, 2), [40, 12, 60, 30, 25, 50, 8, 33]
+    most = 130
+
+    async def main(**knobs):
+        engine = TorchEngine(new_model(), slots=6, **knobs)
+        held = []
+        decode = engine._decode
+        engine._decode = lambda: (held.append((len(engine._table), engine._cache.keys.shape)), decode())[1]
+        calls = (engine.generate(p, Limits(n, key=i)) for i, (p, n) in enumerate(zip(prompts, counts, strict=True)))
+        done = await asyncio.gather(*calls)
+        stats = engine.stats()
+        await engine.close()
+        return done, stats, held
+
+    plain, none, _ = asyncio.run(main())
+    small, stats, held = asyncio.run(main(kv_tokens=most))
+    assert none["preemptions"] == 0 and none["limit"] == 6
+    assert stats["preemptions"] >= 2 and stats["tokens"] == sum(counts) == none["tokens"]
+    assert max(shape[1] * shape[3] for _, shape in held) <= most, "slots times positions that are held in memory"
+    assert max(n for n, _ in held) > 1
+    for ours, theirs in zip(small, plain, strict=True):
+        np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+        assert (ours.finish, ours.runs) == (theirs.finish, theirs.runs)
+
+
+def test_a_preempted_sequence_that_is_aborted_hands_back_all_it_had():
+    async def main():
+        engine = TorchEngine(new_model(), slots=3, kv_tokens=60)
+        tasks = [
+            asyncio.create_task(engine.generate(p, Limits(50, key=i), str(i))) for i, p in enumerate(prompts_of(5, 6))
+        ]
+        while not engine.stats()["preemptions"]:
+            await asyncio.sleep(0)
+        (waiting,) = engine._waiting
+        engine.abort([waiting.name])
+        cut = await tasks[int(waiting.name)]
+        assert len(cut.tokens) > 10 and cut.finish == "abort" and cut.runs == [(0, len(cut.tokens))]
+        assert len(cut.logprobs) == len(cut.tokens)
+        with pytest.raises(ValueError, match="kv_tokens"):
+            await engine.generate(prompts_of(11)[0], Limits(50))
+        await engine.close()
+
+    asyncio.run(main())
