@@ -129,8 +129,11 @@ class Handlers:
 
     def _take(self, head: Head, payload: Any, now: float) -> bool:
         state = self.state
-        self._release(head.id, state.replay.entries.get(head.id))
+        entry = state.replay.entries.get(head.id)
+        owner = state.fleet.by_name.get(entry.actor) if entry else None
         new = state.replay.push(head, payload, state.version, now)
+        if owner and head.id not in state.replay.running:  # else the push came late: the lease of now goes on
+            owner.running.discard(head.id)
         if new:
             state.gauges.tokens_pushed += head.tokens
             if state.scheduler.sizing.looks:
