@@ -234,6 +234,8 @@ class LearnerClient:
         heads = unpack_heads(message.body)
         payloads = self._rings.payloads(message.payloads, [head.size for head in heads])
         groups = [decode_group(*pair) for pair in zip(heads, payloads, strict=True)]
+        for group, actor in zip(groups, message.body["actors"], strict=True):
+            group.actor = actor
         batch = Batch(index, message.body["version"], groups, allowed)
         if allowed > 0:
             for sample in batch.samples:

@@ -15,7 +15,7 @@ import msgpack
 
 from areal_like.nesting import check_nesting
 
-SCHEMA = 4
+SCHEMA = 5
 MAX_FRAMES = 1 << 16
 MAX_FRAME_BYTES = 256 << 20
 MAX_HEADER_BYTES = 16 << 10
@@ -79,7 +79,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "announce": {"manifest": dict},
     "cancel": {"ids": list, "give_back": bool},
     # buffer → learner, supervisor
-    "batch": {"index": int, "version": int, "oldest_allowed": int, "info": dict, **_TABLE},
+    "batch": {"index": int, "version": int, "oldest_allowed": int, "info": dict, "actors": list, **_TABLE},
     "report": {"report": dict},
     # buffer → anybody
     "refused": {"reason": str},

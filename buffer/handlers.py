@@ -110,7 +110,7 @@ class Handlers:
         now = time.monotonic()
         pushed = [pair for pair in zip(heads, payloads, strict=True) if pair[1] is not None]
         try:
-            taken = [self._take(head, payload, now) for head, payload in pushed]
+            taken = [self._take(head, payload, now, actor.name if actor else "") for head, payload in pushed]
         except Exception as error:  # a filter of the user's, say; what the actor has sent is in order
             raise RuntimeError(f"taking a pushed group in failed: {type(error).__name__}: {error}") from error
         if any(taken):
@@ -127,11 +127,12 @@ class Handlers:
         if actor:
             self.state.outbox.put(actor.peer, "pushed", {"ids": sorted(ids)})  # or it would come again
 
-    def _take(self, head: Head, payload: Any, now: float) -> bool:
-        state = self.state
-        self._release(head.id, state.replay.entries.get(head.id))
+    def _take(self, head: Head, payload: Any, now: float, maker: str) -> bool:
+        state, entry = self.state, self.state.replay.entries.get(head.id)
+        self._release(head.id, entry)
         new = state.replay.push(head, payload, state.version, now)
-        if new:
+        if new and entry:
+            entry.maker = maker
             state.gauges.tokens_pushed += head.tokens
             if state.scheduler.sizing.looks:
                 state.gauges.see(Lengths(tuple(head.lengths), (False,) * head.samples))
