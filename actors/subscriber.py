@@ -120,7 +120,7 @@ class Subscriber:
         if self.replica.version != version:
             raise BusError(f"{self.name}: version {version} arrived with wrong bits {TRIES} times")
         await asyncio.sleep(0)  # sequences that run get a decode step here: they stand still for the load alone
-        await self.engine.load(Update(version, digest, self.replica.state))
+        await self.engine.load(Update(version, digest, self.replica.state, self.replica.changes()))
 
     def _specs(self, manifest: dict[str, Any]) -> list[TensorSpec]:
         specs = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in manifest["tensors"]]
