@@ -73,9 +73,13 @@ class ActorClient:
         self._unacknowledged: dict[int, _Pushed] = {}
         self._shared_bytes = shared_bytes if endpoint.startswith("ipc://") else 0
         self._ring: Ring | None = None
+        self.relay: dict[str, str] | None = None
 
     def hello(self) -> None:
+        """Say who this is and, if `relay` (endpoint, key) is set, that weights can be had here."""
         self.dealer.send("hello", {"role": "actor", "name": self.name, "pid": os.getpid(), "slots": self.slots})
+        if self.relay:
+            self.dealer.send("relay", self.relay)
         self._share()
 
     def _share(self) -> None:

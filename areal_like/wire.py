@@ -60,6 +60,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "push": _TABLE,
     "give_back": {"ids": list, "partials": list, "leaving": bool},
     "share": {"pid": int, "fd": int, "token": str},
+    "relay": {"endpoint": str, "key": str},
     "credit": {"ended": int},
     "failed": {"id": int, "reason": str, "detail": str},
     "evaluated": {"id": int, "reward": (int, float), "oldest": int, "newest": int, "length": int},
@@ -83,10 +84,11 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "report": {"report": dict},
     # buffer → anybody
     "refused": {"reason": str},
-    # subscriber → publisher and back
+    # subscriber → publisher or relay, and back
     "sync": {"version": int, "held": int, "digest": str},
     "plan": {"version": int, "parts": list},
     "fetch": {"base": int, "version": int, "offset": int, "size": int},
+    "later": {"version": int, "progress": int},
     "chunk": {"base": int, "version": int, "offset": int},
     "gone": {"version": int},
 }

@@ -246,7 +246,7 @@ def main(role: Role) -> None:
         attestation.add(manifest["version"], manifest["digest"])
         client.published(manifest)
 
-    publisher = Publisher(role.endpoint("weights"), Coding(**role.config.weights), announce, role.keys)
+    publisher = Publisher(role.endpoint("weights"), Coding.of(role.config.weights), announce, role.keys)
     try:
         with MetricsLog(role.run / "metrics.jsonl", done=checkpoint[0] if checkpoint else 0) as metrics:
             loop = TrainLoop(role, trainer, client, publisher, attestation, metrics)

@@ -16,16 +16,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from areal_like.weights.codec import Encoder, Lanes, Mode
 from areal_like.weights.delta import Head, write
 from areal_like.weights.digest import text_of
+from areal_like.weights.history import History
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import CODINGS, Coded, pack
 from areal_like.weights.state import State
-from learners.history import History
 
 log = logging.getLogger(__name__)
 BESIDE_FROM = 1 << 18
@@ -55,13 +55,20 @@ class Coding:
     sweep_every: int = 100
     overlap: bool = True
 
+    @classmethod
+    def of(cls, section: Any) -> Coding:
+        """Of the config's section, which also has keys that are not the learner's."""
+        return cls(**{each.name: section[each.name] for each in fields(cls)})
+
 
 class Publication:
-    """Makes versions known: `publish` is called by the learner, `announce(manifest)` by the thread, version by version.
+    """Makes versions known: `publish` is called by the learner, `announce(manifest)` by the thread, version by version;
+    they can be fetched at `endpoint`, which whoever serves them sets before the first.
     What goes wrong in the thread is raised in the learner, by its next call."""
 
-    def __init__(self, endpoint: str, coding: Coding, announce: Announce):
-        self._endpoint, self._coding, self._announce = endpoint, coding, announce
+    def __init__(self, coding: Coding, announce: Announce):
+        self.endpoint = ""
+        self._coding, self._announce = coding, announce
         self.history: History | None = None
         self._newest: State | None = None
         self._spare: State | None = None
@@ -154,7 +161,7 @@ class Publication:
             "bytes": state.nbytes,
             "tensors": tensors,
             "block_bytes": self._coding.block_bytes,
-            "endpoint": self._endpoint,
+            "endpoint": self.endpoint,
         }
         self._announce(self.manifest)
 
