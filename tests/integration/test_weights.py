@@ -13,6 +13,7 @@ from actors import sources
 from actors.sources import CHUNK_BYTES
 from actors.subscriber import TRIES, Subscriber
 from areal_like.bus import BusError
+from areal_like.weights.codec import Encoder
 from areal_like.weights.server import WeightServer
 from areal_like.weights.state import State, TensorSpec, Update
 from learners import publisher as publishers
@@ -293,15 +294,16 @@ class Gate:
         return into
 
 
-def test_blocks_are_encoded_while_others_are_still_cast(tmp_path: Path) -> None:
+def test_blocks_are_encoded_while_others_are_still_cast(tmp_path: Path, monkeypatch) -> None:
     """The first block is through before the last is cast; nothing is announced before all are."""
     source = Source(tmp_path, block_bytes=1 << 16)
     before = State([TensorSpec("w", "bfloat16", (1024, 256))])
     source.publish(0, before)
     gate, encoded = Gate(moved(before, 1)), []
-    publication = source.publisher._publication
-    encode = publication._encoder.encode
-    publication._encoder.encode = lambda block, *rest: (encoded.append(block.start), encode(block, *rest))[1]
+    encode = Encoder.encode
+    monkeypatch.setattr(
+        Encoder, "encode", lambda self, block, *rest: encoded.append(block.start) or encode(self, block, *rest)
+    )
     learner = threading.Thread(target=source.publisher.publish, args=(1, gate))
     learner.start()
     deadline = time.monotonic() + 20
