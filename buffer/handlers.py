@@ -137,9 +137,12 @@ class Handlers:
             self.state.outbox.put(actor.peer, "pushed", {"ids": sorted(ids)})  # or it would come again
 
     def _take(self, head: Head, payload: Any, now: float, maker: str) -> bool:
-        state, entry = self.state, self.state.replay.entries.get(head.id)
-        self._release(head.id, entry)
+        state = self.state
+        entry = state.replay.entries.get(head.id)
+        owner = state.fleet.by_name.get(entry.actor) if entry else None
         new = state.replay.push(head, payload, state.version, now)
+        if owner and head.id not in state.replay.running:  # else the push came late: the lease of now goes on
+            owner.running.discard(head.id)
         if new and entry:
             entry.maker = maker
             state.gauges.tokens_pushed += head.tokens

@@ -51,7 +51,8 @@ def build_trainer(config: Any) -> Trainer:
 class Progress:
     """How far a run has come: what a checkpoint remembers beside the trainer's own state.
 
-    `steps` batches are trained; `seconds` since the first lease, `elapsed` since the first batch, `waited` of them.
+    `steps` batches are trained; `seconds` since the first lease, `elapsed` since the first batch, `waited` of them;
+    `staleness` is the sum over the `samples` trained, in versions.
     """
 
     steps: int = 0
@@ -59,6 +60,8 @@ class Progress:
     elapsed: float = 0.0
     waited: float = 0.0
     tokens: int = 0
+    samples: int = 0
+    staleness: int = 0
     evaluations: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -121,6 +124,7 @@ class TrainLoop:
             progress.elapsed = before.elapsed + time.monotonic() - begin
             progress.seconds = info["seconds"] = before.seconds + info["seconds"]
             info["evaluations"] = _later(info["evaluations"], before.seconds)
+            self._count_staleness(batch)
             self._write(row, info)
             reason = self._reason_to_stop()
             self._checkpoint(last=bool(reason))
@@ -143,6 +147,12 @@ class TrainLoop:
                 f"batch {batch.index} can't be trained ({error}). Its largest token is {token}, in group {largest.id}: "
                 "does the actor that made it use the same task and model?"
             ) from error
+
+    def _count_staleness(self, batch: Batch) -> None:
+        """Of what was trained: the buffer serves a batch ahead, and begins to count anew when a run is resumed."""
+        found = batch.staleness()
+        self.progress.samples += len(found)
+        self.progress.staleness += sum(found)
 
     def _checkpoint(self, last: bool) -> None:
         """Write one if it is due or, at a step whose weights are published, the last."""
@@ -203,7 +213,7 @@ class TrainLoop:
             "seconds": seconds,
             "seconds_to_target": reached[0] if reached else None,
             "stopped_because": reason,
-            "staleness_mean": report["staleness_mean"],
+            "staleness_mean": progress.staleness / max(1, progress.samples),
             "staleness_max": report["staleness_max"],
             "staleness_bound": report["staleness_bound"],
             "tokens_per_second": report.get("rollout/tokens", 0) / max(1e-9, seconds - before.seconds),
