@@ -25,6 +25,7 @@ from areal_like.metrics import MetricsLog
 from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, end_gently, on_pause, run_role
 from areal_like.registry import bind, build, resolve
 from areal_like.types import Batch
+from learners.attestation import Attestation
 from learners.publication import Coding
 from learners.publisher import Publisher
 
@@ -67,9 +68,17 @@ class Progress:
 class TrainLoop:
     """Train steps until the config's end, then the final evaluation and the summary."""
 
-    def __init__(self, role: Role, trainer: Trainer, client: LearnerClient, publisher: Publisher, metrics: MetricsLog):
+    def __init__(
+        self,
+        role: Role,
+        trainer: Trainer,
+        client: LearnerClient,
+        publisher: Publisher,
+        attestation: Attestation,
+        metrics: MetricsLog,
+    ):
         self.run_folder, self.config, self.trainer, self.client = role.run, role.config, trainer, client
-        self.publisher, self.metrics = publisher, metrics
+        self.publisher, self.attestation, self.metrics = publisher, attestation, metrics
         self.progress = Progress()
         self.digest = ""
         self._published = -1
@@ -158,6 +167,7 @@ class TrainLoop:
         begin = time.monotonic()
         batch, info = self.client.batch(may_pause=self.progress.steps % self.config.weight_sync_interval == 0)
         waited = time.monotonic() - begin
+        self.attestation.check(batch)
         self.progress.waited += waited
         info["train/wait_seconds"] = waited
         return batch, info
@@ -240,10 +250,16 @@ def main(role: Role) -> None:
     on_pause(client.pause)
     if role.grace:
         end_gently(client.pause, role.grace)
-    publisher = Publisher(role.endpoint("weights"), Coding(**role.config.weights), client.published, role.keys)
+    attestation = Attestation(role.run, Path(role.config.replay) if role.config.replay else None)
+
+    def announce(manifest: dict[str, Any]) -> None:
+        attestation.add(manifest["version"], manifest["digest"])
+        client.published(manifest)
+
+    publisher = Publisher(role.endpoint("weights"), Coding.of(role.config.weights), announce, role.keys)
     try:
         with MetricsLog(role.run / "metrics.jsonl", done=checkpoint[0] if checkpoint else 0) as metrics:
-            loop = TrainLoop(role, trainer, client, publisher, metrics)
+            loop = TrainLoop(role, trainer, client, publisher, attestation, metrics)
             if checkpoint:
                 loop.resume(checkpoint[1])
             summary = loop.run()
