@@ -112,6 +112,7 @@ class Controller:
         info |= state.gauges.decision(index)
         body = {"index": index, "version": version, "oldest_allowed": allowed, "info": info}
         body |= pack_heads([entry.head for entry in entries if entry.head])
+        body["actors"] = [entry.maker for entry in entries]
         state.served = body, [frame_of(entry.payload) for entry in entries]
         state.outbox.put(state.learner, "batch", *state.served)
 
@@ -126,6 +127,7 @@ class Controller:
             allowed = state.replay.oldest_allowed(index)
             body = {"index": index, "version": version, "oldest_allowed": allowed, "begin": state.parts}
             body |= pack_heads([entry.head for entry in entries if entry.head])
+            body["actors"] = [entry.maker for entry in entries]
             state.outbox.put(state.learner, "part", body, [frame_of(entry.payload) for entry in entries])
             state.parts += len(entries)
 
