@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from typing import Any
 
 from areal_like.bus import BusError
 from areal_like.groups import pack_heads
@@ -125,7 +126,7 @@ class Controller:
         entries = state.replay.finished_of(index)[state.parts :]
         if entries:
             allowed = state.replay.oldest_allowed(index)
-            body = {"index": index, "version": version, "oldest_allowed": allowed, "begin": state.parts}
+            body: dict[str, Any] = {"index": index, "version": version, "oldest_allowed": allowed, "begin": state.parts}
             body |= pack_heads([entry.head for entry in entries if entry.head])
             body["actors"] = [entry.maker for entry in entries]
             state.outbox.put(state.learner, "part", body, [frame_of(entry.payload) for entry in entries])
