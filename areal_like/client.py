@@ -128,7 +128,8 @@ class ActorClient:
 
     def _push_ready(self) -> None:
         for start in range(0, len(self._ready), MAX_GROUPS_PER_PUSH):
-            some = [self._unacknowledged[each] for each in self._ready[start : start + MAX_GROUPS_PER_PUSH]]
+            ids = self._ready[start : start + MAX_GROUPS_PER_PUSH]
+            some = [self._unacknowledged[each] for each in ids if each in self._unacknowledged]
             self.dealer.send("push", pack_heads([each.head for each in some]), [each.frame for each in some])
         self._ready.clear()
 
