@@ -309,7 +309,8 @@ def _of_function(function: _Function) -> _Signature:
         argument.arg: _Knob(_default(default), argument.annotation)
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     }
-    names = frozenset(node.id for node in function.decorator_list if isinstance(node, ast.Name))
+    called = [node.func if isinstance(node, ast.Call) else node for node in function.decorator_list]
+    names = frozenset(node.id for node in called if isinstance(node, ast.Name))
     return _Signature(found, takes_any=arguments.kwarg is not None, marks=names)
 
 

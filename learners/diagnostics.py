@@ -43,6 +43,11 @@ class Tally:
         for name, values in observed.items():
             self._pieces.setdefault(prefix + name, []).append((values.detach(), staleness, advantages))
 
+    def join(self, other: Tally) -> None:
+        """Take over what another one was told."""
+        for name, pieces in other._pieces.items():
+            self._pieces.setdefault(name, []).extend(pieces)
+
     def metrics(self) -> dict[str, float]:
         metrics: dict[str, float] = {}
         for name, pieces in self._pieces.items():
