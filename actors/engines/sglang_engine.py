@@ -1,11 +1,11 @@
-"""The SGLang engine: a `RolloutEngine` over one or several SGLang servers, which it starts or joins. It speaks HTTP only.
+"""The SGLang engine: a `RolloutEngine` over SGLang servers, which it starts or joins. It speaks HTTP only.
 
     generate() → a server that is ready, the one with the fewest requests → tokens, logprobs, label per token → versions
     load()     → what has changed, as a patch → every server: pause, patch, compare digests, label, continue
     watch()    → servers are started, given their weights, watched, and started again when they die
 
-A *label* stands for what `load` was given, and the server files each token under the label that it had then; so versions
-are exact however updates and requests meet. Tokens under a label that was not given here are an error.
+A *label* stands for what `load` was given, and the server files each token under the label that it had then; so
+versions are exact however updates and requests meet. Tokens under a label that was not given here are an error.
 
 What a server holds is known by its digest, or nothing is: then it gets all weights before it gets any request. `_held`
 is a copy of the weights that servers are to hold, since the subscriber writes the next ones over its own.
@@ -54,8 +54,8 @@ class _Call:
 
 
 class SglangEngine:
-    """A `RolloutEngine` (see `areal_like.interfaces`) for `model`, of which it keeps the config and the bits. `folder` is
-    for the servers' logs and the model's config.
+    """A `RolloutEngine` (see `areal_like.interfaces`) for `model`, of which it keeps the config and the bits. `folder`
+    is for the servers' logs and the model's config.
 
     `url`: join the server that runs there; it must have been started with our loader (`docs/gpu.md`), and belongs to
     this actor alone. "": start `replicas` servers, each over `tp_size` devices. `server`: more of their arguments, as
@@ -158,7 +158,8 @@ class SglangEngine:
             raise ValueError(f"prompt has token ids outside 0..{self._vocab_size - 1}")
         if len(tokens) + limits.max_tokens > self._positions:
             raise ValueError(
-                f"{len(tokens)} prompt tokens + max_tokens {limits.max_tokens} exceed the model's {self._positions} positions"
+                f"{len(tokens)} prompt tokens + max_tokens {limits.max_tokens} exceed the model's "
+                f"{self._positions} positions"
             )
 
     async def _finish(self, call: _Call, tokens: np.ndarray, limits: Limits) -> Completion:
@@ -333,8 +334,8 @@ class SglangEngine:
 
     def stats(self) -> dict[str, float]:
         """Running totals, and `running`, `waiting` as of now. As of the embedded engine, and: `restarts` of servers;
-        `patch_bytes` sent to them; `whole_updates`: with all weights; `unchecked_updates`: whose digest the server could
-        not compare; `resampled`: requests sampled anew since their version or their prefix was in doubt."""
+        `patch_bytes` sent to them; `whole_updates`: with all weights; `unchecked_updates`: whose digest the server
+        could not compare; `resampled`: requests sampled anew since their version or their prefix was in doubt."""
         self._note_busy()
         running = sum(server.load for server in self._servers)
         return {**self._totals, "running": float(running), "waiting": float(len(self._calls) - running)}

@@ -69,7 +69,7 @@ def command(model: PreTrainedModel, folder: Path, wanted: Wanted) -> tuple[list[
 
 
 def _source(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
-    path = Path(model.name_or_path)
+    path = Path(model.name_or_path or "")
     if model.name_or_path and (path / "config.json").is_file():
         return {"model-path": str(path.resolve())}
     made, config = folder / "model", copy.deepcopy(model.config)

@@ -1,16 +1,16 @@
 """Runs inside an SGLang server: applies patches of weights (`sglang_patch`) to its parameters, and says truthfully how
 that went. Needs torch, NumPy, and nothing of SGLang but what it is handed.
 
-SGLang fuses our tensors (qkv, gate_up), pads them (vocabulary) and cuts them up (tensor parallelism). Which part of which
-of our tensors lies where is not written down here: the model's own `load_weights` is run once with tensors without data
-(torch's meta device), and each copy that it would make is noted in place of being made (`Places`). After that an element
-of ours has its places for certain, and a patch is scattered there.
+SGLang fuses our tensors (qkv, gate_up), pads them (vocabulary) and cuts them up (tensor parallelism). Which part of
+which of them lies where is not written down here: the model's own `load_weights` is run once with tensors without data
+(torch's meta device), and each copy that it would make is noted in place of being made (`Places`). After that an
+element of ours has its places for certain, and a patch is scattered there.
 
 After every patch the digest of *all* weights is computed from the parameters, on their device, and compared. SGLang
 ignores what a custom loader returns, and ends when it raises. So `install`, a plugin of SGLang (`sglang.srt.plugins`),
 takes over the call around it: failures become an answer with `success` false, and a patch that was applied is answered
-by `APPLIED` and the digest. An answer without that is one of a server in which the plugin is missing: `load`, the custom
-loader itself, can only log what went wrong.
+by `APPLIED` and the digest. An answer without that comes from a server in which the plugin is missing: `load`, the
+custom loader itself, can only log what went wrong.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LoaderUnable(RuntimeError):
 
 
 class Box:
-    """Elements [start, start + size) of one of our tensors, in every dimension, lie in `target`, a view of a parameter."""
+    """Elements [start, start + size) of one of our tensors, in every dimension: `target`, a view of a parameter."""
 
     def __init__(self, shape: tuple[int, ...], source: Tensor, target: Tensor):
         whole = torch.empty(shape, device="meta")
@@ -68,7 +68,7 @@ class Box:
         return tuple(slice(a, a + n) for a, n in zip(self.start, self.size, strict=True))
 
     def scatter(self, at: Sequence[Tensor], values: Tensor) -> None:
-        """Write values [n] at coordinates `at`, int64 [n] per dimension, of the whole tensor; those outside stay out."""
+        """Write values [n] at coordinates `at` of the whole tensor, int64 [n] per dimension; others' stay out."""
         inside = torch.ones(len(values), dtype=torch.bool, device=values.device)
         local = []
         for where, start, size in zip(at, self.start, self.size, strict=True):
@@ -215,7 +215,7 @@ def apply(model: torch.nn.Module, patch: Patch, group: Any = None) -> str:
 
 
 def _agree(problem: str, group: Any, device: torch.device) -> None:
-    """Raises LoaderError in all processes of the group if one has a problem: none may wait for one that has given up."""
+    """Raises LoaderError in all of the group if one has a problem: none may wait for one that has given up."""
     failed = torch.tensor([int(bool(problem))], device=device)
     torch.distributed.all_reduce(failed, group=group)
     if failed.item():

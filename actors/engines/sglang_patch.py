@@ -1,4 +1,4 @@
-"""What an SGLang server is told of new weights: one flat array of bytes that names all tensors, and says what has changed.
+"""What an SGLang server is told of new weights: one array of bytes that names all tensors, and says what has changed.
 
     length of the head | head (JSON: digest, and per tensor name, dtype, shape, number of changes) | pieces
     piece = places (uint32, in the tensor's flat order), then values (bits)        or, of a tensor sent whole, all bits

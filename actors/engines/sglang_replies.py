@@ -29,8 +29,8 @@ NEUTRAL = {
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens int32 [n], logprobs float32 [n], and `runs` of versions. `cached`: prompt tokens that were not computed but
-    kept from before; `first`: the label of the first token."""
+    """Tokens int32 [n], logprobs float32 [n], and `runs` of versions. `cached`: prompt tokens that were not computed
+    but kept from before; `first`: the label of the first token."""
 
     tokens: np.ndarray
     logprobs: np.ndarray
@@ -61,9 +61,9 @@ def question(rid: str, tokens: np.ndarray, done: int, limits: Limits, share: str
 
 
 def piece_of(answer: Mapping[str, Any], versions: Mapping[str, int], only: str | None) -> Piece | None:
-    """What an answer brings. Versions come from the server's spans; a server without spans is believed only if there was
-    one label (`only`) all the time, else the answer is worth nothing: None. Raises RuntimeError for an answer that does
-    not add up, and for tokens made by weights that nobody here has given to the server."""
+    """What an answer brings. Versions come from the server's spans; a server without spans is believed only if there
+    was one label (`only`) all the time, else the answer is worth nothing: None. Raises RuntimeError for an answer that
+    does not add up, and for tokens made by weights that nobody here has given to the server."""
     meta = answer["meta_info"]
     _refuse_errors(meta["finish_reason"])
     tokens = np.array(answer.get("output_ids") or [], np.int32)

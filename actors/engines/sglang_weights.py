@@ -34,7 +34,7 @@ BUCKET_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`whole`: all weights were sent. `checked`: the server has compared the digest. `pause_seconds`: it stood still."""
+    """`whole`: all weights were sent. `checked`: the server has compared the digest."""
 
     whole: bool
     checked: bool
@@ -60,7 +60,7 @@ def serialised(tensors: list[tuple[str, torch.Tensor]], ranks: int) -> list[str]
 
 
 async def give(server: Server, weights: Weights, ranks: int, mode: PauseMode, flush: bool) -> Outcome:
-    """Bring a server to these weights. Raises ServerGone, ServerRefused: then it is paused, and holds nobody knows what."""
+    """Bring a server to these weights. Raises ServerGone, ServerRefused: then it is paused, its weights unknown."""
     message = serialised([(sglang_patch.NAME, torch.from_numpy(weights.patch))], ranks)  # before it stands still
     known = server.digest and server.digest == weights.base
     server.open.clear()

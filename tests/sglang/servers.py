@@ -1,11 +1,21 @@
-"""Tiny random models in real SGLang servers on the CPU, and what transformers says of the same weights."""
+"""Tiny random models in real SGLang servers on the CPU, and what transformers says of the same weights.
+
+Who imports this is skipped where SGLang is not installed.
+"""
+# ruff: noqa: E402
 
 import asyncio
 import copy
+import importlib.util
 from contextlib import asynccontextmanager
 
 import numpy as np
+import pytest
 import torch
+
+if importlib.util.find_spec("sglang") is None:
+    pytest.skip("SGLang is not installed (scripts/setup_sglang_cpu.sh)", allow_module_level=True)
+
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from actors.engines.sglang_engine import SglangEngine

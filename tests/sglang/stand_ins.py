@@ -27,7 +27,7 @@ class Nothing:
         return args[0] if len(args) == 1 and not kwargs and callable(args[0]) else self
 
     def __getattr__(self, name):
-        if name == "active" or name.startswith("__") and name.endswith("__"):
+        if name == "active" or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)  # triton.runtime.driver.active: there is no device
         return self
 
@@ -58,7 +58,6 @@ class Inert(type):
 
 
 class StandIn(types.ModuleType):
-    __path__: list[str] = []
     __version__ = "0.0.0"
 
     def __getattr__(self, name):
