@@ -2,7 +2,6 @@
 
 Who imports this is skipped where SGLang is not installed.
 """
-# ruff: noqa: E402
 
 import asyncio
 import copy

@@ -1,4 +1,4 @@
-"""One server per architecture: its tokens, logprobs and versions against transformers, through many updates in flight."""
+"""One server per architecture: tokens, logprobs and versions against transformers, through many updates in flight."""
 
 import asyncio
 
