@@ -84,6 +84,8 @@ def _joined(digest: str, rows: list, parts: list[np.ndarray]) -> np.ndarray:
 
 def read(data: np.ndarray) -> Patch:
     """The patch in `data`, uint8; the pieces' bits are views of it. Raises PatchError."""
+    if data.size < _ALIGN:
+        raise PatchError("a patch that is too short")
     try:
         size = int(data[:8].view("<u8")[0])
         head = json.loads(data[8 : 8 + size].tobytes())
