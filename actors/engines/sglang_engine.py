@@ -296,14 +296,16 @@ class SglangEngine:
                 keeper.cancel()
 
     async def _keep(self, server: Server) -> None:
-        lives = 0
+        lives, was_ready = 0, False
         while True:
-            problem = await self._bring_up(server) or await server.until_dead()
-            never_ready = not lives and not server.digest
+            problem = await self._bring_up(server)
+            if not problem:
+                was_ready = True
+                problem = await server.until_dead()
             server.ready.clear()
             lives += 1
             log.error("%s %s", server.name, problem)
-            if never_ready or lives > self._max_restarts:
+            if not was_ready or lives > self._max_restarts:
                 raise RuntimeError(f"{server.name} {problem} ({lives} times){server.last_words()}")
             self._totals["restarts"] += 1
 

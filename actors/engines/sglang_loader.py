@@ -246,7 +246,7 @@ def answered(original: Callable, updater: Any, *args: Any, **kwargs: Any) -> tup
         patch = read(kwargs["named_tensors"][0][1].cpu().numpy())
         return True, APPLIED + apply(updater.get_model(), patch, _group())
     except Exception as error:
-        log.exception("weights were not applied")
+        log.warning("weights were not applied: %s: %s", type(error).__name__, error)
         return False, f"{type(error).__name__}: {error}"
 
 

@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.25
 _MISSES = 20
 """Polls in a row that a server which is not ours must leave unanswered to count as dead."""
-_LOG_LINES = 30
+_LOG_LINES = 15
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 

@@ -50,7 +50,7 @@ def wait_until_gone(pids, seconds=30):
 
 
 def test_a_server_that_is_killed_comes_back_with_the_newest_weights(tmp_path):
-    """Requests under way are answered all the same; updates that come meanwhile are what it begins with. A second engine
+    """Requests under way are answered all the same, updates that come meanwhile are what it begins with. Another engine
     then joins it by its address, and takes it over with weights of its own. At the end nothing is left of it."""
     published = Published("qwen2")
 
