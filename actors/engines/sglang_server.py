@@ -1,7 +1,8 @@
 """One SGLang server: a process of ours that is started, watched and ended, or one that runs already; spoken to by HTTP.
 
-A server of ours dies with this process, however that ends: Linux kills it (PR_SET_PDEATHSIG), and it does the same for
-its own children. Nothing is retried here: who calls decides what a failure means.
+A server of ours dies with this process, however that ends: Linux kills it (PR_SET_PDEATHSIG). Its own children ask for
+the same, but only once they have started; so a guard in their process group kills all that is left in it when its
+pipe to this process breaks. Nothing is retried here: who calls decides what a failure means.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _POLL_SECONDS = 0.25
 _MISSES = 20
 """Polls in a row that a server which is not ours must leave unanswered to count as dead."""
 _LOG_LINES = 15
+_GUARD = ["sh", "-c", "read _; kill -KILL 0"]
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -70,6 +72,7 @@ class Server:
         self.open.set()
         self._arguments, self._environment, self._log = arguments, environment or {}, log
         self._process: subprocess.Popen | None = None
+        self._guard: subprocess.Popen | None = None
         self._session: aiohttp.ClientSession | None = None
         self._failed = False
 
@@ -115,9 +118,10 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,
+                process_group=0,
                 preexec_fn=_die_with_parent,
             )
+        self._guard = subprocess.Popen(_GUARD, stdin=subprocess.PIPE, process_group=self._process.pid)
 
     def is_alive(self) -> bool:
         """Of our own process; others are not known to be dead."""
@@ -187,6 +191,11 @@ class Server:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
+        if self._guard is not None:
+            assert self._guard.stdin
+            self._guard.stdin.close()
+            self._guard.wait()
+            self._guard = None
 
     async def close(self) -> None:
         self.kill()
