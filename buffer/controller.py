@@ -109,6 +109,7 @@ class Controller:
         info |= state.gauges.decision(index)
         body = {"index": index, "version": version, "oldest_allowed": allowed, "info": info}
         body |= pack_heads([entry.head for entry in entries if entry.head])
+        body["actors"] = [entry.maker for entry in entries]
         state.served = body, [frame_of(entry.payload) for entry in entries]
         state.outbox.put(state.learner, "batch", *state.served)
 

@@ -23,6 +23,7 @@ from buffer.journal import Journal, JournalError, segments, since_snapshot
 from buffer.outbox import Outbox
 from buffer.playback import Playback
 from buffer.prompts import PromptCursor
+from buffer.relays import Relays
 from buffer.replay import Replay
 from buffer.run_state import RunState
 from buffer.slots import Slots
@@ -83,6 +84,7 @@ def main(role: Role) -> None:
         config.buffer.max_bytes,
         config.run.steps,
         steps,
+        relays=Relays(config.weights.fanout),
     )
     controller = Controller(
         state,

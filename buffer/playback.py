@@ -102,7 +102,7 @@ class Playback:
         self.staleness_max = max(self.staleness_max, *staleness)
         info = {"evaluations": [], "seconds": time.monotonic() - self._began}
         body = {"index": index, "version": version, "oldest_allowed": oldest_allowed, "info": info}
-        body |= pack_heads([head for head, _ in groups])
+        body |= pack_heads([head for head, _ in groups]) | {"actors": [""] * len(groups)}
         self.router.send(peer, "batch", body, [payload for _, payload in groups])
 
     def _report(self) -> dict[str, Any]:
