@@ -19,7 +19,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+try:
+    import aiohttp
+except ModuleNotFoundError:  # the base install: `Server` says what to do
+    aiohttp = None  # type: ignore[assignment]
 
 _LIBC = ctypes.CDLL(None)  # loaded before any fork
 _PR_SET_PDEATHSIG = 1
@@ -53,6 +56,8 @@ class Server:
     """Of our own if there is `arguments`, those of `sglang.launch_server` but host and port, and a file for its `log`;
     else at `url`. `environment` is added to this process's own.
 
+    Raises ValueError where the extra `sglang` is not installed.
+
     `digest` is that of the weights it is known to hold ("": unknown); `ready` is set while it may be given requests;
     `open` while it is not paused; `load` counts the requests that it works on. They are the engine's to keep.
     """
@@ -66,6 +71,8 @@ class Server:
         environment: dict[str, str] | None = None,
         log: Path | None = None,
     ):
+        if aiohttp is None:
+            raise ValueError("engine=sglang needs more: pip install -e .[sglang] -c constraints-sglang.txt")
         self.name, self.url = name, url.rstrip("/")
         self.digest, self.load = "", 0
         self.ready, self.open = asyncio.Event(), asyncio.Event()

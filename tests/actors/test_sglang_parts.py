@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from actors.engines import sglang_flags, sglang_loader, sglang_patch
+from actors.engines import sglang_flags, sglang_loader, sglang_patch, sglang_server
 from actors.engines.sglang_flags import Wanted
 from actors.engines.sglang_replies import NEUTRAL, joined, piece_of, question
 from areal_like.models import publishable, qwen2, tensors_of
@@ -282,3 +282,9 @@ def test_a_server_that_fits_is_joined():
 def test_a_server_whose_logprobs_could_not_be_the_learners_is_refused(wrong):
     with pytest.raises(ValueError):
         sglang_flags.checked({**FIT, **wrong})
+
+
+def test_the_base_install_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(sglang_server, "aiohttp", None)
+    with pytest.raises(ValueError, match=r"\.\[sglang\]"):
+        sglang_server.Server("SGLang")
