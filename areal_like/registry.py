@@ -41,6 +41,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
     "engine": {
         "torch": "actors.engines.torch_engine:TorchEngine",
         "timed": "actors.engines.timed_engine:TimedEngine",
+        "sglang": "actors.engines.sglang_engine:SglangEngine",
     },
     "workflow": {
         "single_turn": "actors.workflows:single_turn",

@@ -61,7 +61,7 @@ class NoEngine:
 
 
 async def _follow(pipe: Connection, number: int) -> None:
-    engine = NoEngine()
+    engine: Any = NoEngine()
     subscriber = Subscriber(engine, f"actor-{number}", lambda *_: None)
     subscriber.relay = Relay(ANY_PORT, lambda: subscriber.sources.received, keep=2, anchor_every=50)
     pipe.send(subscriber.relay.offer)
