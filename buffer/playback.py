@@ -75,7 +75,7 @@ class Playback:
             return
         if message.kind == "hello":
             self.router.send(peer, "welcome", {})
-        elif message.kind == "want":
+        elif message.kind == "want":  # batches come whole, also to a learner that would take their groups one by one
             self._serve(peer, message.body["index"])
         elif message.kind == "trained":
             self.trained += self._sizes.pop(message.body["index"], 0)

@@ -30,9 +30,10 @@ class RunState:
     what the learner's next batch lacks; `largest_payload` is that of one group so far. The data ends with `last_batch`
     (None: the end is not known). `version` is the newest that the actors were told of (-1: none), `manifest` its
     description; `published` is the learner's newest; `digests` has the digests of all recent ones. `steps` batches have
-    been trained; `wanted` is the learner's open request, `served` the last batch sent, body and payloads, until it is
-    trained: it may be asked for again. `stopping`: the run is to end, "now" or ("drain") once what was admitted is
-    trained. Times are those of the monotonic clock, in seconds."""
+    been trained; `wanted` is the learner's open request; `parts`: it wants groups as they finish, and so many of that
+    batch have been sent (None: it does not); `served` is the last batch sent, body and payloads, until it is trained:
+    it may be asked for again. `stopping`: the run is to end, "now" or ("drain") once what was admitted is trained.
+    Times are those of the monotonic clock, in seconds."""
 
     router: Router
     outbox: Outbox
@@ -51,6 +52,7 @@ class RunState:
     digests: dict[int, str] = field(default_factory=dict)
     learner: bytes | None = None
     wanted: Message | None = None
+    parts: int | None = None
     served: tuple[dict[str, Any], list[Any]] | None = None
     started_at: float | None = None
     progress_at: float = 0.0

@@ -8,6 +8,9 @@ What is in brackets runs only if the loss, the advantage or the objective asks f
 Invariants: the model's parameters are the published bits at every moment between optimizer steps (`learners.optim`);
 the gradient does not depend on how minibatches are cut into micro-batches (up to floating-point summation order); the
 same batches from the same state give the same bits.
+
+With `stream` gradients are taken group by group, of those that are there while others still run (`take`), and nothing
+is applied before `train`: sums over tokens are scaled at its end, so the step is the same up to the order of summation.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,7 @@ from learners.objective import Objective
 from learners.optim import MasterAdamW
 from learners.packing import Columns, MicroBatch, pack
 from learners.step import Step
+from learners.streaming import check_stream, is_start_of, joined
 
 Advantage = Callable[..., np.ndarray]
 """An advantage function whose knobs are bound; `learners.advantages` has the two forms."""
@@ -54,7 +59,7 @@ class TorchLearner(Objective):
     trains a critic (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the
     policy. `grad_norm_by_staleness` measures the gradient's norm per bucket of staleness as well, for one backward pass
     per bucket. `lora` {rank, alpha, targets} trains adapters instead of the model (`learners.adapters`); {} takes their
-    defaults. The other knobs are those of `learners.objective`.
+    defaults. `stream` see `take`. The other knobs are those of `learners.objective`.
     """
 
     needs_model = True
@@ -82,10 +87,14 @@ class TorchLearner(Objective):
         critic_trunk: float = 0.0,
         grad_norm_by_staleness: bool = False,
         lora: Mapping[str, Any] | None = None,
+        stream: bool = False,
         **objective: Any,
     ):
         super().__init__(**objective)
         _check(loss, advantage, temperature, num_minibatches, num_minibatch_epochs, critic_lr)
+        if stream:
+            check_stream(loss, advantage, num_minibatches, num_minibatch_epochs, grad_norm_by_staleness)
+        self.streams, self._taken = stream, list[Step]()
         self.model = model.float().eval()
         use_packed_attention(self.model)
         dtype = getattr(torch, publish_dtype)
@@ -116,12 +125,57 @@ class TorchLearner(Objective):
 
         Means are over trained tokens of all minibatches; what the loss itself observed is under `loss/`. `kl/k1`,
         `kl/k3` and `ess` compare the policy at the start of the step with the behaviour policy; losses that ask for
-        neither proximal logprobs nor a plan estimate them from the first minibatch. Metrics of tokens come by staleness
+        neither proximal logprobs nor a plan estimate them from the first minibatch. `mismatch_kl` and `mismatch_max` do
+        so for tokens of this step's own weights: engine against learner. Metrics of tokens come by staleness
         as well (`learners.diagnostics`). `backward_tokens` input tokens went through a backward pass, `backward_share`
         of what there was. `skipped_steps` counts, over the learner's life, optimizer steps skipped because of a
         gradient that was not finite.
         """
-        lr, step = self.optimizer.current_lr, self._begin(batch)
+        lr = self.optimizer.current_lr
+        step = self._streamed(batch) if self.streams else self._in_minibatches(batch)
+        more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
+        return batch_metrics(batch) | zero_variance_by_staleness(batch) | step.metrics() | more
+
+    def take(self, part: Batch) -> None:
+        """Take the gradients of some groups of the next batch, in the order that they have in it. Only with `stream`.
+
+        The weights stay as they are. A later batch of other groups (which no buffer serves) starts anew.
+        """
+        for group in part.groups:
+            if not self._taken:
+                self._zero_grad()
+            step = self._begin(replace(part, groups=[group]))
+            samples = np.flatnonzero(step.columns.lengths)
+            step.denominator = self.denominator(step.columns, samples)
+            if len(samples):
+                step.losses.append(self._backward(step, step.columns, samples, 1.0, at_start=True))
+            self._taken.append(step)
+
+    def _streamed(self, batch: Batch) -> Step:
+        """One optimizer step, of the groups whose gradients were taken before and of the others."""
+        if not is_start_of([step.batch for step in self._taken], batch):
+            self._taken = []
+        self.take(replace(batch, groups=batch.groups[len(self._taken) :]))
+        step, self._taken = joined(self._taken), []
+        if step.denominator:
+            self.optimizer.gradient.div_(step.denominator)
+            if self._critic:
+                self._critic.scale(1.0 / step.denominator)
+            self._apply(step)
+        return step
+
+    def _apply(self, step: Step) -> None:
+        step.norms.append(self.optimizer.step())
+        if self._critic:
+            self._critic.step()
+
+    def _zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+        if self._critic:
+            self._critic.zero_grad()
+
+    def _in_minibatches(self, batch: Batch) -> Step:
+        step = self._begin(batch)
         for epoch in range(self._num_epochs):
             minibatches = self._minibatches(batch, step.columns, epoch)
             if epoch == 0 and needs_proximal(self._loss):
@@ -130,11 +184,8 @@ class TorchLearner(Objective):
                     step.start[part.trained] = logprobs
             for number, samples in enumerate(minibatches):
                 step.losses.append(self._accumulate(step, samples, at_start=epoch == number == 0))
-                step.norms.append(self.optimizer.step())
-                if self._critic:
-                    self._critic.step()
-        more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
-        return batch_metrics(batch) | zero_variance_by_staleness(batch) | step.metrics() | more
+                self._apply(step)
+        return step
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
         """The published bits of the current weights, in `into` or a fresh buffer that is the caller's to keep; `done`
@@ -250,10 +301,14 @@ class TorchLearner(Objective):
         """Put the gradient of one minibatch into the optimizer's buffer; returns its loss."""
         denominator = self.denominator(step.columns, samples)
         columns = self._planned(step, samples, at_start) if self._plan else step.columns
+        self._zero_grad()
+        return self._backward(step, columns, samples, denominator, at_start=at_start)
+
+    def _backward(
+        self, step: Step, columns: Columns, samples: np.ndarray, denominator: float, *, at_start: bool
+    ) -> float:
+        """Add the gradient of some samples to what is in the buffer; returns their loss."""
         step.input_tokens += int(step.columns.lengths[samples].sum())
-        self.optimizer.zero_grad()
-        if self._critic:
-            self._critic.zero_grad()
         total, by_staleness = 0.0, dict[str, Tensor]()
         for part in self._microbatches(columns, samples):
             loss, outputs = self._forward(step, part, denominator, at_start)

@@ -61,8 +61,8 @@ class NoEngine:
 
 
 async def _follow(pipe: Connection, number: int) -> None:
-    engine = NoEngine()
-    subscriber = Subscriber(engine, f"actor-{number}", lambda *_: None)  # type: ignore[arg-type]
+    engine: Any = NoEngine()
+    subscriber = Subscriber(engine, f"actor-{number}", lambda *_: None)
     subscriber.relay = Relay(ANY_PORT, lambda: subscriber.sources.received, keep=2, anchor_every=50)
     pipe.send(subscriber.relay.offer)
     while manifest := await asyncio.to_thread(pipe.recv):
