@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,12 @@ from areal_like.weights.state import State
 from learners.optim import MasterAdamW
 
 VOCAB, SEQUENCES, LENGTH = 8192, 4, 96
-KNOBS = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 1536}
+KNOBS: dict[str, Any] = {
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "intermediate_size": 1536,
+}
 BLOCK_BYTES = 16 << 20
 NO_DIGEST = "0" * 32
 

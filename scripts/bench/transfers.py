@@ -216,9 +216,8 @@ def limiter(mbit: int) -> Callable[[list[str]], None]:
     def limit(endpoints: list[str]) -> None:
         subprocess.run(["tc", "qdisc", "del", "dev", "lo", "root"], check=False, stderr=subprocess.DEVNULL)
         _tc("qdisc add dev lo root handle 1: htb")
-        burst = 625 * mbit  # bytes of 5 ms: timers of a busy machine come late
         for number, endpoint in enumerate(endpoints, 1):
-            _tc(f"class add dev lo parent 1: classid 1:{number} htb rate {mbit}mbit burst {burst} cburst {burst}")
+            _tc(f"class add dev lo parent 1: classid 1:{number} htb rate {mbit}mbit burst 32k cburst 32k")
             port = endpoint.rpartition(":")[2]
             match = f"u32 match ip sport {port} 0xffff flowid 1:{number}"
             _tc(f"filter add dev lo protocol ip parent 1: prio 1 {match}")

@@ -36,7 +36,12 @@ from learners.publication import Coding
 from learners.publisher import Publisher
 from scripts.bench.delta import changed, weights
 
-KNOBS = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1024}
+KNOBS: dict[str, Any] = {
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "intermediate_size": 1024,
+}
 VOCAB, SEQUENCES, RESPONSE = 4096, 8, 64
 SECONDS = 300.0
 
