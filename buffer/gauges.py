@@ -100,7 +100,7 @@ class Gauges:
             "rollout/relays_left": fleet.total("relays_left"),
             "rollout/full_syncs": fleet.total("full_syncs"),
             "rollout/actors": len(fleet),
-        } | _rewards(fleet)
+        } | _rewards(fleet) | _servers(fleet)
         return self.rates
 
 
@@ -115,6 +115,14 @@ def idle_shares(heads: list[Head]) -> dict[str, float]:
         "barrier/group_idle_share": float(groups.mean()),
         "barrier/round_idle_share": float(1.0 - lengths.sum() / (len(lengths) * lengths.max())),
     }
+
+
+def _servers(fleet: Fleet) -> dict[str, float]:
+    """Totals of engines that are servers of their own; nothing where there are none."""
+    if not fleet.total("patch_bytes"):
+        return {}
+    totals = ("restarts", "patch_bytes", "whole_updates", "unchecked_updates", "resampled")
+    return {f"servers/{name}": fleet.total(name) for name in totals}
 
 
 def _rewards(fleet: Fleet) -> dict[str, float]:
