@@ -86,21 +86,25 @@ class Gauges:
         rate = (self.tokens_pushed - self._rate_tokens) / seconds
         self._rate_at, self._rate_tokens = now, self.tokens_pushed
         wall, updates = fleet.total("wall_seconds"), max(1.0, fleet.total("updates"))
-        self.rates = {
-            "rollout/tokens_per_second": rate,
-            "rollout/tokens": self.tokens_pushed,
-            "rollout/idle_share": 1.0 - fleet.total("busy_seconds") / wall if wall else 0.0,
-            "rollout/updates": fleet.total("updates"),
-            "rollout/update_apply_seconds": fleet.total("apply_seconds") / updates,
-            "rollout/update_pause_seconds": fleet.total("pause_seconds") / max(1.0, fleet.total("pauses")),
-            "rollout/update_fetch_seconds": fleet.total("fetch_seconds") / updates,
-            "rollout/update_replica_seconds": fleet.total("replica_seconds") / updates,
-            "rollout/weight_bytes": fleet.total("weight_bytes"),
-            "rollout/weight_bytes_relayed": fleet.total("weight_bytes_relayed"),
-            "rollout/relays_left": fleet.total("relays_left"),
-            "rollout/full_syncs": fleet.total("full_syncs"),
-            "rollout/actors": len(fleet),
-        } | _rewards(fleet)
+        self.rates = (
+            {
+                "rollout/tokens_per_second": rate,
+                "rollout/tokens": self.tokens_pushed,
+                "rollout/idle_share": 1.0 - fleet.total("busy_seconds") / wall if wall else 0.0,
+                "rollout/updates": fleet.total("updates"),
+                "rollout/update_apply_seconds": fleet.total("apply_seconds") / updates,
+                "rollout/update_pause_seconds": fleet.total("pause_seconds") / max(1.0, fleet.total("pauses")),
+                "rollout/update_fetch_seconds": fleet.total("fetch_seconds") / updates,
+                "rollout/update_replica_seconds": fleet.total("replica_seconds") / updates,
+                "rollout/weight_bytes": fleet.total("weight_bytes"),
+                "rollout/weight_bytes_relayed": fleet.total("weight_bytes_relayed"),
+                "rollout/relays_left": fleet.total("relays_left"),
+                "rollout/full_syncs": fleet.total("full_syncs"),
+                "rollout/actors": len(fleet),
+            }
+            | _rewards(fleet)
+            | _servers(fleet)
+        )
         return self.rates
 
 
@@ -115,6 +119,14 @@ def idle_shares(heads: list[Head]) -> dict[str, float]:
         "barrier/group_idle_share": float(groups.mean()),
         "barrier/round_idle_share": float(1.0 - lengths.sum() / (len(lengths) * lengths.max())),
     }
+
+
+def _servers(fleet: Fleet) -> dict[str, float]:
+    """Totals of engines that are servers of their own; nothing where there are none."""
+    if not fleet.total("patch_bytes"):
+        return {}
+    totals = ("restarts", "patch_bytes", "whole_updates", "unchecked_updates", "resampled")
+    return {f"servers/{name}": fleet.total(name) for name in totals}
 
 
 def _rewards(fleet: Fleet) -> dict[str, float]:

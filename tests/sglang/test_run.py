@@ -52,5 +52,7 @@ def test_a_run_whose_server_is_killed_goes_on(tmp_path):
     assert ledger["admitted"] == ledger["trained"] + left + ledger["active"]
     assert ledger["trained"] == steps * 8
     assert not any(audit(run).findings.values()), audit(run).findings
+    last = rows(run)[-1]
+    assert (last["servers/restarts"], last["servers/whole_updates"]) == (1, 2), "all at each start, then patches"
     fresh = [row for row in rows(run) if "mismatch_kl" in row]
     assert fresh and max(row["mismatch_max"] for row in fresh) < 1e-3, "engine and learner agree on the same weights"
