@@ -18,7 +18,7 @@ from areal_like.groups import Head, decode_group, encode_group, pack_heads, unpa
 from areal_like.partials import decode_partial
 from areal_like.ring import Ring, RingReader
 from areal_like.types import Batch, Carried, Group, Lease, Sample
-from areal_like.wire import ONLY_THE_LEARNER, Message, WireError
+from areal_like.wire import ONLY_THE_LEARNER, SAY_HELLO, Message, WireError
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 5.0
@@ -26,6 +26,7 @@ MAX_GROUPS_PER_PUSH = 64
 LOOK_SECONDS = 0.5
 """How often the waiting learner looks whether its connection was made anew."""
 TELL_SECONDS = 10.0
+RANK_SECONDS = 0.05
 
 
 @dataclass(slots=True)
@@ -174,14 +175,27 @@ class LearnerClient:
     When the connection has been made anew, the learner says again what the buffer may not have heard: hello, its newest
     weights, what it has trained, and its open request. The buffer takes each of these twice without harm, and a batch
     that comes twice is not taken twice.
+
+    A learner of several `ranks` has one of these on each. Rank 0 is the learner, and speaks as if it were alone; others
+    ask for their shares only. `places` of the newest batch's groups are those that they have in the whole batch.
     """
 
-    def __init__(
-        self, endpoint: str, name: str = "learner", *, link_timeout: float | None = None, keys: str | None = None
+    def __init__(  # noqa: PLR0913 - who it is and how it is reached
+        self,
+        endpoint: str,
+        name: str = "learner",
+        *,
+        link_timeout: float | None = None,
+        keys: str | None = None,
+        rank: int = 0,
+        ranks: int = 1,
     ):
         self.dealer = Dealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys)
         self.name = name
+        self.rank, self.ranks = rank, ranks
+        self.places: list[int] = []
         self._rings = RingReader()
+        self._index = -1
         self._said: dict[str, dict[str, Any]] = {}  # kind → the newest body, in the order in which to say them again
 
     def _say(self, kind: str, body: dict[str, Any]) -> None:
@@ -191,6 +205,13 @@ class LearnerClient:
 
     def hello(self) -> None:
         self._say("hello", {"role": "learner", "name": self.name, "pid": os.getpid(), "slots": 0})
+        if self.ranks > 1:
+            self._say("split", {"ranks": self.ranks})
+
+    def want_share(self, index: int) -> None:
+        """Ask for this rank's share of a batch that rank 0 has asked for, or will."""
+        self._index = index
+        self._say("want_share", {"index": index, "rank": self.rank})
 
     def published(self, manifest: dict[str, Any]) -> None:
         self._say("published", {"manifest": manifest})
@@ -204,16 +225,18 @@ class LearnerClient:
 
     def want(self, index: int, version: int) -> None:
         """Ask for a batch; it comes when it is complete."""
+        self._index = index
         self._say("want", {"index": index, "version": version})
 
     def batch(self) -> tuple[Batch, dict[str, Any]]:
-        """The batch asked for and what the buffer tells about it; waits, and says so now and then."""
-        index = self._said["want"]["index"]
+        """The batch asked for, or this rank's share of it, and what the buffer tells about it; waits, and says so now and then."""
+        index = self._index
         message = self._wait_for("batch", f"batch {index}", lambda body: body["index"] == index)
         allowed = message.body["oldest_allowed"]
         heads = unpack_heads(message.body)
         payloads = self._rings.payloads(message.payloads, [head.size for head in heads])
         groups = [decode_group(*pair) for pair in zip(heads, payloads, strict=True)]
+        self.places = message.body["info"].pop("places")
         batch = Batch(index, message.body["version"], groups, allowed)
         if allowed > 0:
             for sample in batch.samples:
@@ -243,6 +266,9 @@ class LearnerClient:
                 return message
             elif message.kind == "refused" and ONLY_THE_LEARNER in message.body["reason"]:
                 self._say_all()  # the first hello was lost
+            elif message.kind == "refused" and SAY_HELLO in message.body["reason"] and self.rank:
+                time.sleep(RANK_SECONDS)  # rank 0 has not told yet that there are others
+                self._say_all()
             elif message.kind == "refused":
                 raise BusError(f"the buffer refused a message: {message.body['reason']}")
 

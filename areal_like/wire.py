@@ -66,9 +66,12 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     # learner → buffer
     "published": {"manifest": dict},
     "want": {"index": int, "version": int},
+    "split": {"ranks": int},
     "trained": {"index": int},
     "checkpointed": {"step": int},
     "finish": {"reason": str, "steps": int},
+    # another rank of the learner → buffer
+    "want_share": {"index": int, "rank": int},
     # buffer → actor
     "welcome": {},
     "lease": {"leases": list, "partials": list},
@@ -77,7 +80,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "pushed": {"ids": list},
     "announce": {"manifest": dict},
     "cancel": {"ids": list, "give_back": bool},
-    # buffer → learner, supervisor
+    # buffer → learner (and its ranks), supervisor
     "batch": {"index": int, "version": int, "oldest_allowed": int, "info": dict, **_TABLE},
     "report": {"report": dict},
     # buffer → anybody

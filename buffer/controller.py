@@ -15,7 +15,6 @@ import math
 import time
 
 from areal_like.bus import BusError
-from areal_like.groups import pack_heads
 from areal_like.ring import frame_of
 from buffer.handlers import Handlers
 from buffer.injection import lets_train
@@ -83,12 +82,14 @@ class Controller:
 
     def _serve(self, now: float) -> None:
         state = self.state
+        if state.shares.wanted:
+            state.shares.answer(state.outbox)
         if state.wanted is None or state.learner is None:
             return
         index, version = state.wanted.body["index"], state.wanted.body["version"]
-        if state.served and state.served[0]["index"] == index:  # it was lost on its way
+        if index in state.shares.served:  # it was lost on its way
             state.wanted = None
-            state.outbox.put(state.learner, "batch", *state.served)
+            state.outbox.put(state.learner, "batch", *state.shares.served[index].share(0))
             return
         if not lets_train(state.replay, index):
             return
@@ -102,9 +103,10 @@ class Controller:
         allowed = state.replay.oldest_allowed(index)
         info = state.gauges.batch_info(entries, version, allowed, now) | levels(state, now)
         body = {"index": index, "version": version, "oldest_allowed": allowed, "info": info}
-        body |= pack_heads([entry.head for entry in entries if entry.head])
-        state.served = body, [frame_of(entry.payload) for entry in entries]
-        state.outbox.put(state.learner, "batch", *state.served)
+        heads = [entry.head for entry in entries if entry.head]
+        served = state.shares.put(body, heads, [frame_of(entry.payload) for entry in entries])
+        state.outbox.put(state.learner, "batch", *served.share(0))
+        state.shares.answer(state.outbox)
 
     def _revoke(self) -> None:
         """Actors need not finish what got too old while it ran."""

@@ -17,6 +17,7 @@ from buffer.fleet import Actor
 from buffer.partials import Partial
 from buffer.recovery import snapshot
 from buffer.run_state import RunState
+from buffer.shares import MAX_RANKS
 from buffer.status import status
 
 log = logging.getLogger(__name__)
@@ -204,6 +205,26 @@ class Handlers:
             raise WireError(f"batch {index} is trained already")
         self.state.wanted = message
 
+    def _on_split(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        """The learner has so many ranks. Said before its first batch, and never changed."""
+        self._only_the_learner(peer)
+        ranks, shares = message.body["ranks"], self.state.shares
+        if not 1 <= ranks <= MAX_RANKS or (shares.served and ranks != shares.ranks):
+            raise WireError(f"{ranks} ranks do not fit")
+        shares.ranks = ranks
+
+    def _on_want_share(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        """A rank other than 0 asks for its share of a batch, which may not be there yet."""
+        index, rank = message.body["index"], message.body["rank"]
+        if not 1 <= rank < self.state.shares.ranks:
+            raise WireError(f"rank {rank} of {self.state.shares.ranks} has no share: {SAY_HELLO}")
+        if index < self.state.steps:
+            raise WireError(f"batch {index} is trained already")
+        known = {each for each, (_, other) in self.state.shares.wanted.items() if other == rank}
+        for each in known:  # an earlier connection of the same rank
+            del self.state.shares.wanted[each]
+        self.state.shares.wanted[peer] = index, rank
+
     def _on_trained(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         self._only_the_learner(peer)
         self._trained_before(message.body["index"] + 1)
@@ -216,8 +237,7 @@ class Handlers:
         for index in range(self.state.steps, steps):
             self.state.replay.finish(index)
         self.state.steps = max(self.state.steps, steps)
-        if self.state.served and self.state.served[0]["index"] < steps:
-            self.state.served = None
+        self.state.shares.trained(self.state.steps)
 
     def _on_checkpointed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         self._only_the_learner(peer)

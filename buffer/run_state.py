@@ -20,6 +20,7 @@ from buffer.outbox import Outbox
 from buffer.prompts import PromptCursor
 from buffer.replay import Replay
 from buffer.schedulers import Scheduler
+from buffer.shares import Shares
 
 
 @dataclass(slots=True)
@@ -27,8 +28,8 @@ class RunState:
     """`expected_actors` must hold version 0 before the first lease; over `max_bytes` of payloads nothing is started but
     what the learner's next batch lacks. `version` is the newest that the actors were told of (-1: none), `manifest` its
     description; `published` is the learner's newest; `digests` has the digests of all recent ones. `steps` batches have
-    been trained; `wanted` is the learner's open request, `served` the last batch sent, body and payloads, until it is
-    trained: it may be asked for again. Times are those of the monotonic clock, in seconds."""
+    been trained; `wanted` is the learner's open request, `shares` the batches sent, until they are trained: they
+    may be asked for again. Times are those of the monotonic clock, in seconds."""
 
     router: Router
     outbox: Outbox
@@ -45,13 +46,13 @@ class RunState:
     digests: dict[int, str] = field(default_factory=dict)
     learner: bytes | None = None
     wanted: Message | None = None
-    served: tuple[dict[str, Any], list[Any]] | None = None
     started_at: float | None = None
     progress_at: float = 0.0
     finishing: bool = False
     reported: bool = False
     fleet: Fleet = field(default_factory=Fleet)
     gauges: Gauges = field(default_factory=Gauges)
+    shares: Shares = field(default_factory=Shares)
     failures: Failures = field(init=False)
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,11 +30,13 @@ from learners.attention import use_packed_attention
 from learners.batch_metrics import batch_metrics
 from learners.critic import Critic
 from learners.diagnostics import buckets, zero_variance_by_staleness
-from learners.logprobs import forward_logprobs, forward_with_states
+from learners.logprobs import forward_logprobs, forward_with_states, use_logprob_head
 from learners.losses.contract import LossFunction, is_single_pass, needs_proximal, needs_uniform, plan_of
 from learners.objective import Objective
 from learners.optim import MasterAdamW
 from learners.packing import Columns, MicroBatch, pack
+from learners.ranks import Ranks
+from learners.sharding import Whole, compile_layers, recompute_activations, shard
 from learners.step import Step
 
 Advantage = Callable[..., np.ndarray]
@@ -78,14 +80,30 @@ class TorchLearner(Objective):
         critic_lr: float = 0.0,
         critic_trunk: float = 0.0,
         grad_norm_by_staleness: bool = False,
+        ranks: int = 1,
+        compute_dtype: Literal["float32", "bfloat16"] = "float32",
+        device: Literal["cpu", "cuda"] = "cpu",
+        checkpoint_activations: bool = False,
+        compile: bool = False,
+        max_logits: int = 1 << 26,
         **objective: Any,
     ):
         super().__init__(**objective)
         _check(loss, advantage, temperature, num_minibatches, num_minibatch_epochs, critic_lr)
-        self.model = model.float().eval()
+        self.ranks = Ranks(ranks)
+        self.model = model.float().eval().to(device)
         use_packed_attention(self.model)
+        use_logprob_head(self.model, max_logits)
         dtype = getattr(torch, publish_dtype)
-        self._reference = _frozen(self.model, dtype) if self.needs_reference else None
+        self._specs = specs_of(self.model, publish_dtype)
+        self._reference = _frozen(self.model, dtype, max_logits) if self.needs_reference else None
+        if compile:
+            compile_layers(self.model)
+        if checkpoint_activations:
+            recompute_activations(self.model)
+        for each in (self.model, self._reference):
+            if each is not None:
+                shard(each, self.ranks)
         self.optimizer = MasterAdamW(
             self.model,
             lr=lr,
@@ -95,18 +113,19 @@ class TorchLearner(Objective):
             warmup_steps=warmup_steps,
             clip_grad=clip_grad,
             publish_dtype=dtype,
+            ranks=self.ranks,
         )
-        hidden_size, device = self.model.config.hidden_size, self.model.device
-        self._critic = Critic(hidden_size, device, lr=critic_lr, trunk=critic_trunk) if critic_lr else None
-        self._specs = specs_of(self.model, publish_dtype)
+        size, place = self.model.config.hidden_size, torch.device(device)
+        self._critic = Critic(size, place, self.ranks, lr=critic_lr, trunk=critic_trunk) if critic_lr else None
+        self._device, self._autocast = place, compute_dtype == "bfloat16"
         self._loss, self._plan, self._advantage = loss, plan_of(loss), advantage
         self._temperature, self._seed = temperature, seed
         self._num_minibatches, self._num_epochs = num_minibatches, num_minibatch_epochs
         self._max_tokens, self._min_microbatches = max_tokens, min_microbatches
         self._norm_by_staleness = grad_norm_by_staleness
 
-    def train(self, batch: Batch) -> dict[str, Any]:
-        """One train step. Returns metrics: those of `batch_metrics`, and what the step did to the model.
+    def train(self, batch: Batch, places: Sequence[int] = ()) -> dict[str, Any]:
+        """One train step. With several ranks, `batch` is this rank's share, and `places` are its groups' in the whole. Returns metrics: those of `batch_metrics`, and what the step did to the model.
 
         Means are over trained tokens of all minibatches; what the loss itself observed is under `loss/`. `kl/k1`,
         `kl/k3` and `ess` compare the policy at the start of the step with the behaviour policy; losses that ask for
@@ -115,7 +134,8 @@ class TorchLearner(Objective):
         of what there was. `skipped_steps` counts, over the learner's life, optimizer steps skipped because of a
         gradient that was not finite.
         """
-        lr, step = self.optimizer.current_lr, self._begin(batch)
+        lr, step = self.optimizer.current_lr, self._begin(batch, places)
+        batch = step.batch
         for epoch in range(self._num_epochs):
             minibatches = self._minibatches(batch, step.columns, epoch)
             if epoch == 0 and needs_proximal(self._loss):
@@ -128,42 +148,55 @@ class TorchLearner(Objective):
                 if self._critic:
                     self._critic.step()
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
-        return batch_metrics(batch) | zero_variance_by_staleness(batch) | step.metrics() | more
+        step.start = self.ranks.merged(step.start, step.own_tokens)
+        return batch_metrics(batch) | zero_variance_by_staleness(batch) | step.metrics(self.ranks) | more
 
     def snapshot(self) -> State:
         """The published bits of the current weights: a fresh buffer, the caller's to keep."""
         state = State(self._specs)
-        read_state(dict(self.model.named_parameters()), state)
+        read_state(Whole(self.model), state)
         return state
 
     def save(self, folder: str) -> None:
-        """Write the current weights as a Hugging Face model folder."""
-        self.model.save_pretrained(folder)
+        """Write the current weights as a Hugging Face model folder. All ranks take part, and rank 0 writes."""
+        whole = Whole(self.model)
+        weights = {name: tensor.cpu() if self.ranks.rank == 0 else None for name, tensor in whole.items()}
+        if self.ranks.rank == 0:
+            self.model.save_pretrained(folder, state_dict=weights if self.ranks.count > 1 else None)
 
     def save_state(self, folder: Path) -> None:
         """Write what the next train step depends on besides its batch: master weights, optimizer state, critic."""
         state = self.optimizer.state_dict()
         if self._critic:
             state["critic"] = self._critic.state_dict()
-        torch.save(state, folder / "learner.pt")
+        torch.save(state, folder / self._file)
 
     def load_state(self, folder: Path) -> None:
         """Go on from what `save_state` wrote; the same next batch then gives the same bits."""
-        state = torch.load(folder / "learner.pt", weights_only=True)
+        if not (folder / self._file).is_file():
+            raise ValueError(f"{folder} has no {self._file}: go on with as many learner.ranks as have written it")
+        state = torch.load(folder / self._file, weights_only=True, map_location=self._device)
         self.optimizer.load_state_dict(state)
         if self._critic:
             self._critic.load_state_dict(state["critic"])
 
-    def _begin(self, batch: Batch) -> Step:
+    @property
+    def _file(self) -> str:
+        """Of a checkpoint, where this rank's part is."""
+        return "learner.pt" if self.ranks.count == 1 else f"learner-{self.ranks.rank}-of-{self.ranks.count}.pt"
+
+    def _begin(self, batch: Batch, places: Sequence[int] = ()) -> Step:
         """The batch on the device, with everything that must be known before the weights move."""
-        step = Step(batch, self.model.device, self.shares)
+        whole, own = self.ranks.whole(batch, places)
+        step = Step(whole, own, self._device, self.shares)
         trained = [np.flatnonzero(step.columns.lengths)]
         if self._reference is not None:
             step.reference = torch.zeros_like(step.behaviour)
             for part, logprobs in self._logprobs(step, trained, self._reference):
                 step.reference[part.trained] = logprobs
+            step.reference = self.ranks.merged(step.reference, step.own_tokens)
         if self._critic:
-            step.values = self._values(step, trained)
+            step.values = self.ranks.merged(self._values(step, trained), step.own_tokens)
         if needs_uniform(self._loss):
             step.draw(self._seed)
         self._advantages(step)
@@ -194,11 +227,16 @@ class TorchLearner(Objective):
                 minibatches.append(samples)
         return minibatches
 
-    def _microbatches(self, columns: Columns, samples: np.ndarray) -> Iterator[MicroBatch]:
-        samples = samples[columns.lengths[samples] > 0]
+    def _microbatches(self, columns: Columns, samples: np.ndarray, own: np.ndarray) -> Iterator[MicroBatch]:
+        """This rank's micro-batches of the given samples; as many on each rank, the last ones of some without tokens."""
+        samples = samples[(columns.lengths[samples] > 0) & own[samples]]
         lengths = columns.lengths[samples].tolist()
-        for cut in pack(lengths, max_tokens=self._max_tokens, min_microbatches=self._min_microbatches):
-            yield columns.microbatch(samples[cut], self.model.device)
+        cuts = pack(lengths, max_tokens=self._max_tokens, min_microbatches=self._min_microbatches)
+        count = self.ranks.most(len(cuts))
+        for cut in cuts:
+            yield columns.microbatch(samples[cut], self._device)
+        for _ in range(count - len(cuts)):
+            yield columns.nothing(self._device)
 
     @torch.no_grad()
     def _logprobs(
@@ -206,16 +244,23 @@ class TorchLearner(Objective):
     ) -> Iterator[tuple[MicroBatch, Tensor]]:
         """Logprobs of all trained tokens of some minibatches, micro-batch by micro-batch, without gradient."""
         if minibatches:
-            for part in self._microbatches(step.columns, np.concatenate(minibatches)):
-                yield part, forward_logprobs(model, part, self._temperature)[0]
+            for part in self._microbatches(step.columns, np.concatenate(minibatches), step.own):
+                with self._precision():
+                    yield part, forward_logprobs(model, part, self._temperature)[0]
 
     @torch.no_grad()
     def _values(self, step: Step, minibatches: list[np.ndarray]) -> Tensor:
         assert self._critic
         values = torch.zeros_like(step.behaviour)
-        for part in self._microbatches(step.columns, np.concatenate(minibatches)):
-            values[part.trained] = self._critic.values(forward_with_states(self.model, part, self._temperature)[2])
+        for part in self._microbatches(step.columns, np.concatenate(minibatches), step.own):
+            with self._precision():
+                hidden = forward_with_states(self.model, part, self._temperature)[2]
+            values[part.trained] = self._critic.values(hidden)
         return values
+
+    def _precision(self) -> torch.autocast:
+        """Inside, matrices are multiplied in `compute_dtype`; weights and sums over tokens stay in float32."""
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast)
 
     def _planned(self, step: Step, samples: np.ndarray, at_start: bool) -> Columns:
         """Let the loss weigh all tokens of a minibatch; returns the columns that need a gradient."""
@@ -224,12 +269,14 @@ class TorchLearner(Objective):
         if self._plan.needs_current:
             for part, logprobs in self._logprobs(step, [samples], self.model):
                 current[part.trained] = logprobs
+            current = self.ranks.merged(current, step.own_tokens)
         places = step.on_device(step.columns.tokens_of(samples))
         if at_start:
             step.start[places] = current[places]
         minibatch = step.loss_batch(places, current[places], step.sample[places], with_proximal=False)
         weights, observed = self._plan.weigh(minibatch)
-        step.observe(observed, places, "loss/")
+        mine = step.own_tokens[places]
+        step.observe({name: values[mine] for name, values in observed.items()}, places[mine], "loss/")
         step.weights = torch.zeros_like(step.behaviour).index_copy(0, places, weights)
         return step.columns.only((step.weights != 0).cpu().numpy()) if self._plan.skips else step.columns
 
@@ -242,28 +289,34 @@ class TorchLearner(Objective):
         if self._critic:
             self._critic.zero_grad()
         total, by_staleness = 0.0, dict[str, Tensor]()
-        for part in self._microbatches(columns, samples):
+        for part in self._microbatches(columns, samples, step.own):
             loss, outputs = self._forward(step, part, denominator, at_start)
-            step.backward_tokens += part.input_ids.numel()
+            step.backward_tokens += part.input_ids.numel() if len(part.trained) else 0
             if self._norm_by_staleness:
-                self._backward_by_staleness(loss, outputs, step.staleness[part.trained], by_staleness)
+                self._backward_by_staleness(loss, outputs, step, part, by_staleness)
             else:
                 loss.backward()
             total += loss.item()
+        self.optimizer.collect()
         if by_staleness:
             self.optimizer.gradient.copy_(torch.stack(list(by_staleness.values())).sum(0))
             for suffix, gradient in by_staleness.items():
-                step.bucket_norms.setdefault(suffix, []).append(torch.linalg.vector_norm(gradient).item())
-        return total
+                step.bucket_norms.setdefault(suffix, []).append(self.ranks.norm(gradient))
+        return self.ranks.sum(total)
 
     def _forward(self, step: Step, part: MicroBatch, denominator: float, at_start: bool) -> tuple[Tensor, list[Tensor]]:
         """The loss of one micro-batch, and the per-token tensors [N] through which its gradient flows."""
         values = None
+        with self._precision():
+            if self._critic:
+                current, entropy, hidden = forward_with_states(self.model, part, self._temperature)
+            else:
+                current, entropy = forward_logprobs(self.model, part, self._temperature)
         if self._critic:
-            current, entropy, hidden = forward_with_states(self.model, part, self._temperature)
             values = self._critic.values(hidden)
-        else:
-            current, entropy = forward_logprobs(self.model, part, self._temperature)
+        outputs = [t for t in (current, entropy, values) if t is not None]
+        if not len(part.trained):
+            return torch.stack([t.sum() for t in outputs]).sum(), outputs
         if at_start:
             step.start[part.trained] = current.detach()
         batch = step.loss_batch(part.trained, current, part.sequence, needs_proximal(self._loss))
@@ -276,20 +329,25 @@ class TorchLearner(Objective):
             targets = step.targets[part.trained]
             loss = loss + self._critic.loss(values, targets, batch.share, denominator)
             step.observe({"value_error": (values - targets) ** 2}, part.trained)
-        return loss, [t for t in (current, entropy, values) if t is not None]
+        return loss, outputs
 
     def _backward_by_staleness(
-        self, loss: Tensor, outputs: list[Tensor], staleness: Tensor, sums: dict[str, Tensor]
+        self, loss: Tensor, outputs: list[Tensor], step: Step, part: MicroBatch, sums: dict[str, Tensor]
     ) -> None:
-        """Add the gradient to `sums`, bucket by bucket of staleness, leaving the optimizer's buffer used up."""
+        """Add the gradient to `sums`, bucket by bucket of staleness, leaving the optimizer's buffer used up.
+
+        Several ranks go through all buckets of the batch together; one alone through those of the micro-batch.
+        """
         gradients = torch.autograd.grad(loss, outputs, allow_unused=True)
         pairs = [(output, g) for output, g in zip(outputs, gradients, strict=True) if g is not None]
-        for suffix, members in buckets(staleness.cpu().numpy()):
-            inside = torch.from_numpy(members).to(staleness.device)
+        for suffix, members in list(buckets(step.staleness.cpu().numpy())):
+            inside = step.on_device(members)[part.trained]
+            if self.ranks.count == 1 and not inside.any():
+                continue
             self.optimizer.zero_grad()
             masked = [torch.where(inside, g, 0.0) for _, g in pairs]
             torch.autograd.backward([output for output, _ in pairs], masked, retain_graph=True)
-            sums[suffix] = sums.get(suffix, 0.0) + self.optimizer.gradient
+            sums[suffix] = sums.get(suffix, 0.0) + self.optimizer.collect()
 
 
 def _check(
@@ -306,9 +364,10 @@ def _check(
         raise ValueError("this advantage needs a critic: set learner.critic_lr above 0")
 
 
-def _frozen(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+def _frozen(model: PreTrainedModel, dtype: torch.dtype, max_logits: int) -> PreTrainedModel:
     """A copy of the model as it will be published first, without gradients."""
     reference = copy.deepcopy(model).requires_grad_(False)
     for p in reference.parameters():
         p.copy_(p.to(dtype))
+    use_logprob_head(reference, max_logits)
     return reference

@@ -125,6 +125,11 @@ class Columns:
         """Number of trained tokens of the given samples."""
         return int(self._trained_counts[samples].sum())
 
+    def nothing(self, device: torch.device) -> MicroBatch:
+        """One token of input, none trained: for a rank that has less to do than others."""
+        token, none = torch.zeros(1, 1, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.int64, device=device)
+        return MicroBatch(token, token, Layout.of(np.ones(1, np.int64), device), none, none, none, none)
+
     def microbatch(self, samples: np.ndarray, device: torch.device) -> MicroBatch:
         """The given samples (int [n], each with a trained token) as one row."""
         lengths, counts = self.lengths[samples], self._trained_counts[samples]

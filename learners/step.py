@@ -17,23 +17,26 @@ from areal_like.types import Batch
 from learners.diagnostics import Tally, drift
 from learners.losses.contract import LossBatch, log_ratio
 from learners.packing import Columns
+from learners.ranks import Ranks
 
 
 class Step:
-    """A batch of n samples with N trained tokens.
+    """A batch of n samples with N trained tokens, whole on every rank; `own` bool [n] are those whose forward and
+    backward passes this rank makes, `own_tokens` bool [N] their tokens.
 
     `start` [N] is each trained token's logprob before the first update (NaN where nobody asked for it); `reference`
     [N], `values` [N], `targets` [N] (of the values), `share` [N], `uniform` [N] and `weights` [N] are None where the
     step has no use for them. `losses` and `norms` have one entry per optimizer step.
     """
 
-    def __init__(self, batch: Batch, device: torch.device, share: Any):
-        self.batch, self.device = batch, device
+    def __init__(self, batch: Batch, own: np.ndarray, device: torch.device, share: Any):
+        self.batch, self.own, self.device = batch, own, device
         self.columns = columns = Columns(batch)
         self.groups = np.repeat(np.arange(len(batch.groups)), [len(g.samples) for g in batch.groups])
         self.behaviour = self.on_device(columns.behaviour)
         self.staleness = self.on_device(batch.version - columns.version)
         self.sample = self.on_device(columns.sample)
+        self.own_tokens = self.on_device(own[columns.sample])
         self.group = self.on_device(self.groups[columns.sample])
         self.share = None if share is None else self.on_device(share(columns))
         self.start = torch.full_like(self.behaviour, torch.nan)
@@ -88,7 +91,10 @@ class Step:
         """Keep one number per token at `places` for the metrics."""
         self.tally.add(observed, self.staleness[places], self.advantages[places], prefix)
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, ranks: Ranks) -> dict[str, float]:
+        """Of all ranks: each hands in what it has observed."""
+        self.tally.merge(ranks)
+        self.backward_tokens = sum(ranks.gathered(self.backward_tokens))
         known = ~self.start.isnan()
         moved = log_ratio(self.start, self.behaviour, known)[known]
         metrics = self.tally.metrics() | drift(moved.cpu().numpy(), self.staleness[known].cpu().numpy())
