@@ -6,6 +6,7 @@ SIGTERM ends it gently: what there is of its groups goes back to the buffer firs
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -18,14 +19,20 @@ from areal_like.bus import deliver
 from areal_like.client import ActorClient
 from areal_like.process import EXIT_TERMINATED, Role, Terminated, end_gently, run_role
 from areal_like.registry import bind, build, resolve
+from areal_like.weights.state import State
 
+log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 1.0
+LOOK_SECONDS, MISSES = 2.0, 2
+"""How often an actor looks whether its run is still there, and how often in a row it must not be."""
 DELIVERY_SECONDS = 0.5
 """How long an actor that was told to end waits for its last message to leave."""
 
 
-def build_engine(config: Any, vocab_size: int) -> Any:
-    """The engine of the config; one that needs a model gets it, with its weights rounded as the learner rounds them."""
+def build_engine(config: Any, vocab_size: int) -> tuple[Any, State | None]:
+    """The engine of the config; one that needs a model gets it, with its weights rounded as the learner rounds them:
+    those come as well."""
+    state = None
     if not getattr(resolve("engine", config.engine.name), "needs_model", False):
         engine = build("engine", config.engine)
     else:
@@ -35,18 +42,18 @@ def build_engine(config: Any, vocab_size: int) -> Any:
 
         torch.set_num_threads(config.actors.threads)
         model = build("model", config.model, config.run.seed, vocab_size)
-        digest = publishable(model)
+        state = publishable(model)
         engine = build("engine", config.engine, model)
-        engine.digest = digest
+        engine.digest = state.digest()
     engine.version = -1  # until the learner says of which version these bits are
-    return engine
+    return engine, state
 
 
-async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber) -> None:
+async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber, pool: RewardPool) -> None:
     while True:
-        stats = dict(worker.engine.stats())
+        stats = worker.engine.stats() | pool.stats() | {"reward_resamples": float(worker.resampled)}
         stats["wall_seconds"] = time.monotonic() - worker.started_at if worker.started_at else 0.0
-        stats["weight_bytes"] = subscriber.bytes_received
+        stats |= subscriber.stats()
         client.heartbeat(stats)
         await asyncio.sleep(HEARTBEAT_SECONDS)
 
@@ -59,24 +66,43 @@ async def _until_told_to_end(worker: Worker) -> None:
     await worker.give_back(leaving=True)
 
 
+async def _until_the_run_is_gone(role: Role, endpoint: str) -> None:
+    """Waits until the buffer of this run is no longer offered, or another one is: an actor may be where nobody can end
+    it (on a node that was cut off)."""
+    missed = 0
+    while missed < MISSES:
+        await asyncio.sleep(LOOK_SECONDS)
+        missed = 0 if role.is_offered("buffer", endpoint) else missed + 1
+    log.warning("the run has ended, or goes on with another buffer: ending")
+
+
 async def serve(role: Role) -> None:
     config = role.config
     task = build("task", config.task, config.run.seed)
-    engine = build_engine(config, task.vocab_size)
-    pool = RewardPool()
+    engine, state = build_engine(config, task.vocab_size)
+    rewards = config.rewards
+    pool = RewardPool(
+        workers=rewards.workers,
+        timeout=rewards.timeout,
+        min_timeout=min(rewards.min_timeout, rewards.timeout),
+        slack=rewards.slack,
+        memory_limit=rewards.memory_limit,
+    )
     rollout = Rollout(
         config.run.seed, config.sampling.temperature, config.sampling.max_tokens, bind("workflow", config.workflow)
     )
     link = {"link_timeout": config.buffer.heartbeat_timeout, "keys": role.keys}
-    client = ActorClient(
-        role.find("buffer"), role.name, engine.slots, shared_bytes=role.config.buffer.shared_bytes, **link
+    buffer = role.find("buffer")
+    client = ActorClient(buffer, role.name, engine.slots, shared_bytes=role.config.buffer.shared_bytes, **link)
+    subscriber = Subscriber(
+        engine, role.name, client.applied, state=state, sweep_every=config.weights.sweep_every, **link
     )
-    subscriber = Subscriber(engine, role.name, client.applied, **link)
     worker = Worker(task, engine, reward_function(task, pool), client, rollout, subscriber.digests)
     session = Session(client, worker, subscriber)
     client.hello()
-    jobs = [session.receive(), session.renew_when_cut(), _heartbeat(client, worker, subscriber), subscriber.run()]
-    tasks = [asyncio.create_task(job) for job in [*jobs, _until_told_to_end(worker)]]
+    jobs = [session.receive(), session.renew_when_cut(), _heartbeat(client, worker, subscriber, pool), subscriber.run()]
+    ends = [_until_told_to_end(worker), _until_the_run_is_gone(role, buffer)]
+    tasks = [asyncio.create_task(job) for job in [*jobs, *ends]]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for each in done:

@@ -2,24 +2,30 @@
 
 A worker is `python -m actors.reward_pool`, started at the first call that needs it. It speaks lines of JSON over its
 pipes: in comes `{verifier, arguments}`; out comes one line when the verifier is imported and one with its score. Per
-worker one call is under way. A call that overruns its time, or is cancelled, kills the worker; the next call starts
-a new one. Workers end with the actor however it ends: at the end of their input, and on Linux by the kernel's
-parent-death signal, which also reaches a worker that is stuck in a verifier.
+worker one call is under way. A call that overruns its time, or is cancelled, kills the worker and what it started
+(its process group, with SIGKILL: nothing can ignore that); the next call starts a new one. Workers end with the actor
+however it ends: at the end of their input, and on Linux by the kernel's parent-death signal, which also reaches a
+worker that is stuck in a verifier. Times are kept in this process only: a restarted actor begins anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import math
 import os
+import resource
 import signal
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Coroutine
 from pkgutil import resolve_name
 from typing import Any, TextIO
+
+from actors.reward_times import RewardTimes
 
 START_SECONDS = 60.0
 """Time that a worker has to start and to import the verifier; not part of the verifier's own."""
@@ -34,45 +40,76 @@ class RewardTimeout(RewardError):
     """A verifier did not answer in time."""
 
 
-class RewardPool:
-    """Scores with up to `workers` verifiers at a time, each with `timeout` seconds once it has begun.
+class WorkerDied(RewardError):
+    """A verifier took its worker down with it."""
 
-    `calls`, `timeouts` and `errors` (timeouts excluded) count since the start.
+
+class RewardPool:
+    """Scores with up to `workers` verifiers at a time.
+
+    timeout, min_timeout, slack: bounds and factor of a call's time once it has begun (`actors.reward_times`); without
+        `min_timeout` every call has `timeout` seconds. memory_limit: bytes of data a worker may have (RLIMIT_DATA);
+        what is more raises MemoryError in the verifier.
     """
 
-    def __init__(self, *, workers: int = 1, timeout: float = 10.0):
-        if workers < 1 or timeout <= 0:
-            raise ValueError(f"reward pool: want workers >= 1 and timeout > 0, got {workers} and {timeout}")
-        self._workers = [_Worker() for _ in range(workers)]
+    def __init__(
+        self,
+        *,
+        workers: int = 1,
+        timeout: float = 10.0,
+        min_timeout: float | None = None,
+        slack: float = 1.5,
+        memory_limit: int | None = None,
+    ):
+        if workers < 1:
+            raise ValueError(f"reward pool: want workers >= 1, got {workers}")
+        self.times = RewardTimes(timeout if min_timeout is None else min_timeout, timeout, slack)
+        self._workers = [_Worker(memory_limit) for _ in range(workers)]
         # Last in, first out: a worker that runs is used again before another is started.
         self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
         for worker in self._workers:
             self._free.put_nowait(worker)
-        self._timeout = timeout
         self._closed = False
-        self.calls = self.timeouts = self.errors = 0
+        self._waiting = 0
+        self.calls = self.timeouts = self.errors = self.crashes = 0
 
-    async def score(self, verifier: str, *arguments: Any) -> float:
+    async def score(self, verifier: str, *arguments: Any, case: int | None = None) -> float:
         """The number that the function `verifier` ("module:name") returns for these arguments (JSON values).
 
-        Waits for a free worker for as long as the calls before it may take. Raises RewardTimeout, RewardError, and
-        TypeError for an argument that JSON cannot carry.
+        Waits for a free worker for as long as the calls before it may take. `case` names what is answered (the prompt):
+        how long its right answers took sets the time of later ones. Raises RewardTimeout, RewardError, and TypeError
+        for an argument that JSON cannot carry.
         """
         request = json.dumps({"verifier": verifier, "arguments": arguments}).encode() + b"\n"
-        worker = await self._free.get()
+        self._waiting += 1
+        try:
+            worker = await self._free.get()
+        finally:
+            self._waiting -= 1
         self.calls += 1
         try:
             if self._closed:
                 raise RewardError("the reward pool is closed")
-            return await worker.call(request, verifier, self._timeout)
+            score, seconds = await worker.call(request, verifier, self.times.limit(case))
+            self.times.add(case, score, seconds)
+            return score
         except RewardTimeout:
             self.timeouts += 1
             raise
-        except RewardError:
+        except RewardError as error:
             self.errors += 1
+            self.crashes += isinstance(error, WorkerDied)
             raise
         finally:
             self._free.put_nowait(worker)
+
+    def stats(self) -> dict[str, float]:
+        """Totals: `calls`, `timeouts`, `errors` (timeouts excluded), of these `crashes` (the worker died), and `kills`
+        (workers killed while they were at a call); `waiting` now; `seconds_p50`, `seconds_p99` of the latest calls
+        that were answered."""
+        found = {name: float(getattr(self, name)) for name in ("calls", "timeouts", "errors", "crashes")}
+        found |= {"kills": float(sum(worker.kills for worker in self._workers)), "waiting": float(self._waiting)}
+        return {f"reward_{name}": value for name, value in (found | self.times.quantiles()).items()}
 
     async def close(self) -> None:
         """Kill all workers. Calls under way, and later ones, raise RewardError."""
@@ -84,26 +121,32 @@ class RewardPool:
 class _Worker:
     """One process, started when it is called and not running. Any way out of `call` but a reply kills it."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_limit: int | None) -> None:
         self._process: Process | None = None
+        self._memory_limit = memory_limit
+        self.kills = 0
 
-    async def call(self, request: bytes, verifier: str, timeout: float) -> float:
+    async def call(self, request: bytes, verifier: str, timeout: float) -> tuple[float, float]:
+        """The score, and the seconds that it took."""
         try:
             reply = await self._reply(self._begin(request), START_SECONDS, f"import of {verifier}")
+            begin = time.monotonic()
             if "error" not in reply:
                 reply = await self._reply(self._read(), timeout, verifier)
-        except BaseException:
+        except BaseException as error:
+            self.kills += not isinstance(error, WorkerDied)
             await self.kill()
             raise
         if "error" in reply:  # the verifier's own failure: its worker is well and stays
             raise RewardError(f"{verifier} raised {reply['error']}")
-        return reply["score"]
+        return reply["score"], time.monotonic() - begin
 
     async def kill(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            if process.returncode is None:
-                process.kill()
+            if process.returncode is None:  # else it is reaped, and its number may be another's
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
 
     async def _reply(self, reading: Coroutine[Any, Any, bytes], seconds: float, what: str) -> dict[str, Any]:
@@ -114,15 +157,16 @@ class _Worker:
         except ConnectionError:
             line = b""
         if not line:
-            raise RewardError(f"{what}: its worker process died")
+            raise WorkerDied(f"{what}: its worker process died")
         return json.loads(line)
 
     async def _begin(self, request: bytes) -> bytes:
         """Send a request, to a new process if need be; returns the line that says that the verifier is imported."""
         if self._process is None:
             paths = os.pathsep.join(path for path in sys.path if path)
+            command = [sys.executable, "-m", __name__, *([str(self._memory_limit)] if self._memory_limit else [])]
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", __name__, stdin=PIPE, stdout=PIPE, env={**os.environ, "PYTHONPATH": paths}
+                *command, stdin=PIPE, stdout=PIPE, env={**os.environ, "PYTHONPATH": paths}, start_new_session=True
             )
         assert self._process.stdin is not None
         self._process.stdin.write(request)
@@ -142,6 +186,8 @@ def main() -> None:
     if sys.platform == "linux":
         # "Parent" is the thread that started this process: the one of the actor's event loop.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if len(sys.argv) > 1:
+        resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[1]),) * 2)
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a verifier prints goes to the log, not among the replies
     for line in sys.stdin.buffer:
@@ -157,7 +203,7 @@ def _answer(request: dict[str, Any], replies: TextIO) -> None:
         if not math.isfinite(score):
             raise ValueError(f"{score} is not finite")
         reply = {"score": score}
-    except Exception as error:
+    except Exception as error:  # MemoryError among them
         reply = {"error": f"{type(error).__name__}: {error}"[:1000]}
     print(json.dumps(reply), file=replies, flush=True)
 

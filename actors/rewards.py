@@ -7,6 +7,7 @@ A cheap verifier runs where the workflow runs. A task whose verifier may be slow
 from __future__ import annotations
 
 import numpy as np
+import xxhash
 
 from actors.reward_pool import RewardPool, RewardTimeout
 from areal_like.interfaces import PooledTask, RewardFunction, Task
@@ -21,7 +22,7 @@ def reward_function(task: Task, pool: RewardPool) -> RewardFunction:
     async def pooled(prompt: Prompt, tokens: np.ndarray) -> float:
         verifier, arguments = task.verification(prompt, tokens)
         try:
-            return await pool.score(verifier, *arguments)
+            return await pool.score(verifier, *arguments, case=xxhash.xxh3_64_intdigest(prompt.tokens.tobytes()))
         except RewardTimeout:
             return 0.0  # an answer that can't be verified in time earns nothing (RollPacker, §4); the pool counts it
 

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from actors.resumption import Recorder
+from actors.reward_pool import RewardError
 from areal_like.client import ActorClient
 from areal_like.interfaces import RewardFunction, RolloutEngine, Task
 from areal_like.partials import encode_partial
@@ -24,6 +25,9 @@ from areal_like.types import Carried, Group, Lease, Limits, Prompt, Sample, SoFa
 
 log = logging.getLogger(__name__)
 _HELDOUT_STREAM = 1
+RESAMPLES = 2
+"""A sample whose reward crashed is drawn anew so many times, in its slot, before its group is given up."""
+CRASHED = "reward crashed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class Worker:
         self._errands: set[asyncio.Task] = set()  # evaluations, and groups that are being given back
         self._leaving = False
         self.started_at: float | None = None
+        self.resampled = 0  # samples drawn anew, since their reward had crashed
 
     def start(self, leases: list[Lease], carried: Mapping[int, Carried] = MappingProxyType({})) -> None:
         """Begin to work on leases, some of which carry what there is of their group; returns at once."""
@@ -193,8 +198,8 @@ class Worker:
             while pending and len(good) < lease.need:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for run in done:
-                    if run.exception():
-                        reason, detail = "failed", repr(run.exception())
+                    if error := run.exception():
+                        reason, detail = CRASHED if isinstance(error, RewardError) else "failed", repr(error)
                     elif run.result() is not None:
                         good[runs[run]] = run.result()
                 if len(good) + len(pending) < lease.need:
@@ -205,17 +210,35 @@ class Worker:
         return [good[index] for index in sorted(good)[: lease.need]], reason, detail
 
     def _spawn_sample(self, group: _Running, prompt: Prompt, index: int) -> asyncio.Task:
-        group_id = group.lease.group_id
-        limits = self._limits(prompt, self.rollout.temperature, stream_key(self.rollout.seed, group_id, index))
-        filler = prompt.filler[index % len(prompt.filler)] if prompt.filler else 0
-        request = f"{group_id}/{index}"
-        so_far = group.carried.samples.get(index) or SoFar()
-        recorder = group.recorders[request] = Recorder(self.engine, self.reward, so_far)
-        workflow = self.rollout.workflow(recorder, recorder.reward, prompt, limits, request, filler)
-        sample = asyncio.get_running_loop().create_task(workflow)
+        sample = asyncio.get_running_loop().create_task(self._run_sample(group, prompt, index))
         self._active += 1
         sample.add_done_callback(self._sample_ended)
         return sample
+
+    async def _run_sample(self, group: _Running, prompt: Prompt, index: int) -> Sample | None:
+        """A reward that crashes costs this sample: another takes its place, with random numbers of its own. (A reward
+        that overruns its time is no crash: it is 0.)"""
+        attempt, so_far = 0, group.carried.samples.get(index) or SoFar()
+        while True:
+            try:
+                return await self._try_sample(group, prompt, index, attempt, so_far)
+            except RewardError as error:
+                if attempt == RESAMPLES or group.given_back:
+                    raise
+                attempt, so_far = attempt + 1, SoFar()
+                self.resampled += 1
+                log.warning("group %d: sample %d is drawn anew: %s", group.lease.group_id, index, error)
+
+    async def _try_sample(
+        self, group: _Running, prompt: Prompt, index: int, attempt: int, so_far: SoFar
+    ) -> Sample | None:
+        group_id = group.lease.group_id
+        key = stream_key(self.rollout.seed, group_id, index, *([attempt] if attempt else []))
+        limits = self._limits(prompt, self.rollout.temperature, key)
+        filler = prompt.filler[index % len(prompt.filler)] if prompt.filler else 0
+        request = f"{group_id}/{index}"
+        recorder = group.recorders[request] = Recorder(self.engine, self.reward, so_far)
+        return await self.rollout.workflow(recorder, recorder.reward, prompt, limits, request, filler)
 
     def _limits(self, prompt: Prompt, temperature: float, key: int) -> Limits:
         longest = self.rollout.max_tokens or prompt.max_tokens

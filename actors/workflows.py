@@ -10,13 +10,17 @@ answered at once (`actors.resumption`). So it must ask the same again: it depend
 from __future__ import annotations
 
 import asyncio
+import inspect
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from actors.resumption import joined
+from actors.transcript import Transcript
 from areal_like.interfaces import RewardFunction, RolloutEngine
-from areal_like.types import Limits, Prompt, Sample
+from areal_like.registry import build
+from areal_like.types import Completion, Finish, Limits, Outcome, Prompt, Sample
 
 
 async def single_turn(
@@ -36,23 +40,115 @@ async def single_turn(
     answer = await engine.generate(prompt.tokens, limits, request)
     if answer.finish == "abort":
         return None
-    parts = [answer]
+    transcript = Transcript(prompt.tokens, limits)
+    transcript.said(answer)
     scoring = asyncio.ensure_future(reward(prompt, answer.tokens))
     try:
-        if filler > 0:
-            rest = replace(limits, max_tokens=filler, stop=(), offset=limits.offset + len(answer.tokens))
-            parts.append(await engine.generate(np.concatenate([prompt.tokens, answer.tokens]), rest, request))
-            if parts[-1].finish == "abort":
-                return None
+        if not await fill(engine, transcript, request, filler):
+            return None
         score = await scoring
     finally:
         scoring.cancel()  # where the filler was cut or failed, nobody waits for the score; else it is done by now
-    return Sample(
-        tokens=np.concatenate([prompt.tokens, *(part.tokens for part in parts)]),
-        prompt_length=len(prompt.tokens),
-        logprobs=np.concatenate([part.logprobs for part in parts]),
-        loss_mask=np.repeat([part is answer for part in parts], [len(part.tokens) for part in parts]),
-        runs=joined([run for part in parts for run in part.runs]),
-        reward=score,
-        finish=answer.finish,
-    )
+    return transcript.sample(score, answer.finish)
+
+
+async def best_of_n(
+    engine: RolloutEngine,
+    reward: RewardFunction,
+    prompt: Prompt,
+    limits: Limits,
+    request: str,
+    filler: int = 0,
+    *,
+    n: int = 4,
+) -> Sample | None:
+    """The one of `n` completions that earns most, the first of equals; the others are forgotten.
+
+    Its behaviour logprobs are those of plain sampling, so trained on it is expert iteration (rejection sampling), not
+    a policy gradient; as a way to evaluate it is best-of-n. It takes `n` of the engine's slots. None where a completion
+    was aborted: the best of fewer is something else.
+    """
+    if n < 1:
+        raise ValueError(f"workflow.n must be at least 1, got {n}")
+    # Each candidate has a stretch of the sample's stream of random numbers for itself.
+    stretches = [replace(limits, offset=limits.offset + i * limits.max_tokens) for i in range(n)]
+    asked = [asyncio.ensure_future(_scored(engine, reward, prompt, each, request)) for each in stretches]
+    try:
+        found = await asyncio.gather(*asked)
+    finally:
+        for each in asked:
+            each.cancel()  # where one has failed
+    if any(completion.finish == "abort" for completion, _ in found):
+        return None
+    best, score = max(found, key=lambda pair: pair[1])
+    transcript = Transcript(prompt.tokens, replace(limits, offset=limits.offset + (n - 1) * limits.max_tokens))
+    transcript.said(best)
+    return transcript.sample(score, best.finish) if await fill(engine, transcript, request, filler) else None
+
+
+async def _scored(
+    engine: RolloutEngine, reward: RewardFunction, prompt: Prompt, limits: Limits, request: str
+) -> tuple[Completion, float]:
+    completion = await engine.generate(prompt.tokens, limits, request)
+    return completion, await reward(prompt, completion.tokens) if completion.finish != "abort" else 0.0
+
+
+async def multi_turn(  # noqa: PLR0913 (some are knobs)
+    engine: RolloutEngine,
+    reward: RewardFunction,
+    prompt: Prompt,
+    limits: Limits,
+    request: str,
+    filler: int = 0,
+    *,
+    environment: Mapping[str, Any],
+    max_turns: int = 8,
+    turn_tokens: int | None = None,
+) -> Sample | None:
+    """One trajectory of many turns: the model acts, the environment answers, until it says that the episode has ended.
+
+    `environment` names an `Environment`, e.g. `{name: tools, tools: [calculator]}`. What it shows becomes loss-masked
+    tokens of the response; the prompt's codec turns text into tokens, and the model's own tokens are never encoded
+    again. `limits.max_tokens` bounds the response, answers of the environment included; `turn_tokens` each turn.
+
+    The sample's reward is the sum over its turns (`Sample.turn_rewards`); a turn without a reward of its own earns what
+    the task's verifier gives for its tokens. An episode that is still going on after `max_turns`, or when the tokens
+    are used up, ends with finish "length" and what it has earned. None where a turn was aborted.
+    """
+    if prompt.codec is None:
+        raise ValueError("multi_turn needs a task with text (Prompt.codec): jsonl, calculator, or your own")
+    scene = build("environment", environment)
+    shown = await _answer(scene.reset(prompt))
+    first = np.concatenate([prompt.tokens, prompt.codec.encode(shown)]) if shown else prompt.tokens
+    transcript = Transcript(first, limits)
+    finish: Finish = "length"
+    for turn in range(max_turns):
+        action = await engine.generate(transcript.tokens, transcript.limits(turn_tokens), request)
+        if action.finish == "abort":
+            return None
+        transcript.said(action)
+        outcome = Outcome(*await _answer(scene.step(prompt.codec.decode(action.tokens))))
+        earned = await reward(prompt, action.tokens) if outcome.reward is None else outcome.reward
+        transcript.earned(earned)
+        if outcome.done:
+            finish = action.finish
+            break
+        answer = prompt.codec.reply(outcome.observation, closed=action.finish == "stop")
+        if turn + 1 == max_turns or len(answer) >= transcript.room:
+            break
+        transcript.shown(answer)
+    return transcript.sample(None, finish) if await fill(engine, transcript, request, filler) else None
+
+
+async def fill(engine: RolloutEngine, transcript: Transcript, request: str, filler: int) -> bool:
+    """Decode `filler` loss-masked tokens behind what there is; False where they were aborted."""
+    if filler < 1:
+        return True
+    rest = await engine.generate(transcript.tokens, transcript.unstopped(filler), request)
+    transcript.said(rest, trained=False)
+    return rest.finish != "abort"
+
+
+async def _answer(answer: Any) -> Any:
+    """Of an environment, whose methods may be async."""
+    return await answer if inspect.isawaitable(answer) else answer

@@ -1,4 +1,5 @@
-"""ZeroMQ sockets that speak `wire` messages: a `Router` that serves many, a `Dealer` that blocks, an `AsyncDealer`.
+"""ZeroMQ sockets that speak `wire` messages: a `Router` that serves many, a `Dealer` that blocks (a
+`SharedDealer` where several threads send), an `AsyncDealer`.
 
 All data moves over ROUTER/DEALER, which queue and never drop while a connection lives; the amount in flight is limited
 by credits (an actor's slots, a subscriber's chunks in flight). A connection that breaks is made again by itself, but
@@ -15,11 +16,14 @@ of one message, which it collects before it hands out the first.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import logging
 import os
+import select
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -44,6 +48,9 @@ UNREAD = 1000
 UNSENT = 10_000
 """Messages that wait for one peer. Far more than a peer that works has; one that does not read loses the rest."""
 HANDSHAKE_MS = 10_000
+NODE = "node"
+"""In place of an address to bind to: the one by which other hosts reach this one."""
+_ANYWHERE = "192.0.2.1"  # set aside for documentation: nobody's
 LOGGED_REFUSALS, REFUSALS_SECONDS = 20, 60.0
 """So many refused messages are told in the log within so many seconds."""
 
@@ -53,6 +60,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
     except OSError:
         return False
+
+
+def own_address() -> str:
+    """This host's address for other hosts: towards the one that has started this job step, if Slurm did, or else on the
+    default route. Loopback where there is no other."""
+    for towards in (os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), _ANYWHERE):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((towards, 9))  # a route is looked up, nothing is sent
+            if not is_loopback(address := probe.getsockname()[0]):
+                return address
+    return "127.0.0.1"
 
 
 def check_reach(host: str, keys: str | None) -> None:
@@ -240,6 +258,53 @@ class Dealer:
     def close(self) -> None:
         self.link.close()
         self.socket.close(linger=200)
+
+
+class SharedDealer(Dealer):
+    """A `Dealer` of a process in which one thread receives and others send as well, in one order for all.
+
+    The socket is touched under a lock only. The receiver waits outside of it, for the socket's file descriptor, which
+    tells of news once: what another thread's send takes note of in passing, that thread says by `_wake`.
+    """
+
+    def __init__(
+        self, endpoint: str, name: str, peer: str, *, link_timeout: float | None = None, keys: str | None = None
+    ):
+        super().__init__(endpoint, name, peer, link_timeout=link_timeout, keys=keys)
+        self._lock, self._owner = threading.Lock(), threading.get_ident()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._watched = select.poll()
+        for descriptor in (self.socket.getsockopt(zmq.FD), self._wake):
+            self._watched.register(descriptor, select.POLLIN)
+
+    def send(self, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
+        with self._lock:
+            super().send(kind, body, payloads)
+        if threading.get_ident() != self._owner:
+            os.eventfd_write(self._wake, 1)
+
+    def receive(self, timeout: float) -> Message | None:
+        """As `Dealer.receive`; by the thread that made this object."""
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._lock:
+                frames = receive_within(self.socket, 0.0)
+            if frames is not None:
+                return decode(frames)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self.link.check()
+                return None
+            seconds = left if self.link.connections else min(left, 0.5)
+            ready = [descriptor for descriptor, _ in self._watched.poll(1000 * seconds)]
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+            elif not ready:
+                self.link.check()
+
+    def close(self) -> None:
+        super().close()
+        os.close(self._wake)
 
 
 class AsyncDealer:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.bus import AsyncDealer, BusError, Dealer
+from areal_like.bus import AsyncDealer, BusError, Dealer, SharedDealer
 from areal_like.groups import Head, decode_group, encode_group, pack_heads, unpack_heads
 from areal_like.partials import decode_partial
 from areal_like.ring import Ring, RingReader
 from areal_like.types import Batch, Carried, Group, Lease, Sample
-from areal_like.wire import ONLY_THE_LEARNER, SAY_HELLO, Message, WireError
+from areal_like.wire import ONLY_THE_LEARNER, Message, WireError
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 5.0
@@ -26,7 +28,15 @@ MAX_GROUPS_PER_PUSH = 64
 LOOK_SECONDS = 0.5
 """How often the waiting learner looks whether its connection was made anew."""
 TELL_SECONDS = 10.0
-RANK_SECONDS = 0.05
+
+
+class Stopped(Exception):
+    """In place of a batch: the learner is to end. `drained`: all that was admitted is trained, the run is done;
+    `by_signal`: this process was told, and the run is to be gone on with; else a person has asked for it."""
+
+    def __init__(self, drained: bool = False, by_signal: bool = False):
+        super().__init__("drained" if drained else "asked to stop")
+        self.drained, self.by_signal = drained, by_signal
 
 
 @dataclass(slots=True)
@@ -176,44 +186,32 @@ class LearnerClient:
     weights, what it has trained, and its open request. The buffer takes each of these twice without harm, and a batch
     that comes twice is not taken twice.
 
-    A learner of several `ranks` has one of these on each. Rank 0 is the learner, and speaks as if it were alone; others
-    ask for their shares only. `places` of the newest batch's groups are those that they have in the whole batch.
+    A learner of several ranks has one of these on each. Rank 0 is the learner, and speaks as if it were alone; others
+    only ask for their shares.
     """
 
-    def __init__(  # noqa: PLR0913 - who it is and how it is reached
-        self,
-        endpoint: str,
-        name: str = "learner",
-        *,
-        link_timeout: float | None = None,
-        keys: str | None = None,
-        rank: int = 0,
-        ranks: int = 1,
+    def __init__(
+        self, endpoint: str, name: str = "learner", *, link_timeout: float | None = None, keys: str | None = None
     ):
-        self.dealer = Dealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys)
+        self.dealer = SharedDealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys)
         self.name = name
-        self.rank, self.ranks = rank, ranks
-        self.places: list[int] = []
+        self.pausing = False
         self._rings = RingReader()
+        self._order = threading.Lock()
         self._index = -1
         self._said: dict[str, dict[str, Any]] = {}  # kind → the newest body, in the order in which to say them again
 
     def _say(self, kind: str, body: dict[str, Any]) -> None:
-        self._said.pop(kind, None)
-        self._said[kind] = body
-        self.dealer.send(kind, body)
+        with self._order:
+            self._said.pop(kind, None)
+            self._said[kind] = body
+            self.dealer.send(kind, body)
 
     def hello(self) -> None:
         self._say("hello", {"role": "learner", "name": self.name, "pid": os.getpid(), "slots": 0})
-        if self.ranks > 1:
-            self._say("split", {"ranks": self.ranks})
-
-    def want_share(self, index: int) -> None:
-        """Ask for this rank's share of a batch that rank 0 has asked for, or will."""
-        self._index = index
-        self._say("want_share", {"index": index, "rank": self.rank})
 
     def published(self, manifest: dict[str, Any]) -> None:
+        """Offer a version. May be called by another thread."""
         self._say("published", {"manifest": manifest})
 
     def trained(self, index: int) -> None:
@@ -228,16 +226,26 @@ class LearnerClient:
         self._index = index
         self._say("want", {"index": index, "version": version})
 
-    def batch(self) -> tuple[Batch, dict[str, Any]]:
-        """The batch asked for, or this rank's share of it, and what the buffer tells about it; waits, and says so now and then."""
+    def want_share(self, index: int, rank: int) -> None:
+        """Ask for the share of a rank other than 0; it comes when the learner is served that batch."""
+        self._index = index
+        self._say("want_share", {"index": index, "rank": rank})
+
+    def pause(self) -> None:
+        """Let `batch` raise Stopped instead of waiting any longer. To be called from a signal's handler."""
+        self.pausing = True
+
+    def batch(self, may_pause: bool = True) -> tuple[Batch, dict[str, Any]]:
+        """The batch (or share) asked for and what the buffer tells about it; waits, and says so now and then. Raises
+        Stopped; without `may_pause` only when all is drained."""
         index = self._index
-        message = self._wait_for("batch", f"batch {index}", lambda body: body["index"] == index)
+        message = self._wait_for("batch", f"batch {index}", lambda body: body["index"] == index, may_pause)
         allowed = message.body["oldest_allowed"]
         heads = unpack_heads(message.body)
         payloads = self._rings.payloads(message.payloads, [head.size for head in heads])
         groups = [decode_group(*pair) for pair in zip(heads, payloads, strict=True)]
-        self.places = message.body["info"].pop("places")
-        batch = Batch(index, message.body["version"], groups, allowed)
+        places = message.body["info"].pop("places", None)
+        batch = Batch(index, message.body["version"], groups, allowed, places)
         if allowed > 0:
             for sample in batch.samples:
                 mask_old_tokens(sample, allowed)
@@ -250,9 +258,13 @@ class LearnerClient:
         self._say("finish", {"reason": reason, "steps": steps})
         return self._wait_for("report", "the last evaluation", lambda body: True).body["report"]
 
-    def _wait_for(self, kind: str, what: str, is_it: Callable[[dict[str, Any]], bool]) -> Message:
+    def _wait_for(
+        self, kind: str, what: str, is_it: Callable[[dict[str, Any]], bool], may_pause: bool = False
+    ) -> Message:
         begin = told = time.monotonic()
         while True:
+            if self.pausing and may_pause:
+                raise Stopped(by_signal=True)
             message = self.dealer.receive(timeout=LOOK_SECONDS)
             now = time.monotonic()
             if self.dealer.link.reconnected():
@@ -264,17 +276,17 @@ class LearnerClient:
                     log.warning("waiting for %s from the buffer for %.0f s", what, now - begin)
             elif message.kind == kind and is_it(message.body):
                 return message
+            elif message.kind == "stop" and "want" in self._said:
+                raise Stopped(drained=message.body["drain"])
             elif message.kind == "refused" and ONLY_THE_LEARNER in message.body["reason"]:
                 self._say_all()  # the first hello was lost
-            elif message.kind == "refused" and SAY_HELLO in message.body["reason"] and self.rank:
-                time.sleep(RANK_SECONDS)  # rank 0 has not told yet that there are others
-                self._say_all()
             elif message.kind == "refused":
                 raise BusError(f"the buffer refused a message: {message.body['reason']}")
 
     def _say_all(self) -> None:
-        for kind, body in self._said.items():
-            self.dealer.send(kind, body)
+        with self._order:
+            for kind, body in self._said.items():
+                self.dealer.send(kind, body)
 
     def close(self) -> None:
         self.dealer.close()
@@ -292,7 +304,9 @@ class SupervisorClient:
     let it in."""
 
     def __init__(self, endpoint: str, keys: str | None = None):
-        self.dealer = Dealer(endpoint, "supervisor", "buffer", keys=keys)
+        # Several may look in, from several hosts, and process ids are unique on one host only.
+        name = f"supervisor-{socket.gethostname()}"
+        self.dealer = Dealer(endpoint, name, "buffer", keys=keys)
 
     def ask(self) -> None:
         self.dealer.send("status", {})
@@ -310,8 +324,22 @@ class SupervisorClient:
             if message.kind == "report":
                 report = message.body["report"]
 
+    def report(self, timeout: float) -> dict[str, Any] | None:
+        """Ask, and wait for the answer; None after `timeout` seconds."""
+        self.ask()
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            message = self.dealer.receive(timeout=left)
+            if message is not None and message.kind == "report":
+                return message.body["report"]
+        return None
+
+    def stop(self, drain: bool) -> None:
+        """Let the run end at its next batch or, with `drain`, when all that was admitted is trained."""
+        self.dealer.send("stop", {"drain": drain})
+
     def lost(self, name: str, pid: int, how: str) -> None:
-        """A process has died: the buffer need not wait for its silence."""
+        """A process has died: the buffer need not wait for its silence. A `pid` of 0: whoever has that name."""
         self.dealer.send("lost", {"name": name, "pid": pid, "how": how})
 
     def close(self) -> None:

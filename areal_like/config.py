@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from areal_like.ages import KEY as AGES
 from areal_like.ages import shares_of
 from areal_like.layers import CONFIGS, Layers, read, shown
-from areal_like.registry import COMPONENTS, ConfigError, check, nearest
+from areal_like.registry import COMPONENTS, ConfigError, check, check_part, knobs, marks, nearest
 
 __all__ = ["Config", "ConfigError", "load", "load_resolved", "replace", "save", "to_yaml"]
 
@@ -48,10 +48,20 @@ MINIMUM = {
     "actors.count": 1,
     "actors.max_restarts": 0,
     "actors.threads": 1,
+    "rewards.workers": 1,
+    "rewards.timeout": 0.01,
+    "rewards.min_timeout": 0.01,
+    "rewards.slack": 1,
+    "rewards.memory_limit": 1 << 26,
     "buffer.port": 0,
     "buffer.max_bytes": 1,
     "buffer.shared_bytes": 0,
     "buffer.heartbeat_timeout": 2,
+    "weights.dense_above": 0,
+    "weights.block_bytes": 4096,
+    "weights.keep": 1,
+    "weights.anchor_every": 1,
+    "weights.sweep_every": 1,
     "checkpoint.every": 0,
     "checkpoint.keep": 1,
 }
@@ -88,6 +98,15 @@ class Actors:
 
 
 @dataclass
+class Rewards:
+    workers: int
+    timeout: float
+    min_timeout: float
+    slack: float
+    memory_limit: int | None
+
+
+@dataclass
 class Buffer:
     transport: Literal["auto", "ipc", "tcp"]
     host: str
@@ -97,6 +116,18 @@ class Buffer:
     heartbeat_timeout: float
     journal: Literal["off", "memory", "fsync"]
     keep_journal: bool
+
+
+@dataclass
+class Weights:
+    coding: Literal["delta", "full"]
+    mode: Literal["ulp", "absolute"]
+    dense_above: float
+    block_bytes: int
+    keep: int
+    anchor_every: int
+    sweep_every: int
+    overlap: bool
 
 
 @dataclass
@@ -140,7 +171,9 @@ class Config:
     learner: dict[str, Any]
     eval: Eval
     actors: Actors
+    rewards: Rewards
     buffer: Buffer
+    weights: Weights
     security: Security
     checkpoint: Checkpoint
     launcher: dict[str, Any]
@@ -151,7 +184,9 @@ SECTIONS: dict[str, type] = {
     "sampling": Sampling,
     "eval": Eval,
     "actors": Actors,
+    "rewards": Rewards,
     "buffer": Buffer,
+    "weights": Weights,
     "security": Security,
     "checkpoint": Checkpoint,
 }
@@ -209,13 +244,16 @@ def replace(config: Config, key: str, value: Any) -> Config:
 def _checked(tree: dict[str, Any]) -> Config:
     _refuse_unknown_keys(tree)
     config = _typed(tree)
-    for kind in COMPONENTS:
+    for kind in sorted(COMPONENTS.keys() & {field.name for field in dataclasses.fields(Config)}):
         check(kind, _plain(config[kind]))
     for key, minimum in MINIMUM.items():
         value = OmegaConf.select(config, key)
         if value is not None and not value >= minimum:
             raise ConfigError(f"{key}: must be at least {minimum}, got {value}", key)
+    if config.weights.block_bytes % 4096:
+        raise ConfigError("weights.block_bytes: must be a multiple of 4096", "weights.block_bytes")
     _refuse_other_ages(config)
+    _refuse_odd_training(_plain(config))
     return _read_only(config)
 
 
@@ -237,6 +275,32 @@ def _refuse_other_ages(config: Any) -> None:
         raise ConfigError(f"{AGES}: groups {oldest} versions old break the bound of {bound} ({BOUND}, mode)", AGES)
     if config.policy["name"] != "in_order":
         raise ConfigError(f"{AGES} gives each batch its own groups: it needs policy=in_order", AGES)
+    if config.sizing["name"] != "fixed" or config.scheduler.get("oversample_prompts", 1) != 1:
+        raise ConfigError(f"{AGES} needs sizing=fixed and no scheduler.oversample_prompts: all places are set", AGES)
+
+
+def ranks_of(config: Any) -> int:
+    """The processes that the learner is spread over."""
+    return int(config.learner.get("ranks", 1))
+
+
+def _refuse_odd_training(config: dict[str, Any]) -> None:
+    """What loss, advantage and learner ask of one another; the learner itself would say so when it starts."""
+    learner = config["learner"]
+    if learner.get("lora") is not None:
+        check_part("learner.lora", learner["lora"])
+    known = knobs("learner", learner["name"]) | learner
+    epochs = known.get("num_minibatch_epochs", 1)
+    if epochs > 1 and "single_pass" in marks("loss", config["loss"]["name"]):
+        key = "learner.num_minibatch_epochs"
+        raise ConfigError(f"{key}: loss={config['loss']['name']} diverges with more than 1, got {epochs}", key)
+    if known.get("ranks", 1) > 1 and (known.get("lora") is not None or known.get("grad_norm_by_staleness")):
+        key = "learner.ranks"
+        raise ConfigError(f"{key}: learner.lora and learner.grad_norm_by_staleness work with 1 rank only", key)
+    advantage = config["advantage"]["name"]
+    if "needs_values" in marks("advantage", advantage) and known.get("critic_lr") == 0:
+        key = "learner.critic_lr"
+        raise ConfigError(f"advantage={advantage} needs a critic: set {key} above 0", key)
 
 
 def _refuse_unknown_keys(tree: dict[str, Any]) -> None:

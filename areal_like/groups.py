@@ -5,7 +5,8 @@ A push, a batch and a journal record carry the same table (`pack_heads`): `group
 maps each version that made a token to the digest of its weights. Nothing in it is nested by sample, so checking a push
 of many groups takes a few NumPy calls, and a group's part of the table is forwarded as the bytes that it came in.
 
-A payload is flat: all tokens int32 | all logprobs float32 | all loss masks uint8. The buffer never looks inside.
+A payload is flat: all tokens int32 | all logprobs float32 | all loss masks uint8 | the turns' rewards, where there are
+any: all places int32 | all rewards float64. The buffer never looks inside.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from areal_like.types import Group, Runs, Sample
 from areal_like.wire import WireError
 
 FINISHES = ("stop", "length", "abort")
-ROW = np.dtype([("prompt", "<i4"), ("response", "<i4"), ("finish", "<i4"), ("runs", "<i4"), ("reward", "<f8")])
-"""One sample: lengths in tokens, index into FINISHES, number of runs, reward."""
+ROW = np.dtype(
+    [("prompt", "<i4"), ("response", "<i4"), ("finish", "<i2"), ("turns", "<i2"), ("runs", "<i4"), ("reward", "<f8")]
+)
+"""One sample: lengths in tokens, index into FINISHES, number of turns with a reward of their own, of runs, reward."""
 RUN = np.dtype([("version", "<i4"), ("n", "<i4")])
 
 
@@ -99,10 +102,14 @@ def make_head(
     runs: Runs,
     digests: dict[int, str],
     seconds: float = 0.0,
+    turns: Sequence[int] | None = None,
 ) -> Head:
-    """The head of one group: `rows` as in ROW, `runs` those of all samples. Raises WireError if they don't agree."""
+    """The head of one group: `rows` are (prompt, response, finish, runs, reward) as in ROW, `runs` those of all
+    samples, `turns` counts the turns' rewards of each (None: there are none). Raises WireError if they don't agree."""
     table = {"groups": [(group_id, len(rows), seconds)], "digests": digests}
-    table |= {"rows": np.array(rows, ROW).tobytes(), "runs": np.array(runs, RUN).tobytes()}
+    counts = turns or [0] * len(rows)
+    numbers = [(*row[:3], count, *row[3:]) for row, count in zip(rows, counts, strict=True)]
+    table |= {"rows": np.array(numbers, ROW).tobytes(), "runs": np.array(runs, RUN).tobytes()}
     return unpack_heads(table)[0]
 
 
@@ -118,7 +125,7 @@ def unpack_heads(table: dict[str, Any]) -> list[Head]:
     first = _starts(per_group)
     first_run = _starts(np.add.reduceat(rows["runs"], first, dtype=np.int64))
     prompt, response = rows["prompt"].astype(np.int64), rows["response"].astype(np.int64)
-    sizes = np.add.reduceat(4 * prompt + 9 * response, first).tolist()
+    sizes = np.add.reduceat(4 * prompt + 9 * response + 12 * rows["turns"].astype(np.int64), first).tolist()
     tokens = np.add.reduceat(response, first).tolist()
     oldest = np.minimum.reduceat(runs["version"], first_run).tolist()
     newest = np.maximum.reduceat(runs["version"], first_run).tolist()
@@ -168,6 +175,8 @@ def _view(table: dict[str, Any], name: str, kind: np.dtype) -> np.ndarray:
 def _check_rows(rows: np.ndarray, runs: np.ndarray) -> None:
     if min(_least(rows["prompt"]), _least(rows["response"]), _least(rows["runs"])) < 1:
         raise WireError("groups: a sample's lengths are out of range: each is at least 1")
+    if _least(rows["turns"]) < 0:
+        raise WireError("groups: a sample's number of turns is negative")
     if _least(rows["finish"]) < 0 or np.maximum.reduce(rows["finish"]) >= len(FINISHES):
         raise WireError("groups: a sample's finish is out of range")
     if not np.logical_and.reduce(np.isfinite(rows["reward"])):
@@ -193,23 +202,33 @@ def encode_group(group: Group, room: Callable[[int], Any] = bytearray) -> tuple[
     samples, or one without tokens."""
     samples = group.samples
     rows = [(s.prompt_length, s.response_length, FINISHES.index(s.finish), len(s.runs), s.reward) for s in samples]
-    head = make_head(group.id, rows, [run for s in samples for run in s.runs], group.digests, group.seconds)
+    turns = [len(s.turn_rewards) for s in samples]
+    head = make_head(group.id, rows, [run for s in samples for run in s.runs], group.digests, group.seconds, turns)
     payload = room(head.size)
-    tokens, logprobs, masks = _columns(payload, sum(len(sample.tokens) for sample in samples), head.tokens)
+    n_tokens = sum(len(sample.tokens) for sample in samples)
+    tokens, logprobs, masks = _columns(payload, n_tokens, head.tokens)
     np.concatenate([sample.tokens for sample in samples], out=tokens)
     np.concatenate([sample.logprobs for sample in samples], out=logprobs)
     np.concatenate([sample.loss_mask for sample in samples], out=masks)
+    if any(turns):
+        places, rewards = _turns(payload, n_tokens, head.tokens, sum(turns))
+        pairs = [pair for sample in samples for pair in sample.turn_rewards]
+        places[:], rewards[:] = [place for place, _ in pairs], [reward for _, reward in pairs]
     return head, payload
 
 
 def decode_group(head: Head, payload: Any) -> Group:
-    """Inverse of `encode_group`. The arrays are read-only views into `payload`: nothing is copied."""
+    """Inverse of `encode_group`. The arrays are read-only views into `payload`: nothing is copied. Raises WireError
+    where the rewards of turns are no numbers or have no place in the response."""
     rows = np.frombuffer(head.rows, ROW).tolist()
     runs = np.frombuffer(head.runs, RUN).tolist()
-    n_tokens = (head.size - 5 * head.tokens) // 4
-    tokens, logprobs, masks = _columns(memoryview(payload).toreadonly(), n_tokens, head.tokens)
+    n_turns = sum(row[3] for row in rows)
+    n_tokens = (head.size - 5 * head.tokens - 12 * n_turns) // 4
+    view = memoryview(payload).toreadonly()
+    tokens, logprobs, masks = _columns(view, n_tokens, head.tokens)
+    turns = _turn_rewards(rows, *_turns(view, n_tokens, head.tokens, n_turns)) if n_turns else [[] for _ in rows]
     samples, t, r, run = [], 0, 0, 0
-    for prompt, response, finish, n_runs, reward in rows:
+    for (prompt, response, finish, _, n_runs, reward), earned in zip(rows, turns, strict=True):
         t_end, r_end, run_end = t + prompt + response, r + response, run + n_runs
         samples.append(
             Sample(
@@ -220,6 +239,7 @@ def decode_group(head: Head, payload: Any) -> Group:
                 runs[run:run_end],
                 reward,
                 FINISHES[finish],  # type: ignore[arg-type]
+                earned,
             )
         )
         t, r, run = t_end, r_end, run_end
@@ -233,3 +253,20 @@ def _columns(payload: Any, n_tokens: int, n_responses: int) -> tuple[np.ndarray,
         np.frombuffer(payload, np.float32, n_responses, 4 * n_tokens),
         np.frombuffer(payload, np.bool_, n_responses, 4 * (n_tokens + n_responses)),
     )
+
+
+def _turns(payload: Any, n_tokens: int, n_responses: int, n_turns: int) -> tuple[np.ndarray, np.ndarray]:
+    """A payload's places and rewards of turns, as views."""
+    start = 4 * n_tokens + 5 * n_responses
+    places = np.frombuffer(payload, np.int32, n_turns, start)
+    return places, np.frombuffer(payload, np.float64, n_turns, start + 4 * n_turns)
+
+
+def _turn_rewards(rows: Sequence[tuple[Any, ...]], places: np.ndarray, rewards: np.ndarray) -> list[Any]:
+    """Per sample its pairs (place, reward)."""
+    counts, responses = [row[3] for row in rows], np.array([row[1] for row in rows])
+    if not np.isfinite(rewards).all() or (places < 0).any() or (places >= np.repeat(responses, counts)).any():
+        raise WireError("groups: the reward of a turn is no finite number, or its place is not in the response")
+    pairs = list(zip(places.tolist(), rewards.tolist(), strict=True))
+    ends = np.cumsum(counts).tolist()
+    return [pairs[end - count : end] for end, count in zip(ends, counts, strict=True)]

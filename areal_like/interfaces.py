@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from areal_like.types import Batch, Completion, Limits, Prompt, Sample
+from areal_like.types import Batch, Completion, Limits, Outcome, Prompt, Sample
 from areal_like.weights.state import State, Update
 
 
@@ -50,6 +50,39 @@ class PooledTask(Task, Protocol):
         ...
 
 
+class Codec(Protocol):
+    """Text to token ids and back, for workflows in which the model reads text that it did not write."""
+
+    def encode(self, text: str) -> np.ndarray:
+        """Token ids, int32 [n], without any that open or close a text."""
+        ...
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """The text of tokens, without those that only end a turn."""
+        ...
+
+    def reply(self, text: str, *, closed: bool = True) -> np.ndarray:
+        """The tokens that show `text` to the model after a turn of its own, up to where it goes on: int32 [n].
+        `closed`: the turn had ended with a stop token."""
+        ...
+
+
+class Environment(Protocol):
+    """A world of text, one object per episode; `reset` and `step` may be async.
+
+    Built from the config for each sample, without arguments. What it says must follow from the prompt and the actions
+    alone: a sample that was broken off is played again up to where it was.
+    """
+
+    def reset(self, prompt: Prompt) -> str:
+        """Begin; what the model is shown behind the prompt (often nothing)."""
+        ...
+
+    def step(self, action: str) -> Outcome:
+        """The outcome of a turn of the model (also as a plain tuple)."""
+        ...
+
+
 class RolloutEngine(Protocol):
     """Turns prompts into completions, for many callers at once, while its weights change."""
 
@@ -88,8 +121,9 @@ class Trainer(Protocol):
         """One train step on one batch; returns metrics."""
         ...
 
-    def snapshot(self) -> State:
-        """The weights to publish: the very bits that the next step differentiates."""
+    def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
+        """The weights to publish: the very bits that the next step differentiates. Written into `into`, a state of the
+        same tensors, if there is one; `done` is told how many bytes of its buffer are written, as they are."""
         ...
 
     def save_state(self, folder: Path) -> None:

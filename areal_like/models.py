@@ -7,15 +7,18 @@ float32 on values that the published dtype can represent.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from areal_like.weights.state import BITS, State, TensorSpec
+from areal_like.weights.state import State, TensorSpec
 
-_BITS_AS_TORCH = {"bfloat16": torch.int16, "float16": torch.int16, "float32": torch.int32}
+_BITS_AS_NUMPY = {1: np.uint8, 2: np.int16, 4: np.int32}
+"""Width in bytes → a type that NumPy and torch share."""
 
 
 def qwen2(  # noqa: PLR0913 - the knobs are those of Qwen2Config
@@ -68,20 +71,41 @@ def specs_of(model: PreTrainedModel, dtype: str = "bfloat16") -> list[TensorSpec
     return [TensorSpec(name, dtype, tuple(p.shape)) for name, p in model.named_parameters()]
 
 
+def _as_torch(spec: TensorSpec, bits: np.ndarray) -> torch.Tensor:
+    """The tensor whose bits these are, in the same memory."""
+    return torch.from_numpy(bits.view(_BITS_AS_NUMPY[spec.itemsize])).view(getattr(torch, spec.dtype)).view(spec.shape)
+
+
 @torch.no_grad()
-def read_state(tensors: dict[str, torch.Tensor], state: State) -> None:
-    """Round tensors to the state's dtypes (nearest even) and write their bits into it."""
+def read_state(tensors: Mapping[str, torch.Tensor], state: State, done: Callable[[int], None] | None = None) -> None:
+    """Round tensors to the state's dtypes (nearest even) and write their bits into it. `done` is told after each tensor
+    how many bytes of the buffer are written."""
+    offset = 0
     for spec, bits in state.tensors():
-        rounded = tensors[spec.name].detach().to(getattr(torch, spec.dtype)).contiguous()
-        bits[:] = rounded.view(_BITS_AS_TORCH[spec.dtype]).flatten().cpu().numpy().view(BITS[spec.dtype])
+        _as_torch(spec, bits).copy_(tensors[spec.name].detach())
+        offset += spec.space
+        if done:
+            done(offset)
 
 
 @torch.no_grad()
 def write_state(state: State, tensors: dict[str, torch.Tensor]) -> None:
     """Copy published bits into tensors of the same names and shapes; the values are exact in float32."""
     for spec, bits in state.tensors():
-        source = torch.from_numpy(bits.view(np.int16 if bits.itemsize == 2 else np.int32))
-        tensors[spec.name].copy_(source.view(getattr(torch, spec.dtype)).view(spec.shape))
+        tensors[spec.name].copy_(_as_torch(spec, bits))
+
+
+def save_as_published(model: PreTrainedModel, state: State, folder: str) -> None:
+    """Write published bits as a Hugging Face folder that `from_pretrained` loads with these very values.
+
+    Config and generation config are the model's own; the weights are in the published dtype, and the config says so.
+    The tokenizer is the task's to write.
+    """
+    tensors = {spec.name: _as_torch(spec, bits) for spec, bits in state.tensors()}
+    model.save_pretrained(folder, state_dict=tensors)
+    config = copy.deepcopy(model.config)
+    config.dtype = getattr(torch, state.specs[0].dtype)
+    config.save_pretrained(folder)
 
 
 def state_of(model: PreTrainedModel, dtype: str = "bfloat16") -> State:
@@ -91,8 +115,8 @@ def state_of(model: PreTrainedModel, dtype: str = "bfloat16") -> State:
     return state
 
 
-def publishable(model: PreTrainedModel, dtype: str = "bfloat16") -> str:
-    """Round the model's weights in place to what `dtype` can represent; returns the digest of their bits."""
+def publishable(model: PreTrainedModel, dtype: str = "bfloat16") -> State:
+    """Round the model's weights in place to what `dtype` can represent; returns their bits."""
     state = state_of(model, dtype)
     write_state(state, dict(model.named_parameters()))
-    return state.digest()
+    return state

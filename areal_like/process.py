@@ -18,6 +18,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -25,13 +26,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from areal_like.bus import BusError, check_reach
+from setproctitle import setproctitle, setthreadtitle
+
+from areal_like.bus import NODE, BusError, check_reach, own_address
 from areal_like.config import ConfigError, load_resolved
 
 EXIT_USER_ERROR = 2
 """A role ends with this when starting it again would not help: bad input, full disk, port in use."""
 EXIT_TERMINATED = 128 + signal.SIGTERM
 """A role ends with this when it was told to end; 0 is kept for work that is done."""
+EXIT_PAUSED = 75
+"""The learner, and then the starter, ends with this when a signal has told it to stop at a checkpoint: the run is to be
+gone on with. (EX_TEMPFAIL: "try again later".)"""
+EXIT_STOPPED = 76
+"""The learner ends with this when a person has asked the run to stop."""
+EXIT_NODE_FAILED = 254
+"""Said by launchers of a process whose node is gone."""
 RENDEZVOUS = "rendezvous"
 """The run's folder of endpoints; it is there while the run is."""
 TERM_SECONDS = 2
@@ -44,12 +54,14 @@ _MALLOC_KNOBS = {-3: 32 << 20, -1: 256 << 20, -2: 16 << 20}
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """This process: its name, the run's folder, the folder for local sockets, and the run's config."""
+    """This process: its name, the run's folder, the folder for local sockets (None: tcp only), the run's config, and
+    the seconds that it has to come to a good end after SIGTERM (0: it is to end at once)."""
 
     name: str
     run: Path
-    sockets: Path
+    sockets: Path | None
     config: Any
+    grace: int = 0
 
     @property
     def keys(self) -> str | None:
@@ -61,8 +73,9 @@ class Role:
         others could reach it and there are no keys."""
         buffer = self.config.buffer
         if buffer.transport == "tcp":
-            check_reach(buffer.host, self.keys)
-            return f"tcp://{buffer.host}:{buffer.port if service == 'buffer' else 0}"
+            host = own_address() if buffer.host == NODE else buffer.host
+            check_reach(host, self.keys)
+            return f"tcp://{host}:{buffer.port if service == 'buffer' else 0}"
         return f"ipc://{self.sockets}/{service}"
 
     def offer(self, service: str, endpoint: str) -> None:
@@ -70,8 +83,15 @@ class Role:
         folder = self.run / RENDEZVOUS
         folder.mkdir(exist_ok=True)
         beside = folder / f".{service}.{os.getpid()}"
-        beside.write_text(json.dumps({"endpoint": endpoint, "pid": os.getpid()}))
+        beside.write_text(json.dumps({"endpoint": endpoint, "pid": os.getpid(), "host": socket.gethostname()}))
         beside.replace(folder / f"{service}.json")
+
+    def is_offered(self, service: str, endpoint: str) -> bool:
+        """Is the service still where it was found?"""
+        try:
+            return json.loads((self.run / RENDEZVOUS / f"{service}.json").read_text())["endpoint"] == endpoint
+        except FileNotFoundError:
+            return False
 
     def find(self, service: str) -> str:
         """The endpoint of a service, waited for. Raises BusError after `launcher.ready_timeout` seconds."""
@@ -81,7 +101,7 @@ class Role:
             with contextlib.suppress(FileNotFoundError):
                 return json.loads(path.read_text())["endpoint"]
             time.sleep(0.02)
-        raise BusError(f"{self.name} waited in vain for the {service} to start: see {self.run}/logs/{service}.log")
+        raise BusError(f"{self.name} waited in vain for the {service} to start: see its log in {self.run}/logs")
 
 
 def end_with_starter(starter: int) -> None:
@@ -135,16 +155,23 @@ def _terminate(signum: int, frame: Any) -> None:
     raise Terminated(EXIT_TERMINATED)
 
 
-def end_gently(begin: Callable[[], object]) -> None:
-    """From now on SIGTERM calls `begin`, in the main thread between two of its instructions; the process then has
-    TERM_SECONDS to end by itself, with EXIT_TERMINATED."""
+def end_gently(begin: Callable[[], object], seconds: int = TERM_SECONDS) -> None:
+    """From now on SIGTERM calls `begin`, in the main thread between two of its instructions; the process then has so
+    many seconds to end by itself."""
 
     def terminate(signum: int, frame: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.alarm(TERM_SECONDS)
+        signal.alarm(seconds)
         begin()
 
     signal.signal(signal.SIGTERM, terminate)
+
+
+def on_pause(begin: Callable[[], object]) -> None:
+    """From now on SIGUSR1 ("stop at a checkpoint") calls `begin`; also one that came before. Until a role says this,
+    and in roles that have no checkpoint, it waits for ever: Slurm sends it to all processes of a job."""
+    signal.signal(signal.SIGUSR1, lambda signum, frame: begin())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
 def _fail(error: Exception, text: str, code: int) -> NoReturn:
@@ -155,8 +182,10 @@ def _fail(error: Exception, text: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _sweep(sockets: Path) -> None:
+def _sweep(sockets: Path | None) -> None:
     """Remove the local sockets in place of the starter, which is gone. Every role does it; the last one succeeds."""
+    if sockets is None:
+        return
     with contextlib.suppress(OSError):
         for path in sockets.iterdir():
             if path.is_socket():
@@ -169,12 +198,20 @@ def run_role(main: Callable[[Role], None]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--name", required=True)
-    parser.add_argument("--sockets", type=Path, required=True)
+    parser.add_argument("--sockets", type=Path, help="folder for the sockets of one machine (ipc)")
+    parser.add_argument("--grace", type=int, default=0, help="seconds for a good end after SIGTERM; 0: end at once")
+    parser.add_argument("--guest", action="store_true", help="nobody who goes on with the run need wait for it")
     parser.add_argument("--starter", type=int, default=os.getppid(), help="the process that this one must not outlive")
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     args = parser.parse_args()
+    # Seen by py-spy and ps: the name first, then the arguments; by top: the name. One without a space: Slurm's
+    # linuxproc plugin and others split /proc/PID/stat at spaces, and would not find a process that has one there.
+    setproctitle(" ".join([args.name, "areal_like", *sys.argv[1:]]))
+    setthreadtitle(args.name)
     signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGUSR2, lambda signum, frame: os.kill(os.getpid(), signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    held = _hold(args.run)
+    held = None if args.guest else _hold(args.run)
     end_with_starter(args.starter)
     prepare_memory()
     allow_many_files()
@@ -182,7 +219,8 @@ def run_role(main: Callable[[Role], None]) -> None:
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {args.name} %(levelname)s %(message)s"
     )
     try:
-        main(Role(args.name, args.run, args.sockets, load_resolved(Path(held.name))))
+        config = load_resolved(Path(held.name if held else args.run / "config.yaml"))
+        main(Role(args.name, args.run, args.sockets, config, args.grace))
     except Terminated:
         if os.getppid() != args.starter:
             _sweep(args.sockets)

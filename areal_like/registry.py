@@ -30,7 +30,9 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "copy": "areal_like.tasks.copying:Copy",
         "reverse": "areal_like.tasks.copying:Reverse",
         "arithmetic": "areal_like.tasks.arithmetic:Arithmetic",
+        "calculator": "areal_like.tasks.calculator:Calculator",
         "jsonl": "areal_like.tasks.jsonl:Jsonl",
+        "code": "areal_like.tasks.code:Code",
     },
     "model": {
         "qwen2": "areal_like.models:qwen2",
@@ -42,6 +44,12 @@ COMPONENTS: dict[str, dict[str, str]] = {
     },
     "workflow": {
         "single_turn": "actors.workflows:single_turn",
+        "best_of_n": "actors.workflows:best_of_n",
+        "multi_turn": "actors.workflows:multi_turn",
+    },
+    "environment": {
+        "tools": "actors.tools:Tools",
+        "desk": "areal_like.tasks.calculator:Desk",
     },
     "scheduler": {
         "async": "buffer.schedulers:AsyncScheduler",
@@ -49,6 +57,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
     },
     "sizing": {
         "fixed": "buffer.sizing:Fixed",
+        "sagc": "buffer.sizing:Sagc",
     },
     "policy": {
         "in_order": "buffer.policies:in_order",
@@ -83,6 +92,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "maxrl": "learners.advantages:maxrl",
         "batch": "learners.advantages:batch",
         "reinforce_pp": "learners.advantages:reinforce_pp",
+        "turn": "learners.advantages:turn",
         "gae": "learners.advantages:gae",
     },
     "learner": {
@@ -91,8 +101,12 @@ COMPONENTS: dict[str, dict[str, str]] = {
     },
     "launcher": {
         "local": "areal_like.launch.local:LocalLauncher",
+        "slurm": "areal_like.launch.slurm:SlurmLauncher",
     },
 }
+
+PARTS = {"learner.lora": "learners.adapters:Adapters"}
+"""Knobs that are knobs of something else in turn: dotted path → whose."""
 
 REQUIRED = inspect.Parameter.empty
 """The default of a knob that has none."""
@@ -154,21 +168,45 @@ def check(kind: str, spec: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{kind}.name: {name!r} is not the name of a component; one of {_list(COMPONENTS[kind])}", kind
         )
-    found = _signature_of(kind, name)
-    for knob, value in spec.items():
-        if knob == "name":
-            continue
-        path = f"{kind}.{knob}"
+    _hold_against(_signature_of(kind, name), kind, name, {knob: v for knob, v in spec.items() if knob != "name"})
+
+
+def check_part(path: str, values: Mapping[str, Any]) -> None:
+    """Hold the knobs at a path of `PARTS` against their owner's. Raises ConfigError."""
+    module, _, attribute = PARTS[path].partition(":")
+    _hold_against(_signature(module, attribute), path, path.rpartition(".")[2], values)
+
+
+def marks(kind: str, name: str) -> frozenset[str]:
+    """Names of the decorators on a component's function: what it has been marked with."""
+    return _signature_of(kind, name).marks
+
+
+def _hold_against(found: _Signature, prefix: str, name: str, values: Mapping[str, Any]) -> None:
+    for knob, value in values.items():
+        path = f"{prefix}.{knob}"
         if knob not in found.knobs:
             if not found.takes_any:
                 raise ConfigError(_unknown_knob(path, knob, name, found.knobs), path)
         elif not _fits(value, found.knobs[knob].annotation):
             expected = ast.unparse(found.knobs[knob].annotation)  # type: ignore[arg-type]
             raise ConfigError(f"{path}: expected {expected}, got {value!r}", path)
-    missing = [knob for knob, known in found.knobs.items() if known.default is REQUIRED and knob not in spec]
+        elif knob in COMPONENTS:
+            _check_inner(path, knob, value)
+    missing = [knob for knob, known in found.knobs.items() if known.default is REQUIRED and knob not in values]
     if missing:
-        path = f"{kind}.{missing[0]}"
+        path = f"{prefix}.{missing[0]}"
         raise ConfigError(f"{path}: {name!r} needs it and has no default; set it with {path}=VALUE", path)
+
+
+def _check_inner(path: str, kind: str, spec: Any) -> None:
+    """A knob named like a kind of component takes a spec of that kind."""
+    if not isinstance(spec, Mapping):
+        raise ConfigError(f"{path}: expected {{name: ..., knobs}}, got {spec!r}", path)
+    try:
+        check(kind, spec)
+    except ConfigError as error:
+        raise ConfigError(f"{path.removesuffix(kind)}{error}", path) from None
 
 
 def knobs(kind: str, name: str) -> dict[str, Any]:
@@ -217,6 +255,7 @@ class _Signature:
     knobs: dict[str, _Knob]
     takes_any: bool
     """True where `**` accepts knobs that cannot be read from the source."""
+    marks: frozenset[str] = frozenset()
 
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -269,7 +308,8 @@ def _of_function(function: _Function) -> _Signature:
         argument.arg: _Knob(_default(default), argument.annotation)
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     }
-    return _Signature(found, takes_any=arguments.kwarg is not None)
+    names = frozenset(node.id for node in function.decorator_list if isinstance(node, ast.Name))
+    return _Signature(found, takes_any=arguments.kwarg is not None, marks=names)
 
 
 def _default(default: ast.expr | None) -> Any:

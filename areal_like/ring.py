@@ -31,6 +31,7 @@ import numpy as np
 from areal_like.wire import WireError
 
 DESCRIPTOR_BYTES = 16
+MAX_RING_BYTES = 1 << 36
 _BLOCK = struct.Struct("<QQ")  # number and offset of a block
 _PLACE = struct.Struct("<IIII")  # number of a ring, process and file that hold it open, offset / _ALIGN
 _F_ADD_SEALS, _F_GET_SEALS, _SEAL_SHRINK = 1033, 1034, 2
@@ -113,16 +114,15 @@ class MappedRing:
 
     def __init__(self, number: int, pid: int, fd: int, token: str):
         path = f"/proc/{int(pid)}/fd/{int(fd)}"
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        if os.readlink(f"/proc/self/fd/{self.fd}").split(" ")[0] != f"/memfd:{_name(token)}":
+        _check_name(path, token)  # before it is opened: that alone can do things, if it is a device
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            self._memory = _checked_memory(self.fd, path, token)
+        except OSError:
             os.close(self.fd)
-            raise OSError(f"{path} is not the ring {token!r}")
-        if not fcntl.fcntl(self.fd, _F_GET_SEALS) & _SEAL_SHRINK:
-            os.close(self.fd)
-            raise OSError(f"{path} could be shrunk under its readers")
+            raise
         self._place = number, os.getpid(), self.fd
         self.freed: list[int] = []
-        self._memory = memoryview(mmap.mmap(self.fd, 0, prot=mmap.PROT_READ))
         self._newest = 0
         self._closing = False
         self._live: dict[int, weakref.ref[Piece]] = {}
@@ -160,6 +160,23 @@ class MappedRing:
         self._closing = True
         if not self._live:
             os.close(self.fd)
+
+
+def _check_name(path: str, token: str) -> None:
+    """Raises OSError."""
+    if os.readlink(path).split(" ")[0] != f"/memfd:{_name(token)}":
+        raise OSError(f"{path} is not the ring {token!r}")
+
+
+def _checked_memory(fd: int, path: str, token: str) -> memoryview:
+    """Raises OSError where it is no ring, or not one that stays readable."""
+    _check_name(f"/proc/self/fd/{fd}", token)
+    if not fcntl.fcntl(fd, _F_GET_SEALS) & _SEAL_SHRINK:
+        raise OSError(f"{path} could be shrunk under its readers")
+    size = os.fstat(fd).st_size
+    if not 0 < size <= MAX_RING_BYTES:
+        raise OSError(f"{path} has {size} bytes; a ring has 1 to {MAX_RING_BYTES}")
+    return memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ))
 
 
 def frame_of(payload: Any) -> Any:

@@ -22,13 +22,24 @@ class Prompt:
 
     `tokens` int32 [P]; `answer` is what the task's verifier needs; `max_tokens` is the longest response that makes
     sense. `filler` [samples] holds, where the task has a `length_trace`, how many loss-masked tokens each sample
-    decodes after its answer (sample i takes `filler[i % len(filler)]`); empty means none.
+    decodes after its answer (sample i takes `filler[i % len(filler)]`); empty means none. `codec` turns text into
+    tokens and back (`areal_like.interfaces.Codec`); None where the task has no text.
     """
 
     tokens: np.ndarray
     answer: Any
     max_tokens: int
     filler: tuple[int, ...] = ()
+    codec: Any = None
+
+
+class Outcome(NamedTuple):
+    """What an environment says to an action: what it shows, what the turn earned (None: the task's verifier is asked
+    about the action), and whether the episode has ended."""
+
+    observation: str
+    reward: float | None
+    done: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,8 @@ class Sample:
 
     `tokens` int32 [T] (prompt, then response); `logprobs` float32 [R] behaviour logprobs; `loss_mask` bool [R],
     False for tokens that are not trained (filler, tool output); `runs` covers the R response tokens in order.
+    `turn_rewards` says, where the reward was earned turn by turn, how much of `reward` belongs to which place: pairs
+    (place of the turn's last token in the response, what it earned), ascending; the rest belongs to the end.
     """
 
     tokens: np.ndarray
@@ -93,6 +106,7 @@ class Sample:
     runs: Runs
     reward: float
     finish: Finish
+    turn_rewards: list[tuple[int, float]] = field(default_factory=list)
 
     @property
     def response_length(self) -> int:
@@ -145,13 +159,15 @@ class Lease(NamedTuple):
 class Batch:
     """What the learner trains on: `index` counts batches from 0, `version` is the train version it is served for.
 
-    Tokens of versions before `oldest_allowed` are not trained; the samples' loss masks say so already.
+    Tokens of versions before `oldest_allowed` are not trained; the samples' loss masks say so already. Where the
+    learner has several ranks this is the share of one of them, and `places` are its groups' in the whole batch.
     """
 
     index: int
     version: int
     groups: list[Group]
     oldest_allowed: int = 0
+    places: list[int] | None = None
 
     @property
     def samples(self) -> list[Sample]:

@@ -15,7 +15,7 @@ import msgpack
 
 from areal_like.nesting import check_nesting
 
-SCHEMA = 3
+SCHEMA = 4
 MAX_FRAMES = 1 << 16
 MAX_FRAME_BYTES = 256 << 20
 MAX_HEADER_BYTES = 16 << 10
@@ -55,6 +55,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     # supervisor → buffer
     "status": {},
     "lost": {"name": str, "pid": int, "how": str},
+    "stop": {"drain": bool},  # and buffer → learner
     # actor → buffer
     "push": _TABLE,
     "give_back": {"ids": list, "partials": list, "leaving": bool},
@@ -66,7 +67,6 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     # learner → buffer
     "published": {"manifest": dict},
     "want": {"index": int, "version": int},
-    "split": {"ranks": int},
     "trained": {"index": int},
     "checkpointed": {"step": int},
     "finish": {"reason": str, "steps": int},
@@ -86,8 +86,10 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     # buffer → anybody
     "refused": {"reason": str},
     # subscriber → publisher and back
-    "fetch": {"version": int, "offset": int, "size": int},
-    "chunk": {"version": int, "offset": int},
+    "sync": {"version": int, "held": int, "digest": str},
+    "plan": {"version": int, "parts": list},
+    "fetch": {"base": int, "version": int, "offset": int, "size": int},
+    "chunk": {"base": int, "version": int, "offset": int},
     "gone": {"version": int},
 }
 

@@ -18,7 +18,7 @@ from areal_like.bus import BusError
 from areal_like.ring import frame_of
 from buffer.handlers import Handlers
 from buffer.injection import lets_train
-from buffer.leasing import admit, evaluate
+from buffer.leasing import admit, can_serve_more, evaluate
 from buffer.run_state import RunState
 from buffer.status import levels, status, waits
 
@@ -61,6 +61,8 @@ class Controller:
             self.state.lose(actor)
         self._start(now)
         self.state.announce()
+        self.state.replay.recall_losers()
+        self._revoke()
         evaluate(self.state)
         admit(self.state, now)
         self._serve(now)
@@ -91,22 +93,32 @@ class Controller:
             state.wanted = None
             state.outbox.put(state.learner, "batch", *state.shares.served[index].share(0))
             return
-        if not lets_train(state.replay, index):
+        if state.stopping == "now" and index % state.replay.bound.interval == 0:
+            self._tell_to_stop()
             return
-        entries = state.replay.serve(index)
+        entries = state.replay.serve(index) if lets_train(state.replay, index) else []
         self._revoke()
         if not entries:
+            if state.stopping == "drain" and not can_serve_more(state):
+                self._tell_to_stop()
             return
         state.wanted = None
         state.progress_at = now
         state.gauges.measure_rates(state.fleet, now)
         allowed = state.replay.oldest_allowed(index)
         info = state.gauges.batch_info(entries, version, allowed, now) | levels(state, now)
+        info |= state.gauges.decision(index)
         body = {"index": index, "version": version, "oldest_allowed": allowed, "info": info}
         heads = [entry.head for entry in entries if entry.head]
         served = state.shares.put(body, heads, [frame_of(entry.payload) for entry in entries])
         state.outbox.put(state.learner, "batch", *served.share(0))
         state.shares.answer(state.outbox)
+
+    def _tell_to_stop(self) -> None:
+        state = self.state
+        if state.learner:
+            state.wanted = None  # one who has not heard it asks again
+            state.router.send(state.learner, "stop", {"drain": state.stopping == "drain"})
 
     def _revoke(self) -> None:
         """Actors need not finish what got too old while it ran."""

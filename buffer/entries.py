@@ -5,23 +5,42 @@
      hand back │   │ assign        │ drop
        requeue ▼   │               ▼
               QUEUED ─── drop ───► (gone: counted as filtered, or dropped by reason)
+     no place  │   ▲
+               ▼   │ take up
+              DEFERRED
 
 RUNNING: leased to an actor. QUEUED: its actor was lost or has handed it back, or it got too old; it needs a new lease,
 which carries what the actor has handed back as far as the bound allows (`Entry.partial`). WAITING: pushed, ready to be
 served. SERVED: handed to the learner, until the learner says that it is trained. A group that leaves
 without being trained gives its slot back, and the next admitted group takes the lowest free one.
+
+A scheduler may start *spare* groups, more than there are places: they run without a slot (NO_SLOT), and one that is
+pushed takes the place of a group that is not there yet, which is a spare one from then on. What runs without a slot and
+can't win one any more is recalled, and DEFERRED: a queue, first in, first out, that a scheduler takes from when it
+likes (`buffer.schedulers`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from areal_like.groups import Head
 from buffer.partials import Partial
 
+NO_SLOT = -1
+Recorder = Callable[[str, list[Any], bytes | memoryview], None]
+"""Is told of every change: the journal's `append`."""
+
+
+def record_nothing(kind: str, fields: list[Any], payload: bytes | memoryview) -> None:
+    """The recorder of a buffer without a journal."""
+
 
 class Stage(StrEnum):
+    DEFERRED = "deferred"
     QUEUED = "queued"
     RUNNING = "running"
     WAITING = "waiting"
@@ -32,7 +51,8 @@ class Stage(StrEnum):
 class Entry:
     """One active group. `lease_version`: no token of it is older; weights that its actor held at the lease, or those of
     the oldest token that the lease carries. `partial`: what an earlier lease has left, until it is pushed; `recalled`:
-    its actor has been asked to hand it back. `head` and `payload` are the pushed message's, undecoded; `pushed` is its
+    its actor has been asked to hand it back; `deferred`: it has been, once. `head` and `payload` are the pushed
+    message's, undecoded; `pushed` is its
     place in the order of finishing; times are in seconds."""
 
     id: int
@@ -52,6 +72,7 @@ class Entry:
     batch: int = -1
     partial: Partial | None = None
     recalled: bool = False
+    deferred: bool = False
 
     @property
     def size(self) -> int:

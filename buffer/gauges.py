@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
+from areal_like.groups import ROW, Head
 from buffer.entries import Entry
 from buffer.fleet import Fleet
+from buffer.sizing import Lengths
 
 
 class Gauges:
@@ -22,9 +26,28 @@ class Gauges:
         self._rate_at = 0.0
         self._rate_tokens = 0
         self.rates: dict[str, float] = {}
+        self._seen: list[Lengths] = []
+        self._decisions: dict[int, dict[str, float]] = {}
 
     def start(self, now: float) -> None:
         self._rate_at = now
+
+    def see(self, lengths: Lengths) -> None:
+        """A group has ended or was broken off."""
+        self._seen.append(lengths)
+
+    def take_seen(self) -> list[Lengths]:
+        """All since the last call."""
+        seen, self._seen = self._seen, []
+        return seen
+
+    def note_decision(self, batch: int, metrics: dict[str, float]) -> None:
+        """Why a batch is as it is, for `decision`."""
+        self._decisions[batch] = metrics
+
+    def decision(self, batch: int) -> dict[str, float]:
+        """What was noted of a batch (nothing, if that was before a crash)."""
+        return self._decisions.pop(batch, {})
 
     @property
     def staleness_mean(self) -> float:
@@ -55,7 +78,7 @@ class Gauges:
             "staleness/in_queue_histogram": _histogram(queue),
             "buffer/flight_seconds": sum(e.pushed_at - e.admitted_at for e in entries) / len(entries),
             "buffer/queue_seconds": sum(now - e.pushed_at for e in entries) / len(entries),
-        }
+        } | idle_shares([entry.head for entry in entries if entry.head])
 
     def measure_rates(self, fleet: Fleet, now: float) -> dict[str, float]:
         """Tokens per second pushed since the last call, and the actors' own running totals."""
@@ -70,9 +93,38 @@ class Gauges:
             "rollout/updates": fleet.total("updates"),
             "rollout/update_apply_seconds": fleet.total("apply_seconds") / updates,
             "rollout/update_pause_seconds": fleet.total("pause_seconds") / max(1.0, fleet.total("pauses")),
+            "rollout/update_fetch_seconds": fleet.total("fetch_seconds") / updates,
+            "rollout/update_replica_seconds": fleet.total("replica_seconds") / updates,
+            "rollout/weight_bytes": fleet.total("weight_bytes"),
+            "rollout/full_syncs": fleet.total("full_syncs"),
             "rollout/actors": len(fleet),
-        }
+        } | _rewards(fleet)
         return self.rates
+
+
+def idle_shares(heads: list[Head]) -> dict[str, float]:
+    """What a barrier costs if every response has a place of its own: 1 − Σ length / (responses · longest), with one
+    barrier for each group (their mean) and with one for all."""
+    lengths = np.frombuffer(b"".join([head.rows for head in heads]), ROW)["response"].astype(np.int64)
+    samples = np.array([head.samples for head in heads])
+    starts = np.cumsum(samples) - samples
+    groups = 1.0 - np.add.reduceat(lengths, starts) / (samples * np.maximum.reduceat(lengths, starts))
+    return {
+        "barrier/group_idle_share": float(groups.mean()),
+        "barrier/round_idle_share": float(1.0 - lengths.sum() / (len(lengths) * lengths.max())),
+    }
+
+
+def _rewards(fleet: Fleet) -> dict[str, float]:
+    """Of verifiers that run in processes of their own: totals over the actors there are, and the slowest actor's
+    seconds. Nothing where no such verifier has been called."""
+    if not fleet.total("reward_calls"):
+        return {}
+    totals = ("calls", "timeouts", "errors", "crashes", "kills", "resamples", "waiting")
+    found = {f"rewards/{name}": fleet.total(f"reward_{name}") for name in totals}
+    for name in ("seconds_p50", "seconds_p99"):
+        found[f"rewards/{name}"] = max(actor.stats.get(f"reward_{name}", 0.0) for actor in fleet)
+    return found
 
 
 def _sum(counts: Counter[int]) -> int:

@@ -17,7 +17,7 @@ from buffer.fleet import Actor
 from buffer.partials import Partial
 from buffer.recovery import snapshot
 from buffer.run_state import RunState
-from buffer.shares import MAX_RANKS
+from buffer.sizing import Lengths
 from buffer.status import status
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,10 @@ class Handlers:
             raise
         now = time.monotonic()
         pushed = [pair for pair in zip(heads, payloads, strict=True) if pair[1] is not None]
-        taken = [self._take(head, payload, now) for head, payload in pushed]
+        try:
+            taken = [self._take(head, payload, now) for head, payload in pushed]
+        except Exception as error:  # a filter of the user's, say; what the actor has sent is in order
+            raise RuntimeError(f"taking a pushed group in failed: {type(error).__name__}: {error}") from error
         if any(taken):
             self.state.progress_at = now
             self.state.failures.end()
@@ -130,6 +133,9 @@ class Handlers:
         new = state.replay.push(head, payload, state.version, now)
         if new:
             state.gauges.tokens_pushed += head.tokens
+            if state.scheduler.sizing.looks:
+                state.gauges.see(Lengths(tuple(head.lengths), (False,) * head.samples))
+            state.largest_payload = max(state.largest_payload, head.size)
         return new
 
     def _on_failed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
@@ -154,6 +160,9 @@ class Handlers:
         finally:
             for group_id in sorted(ids):
                 actor.running.discard(group_id)
+                recalled = group_id in left and self.state.replay.entries[group_id].recalled
+                if recalled and self.state.scheduler.sizing.looks:
+                    self.state.gauges.see(left[group_id].lengths)
                 self.state.replay.hand_back(group_id, left.get(group_id))
             if message.body["leaving"]:
                 log.info("%s leaves; %d of its %d groups had begun", actor.name, len(left), len(ids))
@@ -177,8 +186,9 @@ class Handlers:
             owner.running.discard(group_id)
 
     def _on_lost(self, peer: bytes, actor: Actor | None, message: Message) -> None:
-        """The supervisor saw a process die: nobody need wait for its silence."""
-        dead = self.state.fleet.by_peer.get(routing_id(message.body["name"], message.body["pid"]))
+        """A supervisor saw a process die: nobody need wait for its silence. A pid of 0: whoever has that name."""
+        name, pid = message.body["name"], message.body["pid"]
+        dead = self.state.fleet.by_peer.get(routing_id(name, pid)) if pid else self.state.fleet.by_name.get(name)
         if dead:
             log.warning("%s %s: its %d leases go to others", dead.name, message.body["how"], len(dead.running))
             self.state.lose(dead)
@@ -205,25 +215,11 @@ class Handlers:
             raise WireError(f"batch {index} is trained already")
         self.state.wanted = message
 
-    def _on_split(self, peer: bytes, actor: Actor | None, message: Message) -> None:
-        """The learner has so many ranks. Said before its first batch, and never changed."""
-        self._only_the_learner(peer)
-        ranks, shares = message.body["ranks"], self.state.shares
-        if not 1 <= ranks <= MAX_RANKS or (shares.served and ranks != shares.ranks):
-            raise WireError(f"{ranks} ranks do not fit")
-        shares.ranks = ranks
-
     def _on_want_share(self, peer: bytes, actor: Actor | None, message: Message) -> None:
-        """A rank other than 0 asks for its share of a batch, which may not be there yet."""
-        index, rank = message.body["index"], message.body["rank"]
-        if not 1 <= rank < self.state.shares.ranks:
-            raise WireError(f"rank {rank} of {self.state.shares.ranks} has no share: {SAY_HELLO}")
+        index = message.body["index"]
         if index < self.state.steps:
             raise WireError(f"batch {index} is trained already")
-        known = {each for each, (_, other) in self.state.shares.wanted.items() if other == rank}
-        for each in known:  # an earlier connection of the same rank
-            del self.state.shares.wanted[each]
-        self.state.shares.wanted[peer] = index, rank
+        self.state.shares.want(peer, index, message.body["rank"])
 
     def _on_trained(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         self._only_the_learner(peer)
@@ -257,6 +253,12 @@ class Handlers:
         for group_id in list(self.state.replay.entries):
             self.state.replay.drop(group_id, "end of run")
         self.state.evaluation.finish_with(self.state.version)
+
+    def _on_stop(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        """A person asks the run to end."""
+        self.state.stopping = "drain" if message.body["drain"] else "now"
+        log.info("asked to %s", "admit no more and train what is here" if message.body["drain"] else "stop")
+        self.state.router.send(peer, "report", {"report": status(self.state)})
 
     def _on_status(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         self.state.router.send(peer, "report", {"report": status(self.state)})

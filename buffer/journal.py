@@ -5,8 +5,8 @@ write and one fsync for all that arrived at once) by `commit`, or by `advance`, 
 `rotate` begins a segment with a snapshot of the state, after which the segments before it are not needed to resume;
 with `keep` they stay, for replays.
 
-A crash can tear the last record: `scan` finds that by length and checksum, cuts it off, and goes on. Damage anywhere
-else is an error. A full disk leaves the file as it was before the commit, and the records wait.
+A crash can tear what was written last: `scan` finds that by length and checksum, cuts it off, and goes on. Damage with
+whole records behind it is an error. A full disk leaves the file as it was before the commit, and the records wait.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from buffer.segment_file import MAGIC, JournalError, Record, SegmentFile, pack, read, sync_folder
+from buffer.segment_file import MAGIC, JournalError, Record, SegmentFile, pack, read, sync_folder, written_later
 
 log = logging.getLogger(__name__)
 SNAPSHOT = "snapshot"
+KINDS = (SNAPSHOT, "admit", "push", "partial", "start", "advance", "requeue", "drop", "filter", "serve", "finish")
+"""Of records; `buffer.recovery` says what each does."""
 __all__ = ["MAGIC", "SNAPSHOT", "Journal", "JournalError", "Record", "scan", "segments", "since_snapshot"]
 
 
@@ -109,15 +111,20 @@ class Journal:
         self.commit()
         old = self._file
         earlier = segments(self.folder)
-        beside = self.folder / "next.tmp"
+        beside, named = self.folder / "next.tmp", self.folder / f"{self._number + 1:06d}.wal"
         with beside.open("wb") as file:
             file.writelines([MAGIC, *pack(SNAPSHOT, snapshot, payloads)])
             file.flush()
             os.fsync(file.fileno())
-        self._number += 1
-        beside.rename(self._path)
-        self._name_is_durable()
-        self._file = SegmentFile(self._path, sync=self.sync)
+        new = SegmentFile(beside, sync=self.sync)
+        try:
+            beside.rename(named)
+            self._name_is_durable()
+        except OSError:
+            named.unlink(missing_ok=True)  # its snapshot would hide what the earlier segment is told from now on
+            new.close()
+            raise
+        self._file, self._number = new, self._number + 1
         old.close()
         if not self.keep:
             for path in earlier:
@@ -138,6 +145,11 @@ def scan(folder: Path, *, repair: bool = False) -> Iterator[Record]:
             continue
         if path != paths[-1]:
             raise JournalError(f"{path} is damaged at byte {good} of {size}, and later segments follow")
+        if written_later(path, good, KINDS):
+            raise JournalError(
+                f"{path} is damaged at byte {good} of {size}, and whole records follow: no crash has torn it. To go on "
+                f"without them, keep a copy and run: truncate -s {good} {path}"
+            )
         log.warning("%s: the last %d bytes are torn (its writer died) and are cut off", path, size - good)
         if repair:
             os.truncate(path, good)

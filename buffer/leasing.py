@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import heapq
+import math
+from functools import partial
 
 from areal_like.types import Lease
-from buffer.entries import Stage
+from buffer.entries import Entry, Stage
 from buffer.fleet import Actor
 from buffer.partials import Partial
 from buffer.run_state import RunState
-from buffer.schedulers import View
+from buffer.schedulers import GroupPlan, Round, View
 
 Granted = tuple[Lease, Partial | None, list[int]]
 """A lease, what an earlier one has left of its group, and which samples of that it carries."""
@@ -37,17 +39,19 @@ def admit(state: RunState, now: float) -> None:
     if state.started_at is None or state.finishing or state.outbox.blocked:
         return
     queued = state.replay.count(Stage.QUEUED)
-    to_start = state.replay.room(state.version) + queued
+    running = sum(len(actor.running) for actor in state.fleet)
+    view = _view(state, state.version, running)
+    to_start = view.room + queued + state.scheduler.wants_spares(view)
     if not to_start:
         return
     planned: dict[str, list[Granted]] = {}
-    share, running = state.fleet.fair_share(to_start), sum(len(actor.running) for actor in state.fleet)
+    share = state.fleet.fair_share(to_start)
     candidates = [(len(actor.running), place, actor) for place, actor in enumerate(state.fleet) if actor.version >= 0]
     heapq.heapify(candidates)
     while candidates:
         held, place, actor = candidates[0]
         granted = None
-        if held < share and actor.takes(state.scheduler.sizing.largest):
+        if held < share and actor.takes(state.scheduler.launch):
             granted = _next_lease(state, actor, running, queued > 0, now)
         if granted is None:
             heapq.heappop(candidates)
@@ -66,31 +70,75 @@ def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, n
     carried: dict[int, int] = {}
     if entry:
         carried = state.replay.assign(entry, actor.name, actor.version)
-    elif state.replay.bytes > state.max_bytes and state.replay.slots.next >= _slots_wanted(state):
+    elif state.stopping:
+        return None
+    elif _bytes_to_come(state) > state.max_bytes and state.replay.slots.next >= _slots_wanted(state):
         # Never the slots that the learner waits for: its batch is what frees memory.
         state.replay.slots.check_memory(state.max_bytes)
         return None
     else:
-        view = View(
-            room=int(state.replay.room(actor.version) > 0),
-            running=running,
-            admitted_slots=state.replay.admitted_slots,
-            trained_batches=state.steps,
-            groups_per_batch=state.replay.bound.groups_per_batch,
-        )
-        plans = state.scheduler.admit(view)
-        if not plans:
+        plan = state.scheduler.admit(_view(state, actor.version, running))
+        if plan is None:
             return None
-        group_id, row = state.prompts.next()
-        plan, held = plans[0], actor.version
-        entry = state.replay.admit(group_id, row, plan.launch, plan.need, actor.name, held, now)
+        entry, carried = _start(state, actor, plan, now)
     lease = Lease(entry.id, entry.row, "train", entry.launch, entry.need)
     return lease, entry.partial, sorted(carried)
 
 
+def _start(state: RunState, actor: Actor, plan: GroupPlan, now: float) -> tuple[Entry, dict[int, int]]:
+    """The group of a plan, RUNNING, and what the lease carries of it."""
+    replay = state.replay
+    waits_longest = replay.first_deferred() if plan.deferred else None
+    if waits_longest is not None:
+        entry = replay.take_up(waits_longest, plan.launch, plan.need)
+        return entry, replay.assign(entry, actor.name, actor.version)
+    group_id, row = state.prompts.next()
+    return replay.admit(group_id, row, plan.launch, plan.need, actor.name, actor.version, now, plan.spare), {}
+
+
+def _open_batch(state: RunState) -> None:
+    """Settle how large the groups of a batch are, before the first of them starts."""
+    replay, scheduler = state.replay, state.scheduler
+    batches = replay.bound.batches
+    batch = batches.of(replay.slots.next)
+    while batches.opened <= batch and scheduler.ready_to_open(batches.opened, state.steps):
+        if batches.opened < batch:  # open as far as slots tell; they were not written down, since all were alike
+            replay.open_batch(batches.usual, None)
+            continue
+        groups = scheduler.open_batch(state.samples_per_batch, replay.deferred, state.gauges.take_seen())
+        replay.open_batch(groups, scheduler.state_dict())
+        state.gauges.note_decision(batch, scheduler.metrics() | {"rounds/deferred": replay.deferred})
+
+
+def _view(state: RunState, version: int, running: int) -> View:
+    """What the scheduler may know now, of an actor that holds `version`; the batch of the next slot is open, if it may
+    be."""
+    replay = state.replay
+    room = replay.room(version)
+    if room > 0 and replay.slots.next >= replay.bound.batches.end:
+        _open_batch(state)
+        room = replay.room(version)
+    return View(room, running, replay.count(Stage.DEFERRED), partial(_round, state, version))
+
+
+def _round(state: RunState, version: int) -> Round:
+    replay, batches = state.replay, state.replay.bound.batches
+    unfinished = replay.count(Stage.RUNNING) + replay.count(Stage.QUEUED) - len(replay.spares)
+    to_come = math.inf
+    if state.last_batch is not None:
+        to_come = (state.last_batch - state.steps) * batches.size(state.steps) - len(replay.entries)
+    left = batches.first(state.steps + 1) - replay.admitted_slots
+    return Round(left, unfinished, len(replay.spares), to_come, version >= replay.bound.batch_version(state.steps))
+
+
+def _bytes_to_come(state: RunState) -> int:
+    """Payloads that are held, and those of groups that run: taken to be as large as the largest one so far."""
+    return state.replay.bytes + state.largest_payload * state.replay.count(Stage.RUNNING)
+
+
 def _slots_wanted(state: RunState) -> int:
     """The slots below this belong to the batch that the learner waits for, or to earlier ones."""
-    return (state.wanted.body["index"] + 1) * state.replay.bound.groups_per_batch if state.wanted else 0
+    return state.replay.bound.batches.first(state.wanted.body["index"] + 1) if state.wanted else 0
 
 
 def _send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> None:
@@ -98,3 +146,12 @@ def _send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> N
     leases, metas = [lease for lease, _, _ in all_granted], [[partial.meta, carried] for partial, carried in partials]
     body = {"leases": leases, "partials": metas}
     state.router.send(actor.peer, "lease", body, [partial.payload for partial, _ in partials])
+
+
+def can_serve_more(state: RunState) -> bool:
+    """Where nothing more is admitted: may what is here become another batch?"""
+    to_come, waiting = (
+        sum(state.replay.count(stage) for stage in stages)
+        for stages in ((Stage.RUNNING, Stage.QUEUED), (Stage.WAITING,))
+    )
+    return to_come > 0 and to_come + waiting >= state.replay.bound.batches.size(state.steps)

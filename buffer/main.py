@@ -16,14 +16,16 @@ from areal_like.registry import bind, build
 from buffer import recovery
 from buffer.admission import Bound
 from buffer.controller import Controller
+from buffer.entries import record_nothing
 from buffer.evaluation import Evaluation
 from buffer.injection import AgedSlots, Ages, start_at
-from buffer.journal import Journal, segments, since_snapshot
+from buffer.journal import Journal, JournalError, segments, since_snapshot
 from buffer.outbox import Outbox
 from buffer.playback import Playback
 from buffer.prompts import PromptCursor
-from buffer.replay import Replay, record_nothing
+from buffer.replay import Replay
 from buffer.run_state import RunState
+from buffer.shares import Shares
 from buffer.slots import Slots
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,10 @@ def restore(role: Role, replay: Replay) -> tuple[int, Journal | None]:
     checkpoint = checkpoints.latest(role.run)
     steps = checkpoint[0] if checkpoint else 0
     records = since_snapshot(folder, repair=True) if segments(folder) else []
+    if steps and not records:
+        raise JournalError(
+            f"{folder} holds nothing, and {role.run} has a checkpoint of step {steps}: it can't be resumed"
+        )
     journal = None
     if options.journal != "off":
         journal = Journal(folder, sync=options.journal == "fsync", keep=options.keep_journal)
@@ -49,11 +55,11 @@ def restore(role: Role, replay: Replay) -> tuple[int, Journal | None]:
 
 
 def main(role: Role) -> None:
-    config = role.config
+    config, ranks = role.config, configs.ranks_of(role.config)
     router = Router(role.endpoint("buffer"), role.keys)
     if config.replay:
         role.offer("buffer", router.endpoint)
-        Playback(router, Path(config.replay) / "journal", config.weight_sync_interval).run()
+        Playback(router, Path(config.replay) / "journal", config.weight_sync_interval, ranks).run()
     task = build("task", config.task, config.run.seed)
     scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
     bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
@@ -64,6 +70,8 @@ def main(role: Role) -> None:
     replay = Replay(bound, policy, config.staleness_policy, group_filter, resume, slots)
     steps, journal = restore(role, replay)
     start_at(replay, bound.batch_version(steps))
+    if replay.scheduler_state:
+        scheduler.load_state_dict(replay.scheduler_state)
     heldout = min(config.eval.prompts, task.size("heldout"))
     state = RunState(
         router,
@@ -74,7 +82,9 @@ def main(role: Role) -> None:
         Evaluation(config.eval.every, heldout, config.eval.temperature),
         config.actors.count,
         config.buffer.max_bytes,
+        config.run.steps,
         steps,
+        shares=Shares(ranks),
     )
     controller = Controller(
         state,

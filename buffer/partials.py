@@ -10,7 +10,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from areal_like.groups import FINISHES
 from areal_like.partials import versions_of
+from buffer.sizing import Lengths
+
+ABORTED = FINISHES.index("abort")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,13 @@ class Partial:
         """Sample index → version of its oldest token, of the samples made by versions from `least` to `most` alone."""
         made = ((row[0], versions_of(row)) for row in self.meta["samples"])
         return {index: min(versions) for index, versions in made if least <= min(versions) and max(versions) <= most}
+
+    @property
+    def lengths(self) -> Lengths:
+        """Of the samples that have begun: responses so far, and whether they go on."""
+        rows = [row[1] for row in self.meta["samples"]]
+        tokens = tuple(sum(sum(call[3][1::2]) for call in calls) for calls in rows)
+        return Lengths(tokens, tuple(any(call[2] == ABORTED for call in calls) for calls in rows))
 
     @property
     def oldest(self) -> int:

@@ -57,11 +57,11 @@ def count_batches(folder: Path) -> int:
 class Playback:
     """Serves recorded batches to one learner, and its ranks, until the process is ended."""
 
-    def __init__(self, router: Router, folder: Path, interval: int):
+    def __init__(self, router: Router, folder: Path, interval: int, ranks: int = 1):
         self.router, self.folder, self.interval = router, folder, interval
         self._batches = enumerate(recorded_batches(folder))
         self._next: tuple[int, Any] = (-1, None)
-        self._shares, self._outbox = Shares(), Outbox(router, None)
+        self._shares, self._outbox = Shares(ranks), Outbox(router, None)
         self._sizes: dict[int, int] = {}
         self._began: float | None = None
         self.served = self.trained = self.samples = self.staleness_sum = self.staleness_max = 0
@@ -80,10 +80,8 @@ class Playback:
             self.router.send(peer, "welcome", {})
         elif message.kind == "want":
             self._serve(peer, message.body["index"])
-        elif message.kind == "split":
-            self._shares.ranks = message.body["ranks"]
         elif message.kind == "want_share":
-            self._shares.wanted[peer] = message.body["index"], message.body["rank"]
+            self._shares.want(peer, **message.body)
             self._shares.answer(self._outbox)
         elif message.kind == "trained":
             self._shares.trained(message.body["index"] + 1)

@@ -18,11 +18,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from areal_like.groups import pack_heads, unpack_heads
-from buffer.entries import Entry, Stage
+from buffer.entries import NO_SLOT, Entry, Recorder, Stage, record_nothing
 from buffer.injection import advance, start_at
 from buffer.journal import SNAPSHOT, JournalError, Record
 from buffer.partials import Partial
-from buffer.replay import Recorder, Replay, record_nothing
+from buffer.replay import Replay
 
 
 def restore(
@@ -67,17 +67,22 @@ def _undo_what_is_lost(replay: Replay, next_batch: int) -> None:
         replay.move(entry, Stage.WAITING)
     plans = served | replay.planned
     replay.planned = {batch: ids for batch, ids in sorted(plans.items()) if batch >= next_batch}
-    for entry in replay.in_stage(Stage.RUNNING):
+    for entry in replay.in_stage(Stage.RUNNING) + replay.in_stage(Stage.QUEUED):
         entry.actor = ""
-        replay.move(entry, Stage.QUEUED)
+        if entry.slot == NO_SLOT:
+            replay.defer(entry.id)
+        elif entry.stage is Stage.RUNNING:
+            replay.move(entry, Stage.QUEUED)
 
 
 def _redo(replay: Replay, record: Record, now: float) -> None:
     fields = record.fields
     match record.kind:
         case "admit":
-            group_id, row, launch, need = fields
-            replay.admit(group_id, row, launch, need, "", 0, now)
+            group_id, row, launch, need, *spare = fields
+            replay.admit(group_id, row, launch, need, "", 0, now, spare=bool(spare))
+        case "open" | "place" | "take_up" | "defer":
+            _redo_round(replay, record.kind, fields)
         case "push":
             (head,) = unpack_heads(fields[0])
             replay.accept(replay.entries[head.id], head, record.payload, fields[1], now)
@@ -97,8 +102,20 @@ def _redo(replay: Replay, record: Record, now: float) -> None:
             raise JournalError(f"unknown kind of record {record.kind!r}: the journal is of another version")
 
 
+def _redo_round(replay: Replay, kind: str, fields: list[Any]) -> None:
+    match kind:
+        case "open":
+            replay.open_batch(*fields[1:])
+        case "place":
+            replay.give_place(*fields)
+        case "take_up":
+            replay.take_up(*fields)
+        case "defer" if replay.entries[fields[0]].stage is not Stage.DEFERRED:  # else by what it handed back
+            replay.defer(fields[0])
+
+
 def _in_own_slots(replay: Replay, batch: int, ids: list[int]) -> bool:
-    first = batch * replay.bound.groups_per_batch
+    first = replay.bound.batches.first(batch)
     found = (replay.entries.get(group_id) for group_id in ids)
     return {entry.slot for entry in found if entry} == set(range(first, first + len(ids)))
 
@@ -112,19 +129,20 @@ def _serve_again(replay: Replay, batch: int, ids: list[int], next_batch: int) ->
 
 def _place(replay: Replay, next_batch: int) -> None:
     """Slots for all: those of its batch for each group that is to be served again, later ones for the others."""
-    want = replay.bound.groups_per_batch
+    first = replay.bound.batches.first
     placed = []
     for batch, ids in replay.planned.items():
-        for slot, group_id in enumerate(ids, batch * want):
+        for slot, group_id in enumerate(ids, first(batch)):
             if group_id in replay.entries:
                 replay.entries[group_id].slot = slot
                 placed.append(group_id)
-    replay.place_all((max(replay.planned, default=next_batch - 1) + 1) * want, leave_out=placed)
+    replay.place_all(first(max(replay.planned, default=next_batch - 1) + 1), leave_out=placed)
 
 
 def snapshot(replay: Replay) -> tuple[list[Any], bytes]:
     """The state as (fields, payloads), for a journal's new segment."""
-    entries = list(replay.entries.values())
+    deferred = replay.in_stage(Stage.DEFERRED)  # their order is that of the queue
+    entries = [e for e in replay.entries.values() if e.stage is not Stage.DEFERRED] + deferred
     rows = [
         [
             e.id,
@@ -138,14 +156,16 @@ def snapshot(replay: Replay) -> tuple[list[Any], bytes]:
             e.batch,
             _table(e),
             _left(e),
+            e.deferred,
         ]
         for e in entries
     ]
     left = [dict(replay.filtered), dict(replay.dropped)]
     counts = [replay.admitted, replay.trained, *left, replay.requeued, replay.staleness_max, replay.pushes]
+    rounds = [replay.bound.batches.state(), replay.scheduler_state, replay.deferrals]
     plan = [[batch, ids] for batch, ids in replay.planned.items()]
     payloads = [held for e in entries for held in (e.payload, e.partial.payload if e.partial else b"")]
-    return [counts, replay.slots.state(), plan, rows], b"".join(payloads)
+    return [counts, replay.slots.state(), plan, rows, rounds], b"".join(payloads)
 
 
 def _table(entry: Entry) -> dict[str, Any] | None:
@@ -157,20 +177,23 @@ def _left(entry: Entry) -> dict[str, Any] | None:
 
 
 def _load_snapshot(replay: Replay, record: Record, now: float) -> None:
-    counts, slots, plan, rows = record.fields
+    counts, slots, plan, rows, rounds = record.fields
     replay.admitted, replay.trained, filtered, dropped, replay.requeued, replay.staleness_max, replay.pushes = counts
     replay.filtered, replay.dropped = Counter(filtered), Counter(dropped)
     replay.slots.load(slots)
+    batches, replay.scheduler_state, replay.deferrals = rounds
+    replay.bound.batches.load(batches)
     replay.planned = dict(plan)
     replay.clear()
     start = 0
-    for group_id, row, slot, launch, need, stage, version, pushed, batch, table, left in rows:
+    for group_id, row, slot, launch, need, stage, version, pushed, batch, table, left, deferred in rows:
         head = unpack_heads(table)[0] if table else None
         size = head.size if head else 0
         payload = record.payload[start : start + size]
         start += size
         at = Stage(stage)
         entry = Entry(group_id, row, slot, launch, need, at, "", 0, now, now, pushed, version, head, payload, batch)
+        entry.deferred = deferred
         if left:
             entry.partial = Partial(left, record.payload[start : start + left["bytes"]])
             start += left["bytes"]

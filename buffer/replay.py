@@ -1,43 +1,23 @@
-"""The groups that are active, their changes of stage (`buffer.entries`), and the ledger. No I/O; time is passed in.
-
-Conservation holds after every call: admitted = trained + filtered + dropped (by reason) + active.
-
-Every change is first told to `record` (the journal), and `buffer.recovery` makes the same changes from such records,
-so the state after a crash is the state before it: `buffer.journal` has the bytes, this file the meaning.
-"""
+"""Which groups make a batch, and who is too old for one: serving, on top of `buffer.lifecycle`. No I/O."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
-from areal_like.groups import Head, pack_heads
 from buffer import filters
 from buffer.admission import Bound
-from buffer.entries import Entry, Stage
-from buffer.partials import Partial
+from buffer.entries import NO_SLOT, Entry, Stage
+from buffer.lifecycle import Filter, LifeCycle
 from buffer.policies import Waiting
 from buffer.slots import Holder, Slots, place, rescue
 
 Policy = Callable[..., Sequence[int]]
-Filter = Callable[..., str]
-Recorder = Callable[[str, list[Any], bytes | memoryview], None]
 
 
-def record_nothing(kind: str, fields: list[Any], payload: bytes | memoryview) -> None:
-    """The recorder of a buffer without a journal."""
-
-
-class Replay:
-    """Holds the active groups, gives out slots, picks batches, keeps the ledger.
-
-    `policy` see `buffer.policies`, `group_filter` see `buffer.filters`. `staleness_policy` says what becomes of a
-    group that breaks the bound, or would by waiting longer: see `serve`. `resume`: what actors hand back of unfinished
-    groups is gone on from; else they begin anew.
-    """
+class Replay(LifeCycle):
+    """Picks batches; see `serve`. `policy` see `buffer.policies`, the other arguments `LifeCycle`."""
 
     def __init__(
         self,
@@ -48,183 +28,9 @@ class Replay:
         resume: bool = True,
         slots: Slots | None = None,
     ):
-        self.bound = bound
+        super().__init__(bound, staleness_policy, group_filter, resume, slots)
         self.policy = policy
-        self.staleness_policy = staleness_policy
-        self.group_filter = None if getattr(group_filter, "func", group_filter) is filters.none else group_filter
-        self.resume = resume
-        self.record: Recorder = record_nothing
-        self.entries: dict[int, Entry] = {}
-        self._stages: dict[Stage, dict[int, Entry]] = {stage: {} for stage in Stage}
-        self._eldest = -math.inf  # no group that waits or runs has a youth below this: see `_expire`
-        self.slots = slots or Slots()
         self.planned: dict[int, list[int]] = {}  # batch → ids: served before a crash, to be served again
-        self.admitted = 0
-        self.trained = 0
-        self.filtered: Counter[str] = Counter()
-        self.dropped: Counter[str] = Counter()
-        self.requeued = 0
-        self.duplicates = 0
-        self.pushes = 0
-        self.bytes = 0
-        self.staleness_max = 0
-        self.resumed = 0
-        self._revoked: list[tuple[str, int]] = []
-        self._recalled: list[tuple[str, int]] = []
-
-    # ---- admission --------------------------------------------------------------------------------------------------
-
-    @property
-    def admitted_slots(self) -> int:
-        """Slots in use or trained."""
-        return self.slots.used
-
-    def room(self, version: int) -> float:
-        """How many groups an actor that holds `version` could start before the bound stops it (may be inf)."""
-        return self.slots.open_to(version, self.bound.horizon(version))
-
-    # ---- life-cycle -------------------------------------------------------------------------------------------------
-
-    def admit(self, group_id: int, row: int, launch: int, need: int, actor: str, version: int, now: float) -> Entry:
-        """A new group, RUNNING on an actor that holds `version`."""
-        self.record("admit", [group_id, row, launch, need], b"")
-        entry = Entry(group_id, row, self.slots.take(), launch, need, Stage.RUNNING, actor, version, now)
-        self.add(entry)
-        self.admitted += 1
-        return entry
-
-    def add(self, entry: Entry) -> None:
-        """A group that was admitted, here or before a crash."""
-        self.entries[entry.id] = self._stages[entry.stage][entry.id] = entry
-        self._note_age(entry)
-
-    def clear(self) -> None:
-        """Forget all groups."""
-        self.entries.clear()
-        self._stages = {stage: {} for stage in Stage}
-
-    def move(self, entry: Entry, stage: Stage) -> None:
-        """To another stage, with what goes with it set before."""
-        del self._stages[entry.stage][entry.id]
-        entry.stage = stage
-        self._stages[stage][entry.id] = entry
-        self._note_age(entry)
-
-    def _note_age(self, entry: Entry) -> None:
-        youth = self._youth(entry)
-        if youth < self._eldest:
-            self._eldest = youth
-
-    def requeue(self, group_id: int) -> None:
-        """RUNNING or WAITING → QUEUED, in its slot: what was rolled out is lost or too old, save `Entry.partial`."""
-        entry = self.entries[group_id]
-        if entry.stage is Stage.WAITING:
-            self.record("requeue", [group_id], b"")
-        self.bytes -= len(entry.payload)
-        entry.actor, entry.head, entry.payload, entry.recalled = "", None, b"", False
-        self.move(entry, Stage.QUEUED)
-        self.requeued += 1
-
-    def recall(self, group_id: int) -> None:
-        """Ask the actor of a RUNNING group to hand it back (`take_recalled`); until it does, the group runs."""
-        entry = self.entries[group_id]
-        if not entry.recalled:
-            entry.recalled = True
-            self._recalled.append((entry.actor, group_id))
-
-    def hand_back(self, group_id: int, left: Partial | None) -> None:
-        """RUNNING → QUEUED; what was sampled, if there is any, replaces what the lease had carried."""
-        if left and self.resume:
-            self.record("partial", [left.meta], left.payload)
-            self.keep(self.entries[group_id], left)
-        self.requeue(group_id)
-
-    def keep(self, entry: Entry, left: Partial | None) -> None:
-        """Hold `left` for the next lease, in place of an earlier one."""
-        self.bytes -= entry.size
-        entry.partial = left
-        self.bytes += entry.size
-
-    def queued_for(self, version: int) -> Entry | None:
-        """The QUEUED group of the lowest slot that weights of `version` may still fill."""
-        entries = (entry for entry in self._stages[Stage.QUEUED].values() if self.slots.fits(entry.slot, version))
-        entry = min(entries, key=lambda entry: entry.slot, default=None)
-        return entry if entry and self.bound.admits(entry.slot, version) else None
-
-    def assign(self, entry: Entry, actor: str, version: int) -> dict[int, int]:
-        """QUEUED → RUNNING on an actor that holds `version`.
-
-        Returns which samples of `entry.partial` the lease may carry (see `Partial.usable`): those that the bound allows
-        in the group's slot. A partial of which none is left is let go.
-        """
-        carried = entry.partial.usable(self._oldest_resumable(entry.slot)) if entry.partial else {}
-        if carried:
-            self.resumed += 1
-        else:
-            self.keep(entry, None)
-        entry.actor, entry.lease_version = actor, min([version, *carried.values()])
-        self.move(entry, Stage.RUNNING)
-        return carried
-
-    def _oldest_resumable(self, slot: int) -> float:
-        """Tokens of this version or newer may be trained in `slot`; with `mask_tokens` older ones do no harm."""
-        return -math.inf if self.staleness_policy == "mask_tokens" else self.bound.oldest(slot)
-
-    def push(self, head: Head, payload: bytes | memoryview, version: int, now: float) -> bool:
-        """RUNNING or QUEUED → WAITING, or gone if the filter rejects it. `version`: the newest that is published.
-
-        False if the group is not expected (a duplicate, or dropped before). Taken from whoever has it: a lease that
-        was given anew keeps its id, and the first push wins.
-        """
-        entry = self.entries.get(head.id)
-        if entry is None or entry.stage in (Stage.WAITING, Stage.SERVED):
-            self.duplicates += 1
-            return False
-        reason = self.group_filter(head.rewards, head.lengths) if self.group_filter else ""
-        if reason:
-            self._record_push(head, b"", version)  # for whoever looks into the journal: its payload is not needed
-            self.filter(entry.id, reason)
-        else:
-            self._record_push(head, payload, version)
-            self.accept(entry, head, payload, version, now)
-        return True
-
-    def _record_push(self, head: Head, payload: bytes | memoryview, version: int) -> None:
-        if self.record is not record_nothing:
-            self.record("push", [pack_heads([head]), version], payload)
-
-    def accept(self, entry: Entry, head: Head, payload: bytes | memoryview, version: int, now: float) -> None:
-        """→ WAITING, whatever the filter says."""
-        self.keep(entry, None)
-        entry.head, entry.payload = head, payload
-        entry.pushed_at, entry.version_at_push, entry.pushed = now, version, self.pushes
-        self.move(entry, Stage.WAITING)
-        self.pushes += 1
-        self.bytes += len(payload)
-
-    def drop(self, group_id: int, reason: str) -> None:
-        """Any stage → gone, counted under `reason`; its slot is free again."""
-        self.record("drop", [group_id, reason], b"")
-        self._remove(group_id)
-        self.dropped[reason] += 1
-
-    def filter(self, group_id: int, reason: str) -> None:
-        """Like `drop`, for groups that were rolled out well and are not worth training on."""
-        self.record("filter", [group_id, reason], b"")
-        self._remove(group_id)
-        self.filtered[reason] += 1
-
-    def _remove(self, group_id: int) -> None:
-        entry = self._forget(group_id)
-        self.slots.give_back(entry.slot)
-
-    def _forget(self, group_id: int) -> Entry:
-        entry = self.entries.pop(group_id)
-        del self._stages[entry.stage][group_id]
-        self.bytes -= entry.size
-        return entry
-
-    # ---- serving ----------------------------------------------------------------------------------------------------
 
     def serve(self, batch: int) -> list[Entry]:
         """The groups of batch `batch`, WAITING → SERVED, or [] if they are not all there.
@@ -244,6 +50,8 @@ class Replay:
         if not ids:
             self._expire(self.bound.batch_version(batch))
             ids = self._choose(batch)
+            if not self._within_bound(batch, ids):
+                raise RuntimeError(f"batch {batch} would break the staleness bound of {self.bound.max_staleness}")
         if ids:
             self._settle(batch, ids)
             self.record("serve", [batch, list(ids), self.oldest_allowed(batch)], b"")
@@ -267,10 +75,15 @@ class Replay:
 
     def _planned_for(self, batch: int) -> Sequence[int]:
         ids = self.planned.pop(batch, ())
-        if all(group_id in self.entries and self.entries[group_id].stage is Stage.WAITING for group_id in ids):
+        if self._stages[Stage.WAITING].keys() >= set(ids) and self._within_bound(batch, ids):
             return ids
-        self.planned.clear()  # a group has left since: the order of before can't be kept
+        self.planned.clear()  # a group has left since, or the bound is another: the order of before can't be kept
         return ()
+
+    def _within_bound(self, batch: int, ids: Iterable[int]) -> bool:
+        oldest = (self.entries[group_id].oldest_trained(self.oldest_allowed(batch)) for group_id in ids)
+        ages = (self.bound.batch_version(batch) - each for each in oldest if each is not None)
+        return max(ages, default=0) <= self.bound.max_staleness
 
     def _expire(self, version: int) -> None:
         """Part with what is too old to be trained at `version`. Looks only if there may be something."""
@@ -297,27 +110,19 @@ class Replay:
                 self.drop(entry.id, "stale")
         self._eldest = min(kept, default=math.inf)
 
-    def _youth(self, entry: Entry) -> float:
-        """The version that says how long a group can still wait."""
-        masks = self.staleness_policy == "mask_tokens"
-        if entry.stage is Stage.WAITING and entry.head:
-            return entry.head.newest if masks else entry.head.oldest
-        if entry.stage is Stage.RUNNING and not masks:
-            return entry.lease_version
-        return math.inf  # its tokens are yet to come, or served
-
     def _choose(self, batch: int) -> Sequence[int]:
         """The policy's choice, corrected where `staleness_policy: wait` asks for it."""
-        want, version = self.bound.groups_per_batch, self.bound.batch_version(batch)
+        want, version = self.bound.batches.size(batch), self.bound.batch_version(batch)
         if len(self._stages[Stage.WAITING]) < want:
             return ()
         waiting = [self._view(entry, version) for entry in self._stages[Stage.WAITING].values()]
+        end = self.bound.batches.first(batch + 1)
         missing = {entry.slot for stage in (Stage.RUNNING, Stage.QUEUED) for entry in self._stages[stage].values()}
-        ids = self.policy(waiting, missing | self.slots.unfilled((batch + 1) * want), want)
+        ids = self.policy(waiting, (missing - {NO_SLOT}) | self.slots.unfilled(end), want)
         if ids and (len(ids) != want or len(set(ids)) != want or not {each.id for each in waiting}.issuperset(ids)):
             raise ValueError(f"the policy chose {list(ids)} where {want} of the waiting groups make a batch")
         if ids and self.staleness_policy == "wait":
-            return rescue(ids, self._holders(), (batch + 1) * want)
+            return rescue(ids, self._holders(), end)
         return ids
 
     def _view(self, entry: Entry, version: int) -> Waiting:
@@ -336,7 +141,7 @@ class Replay:
                 wish=self._wish(entry),
             )
             for entry in self.entries.values()
-            if entry.stage is not Stage.SERVED
+            if entry.stage is not Stage.SERVED and entry.slot != NO_SLOT
         ]
 
     def _wish(self, entry: Entry) -> float:
@@ -346,7 +151,7 @@ class Replay:
 
     def _settle(self, batch: int, ids: Sequence[int]) -> None:
         """The batch gets its own slots. If they were not those of its groups, all others get new ones behind it."""
-        first, end = (self.bound.groups_per_batch * number for number in (batch, batch + 1))
+        first, end = self.bound.batches.first(batch), self.bound.batches.first(batch + 1)
         in_its_slots = {self.entries[group_id].slot for group_id in ids} == set(range(first, end))
         for slot, group_id in enumerate(ids, first):
             self.entries[group_id].slot = slot
@@ -379,22 +184,5 @@ class Replay:
         for entry in done:
             self._forget(entry.id)
         self.trained += len(done)
+        self.bound.batches.forget(batch + 1)
         return len(done)
-
-    # ---- looking in -------------------------------------------------------------------------------------------------
-
-    def in_stage(self, stage: Stage) -> list[Entry]:
-        return list(self._stages[stage].values())
-
-    def count(self, stage: Stage) -> int:
-        return len(self._stages[stage])
-
-    def ledger(self) -> dict[str, Any]:
-        """Where every admitted group is: admitted = trained + sum(filtered) + sum(dropped) + active."""
-        return {
-            "admitted": self.admitted,
-            "trained": self.trained,
-            "filtered": dict(self.filtered),
-            "dropped": dict(self.dropped),
-            "active": len(self.entries),
-        }

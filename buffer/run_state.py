@@ -7,7 +7,7 @@ by it, `status` tells of it. One thread, no locks.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from areal_like.bus import Router
 from areal_like.wire import Message
@@ -21,15 +21,18 @@ from buffer.prompts import PromptCursor
 from buffer.replay import Replay
 from buffer.schedulers import Scheduler
 from buffer.shares import Shares
+from buffer.sizing import check_sizes
 
 
 @dataclass(slots=True)
 class RunState:
     """`expected_actors` must hold version 0 before the first lease; over `max_bytes` of payloads nothing is started but
-    what the learner's next batch lacks. `version` is the newest that the actors were told of (-1: none), `manifest` its
+    what the learner's next batch lacks; `largest_payload` is that of one group so far. The data ends with `last_batch`
+    (None: the end is not known). `version` is the newest that the actors were told of (-1: none), `manifest` its
     description; `published` is the learner's newest; `digests` has the digests of all recent ones. `steps` batches have
-    been trained; `wanted` is the learner's open request, `shares` the batches sent, until they are trained: they
-    may be asked for again. Times are those of the monotonic clock, in seconds."""
+    been trained; `wanted` is the learner's open request, `shares` the batches sent, until they are trained: they may
+    be asked for again. `stopping`: the run is to end, "now" or ("drain") once what was admitted is trained. Times are
+    those of the monotonic clock, in seconds."""
 
     router: Router
     outbox: Outbox
@@ -39,7 +42,9 @@ class RunState:
     evaluation: Evaluation
     expected_actors: int
     max_bytes: int
+    last_batch: int | None = None
     steps: int = 0
+    largest_payload: int = 0
     version: int = -1
     manifest: dict[str, Any] | None = None
     published: dict[str, Any] | None = None
@@ -48,14 +53,17 @@ class RunState:
     wanted: Message | None = None
     started_at: float | None = None
     progress_at: float = 0.0
+    stopping: Literal["", "now", "drain"] = ""
     finishing: bool = False
     reported: bool = False
     fleet: Fleet = field(default_factory=Fleet)
     gauges: Gauges = field(default_factory=Gauges)
     shares: Shares = field(default_factory=Shares)
     failures: Failures = field(init=False)
+    samples_per_batch: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.samples_per_batch = check_sizes(self.scheduler.sizing, self.replay.bound.groups_per_batch)
         self.failures = Failures(most=4 * self.replay.bound.groups_per_batch)
 
     def announce(self) -> None:

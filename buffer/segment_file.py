@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import struct
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from typing import Any
 import msgpack
 import xxhash
 
-MAGIC = b"areal-journal-2\n"  # the number is that of the format
+MAGIC = b"areal-journal-3\n"  # the number is that of the format
 PADDING = "padding"
 MAX_RECORD_BYTES = 1 << 31
 _HEAD = struct.Struct("<IQI")  # bytes that follow, their checksum, bytes of the msgpack part
@@ -155,12 +156,45 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def written_later(path: Path, start: int, kinds: Sequence[str]) -> bool:
+    """Whether records behind a bad one at `start` were appended after it was durable.
+
+    In a file that was written through the page cache any whole record tells that. Past the cache, the blocks of one
+    append may reach the disk in any order; a record tells if it follows padding, which ends an append.
+    """
+    if path.stat().st_size == 0:
+        return False
+    names = b"|".join(re.escape(msgpack.packb(kind)) for kind in (PADDING, *kinds))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+        at = [match.start() - _HEAD.size for match in re.finditer(b"\x92(?:" + names + b")", data)]
+        whole = {begin: end for begin in at if begin >= 0 and (end := _end_of(data, begin)) is not None}
+        ends = {
+            end
+            for begin, end in whole.items()
+            if data[begin + _HEAD.size + 1 : begin + _HEAD.size + 9] == msgpack.packb(PADDING)
+        }
+    if start in whole:
+        return False  # it is being written: this is a run that lives
+    later = {begin for begin in whole if begin > start}
+    return bool(later & {end for end in ends if end > start} if ends else later)
+
+
+def _end_of(data: mmap.mmap, begin: int) -> int | None:
+    """Where the record at `begin` ends; None if it is not whole."""
+    length, checksum, header_length = _HEAD.unpack_from(data, begin)
+    start, end = begin + _HEAD.size, begin + _HEAD.size + length
+    if header_length > length or end > len(data):
+        return None
+    with memoryview(data) as view, view[start:end] as body:
+        return end if xxhash.xxh3_64_intdigest(body, seed=header_length) == checksum else None
+
+
 def read(path: Path) -> Generator[Record, None, int]:
     """Yields the records; returns where the last good one ends. Raises JournalError for another format."""
     with path.open("rb") as file:
         magic = file.read(len(MAGIC))
         if magic != MAGIC:
-            if len(magic) == len(MAGIC) and magic.startswith(MAGIC.partition(b"2")[0]):
+            if len(magic) == len(MAGIC) and magic.startswith(MAGIC.partition(b"3")[0]):
                 raise JournalError(f"{path} was written by another version of this program: resume with that one")
             return 0
         good = len(MAGIC)

@@ -1,6 +1,6 @@
 """Batches for a learner of several ranks: which groups each of them gets, and who is still to get his.
 
-Rank 0 is the learner: it alone asks for batches and says what is trained. A batch is served once, to all ranks together;
+Rank 0 is the learner: it alone asks for batches and says what is trained. A batch is served once, to all ranks at once;
 the others then fetch their shares of it over connections of their own. A share is a view of the batch that was served,
 so nothing is accounted for twice, and it is there, to be sent again, until the batch is trained. Groups stay whole.
 """
@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from areal_like.groups import Head, pack_heads
+from areal_like.wire import WireError
 from buffer.outbox import Outbox
-
-MAX_RANKS = 4096
 
 
 def split(tokens: Sequence[int], ranks: int) -> list[list[int]]:
@@ -41,37 +40,36 @@ class Served:
     payloads: list[Any]
     places: list[list[int]]
 
-    @property
-    def index(self) -> int:
-        return self.body["index"]
-
     def share(self, rank: int) -> tuple[dict[str, Any], list[Any]]:
         """Body and payloads of the message to a rank. What the buffer tells goes to rank 0 alone."""
+        if len(self.places) == 1:
+            return self.body | pack_heads(self.heads), self.payloads
         places = self.places[rank]
-        info = {**(self.body["info"] if rank == 0 else {}), "places": places}
-        body = {**self.body, "info": info, **pack_heads([self.heads[place] for place in places])}
+        info = (self.body["info"] if rank == 0 else {}) | {"places": places}
+        body = self.body | {"info": info} | pack_heads([self.heads[place] for place in places])
         return body, [self.payloads[place] for place in places]
 
 
 @dataclass(slots=True)
 class Shares:
-    """`ranks` of the learner; `served` by index, those that are not trained yet; `wanted` (index, rank) of each peer
-    that waits for its share."""
+    """`ranks` of the learner; `served` batches by index, those that are not trained yet; `wanted` by rank: who waits
+    for the share of which batch."""
 
     ranks: int = 1
     served: dict[int, Served] = field(default_factory=dict)
-    wanted: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    wanted: dict[int, tuple[bytes, int]] = field(default_factory=dict)
 
     def put(self, body: dict[str, Any], heads: list[Head], payloads: list[Any]) -> Served:
-        """Keep a batch that was served. One rank alone has the batch before when it asks for the next one; other ranks
-        may lag by one."""
-        if self.ranks == 1:
-            self.served.clear()
-            places = [list(range(len(heads)))]
-        else:
-            places = split([head.tokens for head in heads], self.ranks)
+        """Keep a batch that is served, to be sent until it is trained."""
+        places = split([head.tokens for head in heads], self.ranks)
         self.served[body["index"]] = served = Served(body, heads, payloads, places)
         return served
+
+    def want(self, peer: bytes, index: int, rank: int) -> None:
+        """A rank other than 0 asks for its share of a batch, which may not be there yet. Raises WireError."""
+        if not 0 < rank < self.ranks:
+            raise WireError(f"there is no share for rank {rank} of {self.ranks}")
+        self.wanted[rank] = peer, index
 
     def trained(self, steps: int) -> None:
         """Batches before `steps` are trained: every rank has had its share of them."""
@@ -80,7 +78,7 @@ class Shares:
 
     def answer(self, outbox: Outbox) -> None:
         """Send what other ranks wait for and is there."""
-        for peer, (index, rank) in list(self.wanted.items()):
+        for rank, (peer, index) in list(self.wanted.items()):
             if index in self.served:
-                del self.wanted[peer]
+                del self.wanted[rank]
                 outbox.put(peer, "batch", *self.served[index].share(rank))

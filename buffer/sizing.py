@@ -1,10 +1,31 @@
-"""How many samples a group has."""
+"""How many samples a group has: the same always, or as stragglers allow. No I/O, no clock.
+
+A batch keeps its number of samples whatever the groups' size, so a batch of larger groups has fewer prompts. The size
+is settled when a batch is opened, so it changes at step boundaries only. Your own controller is a class that inherits
+from `Sizing`; `module:Name` names it in a config.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, NamedTuple
 
-class Fixed:
-    """The same group size always."""
+
+class Lengths(NamedTuple):
+    """One group as it ended or was broken off: `tokens` of each response so far; `cut`: it was not done (the length is
+    censored: the true one is larger)."""
+
+    tokens: tuple[int, ...]
+    cut: tuple[bool, ...]
+
+
+class Sizing:
+    """`group_size` samples are in a group unless `next_size` says otherwise; groups_per_batch of that size make up the
+    number of samples of every batch. `sizes`: all that there may ever be. `looks`: wants to see what has ended."""
+
+    looks = True
 
     def __init__(self, *, group_size: int = 8):
         if group_size < 1:
@@ -12,6 +33,139 @@ class Fixed:
         self.group_size = group_size
 
     @property
-    def largest(self) -> int:
-        """The largest group that may ever be asked for."""
+    def sizes(self) -> Sequence[int]:
+        return (self.group_size,)
+
+    def next_size(self, seen: Sequence[Lengths]) -> int:
+        """The size of the next batch's groups; `seen` is what has ended since the call before."""
         return self.group_size
+
+    def metrics(self) -> dict[str, float]:
+        """What led to the newest size."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Plain data; None: there is nothing to be remembered."""
+        return None
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+
+
+class Fixed(Sizing):
+    """The same group size always."""
+
+    looks = False
+
+
+class Sagc(Sizing):
+    """Straggler-aware group control (after arXiv 2606.02218): the largest groups that keep the long-run share of groups
+    with a straggler at `budget`.
+
+    A group has a straggler if its longest response is more than `straggler_ratio` times its median. No formula of the
+    paper is public; this is a reconstruction. p, the risk that one response is a straggler, has a Beta posterior whose
+    evidence fades by `forget` per step, and every candidate G learns from every step:
+    risk(G) = 1 − E[(1 − p)^G] = 1 − Π_{i<G} (b + i) / (a + b + i). A virtual queue, the dual variable of the budget,
+    grows by what a step's share s exceeds it: Q ← max(0, Q + s − budget). The next size is
+    argmax_G weight · log G / log G_max − Q · risk(G). So the mean share is at most budget + Q / steps.
+
+    Lengths of responses that were cut are lower bounds. One that is past the threshold already counts as a straggler;
+    one that is not says nothing, and a group without a straggler so far counts only if all its responses were done.
+    Without that, closing groups and rounds at the first that finish would hide the stragglers.
+
+    `group_size` (times groups_per_batch) only says how many samples a batch has; each of `candidates` must divide that.
+    """
+
+    def __init__(
+        self,
+        *,
+        candidates: Sequence[int] = (4, 8, 16, 32),
+        budget: float = 0.3,
+        straggler_ratio: float = 3.0,
+        group_size: int = 8,
+        forget: float = 0.98,
+        weight: float = 1.0,
+    ):
+        super().__init__(group_size=group_size)
+        if not candidates or min(candidates) < 2 or sorted(set(candidates)) != list(candidates):
+            raise ValueError(f"sizing.candidates are ascending sizes of at least 2, not {list(candidates)}")
+        if not 0 < budget < 1 or straggler_ratio <= 1 or not 0 < forget <= 1 or weight <= 0:
+            raise ValueError("sizing: want 0 < budget < 1, straggler_ratio > 1, 0 < forget <= 1 and weight > 0")
+        self.candidates = tuple(candidates)
+        self.budget, self.straggler_ratio, self.forget, self.weight = budget, straggler_ratio, forget, weight
+        self.a = self.b = 1.0
+        self.queue = 0.0
+        self.share = 0.0
+        self.share_sum = 0.0
+        self.steps = 0
+        self.chosen = self.candidates[-1]
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return self.candidates
+
+    @property
+    def share_mean(self) -> float:
+        """Over all steps: what the budget is for."""
+        return self.share_sum / max(1, self.steps)
+
+    def next_size(self, seen: Sequence[Lengths]) -> int:
+        judged = [self._judge(group) for group in seen]
+        events = [event for event, _, _ in judged if event is not None]
+        if judged:
+            self.a = self.forget * self.a + sum(count for _, count, _ in judged)
+            self.b = self.forget * self.b + sum(count for _, _, count in judged)
+        if events:
+            self.share = sum(events) / len(events)
+            self.share_sum += self.share
+            self.steps += 1
+            self.queue = max(0.0, self.queue + self.share - self.budget)
+        self.chosen = max(self.candidates, key=self._score)
+        return self.chosen
+
+    def risk(self, size: int) -> float:
+        """Posterior probability that a group of `size` has a straggler."""
+        return 1.0 - math.prod((self.b + i) / (self.a + self.b + i) for i in range(size))
+
+    def _score(self, size: int) -> float:
+        return self.weight * math.log(size) / math.log(self.candidates[-1]) - self.queue * self.risk(size)
+
+    def _judge(self, group: Lengths) -> tuple[bool | None, int, int]:
+        """(has it a straggler? None: that can't be known; stragglers; responses that are surely none)."""
+        limit = self.straggler_ratio * median(group.tokens)
+        stragglers = sum(tokens > limit for tokens in group.tokens)
+        surely_none = sum(tokens <= limit and not cut for tokens, cut in zip(group.tokens, group.cut, strict=True))
+        known = stragglers > 0 or not any(group.cut)
+        return (stragglers > 0 if known else None), stragglers, surely_none
+
+    def metrics(self) -> dict[str, float]:
+        found = {f"sizing/risk_{size}": self.risk(size) for size in self.candidates}
+        return found | {
+            "sizing/group_size": float(self.chosen),
+            "sizing/dual": self.queue,
+            "sizing/straggler_share": self.share,
+            "sizing/straggler_share_mean": self.share_mean,
+            "sizing/budget": self.budget,
+        }
+
+    def state_dict(self) -> dict[str, Any] | None:
+        return {name: getattr(self, name) for name in _REMEMBERED}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in _REMEMBERED:
+            setattr(self, name, state[name])
+
+
+_REMEMBERED = ("a", "b", "queue", "share", "share_sum", "steps", "chosen")
+
+
+def check_sizes(sizing: Sizing, groups_per_batch: int) -> int:
+    """The samples of a batch. Raises ValueError unless groups of every size can make it up."""
+    samples = groups_per_batch * sizing.group_size
+    for size in sizing.sizes:
+        if samples % size:
+            raise ValueError(
+                f"sizing: groups of {size} can't make up a batch of {samples} samples (groups_per_batch "
+                f"{groups_per_batch} times sizing.group_size {sizing.group_size})"
+            )
+    return samples

@@ -23,7 +23,7 @@ def levels(state: RunState, now: float) -> dict[str, Any]:
     found |= {f"ledger/{key}": ledger[key] for key in ("admitted", "trained", "active")}
     for kind in ("filtered", "dropped"):
         found |= {f"ledger/{kind}/{reason}": n for reason, n in ledger[kind].items()}
-    found |= {"buffer/bytes": state.replay.bytes, "seconds": state.age(now)}
+    found |= {"buffer/bytes": state.replay.bytes, "buffer/max_bytes": state.max_bytes, "seconds": state.age(now)}
     if math.isfinite(state.replay.bound.max_staleness):
         found["staleness/bound"] = int(state.replay.bound.max_staleness)
     return found | state.gauges.rates
@@ -34,6 +34,7 @@ def status(state: RunState) -> dict[str, Any]:
     now, bound = time.monotonic(), state.replay.bound.max_staleness
     return {
         "started": state.started_at is not None,
+        "stopping": state.stopping,
         "seconds": state.age(now),
         "trained_seconds": state.gauges.trained_seconds,
         "version": state.version,
@@ -47,7 +48,12 @@ def status(state: RunState) -> dict[str, Any]:
         "refused": state.router.refused,
         "evaluations": state.gauges.evaluations,
         "actors": {
-            actor.name: {"version": actor.version, "running": len(actor.running), "stats": actor.stats}
+            actor.name: {
+                "version": actor.version,
+                "running": len(actor.running),
+                "silent_seconds": now - actor.seen,
+                "stats": actor.stats,
+            }
             for actor in state.fleet
         },
         "waits": waits(state),

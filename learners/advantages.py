@@ -11,8 +11,9 @@ the second token by token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -37,7 +38,7 @@ def group(rewards: np.ndarray, groups: np.ndarray, *, std: bool = False, eps: fl
 
 
 def rloo(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """REINFORCE leave-one-out (arXiv 2402.14740, equation 6): reward − mean of the OTHERS in its group, float64 [n].
+    """REINFORCE leave-one-out (arXiv 2402.14740): reward − mean of the OTHERS in its group, float64 [n].
 
     Equals n/(n − 1) times `group`. Single samples have no others and get 0.
     """
@@ -85,12 +86,38 @@ def batch(
 
 
 @dataclass(frozen=True, slots=True)
+class Turns:
+    """Of N trained tokens: `number` int64 [N] the turn that a token belongs to, counted from 0 in each sample; `earned`
+    float64 [N] what a turn earned, at its last trained token."""
+
+    number: np.ndarray
+    earned: np.ndarray
+
+
+def turns_of(pairs: Sequence[Sequence[tuple[int, float]]], sample: np.ndarray, place: np.ndarray) -> Turns | None:
+    """`pairs` are each sample's `turn_rewards`; `sample`, `place` int64 [N] each trained token's sample and place in
+    the response. A turn without a trained token earns at the one before it, or else the first. None without any turns.
+    """
+    if not any(pairs):
+        return None
+    turns = Turns(np.zeros(len(sample), np.int64), np.zeros(len(sample)))
+    ends = np.searchsorted(sample, np.arange(len(pairs) + 1))
+    for (begin, end), earned in zip(pairwise(ends), pairs, strict=True):
+        if earned and end > begin:
+            places, rewards = np.array([p for p, _ in earned]), [reward for _, reward in earned]
+            turns.number[begin:end] = np.minimum(np.searchsorted(places, place[begin:end]), len(places) - 1)
+            last = np.maximum(np.searchsorted(place[begin:end], places, side="right") - 1, 0)
+            np.add.at(turns.earned, begin + last, rewards)
+    return turns
+
+
+@dataclass(frozen=True, slots=True)
 class Episodes:
     """A batch of n samples with N trained tokens, in the order of the samples.
 
     `rewards` float64 [n]; `groups` int [n]; `sample` int64 [N] the sample of each token; `penalties` float64 [N] what
     is taken off the reward at each token; `values` float64 [N] the critic's value of the state in which the token was
-    chosen (None without a critic).
+    chosen (None without a critic). `turns` says where rewards were earned turn by turn (None: all of them at the end).
     """
 
     rewards: np.ndarray
@@ -98,6 +125,7 @@ class Episodes:
     sample: np.ndarray
     penalties: np.ndarray
     values: np.ndarray | None = None
+    turns: Turns | None = None
 
     def per_sample(self) -> np.ndarray:
         """Rewards [n] with the penalties of their tokens taken off."""
@@ -108,8 +136,11 @@ class Episodes:
         return np.append(self.sample[1:] != self.sample[:-1], True)[: len(self.sample)]
 
     def per_token(self, rewards: np.ndarray) -> np.ndarray:
-        """Rewards of the tokens [N]: −penalty, and `rewards` [n] at each sample's last trained token."""
-        return np.where(self.last(), rewards[self.sample], 0.0) - self.penalties
+        """Rewards of the tokens [N]: −penalty, what a turn earned at its last token, and the rest of `rewards` [n] at
+        each sample's last trained token."""
+        earned = self.turns.earned if self.turns else np.zeros(len(self.sample))
+        rest = rewards - np.bincount(self.sample, earned, minlength=len(rewards))
+        return np.where(self.last(), rest[self.sample], 0.0) + earned - self.penalties
 
 
 def per_token(advantage: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,9 +174,27 @@ def reinforce_pp(episodes: Episodes, *, baseline: bool = False, gamma: float = 1
 
 
 @per_token
+def turn(episodes: Episodes, *, gamma: float = 1.0, std: bool = False) -> np.ndarray:
+    """Credit by turns: what is earned from a turn on − the mean of that in its group at the same turn, float64 [N].
+
+    The group-relative advantage of GRPO taken turn by turn, so that the second turn is not praised for what the first
+    one earned. `gamma` discounts per turn; `std` as in `group`. Without rewards of turns it
+    equals `group`. Turn-level credit in group-relative training is MT-GRPO's idea (arXiv 2505.11821); ours differs: a
+    return from each turn on in place of its mix of normalised turn and outcome advantages.
+    """
+    number = episodes.turns.number if episodes.turns else np.zeros(len(episodes.sample), np.int64)
+    keys, cell = np.unique(np.stack([episodes.sample, number]), axis=1, return_inverse=True)  # a cell: a sample's turn
+    owner, turn_of_cell = keys
+    earned = np.bincount(cell, episodes.per_token(episodes.rewards), minlength=len(owner))
+    returns = discounted_sums(earned, np.append(owner[1:] != owner[:-1], True)[: len(owner)], gamma)
+    _, peers = np.unique(np.stack([episodes.groups[owner], turn_of_cell]), axis=1, return_inverse=True)
+    return group(returns, peers, std=std)[cell]
+
+
+@per_token
 @needs_values
 def gae(episodes: Episodes, *, gamma: float = 1.0, lam: float = 1.0) -> np.ndarray:
-    """Generalised advantage estimation (arXiv 1506.02438, equation 16) over trained tokens, with a critic: float64 [N].
+    """Generalised advantage estimation (arXiv 1506.02438) over trained tokens, with a critic: float64 [N].
 
     `δ_t = r_t + γ V_{t+1} − V_t`, the value behind a sample's last trained token being 0; `A_t = Σ (γλ)^k δ_{t+k}`. Not
     normalised, so that A + V is what the critic learns.

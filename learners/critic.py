@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from learners.ranks import Ranks
 
@@ -19,8 +20,8 @@ class Critic:
     """`lr` > 0 of the head. `trunk` scales the value loss's gradient into the policy's weights; 0 keeps it out, so that
     only the policy loss moves the policy."""
 
-    def __init__(self, hidden_size: int, device: torch.device, ranks: Ranks, *, lr: float, trunk: float):
-        self._head = nn.Linear(hidden_size, 1, device=device)
+    def __init__(self, model: PreTrainedModel, ranks: Ranks, *, lr: float, trunk: float):
+        self._head = nn.Linear(model.config.hidden_size, 1, device=model.device)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
         self._optimizer = torch.optim.AdamW(self._head.parameters(), lr=lr, weight_decay=0.0)

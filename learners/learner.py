@@ -13,7 +13,8 @@ same batches from the same state give the same bits.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,21 +23,22 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from areal_like.models import read_state, specs_of
+from areal_like.models import read_state, save_as_published, specs_of
 from areal_like.types import Batch
 from areal_like.weights.state import State
-from learners.advantages import Episodes, marked
+from learners.adapters import Adapters
+from learners.advantages import Episodes, marked, turns_of
 from learners.attention import use_packed_attention
 from learners.batch_metrics import batch_metrics
 from learners.critic import Critic
 from learners.diagnostics import buckets, zero_variance_by_staleness
-from learners.logprobs import forward_logprobs, forward_with_states, use_logprob_head
+from learners.logprobs import forward_logprobs, forward_with_states
 from learners.losses.contract import LossFunction, is_single_pass, needs_proximal, needs_uniform, plan_of
 from learners.objective import Objective
 from learners.optim import MasterAdamW
 from learners.packing import Columns, MicroBatch, pack
 from learners.ranks import Ranks
-from learners.sharding import Whole, compile_layers, recompute_activations, shard
+from learners.sharding import Whole, prepare
 from learners.step import Step
 
 Advantage = Callable[..., np.ndarray]
@@ -53,7 +55,11 @@ class TorchLearner(Objective):
     the dtype of the published weights, and of the values (held in float32) that are differentiated. `critic_lr` > 0
     trains a critic (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the
     policy. `grad_norm_by_staleness` measures the gradient's norm per bucket of staleness as well, for one backward pass
-    per bucket. The other knobs are those of `learners.objective`.
+    per bucket. `lora` {rank, alpha, targets} trains adapters instead of the model (`learners.adapters`); {} takes their
+    defaults. `ranks` processes share the work; each has its part of the weights (`learners.sharding`). On `device`,
+    matrices are multiplied in `compute_dtype`; weights and sums over tokens stay in float32. `checkpoint_activations`
+    saves memory for a third more computing; `compile` has torch compile the layers. At most `max_logits` logits are
+    made at once (`learners.logprobs`). The other knobs are those of `learners.objective`.
     """
 
     needs_model = True
@@ -80,6 +86,7 @@ class TorchLearner(Objective):
         critic_lr: float = 0.0,
         critic_trunk: float = 0.0,
         grad_norm_by_staleness: bool = False,
+        lora: Mapping[str, Any] | None = None,
         ranks: int = 1,
         compute_dtype: Literal["float32", "bfloat16"] = "float32",
         device: Literal["cpu", "cuda"] = "cpu",
@@ -93,17 +100,12 @@ class TorchLearner(Objective):
         self.ranks = Ranks(ranks)
         self.model = model.float().eval().to(device)
         use_packed_attention(self.model)
-        use_logprob_head(self.model, max_logits)
         dtype = getattr(torch, publish_dtype)
         self._specs = specs_of(self.model, publish_dtype)
-        self._reference = _frozen(self.model, dtype, max_logits) if self.needs_reference else None
-        if compile:
-            compile_layers(self.model)
-        if checkpoint_activations:
-            recompute_activations(self.model)
-        for each in (self.model, self._reference):
-            if each is not None:
-                shard(each, self.ranks)
+        self._adapters = None if lora is None else Adapters(self.model, seed, dtype, **lora)
+        self._reference = _frozen(self.model, dtype) if self.needs_reference and lora is None else self.model
+        for each in {self.model, self._reference}:  # one, or two
+            prepare(each, self.ranks, max_logits, compile, checkpoint_activations)
         self.optimizer = MasterAdamW(
             self.model,
             lr=lr,
@@ -112,20 +114,20 @@ class TorchLearner(Objective):
             weight_decay=weight_decay,
             warmup_steps=warmup_steps,
             clip_grad=clip_grad,
-            publish_dtype=dtype,
+            publish_dtype=torch.float32 if self._adapters else dtype,
             ranks=self.ranks,
         )
-        size, place = self.model.config.hidden_size, torch.device(device)
-        self._critic = Critic(size, place, self.ranks, lr=critic_lr, trunk=critic_trunk) if critic_lr else None
-        self._device, self._autocast = place, compute_dtype == "bfloat16"
+        self._critic = Critic(self.model, self.ranks, lr=critic_lr, trunk=critic_trunk) if critic_lr else None
+        self._device, self._autocast = torch.device(device), compute_dtype == "bfloat16"
         self._loss, self._plan, self._advantage = loss, plan_of(loss), advantage
         self._temperature, self._seed = temperature, seed
         self._num_minibatches, self._num_epochs = num_minibatches, num_minibatch_epochs
         self._max_tokens, self._min_microbatches = max_tokens, min_microbatches
         self._norm_by_staleness = grad_norm_by_staleness
 
-    def train(self, batch: Batch, places: Sequence[int] = ()) -> dict[str, Any]:
-        """One train step. With several ranks, `batch` is this rank's share, and `places` are its groups' in the whole. Returns metrics: those of `batch_metrics`, and what the step did to the model.
+    def train(self, batch: Batch) -> dict[str, Any]:
+        """One train step on a batch, or this rank's share of it. Returns metrics, of the whole batch: those of
+        `batch_metrics`, and what the step did to the model.
 
         Means are over trained tokens of all minibatches; what the loss itself observed is under `loss/`. `kl/k1`,
         `kl/k3` and `ess` compare the policy at the start of the step with the behaviour policy; losses that ask for
@@ -134,7 +136,7 @@ class TorchLearner(Objective):
         of what there was. `skipped_steps` counts, over the learner's life, optimizer steps skipped because of a
         gradient that was not finite.
         """
-        lr, step = self.optimizer.current_lr, self._begin(batch, places)
+        lr, step = self.optimizer.current_lr, self._begin(batch)
         batch = step.batch
         for epoch in range(self._num_epochs):
             minibatches = self._minibatches(batch, step.columns, epoch)
@@ -148,21 +150,26 @@ class TorchLearner(Objective):
                 if self._critic:
                     self._critic.step()
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
-        step.start = self.ranks.merged(step.start, step.own_tokens)
+        step.start = self.ranks.merged(step.start, step.own)
         return batch_metrics(batch) | zero_variance_by_staleness(batch) | step.metrics(self.ranks) | more
 
-    def snapshot(self) -> State:
-        """The published bits of the current weights: a fresh buffer, the caller's to keep."""
-        state = State(self._specs)
-        read_state(Whole(self.model), state)
+    def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
+        """The published bits of the current weights, in `into` or a fresh buffer that is the caller's to keep; `done`
+        as for `read_state`. Rank 0's to call, while others `hand_over`."""
+        state = into or State(self._specs)
+        read_state(self._adapters.merged() if self._adapters else Whole(self.model), state, done)
         return state
 
+    def hand_over(self) -> None:
+        """Another rank's part in rank 0's `snapshot` or `save`."""
+        for _ in Whole(self.model).values():
+            pass
+
     def save(self, folder: str) -> None:
-        """Write the current weights as a Hugging Face model folder. All ranks take part, and rank 0 writes."""
-        whole = Whole(self.model)
-        weights = {name: tensor.cpu() if self.ranks.rank == 0 else None for name, tensor in whole.items()}
-        if self.ranks.rank == 0:
-            self.model.save_pretrained(folder, state_dict=weights if self.ranks.count > 1 else None)
+        """Write the published weights as a Hugging Face model folder; adapters, if any, go to its folder `adapter`."""
+        save_as_published(self.model, self.snapshot(), folder)
+        if self._adapters:
+            self._adapters.save(f"{folder}/adapter")
 
     def save_state(self, folder: Path) -> None:
         """Write what the next train step depends on besides its batch: master weights, optimizer state, critic."""
@@ -185,18 +192,19 @@ class TorchLearner(Objective):
         """Of a checkpoint, where this rank's part is."""
         return "learner.pt" if self.ranks.count == 1 else f"learner-{self.ranks.rank}-of-{self.ranks.count}.pt"
 
-    def _begin(self, batch: Batch, places: Sequence[int] = ()) -> Step:
+    def _begin(self, batch: Batch) -> Step:
         """The batch on the device, with everything that must be known before the weights move."""
-        whole, own = self.ranks.whole(batch, places)
+        whole, own = self.ranks.whole(batch)
         step = Step(whole, own, self._device, self.shares)
         trained = [np.flatnonzero(step.columns.lengths)]
-        if self._reference is not None:
+        if self.needs_reference:
             step.reference = torch.zeros_like(step.behaviour)
-            for part, logprobs in self._logprobs(step, trained, self._reference):
-                step.reference[part.trained] = logprobs
-            step.reference = self.ranks.merged(step.reference, step.own_tokens)
+            with self._adapters.off() if self._adapters else nullcontext():
+                for part, logprobs in self._logprobs(step, trained, self._reference):
+                    step.reference[part.trained] = logprobs
+            step.reference = self.ranks.merged(step.reference, step.own)
         if self._critic:
-            step.values = self.ranks.merged(self._values(step, trained), step.own_tokens)
+            step.values = self.ranks.merged(self._values(step, trained), step.own)
         if needs_uniform(self._loss):
             step.draw(self._seed)
         self._advantages(step)
@@ -205,7 +213,9 @@ class TorchLearner(Objective):
     def _advantages(self, step: Step) -> None:
         penalties = self.token_penalties(step.behaviour, step.reference)
         values = None if step.values is None else step.values.double().cpu().numpy()
-        episodes = Episodes(self.rewards(step.batch), step.groups, step.columns.sample, penalties, values)
+        columns, earned = step.columns, [sample.turn_rewards for sample in step.batch.samples]
+        turns = turns_of(earned, columns.sample, columns.place)
+        episodes = Episodes(self.rewards(step.batch), step.groups, columns.sample, penalties, values, turns)
         if marked(self._advantage, "per_token"):
             advantages = self._advantage(episodes)
         else:
@@ -227,9 +237,9 @@ class TorchLearner(Objective):
                 minibatches.append(samples)
         return minibatches
 
-    def _microbatches(self, columns: Columns, samples: np.ndarray, own: np.ndarray) -> Iterator[MicroBatch]:
-        """This rank's micro-batches of the given samples; as many on each rank, the last ones of some without tokens."""
-        samples = samples[(columns.lengths[samples] > 0) & own[samples]]
+    def _microbatches(self, columns: Columns, samples: np.ndarray) -> Iterator[MicroBatch]:
+        """This rank's micro-batches of the given samples; as many as others have, the last ones without tokens."""
+        samples = samples[(columns.lengths[samples] > 0) & columns.own[samples]]
         lengths = columns.lengths[samples].tolist()
         cuts = pack(lengths, max_tokens=self._max_tokens, min_microbatches=self._min_microbatches)
         count = self.ranks.most(len(cuts))
@@ -244,7 +254,7 @@ class TorchLearner(Objective):
     ) -> Iterator[tuple[MicroBatch, Tensor]]:
         """Logprobs of all trained tokens of some minibatches, micro-batch by micro-batch, without gradient."""
         if minibatches:
-            for part in self._microbatches(step.columns, np.concatenate(minibatches), step.own):
+            for part in self._microbatches(step.columns, np.concatenate(minibatches)):
                 with self._precision():
                     yield part, forward_logprobs(model, part, self._temperature)[0]
 
@@ -252,7 +262,7 @@ class TorchLearner(Objective):
     def _values(self, step: Step, minibatches: list[np.ndarray]) -> Tensor:
         assert self._critic
         values = torch.zeros_like(step.behaviour)
-        for part in self._microbatches(step.columns, np.concatenate(minibatches), step.own):
+        for part in self._microbatches(step.columns, np.concatenate(minibatches)):
             with self._precision():
                 hidden = forward_with_states(self.model, part, self._temperature)[2]
             values[part.trained] = self._critic.values(hidden)
@@ -269,13 +279,13 @@ class TorchLearner(Objective):
         if self._plan.needs_current:
             for part, logprobs in self._logprobs(step, [samples], self.model):
                 current[part.trained] = logprobs
-            current = self.ranks.merged(current, step.own_tokens)
+            current = self.ranks.merged(current, step.own)
         places = step.on_device(step.columns.tokens_of(samples))
         if at_start:
             step.start[places] = current[places]
         minibatch = step.loss_batch(places, current[places], step.sample[places], with_proximal=False)
         weights, observed = self._plan.weigh(minibatch)
-        mine = step.own_tokens[places]
+        mine = step.own[places]
         step.observe({name: values[mine] for name, values in observed.items()}, places[mine], "loss/")
         step.weights = torch.zeros_like(step.behaviour).index_copy(0, places, weights)
         return step.columns.only((step.weights != 0).cpu().numpy()) if self._plan.skips else step.columns
@@ -289,11 +299,11 @@ class TorchLearner(Objective):
         if self._critic:
             self._critic.zero_grad()
         total, by_staleness = 0.0, dict[str, Tensor]()
-        for part in self._microbatches(columns, samples, step.own):
+        for part in self._microbatches(columns, samples):
             loss, outputs = self._forward(step, part, denominator, at_start)
             step.backward_tokens += part.input_ids.numel() if len(part.trained) else 0
             if self._norm_by_staleness:
-                self._backward_by_staleness(loss, outputs, step, part, by_staleness)
+                self._backward_by_staleness(loss, outputs, step.staleness[part.trained], by_staleness)
             else:
                 loss.backward()
             total += loss.item()
@@ -301,7 +311,7 @@ class TorchLearner(Objective):
         if by_staleness:
             self.optimizer.gradient.copy_(torch.stack(list(by_staleness.values())).sum(0))
             for suffix, gradient in by_staleness.items():
-                step.bucket_norms.setdefault(suffix, []).append(self.ranks.norm(gradient))
+                step.bucket_norms.setdefault(suffix, []).append(torch.linalg.vector_norm(gradient).item())
         return self.ranks.sum(total)
 
     def _forward(self, step: Step, part: MicroBatch, denominator: float, at_start: bool) -> tuple[Tensor, list[Tensor]]:
@@ -332,22 +342,17 @@ class TorchLearner(Objective):
         return loss, outputs
 
     def _backward_by_staleness(
-        self, loss: Tensor, outputs: list[Tensor], step: Step, part: MicroBatch, sums: dict[str, Tensor]
+        self, loss: Tensor, outputs: list[Tensor], staleness: Tensor, sums: dict[str, Tensor]
     ) -> None:
-        """Add the gradient to `sums`, bucket by bucket of staleness, leaving the optimizer's buffer used up.
-
-        Several ranks go through all buckets of the batch together; one alone through those of the micro-batch.
-        """
+        """Add the gradient to `sums`, bucket by bucket of staleness, leaving the optimizer's buffer used up."""
         gradients = torch.autograd.grad(loss, outputs, allow_unused=True)
         pairs = [(output, g) for output, g in zip(outputs, gradients, strict=True) if g is not None]
-        for suffix, members in list(buckets(step.staleness.cpu().numpy())):
-            inside = step.on_device(members)[part.trained]
-            if self.ranks.count == 1 and not inside.any():
-                continue
+        for suffix, members in buckets(staleness.cpu().numpy()):
+            inside = torch.from_numpy(members).to(staleness.device)
             self.optimizer.zero_grad()
             masked = [torch.where(inside, g, 0.0) for _, g in pairs]
             torch.autograd.backward([output for output, _ in pairs], masked, retain_graph=True)
-            sums[suffix] = sums.get(suffix, 0.0) + self.optimizer.collect()
+            sums[suffix] = sums.get(suffix, 0.0) + self.optimizer.gradient
 
 
 def _check(
@@ -364,10 +369,9 @@ def _check(
         raise ValueError("this advantage needs a critic: set learner.critic_lr above 0")
 
 
-def _frozen(model: PreTrainedModel, dtype: torch.dtype, max_logits: int) -> PreTrainedModel:
+def _frozen(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """A copy of the model as it will be published first, without gradients."""
     reference = copy.deepcopy(model).requires_grad_(False)
     for p in reference.parameters():
         p.copy_(p.to(dtype))
-    use_logprob_head(reference, max_logits)
     return reference

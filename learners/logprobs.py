@@ -45,25 +45,27 @@ class LogprobHead:
             return self._forward(states)
         targets, temperature = self.targets, self.temperature
         if len(targets) <= self._rows:
-            return self._piece(states[0], targets, temperature)[None]
+            return self._piece(states, targets, temperature)
         pieces = [
             checkpoint(self._piece, piece, some, temperature, use_reentrant=False, preserve_rng_state=False)
-            for piece, some in zip(states[0].split(self._rows), targets.split(self._rows), strict=True)
+            for piece, some in zip(states.split(self._rows, 1), targets.split(self._rows), strict=True)
         ]
-        return torch.cat(pieces)[None]
+        return torch.cat(pieces, 1)
 
     def _piece(self, states: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        return torch.stack(token_logprobs(self._forward(states), targets, temperature), -1)
+        logprobs, entropy = token_logprobs(self._forward(states)[0], targets, temperature)
+        return torch.stack([logprobs[None], entropy[None]], -1)
 
 
 def use_logprob_head(model: PreTrainedModel, max_logits: int) -> None:
     """Make a model's head give logprobs in pieces. Raises ValueError for models whose logits are not their head's."""
     changed = [key for key in CHANGES_LOGITS if getattr(model.config, key, None) is not None]
     if changed or max_logits < 1:
-        raise ValueError(f"max_logits must be positive ({max_logits}), and the model must not use {changed or 'others'}")
+        raise ValueError(
+            f"max_logits must be positive (got {max_logits}), and the model must not change logits {changed}"
+        )
     head = model.get_output_embeddings()
-    forward = head.forward.forward if isinstance(head.forward, LogprobHead) else head.forward
-    head.forward = LogprobHead(forward, model.config.vocab_size, max_logits)
+    head.forward = LogprobHead(head.forward, model.config.vocab_size, max_logits)
 
 
 def forward_logprobs(model: PreTrainedModel, microbatch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:

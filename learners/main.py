@@ -12,21 +12,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from areal_like import checkpoints
-from areal_like.client import LearnerClient
+from areal_like.client import LearnerClient, Stopped
+from areal_like.config import ranks_of
 from areal_like.interfaces import Trainer
 from areal_like.metrics import MetricsLog
-from areal_like.process import Role, run_role
+from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, end_gently, on_pause, run_role
 from areal_like.registry import bind, build, resolve
 from areal_like.types import Batch
+from learners.publication import Coding
 from learners.publisher import Publisher
 
 log = logging.getLogger(__name__)
+DRAINED = "it was drained"
 
 
 def build_trainer(config: Any) -> Trainer:
@@ -41,6 +45,13 @@ def build_trainer(config: Any) -> Trainer:
     model = build("model", config.model, config.run.seed, vocab_size)
     loss, advantage = bind("loss", config.loss), bind("advantage", config.advantage)
     return build("learner", config.learner, model, loss, advantage, config.sampling.temperature, config.run.seed)
+
+
+def lead(role: Role) -> Trainer:
+    """The learner of several ranks, of which this process is the first: it waits for the others."""
+    from learners import rank  # imports torch
+
+    return rank.Lead(rank.meet(role, 0))
 
 
 @dataclass
@@ -86,7 +97,14 @@ class TrainLoop:
         self.client.want(progress.steps, self.version)
         reason, begin = self._reason_to_stop(), time.monotonic()
         while not reason:
-            batch, info = self._next_batch()
+            try:
+                batch, info = self._next_batch()
+            except Stopped as stopped:
+                self._checkpoint(last=True)
+                if not stopped.drained:
+                    raise
+                reason = DRAINED
+                break
             if progress.steps == before.steps:
                 begin = time.monotonic()
                 progress.waited = before.waited
@@ -108,6 +126,8 @@ class TrainLoop:
         log.info("training ends: %s", reason)
         if progress.steps % self.config.weight_sync_interval:
             self._publish(self.version + 1)  # what is saved is what the last evaluation sees
+        manifest = self.publisher.wait()
+        self._published, self.digest = manifest["version"], manifest["digest"]
         report = self.client.finish(reason, progress.steps)
         return self._summary(reason, report, before)
 
@@ -134,31 +154,27 @@ class TrainLoop:
 
     def _next_batch(self) -> tuple[Any, dict[str, Any]]:
         begin = time.monotonic()
-        batch, info = self.client.batch()
+        batch, info = self.client.batch(may_pause=self.progress.steps % self.config.weight_sync_interval == 0)
         waited = time.monotonic() - begin
         self.progress.waited += waited
         info["train/wait_seconds"] = waited
         return batch, info
 
     def _publish(self, version: int | None = None) -> float:
-        """Offer the current weights as the current version (or another); returns the seconds that it took."""
-        begin = time.monotonic()
-        manifest = self.publisher.publish(self.version if version is None else version, self.trainer.snapshot())
-        self._published = manifest["version"]
-        self.digest = manifest["digest"]
-        self.client.published(manifest)
-        return time.monotonic() - begin
+        """Have the current weights published as the current version (or another), while training goes on; returns the
+        seconds for which it stood still."""
+        return self.publisher.publish(self.version if version is None else version, self.trainer.snapshot)
 
     def _write(self, row: dict[str, Any], info: dict[str, Any]) -> None:
         progress, evaluations = self.progress, info.pop("evaluations")
-        progress.evaluations += evaluations
+        progress.evaluations = [*progress.evaluations, *evaluations]  # the list is shared with `before`
         if evaluations:
             newest = evaluations[-1]
             row |= {"eval/reward": newest["reward"], "eval/version": newest["version"], "eval/length": newest["length"]}
         progress.tokens += int(row.get("tokens", 0))
         row["train/idle_share"] = progress.waited / max(1e-9, progress.elapsed)
         row["train/tokens_per_second"] = progress.tokens / max(1e-9, progress.elapsed)
-        row["publish/bytes"] = self.publisher.bytes_sent
+        row |= self.publisher.metrics
         self.metrics.write({"step": progress.steps, "version": self.version, **row, **info})
 
     def _reason_to_stop(self) -> str:
@@ -215,11 +231,14 @@ def _later(evaluations: list[dict[str, Any]], seconds: float) -> list[dict[str, 
 
 
 def main(role: Role) -> None:
-    trainer = build_trainer(role.config)
+    trainer = build_trainer(role.config) if ranks_of(role.config) == 1 else lead(role)
     checkpoint = checkpoints.latest(role.run)
-    publisher = Publisher(role.endpoint("weights"), role.keys)
     link_timeout = role.config.buffer.heartbeat_timeout
     client = LearnerClient(role.find("buffer"), role.name, link_timeout=link_timeout, keys=role.keys)
+    on_pause(client.pause)
+    if role.grace:
+        end_gently(client.pause, role.grace)
+    publisher = Publisher(role.endpoint("weights"), Coding(**role.config.weights), client.published, role.keys)
     try:
         with MetricsLog(role.run / "metrics.jsonl", done=checkpoint[0] if checkpoint else 0) as metrics:
             loop = TrainLoop(role, trainer, client, publisher, metrics)
@@ -230,9 +249,12 @@ def main(role: Role) -> None:
         beside = role.run / "summary.tmp"
         beside.write_text(json.dumps(summary, indent=2) + "\n")
         beside.replace(role.run / "summary.json")  # there is one when the run is finished, and then it is whole
+    except Stopped as stopped:
+        log.info("ending after step %d: %s", loop.progress.steps, stopped)
+        sys.exit(EXIT_PAUSED if stopped.by_signal else EXIT_STOPPED)
     finally:
-        client.close()
         publisher.close()
+        client.close()
 
 
 if __name__ == "__main__":

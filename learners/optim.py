@@ -30,7 +30,7 @@ class MasterAdamW:
     lr · k / warmup_steps. `clip_grad` is the largest global L2 norm; 0 switches clipping off.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - torch's own knobs, and ours
         self,
         model: nn.Module,
         *,
@@ -41,14 +41,15 @@ class MasterAdamW:
         warmup_steps: int,
         clip_grad: float,
         publish_dtype: torch.dtype,
-        ranks: Ranks | None = None,
+        ranks: Ranks,
     ):
         self.lr, self.warmup_steps, self.clip_grad = lr, warmup_steps, clip_grad
         self.steps = 0
         self.skipped_steps = 0
-        self._dtype, self._ranks = publish_dtype, ranks or Ranks(1)
-        matrices = [p for p in model.parameters() if p.ndim >= 2]
-        vectors = [p for p in model.parameters() if p.ndim < 2]
+        self._dtype, self._ranks = publish_dtype, ranks
+        trained = [p for p in model.parameters() if p.requires_grad]
+        matrices = [p for p in trained if p.ndim >= 2]
+        vectors = [p for p in trained if p.ndim < 2]
         self._parameters = matrices + vectors
         own = [own_part(p.detach()) for p in self._parameters]
         self._master = torch.cat([part.float().flatten() for part in own])

@@ -74,12 +74,13 @@ class MicroBatch:
 class Columns:
     """A batch of n samples as flat arrays.
 
-    Per sample [n]: `lengths` input tokens (0 where no token is trained). Per trained token, in the order of the
-    samples [N]: `sample`, `behaviour` float32, `version`.
+    Per sample [n]: `lengths` input tokens (0 where no token is trained), `own` bool: is it this rank's to compute. Per
+    trained token, in the order of the samples [N]: `sample`, `place` in the response, `behaviour` float32, `version`.
     """
 
-    def __init__(self, batch: Batch):
+    def __init__(self, batch: Batch, own: np.ndarray | None = None):
         samples = batch.samples
+        self.own = np.ones(len(samples), bool) if own is None else own
         prompts = np.array([s.prompt_length for s in samples], np.int64)
         responses = np.array([s.response_length for s in samples], np.int64)
         _check(samples, prompts, responses)
@@ -89,6 +90,7 @@ class Columns:
         place = ranges(prompts, responses)[trained]
         owner = np.repeat(np.arange(len(samples)), responses)
         self.sample = owner[trained]
+        self.place = place - prompts[self.sample]
         self.behaviour = np.concatenate([s.logprobs for s in samples]).astype(np.float32)[trained]
         runs = np.array([run for s in samples for run in s.runs], np.int64).reshape(-1, 2)
         self.version = np.repeat(runs[:, 0], runs[:, 1])[trained]
@@ -101,7 +103,8 @@ class Columns:
         """The same samples with a part of their trained tokens (bool [N]): the others get no logits, and what lies
         behind a sample's last kept token is no input either. `MicroBatch.trained` still counts from the whole batch."""
         part = copy.copy(self)
-        part.sample, part.behaviour, part.version = self.sample[kept], self.behaviour[kept], self.version[kept]
+        part.sample, part.place = self.sample[kept], self.place[kept]
+        part.behaviour, part.version = self.behaviour[kept], self.version[kept]
         part._outputs, part._targets, part._places = self._outputs[kept], self._targets[kept], self._places[kept]
         part._count()
         return part
@@ -127,7 +130,8 @@ class Columns:
 
     def nothing(self, device: torch.device) -> MicroBatch:
         """One token of input, none trained: for a rank that has less to do than others."""
-        token, none = torch.zeros(1, 1, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.int64, device=device)
+        token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        none = token[0, :0]
         return MicroBatch(token, token, Layout.of(np.ones(1, np.int64), device), none, none, none, none)
 
     def microbatch(self, samples: np.ndarray, device: torch.device) -> MicroBatch:

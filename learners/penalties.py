@@ -21,7 +21,7 @@ def kl_estimate(policy: Tensor, reference: Tensor, estimator: str) -> Tensor:
     """Per-token estimates [N] of KL(policy ‖ reference) from logprobs [N] of tokens that the policy sampled, in nats.
 
     Schulman's (joschu.net/blog/kl-approx.html), with d = log policy − log reference within ±20: k1 = d (unbiased, may
-    be negative); k2 = d²/2; k3 = exp(−d) − 1 + d (unbiased, never negative; GRPO's, arXiv 2402.03300, equation 4).
+    be negative); k2 = d²/2; k3 = exp(−d) − 1 + d (unbiased, never negative; GRPO's, arXiv 2402.03300).
 
     As a loss their gradients are another matter (arXiv 2506.09477): k2's is the KL's own; k1's is zero on average and
     trains nothing; k3's is the KL's gradient to first order near the reference. Raises ValueError for another name.

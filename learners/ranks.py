@@ -11,7 +11,7 @@ All ranks must call these methods in the same order. The learner drives this.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from areal_like.types import Batch, Group, Sample
+from areal_like.types import Batch, Group
 
 PATIENCE = timedelta(days=30)
-"""A rank waits for the others as long as they live, as rank 0 may wait long for its batch. Death breaks the connection."""
-
-
-class LostRankError(RuntimeError):
-    """Another rank is gone, or this one can't reach it."""
+"""A rank waits for others as long as they live: rank 0 may wait long for its batch. Death breaks the connection."""
 
 
 def join(rank: int, ranks: int, store: Path, *, local: bool) -> None:
@@ -58,20 +54,18 @@ class Ranks:
             raise ValueError(f"learner.ranks is {count}, but {joined} processes have joined")
         self.count, self.rank = count, dist.get_rank() if count > 1 else 0
 
-    def whole(self, batch: Batch, places: Sequence[int]) -> tuple[Batch, np.ndarray]:
-        """The whole batch, from this rank's share whose groups have `places` in it; and bool [n], its own samples.
+    def whole(self, batch: Batch) -> tuple[Batch, np.ndarray]:
+        """The whole batch, from this rank's share of it; and bool [n], its own samples.
 
         Samples of others have no token ids (zeros in their place); all else is there.
         """
         if self.count == 1:
             return batch, np.ones(len(batch.samples), bool)
-        mine = [(place, _without_tokens(group)) for place, group in zip(places, batch.groups, strict=True)]
-        everybody: list[Any] = [None] * self.count
-        dist.all_gather_object(everybody, mine)
+        assert batch.places is not None
+        mine = dict(zip(batch.places, batch.groups, strict=True))
         placed: dict[int, tuple[int, Group]] = {}
-        for rank, groups in enumerate(everybody):
-            placed |= {place: (rank, _with_zeros(group)) for place, group in groups}
-        placed |= {place: (self.rank, group) for place, group in zip(places, batch.groups, strict=True)}
+        for rank, groups in enumerate(self.gathered({place: without_tokens(group) for place, group in mine.items()})):
+            placed |= {place: (rank, mine.get(place, group)) for place, group in groups.items()}
         if sorted(placed) != list(range(len(placed))):
             raise RuntimeError(f"the ranks' shares of batch {batch.index} do not make a whole")
         ordered = [placed[place] for place in range(len(placed))]
@@ -116,6 +110,11 @@ class Ranks:
         dist.all_gather_object(everybody, thing)
         return everybody
 
+    def barrier(self) -> None:
+        """Returns when all ranks are here."""
+        if self.count > 1:
+            dist.barrier()
+
     def told(self, thing: Any) -> Any:
         """What rank 0 has handed in; others hand in anything."""
         if self.count == 1:
@@ -127,18 +126,11 @@ class Ranks:
 
 def is_loss_of_a_rank(error: BaseException) -> bool:
     """Whether an error of a collective means that another process has gone, not that this one did something wrong."""
-    text = str(error).lower()
-    return isinstance(error, dist.DistNetworkError | dist.DistBackendError) or (
-        isinstance(error, RuntimeError) and any(word in text for word in ("closed by peer", "reset by peer", "broken pipe"))
-    )
+    words = ("closed by peer", "reset by peer", "broken pipe", "connection refused")
+    known = isinstance(error, dist.DistNetworkError | dist.DistBackendError)
+    return known or (isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words))
 
 
-def _without_tokens(group: Group) -> tuple[int, list[tuple[Any, ...]]]:
-    return group.id, [
-        (len(s.tokens), s.prompt_length, s.logprobs, s.loss_mask, s.runs, s.reward, s.finish) for s in group.samples
-    ]
-
-
-def _with_zeros(group: tuple[int, list[tuple[Any, ...]]]) -> Group:
-    group_id, samples = group
-    return Group(group_id, [Sample(np.broadcast_to(np.int32(0), (n,)), *rest) for n, *rest in samples])
+def without_tokens(group: Group) -> Group:
+    """A group with small zeros in the place of token ids: only who computes on it needs them."""
+    return replace(group, samples=[replace(s, tokens=np.zeros(len(s.tokens), np.int8)) for s in group.samples])

@@ -86,7 +86,7 @@ class ScoringLearner(TorchLearner):
         """(loss, bucket) → gradient; with the bucket "" for the sum over buckets, which is the whole gradient."""
         sums: dict[tuple[str, str], Tensor] = {}
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        for part in self._microbatches(step.columns, samples, step.own):
+        for part in self._microbatches(step.columns, samples):
             current, _ = forward_logprobs(self.model, part, self._temperature)
             present = [(suffix, inside[part.trained]) for suffix, inside in members.items()]
             present = [(suffix, here) for suffix, here in present if here.any()]

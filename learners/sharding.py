@@ -1,4 +1,5 @@
-"""What is done to a model's layers before it is trained: sharding over ranks (FSDP2), activation checkpointing, compiling.
+"""What is done to a model's layers before it is trained: sharding over ranks (FSDP2), activation checkpointing and
+compiling.
 
 `fully_shard` (torch.distributed.fsdp; ZeRO stage 3, arXiv 1910.02054) gives each rank a part of every parameter, its
 gradient and its optimizer state, and gathers a layer's parameters when it computes. Gradients are SUMS over ranks: the
@@ -9,7 +10,8 @@ backward passes. Names, shapes and values of the parameters stay as they are. Th
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from learners.logprobs import use_logprob_head
 from learners.ranks import Ranks
 
 
@@ -33,7 +36,7 @@ def recompute_activations(model: PreTrainedModel) -> None:
         layer.forward = functools.partial(_recomputed, layer.forward)
 
 
-def _recomputed(forward: functools.partial, *args: object, **kwargs: object) -> object:
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
@@ -43,6 +46,16 @@ def compile_layers(model: PreTrainedModel) -> None:
     """torch.compile for each layer, for rows of any length."""
     for layer in layers_of(model):
         layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+def prepare(model: PreTrainedModel, ranks: Ranks, max_logits: int, compile: bool, checkpoint_activations: bool) -> None:
+    """Logprobs in pieces, and all that was asked for, in the one order in which it fits together."""
+    use_logprob_head(model, max_logits)
+    if compile:
+        compile_layers(model)
+    if checkpoint_activations:
+        recompute_activations(model)
+    shard(model, ranks)
 
 
 def shard(model: PreTrainedModel, ranks: Ranks) -> None:

@@ -21,8 +21,8 @@ from learners.ranks import Ranks
 
 
 class Step:
-    """A batch of n samples with N trained tokens, whole on every rank; `own` bool [n] are those whose forward and
-    backward passes this rank makes, `own_tokens` bool [N] their tokens.
+    """A batch of n samples with N trained tokens, whole on every rank; `own` bool [N] are those of the samples
+    that this rank computes.
 
     `start` [N] is each trained token's logprob before the first update (NaN where nobody asked for it); `reference`
     [N], `values` [N], `targets` [N] (of the values), `share` [N], `uniform` [N] and `weights` [N] are None where the
@@ -30,13 +30,13 @@ class Step:
     """
 
     def __init__(self, batch: Batch, own: np.ndarray, device: torch.device, share: Any):
-        self.batch, self.own, self.device = batch, own, device
-        self.columns = columns = Columns(batch)
+        self.batch, self.device = batch, device
+        self.columns = columns = Columns(batch, own)
         self.groups = np.repeat(np.arange(len(batch.groups)), [len(g.samples) for g in batch.groups])
         self.behaviour = self.on_device(columns.behaviour)
         self.staleness = self.on_device(batch.version - columns.version)
         self.sample = self.on_device(columns.sample)
-        self.own_tokens = self.on_device(own[columns.sample])
+        self.own = self.on_device(own[columns.sample])
         self.group = self.on_device(self.groups[columns.sample])
         self.share = None if share is None else self.on_device(share(columns))
         self.start = torch.full_like(self.behaviour, torch.nan)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,18 @@ class TimedLearner:
         stamp = np.array([self._steps], np.uint64).view(np.uint8)[: self._state.nbytes]
         self._state.buffer[: len(stamp)] = stamp
 
-    def snapshot(self) -> State:
-        """A copy of the bytes, the caller's to keep."""
-        return State(self._state.specs, self._state.buffer.copy())
+    def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
+        """A copy of the bytes, in `into` or a buffer that is the caller's to keep."""
+        state = into or State(self._state.specs)
+        state.buffer[:] = self._state.buffer
+        if done:
+            done(state.nbytes)
+        return state
 
     def save(self, folder: str) -> None:
         """Write the bytes to `folder/weights.bin`."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / "weights.bin").write_bytes(self._state.buffer.tobytes())
+        (Path(folder) / "weights.bin").write_bytes(next(self._state.tensors())[1].tobytes())
 
     def save_state(self, folder: Path) -> None:
         (folder / "learner.json").write_text(json.dumps({"steps": self._steps}))

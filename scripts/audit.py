@@ -32,6 +32,8 @@ from areal_like.registry import build
 from buffer.journal import SNAPSHOT, JournalError, Record, scan
 from buffer.prompts import PromptCursor
 
+WITHOUT_FATE = ("place", "defer", "take_up", "partial", "start", "advance")
+"""Kinds of records that change when a group is rolled out, not what becomes of it."""
 RULES = ("prompts", "fates", "batches", "bound", "weights", "ledger")
 
 
@@ -53,16 +55,18 @@ class Audit:
     active: set[int] = field(default_factory=set)
     gone: dict[int, str] = field(default_factory=dict)  # filtered or dropped: why
     served: dict[int, list[int]] = field(default_factory=dict)
-    serves: int = 0
+    served_again: int = 0
     batch_of: dict[int, int] = field(default_factory=dict)  # of groups that were served: their batch
     trained: list[int] = field(default_factory=list)  # batches, in the order in which they were trained first
     digests: dict[int, str] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)  # batch → groups, of those that a scheduler has opened
 
     def read(self, records: Iterable[Record]) -> Audit:
         for number, record in enumerate(records):
             if record.kind == SNAPSHOT and number == 0:
                 raise JournalError("the journal lacks its beginning: an audit needs buffer.keep_journal=true")
-            getattr(self, f"_on_{record.kind}")(*record.fields)
+            if record.kind not in WITHOUT_FATE:
+                getattr(self, f"_on_{record.kind}")(*record.fields)
         return self
 
     def ledger(self) -> dict[str, Any]:
@@ -80,7 +84,10 @@ class Audit:
 
     # ---- records ----------------------------------------------------------------------------------------------------
 
-    def _on_admit(self, group_id: int, row: int, launch: int, need: int) -> None:
+    def _on_open(self, batch: int, groups: int, scheduler_state: Any) -> None:
+        self.sizes[batch] = groups
+
+    def _on_admit(self, group_id: int, row: int, launch: int, need: int, spare: bool = False) -> None:
         expected = self.prompts.next()
         if (group_id, row) != expected:
             self._find("prompts", f"group {group_id} of row {row} was admitted where {expected} was next")
@@ -101,6 +108,15 @@ class Audit:
     def _on_requeue(self, group_id: int) -> None:
         self.pushed.pop(group_id, None)
 
+    def _on_partial(self, meta: dict[str, Any]) -> None:
+        if meta["id"] not in self.active or meta["id"] in self.pushed:
+            self._find("fates", f"group {meta['id']} was handed back after it had been pushed, or had left")
+
+    def _on_start(self, version: int) -> None:
+        """Ages were set: no group moves."""
+
+    _on_advance = _on_start
+
     def _on_drop(self, group_id: int, reason: str) -> None:
         self._leave(group_id, f"dropped: {reason}")
 
@@ -119,8 +135,8 @@ class Audit:
         self.gone[group_id] = fate
 
     def _on_serve(self, batch: int, ids: list[int], oldest_allowed: int) -> None:
-        self.serves += 1
-        if len(set(ids)) != self.groups_per_batch:
+        self.served_again += batch in self.served
+        if len(set(ids)) != self.sizes.get(batch, self.groups_per_batch):
             self._find("batches", f"batch {batch} has {len(set(ids))} groups")
         if self.served.setdefault(batch, ids) != ids:
             self._find("batches", f"batch {batch} was served again with other groups")
@@ -144,7 +160,7 @@ class Audit:
                 self._find("batches", f"batch {batch} was trained where {len(self.trained)} was next")
             self.trained.append(batch)
 
-    def _on_snapshot(self, counts: list[Any], slots: list[Any], plan: list[Any], rows: list[Any]) -> None:
+    def _on_snapshot(self, counts: list[Any], slots: list[Any], plan: list[Any], rows: list[Any], *_: Any) -> None:
         admitted, trained, filtered, dropped = counts[:4]
         ours = self.ledger()
         if (admitted, filtered, dropped) != (ours["admitted"], ours["filtered"], ours["dropped"]):
@@ -180,7 +196,7 @@ def table(found: Audit) -> Table:
     seen = {
         "prompts": f"{found.admitted} admitted in order",
         "fates": f"{counts['trained']} trained, {left} filtered or dropped, {counts['active']} active",
-        "batches": f"{len(found.trained)} trained, {found.serves - len(found.served)} served again",
+        "batches": f"{len(found.trained)} trained, {found.served_again} served again",
         "bound": f"at most {found.max_staleness} versions",
         "weights": f"{len(found.digests)} versions, one digest each",
         "ledger": "agrees",

@@ -88,13 +88,7 @@ class Victim:
     def pids(self) -> dict[str, int]:
         """Role → process id, of those that live."""
         assert self.process is not None
-        found = {STARTER: self.process.pid}
-        listed = subprocess.run(["ps", "-ww", "-eo", "pid=,ppid=,stat=,args="], capture_output=True, text=True).stdout
-        for line in listed.splitlines():
-            pid, parent, state, *words = line.split()
-            if int(parent) == self.process.pid and "--name" in words and not state.startswith("Z"):
-                found[words[words.index("--name") + 1]] = int(pid)
-        return found
+        return {STARTER: self.process.pid} | children(self.process.pid)
 
     def until(self, what: str, event: Callable[[], bool], seconds: float = PATIENCE) -> None:
         """Wait for an event, looking often. Raises Stuck."""
@@ -121,6 +115,17 @@ class Victim:
         if self.process and self.process.poll() is None:
             self.process.terminate()
             self.process.wait(PATIENCE)
+
+
+def children(starter: int) -> dict[str, int]:
+    """Role → process id, of the living roles that this process has started."""
+    found = {}
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid=,ppid=,stat=,args="], capture_output=True, text=True).stdout
+    for line in listed.splitlines():
+        pid, parent, state, *words = line.split()
+        if int(parent) == starter and "--name" in words and not state.startswith("Z"):
+            found[words[words.index("--name") + 1]] = int(pid)
+    return found
 
 
 def draw(kills: int, victims: list[str], stops: int, actors: int, dice: random.Random) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import TextIO
 
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
+from areal_like.registry import build
 
 MUST_AGREE = (
     "run.seed",
@@ -52,8 +53,30 @@ def reopen_run_folder(config: Config, folder: Path) -> Config:
         before, now = (configs.select(each, key) for each in (earlier, config))
         if before != now:
             raise ConfigError(f"resume: {key} was {before} in {folder} and is {now} now; start a new run to change it")
+    _check_bound(earlier, config, folder)
+    _check_journal(earlier, config, folder)
     (folder / "summary.json").unlink(missing_ok=True)
     return configs.replace(config, "run.name", folder.name)
+
+
+def _check_bound(earlier: Config, config: Config, folder: Path) -> None:
+    """What waits in the buffer was admitted under the earlier bound. Raises ConfigError."""
+    before, now = (build("scheduler", each.scheduler, build("sizing", each.sizing)) for each in (earlier, config))
+    if now.max_staleness < before.max_staleness:
+        raise ConfigError(
+            f"resume: the staleness bound was {before.max_staleness} in {folder} and is {now.max_staleness} now: its "
+            "groups may be older than that; start a new run to lower it"
+        )
+
+
+def _check_journal(earlier: Config, config: Config, folder: Path) -> None:
+    """Without a journal nobody knows which prompts were trained. Raises ConfigError."""
+    for key, each in (("had", earlier), ("would have", config)):
+        if each.buffer.journal == "off":
+            raise ConfigError(
+                f"resume: {folder} {key} no journal (buffer.journal=off): prompts would be trained twice. Start a new "
+                "run; model=folder model.path=... begins with weights that were saved"
+            )
 
 
 def fit_to_replay(config: Config) -> Config:

@@ -1,4 +1,6 @@
-"""Fuzz what reads from the wire: `python -m scripts.fuzz [--inputs 1000000] [--seed 0] [--json FILE]`.
+"""Fuzz what reads from the wire: `python -m scripts.fuzz [--inputs 1000000] [--seed 0] [--json FILE] [--deltas]`.
+
+With `--deltas` what reads weight updates is fuzzed (`scripts.fuzz_deltas`), else what reads messages:
 
 Each input is the frames of one message: random bytes, valid messages with bytes changed, or msgpack that is well-formed
 and means harm (wrong types, huge numbers, lists that claim to be long, tables whose numbers disagree). It goes the way
@@ -34,6 +36,7 @@ from areal_like.wire import MESSAGES, SCHEMA, WireError, decode, encode
 ALLOWED_BYTES, ALLOWED_FACTOR, ALLOWED_SECONDS = 4 << 20, 100, 1.0
 """Of processor time. A list of empty maps is 72 bytes in memory for one on the wire."""
 Frames = list[bytes]
+Make = Callable[[int, int], tuple[str, Frames]]
 
 
 class Finding(AssertionError):
@@ -296,7 +299,23 @@ def make(seed: int, number: int) -> tuple[str, Frames]:
 
 
 def fuzz(inputs: int, seed: int = 0, first: int = 0, tell: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
-    """Take so many inputs; what became of them, and the largest costs. Raises Finding with the input's number."""
+    """Take so many messages; what became of them, and the largest costs. Raises Finding with the input's number."""
+    return run(inputs, seed, first, tell, make, take)
+
+
+def fuzz_deltas(
+    inputs: int, seed: int = 0, first: int = 0, tell: Callable[[int], None] = lambda done: None
+) -> dict[str, Any]:
+    """The same for weight updates."""
+    from scripts import fuzz_deltas as deltas
+
+    deltas.compile_all()
+    return run(inputs, seed, first, tell, deltas.make, deltas.take)
+
+
+def run(
+    inputs: int, seed: int, first: int, tell: Callable[[int], None], make: Make, take: Callable[[Frames], str]
+) -> dict[str, Any]:
     outcomes: Counter[str] = Counter()
     most_bytes = most_seconds = 0.0
     tracemalloc.start()
@@ -330,10 +349,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
     parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--deltas", action="store_true", help="fuzz what reads weight updates instead of messages")
     args = parser.parse_args()
+    fuzz_these = fuzz_deltas if args.deltas else fuzz
     begin = time.monotonic()
     try:
-        result = fuzz(args.inputs, args.seed, args.first, lambda done: print(f"\r{done:,}", end="", flush=True))
+        result = fuzz_these(args.inputs, args.seed, args.first, lambda done: print(f"\r{done:,}", end="", flush=True))
     except Finding as finding:
         print(f"\nfinding: {finding}", file=sys.stderr)
         return 1

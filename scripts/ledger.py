@@ -96,7 +96,7 @@ class Books:
         counts.update({f"dropped: {reason}": count for reason, count in dropped.items()})
         for fate, count in counts.items():
             self.account(fate).count = count
-        for group_id, *_, batch, table, _ in rows:
+        for group_id, *_, batch, table, _, _ in rows:
             self._active[group_id] = unpack_heads(table)[0] if table else None
             if batch >= 0:
                 self._served.setdefault(batch, []).append(group_id)
@@ -147,7 +147,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         records = list(scan(args.run / "journal"))
-    except JournalError as error:
+    except (JournalError, OSError) as error:
         sys.exit(f"error: {error}")
     if not records:
         sys.exit(f"error: {args.run} has no journal (buffer.journal=off, or no run folder)")
@@ -158,7 +158,10 @@ def main() -> int:
         step = checkpoints.latest(args.run)
         console.print(f"lengths and rewards since step {step[0] if step else '?'} only; buffer.keep_journal keeps all")
     if args.plot:
-        plot(accounts, args.plot)
+        try:
+            plot(accounts, args.plot)
+        except (OSError, ValueError) as error:  # no such folder; an ending that matplotlib does not know
+            sys.exit(f"error: --plot {args.plot}: {error}")
     return 0
 
 

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import json
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from areal_like import keys
-from areal_like.bus import check_reach
+from areal_like.bus import NODE, check_reach
 from areal_like.config import Config, ConfigError
 from areal_like.interfaces import Task
 from areal_like.registry import build, knobs
+from buffer.sizing import check_sizes
 
 
 def preflight(config: Config) -> None:
     """Raises ConfigError, ValueError, OSError."""
-    build("scheduler", config.scheduler, build("sizing", config.sizing))
+    sizing = build("sizing", config.sizing)
+    build("scheduler", config.scheduler, sizing)
+    check_sizes(sizing, config.groups_per_batch)
+    if len(sizing.sizes) > 1 and config.policy["name"] != "in_order":
+        raise ConfigError("sizing: a batch of groups of its own size needs policy=in_order", "sizing")
     if config.learner["name"] == "torch" and config.sampling.temperature == 0:
         raise ConfigError("sampling.temperature: greedy rollouts (0) can't be trained on; evaluation may be greedy")
+    if config.learner.get("lora") is not None and find_spec("peft") is None:
+        raise ConfigError("learner.lora needs peft: pip install 'areal_like[lora]'")
     path = config.model.get("path")
     if path is not None and not (Path(path) / "config.json").is_file():
         raise ConfigError(f"model.path: no Hugging Face model in {path!r} (config.json is missing)")
     if config.security.key_folder:
         keys.server_pair(config.security.key_folder)
         keys.client_pair(config.security.key_folder)
-    if config.buffer.transport == "tcp":
+    if config.buffer.transport == "tcp" and config.buffer.host != NODE:
         check_reach(config.buffer.host, config.security.key_folder)
-    if config.buffer.transport == "tcp" and config.buffer.port:
+    if config.buffer.transport == "tcp" and config.buffer.port and config.buffer.host != NODE:
         check_port(config.buffer.host, config.buffer.port)
     task = build("task", config.task, config.run.seed)
     if config.engine["name"] == "torch":

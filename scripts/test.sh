@@ -1,10 +1,16 @@
 #!/usr/bin/env bash
 # Sets up a virtual environment and passes all tests: style, types, then pytest. Arguments go to pytest.
-# VENV names another environment than .venv (.ci/run uses a fresh one).
+# VENV names another environment than .venv (.ci/run uses a fresh one). As root on Debian it also installs Slurm, of which
+# tests/slurm starts a cluster of its own; without Slurm those tests are skipped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${VENV:-.venv}
 bash scripts/setup.sh "$venv" dev
+if ! command -v slurmctld > /dev/null && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+    echo "== installing Slurm: without it, tests/slurm is skipped"
+    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends slurm-wlm munge; } \
+        > /dev/null 2>&1 || echo "   that failed"
+fi
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 echo "== ruff"
 "$venv/bin/ruff" check .

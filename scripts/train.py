@@ -18,8 +18,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from areal_like import config as configs
-from areal_like.bus import BusError, is_loopback
+from areal_like import keys
+from areal_like.bus import NODE, BusError, is_loopback
 from areal_like.config import Config, ConfigError
+from areal_like.process import EXIT_PAUSED
+from areal_like.registry import resolve
 from scripts.earlier_runs import find_run_to_resume, fit_to_replay, lock, reopen_run_folder
 from scripts.preflight import preflight
 
@@ -37,7 +40,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("config", help="a yaml file, e.g. configs/quickstart.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
     parser.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
-    parser.add_argument("--dry-run", action="store_true", help="print which processes would be started and stop")
+    parser.add_argument("--dry-run", action="store_true", help="print the processes and what they will need, and stop")
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live display")
     return parser.parse_intermixed_args(argv)
 
@@ -80,8 +83,16 @@ def commit() -> str | None:
         return None
 
 
+def across_hosts(config: Config) -> bool:
+    return resolve("launcher", config.launcher["name"]).ACROSS_HOSTS
+
+
 def resolve_transport(config: Config) -> Config:
-    """`auto`: files on one host; a port, or an address that others reach, was asked for: tcp."""
+    """`auto`: files on one host; a port, or an address that others reach, was asked for: tcp. A launcher that uses
+    several hosts needs tcp, and addresses that they reach."""
+    if across_hosts(config):
+        host = NODE if is_loopback(config.buffer.host) else config.buffer.host
+        return configs.replace(configs.replace(config, "buffer.transport", "tcp"), "buffer.host", host)
     if config.buffer.transport != "auto":
         return config
     tcp = config.buffer.port or not is_loopback(config.buffer.host)
@@ -97,21 +108,42 @@ def resolve_keys(config: Config) -> Config:
     )
 
 
+def provide_keys(config: Config, folder: Path) -> Config:
+    """Where processes are on several hosts, and nobody has made keys: keys of the run's own, for its owner only."""
+    if config.security.key_folder or not across_hosts(config):
+        return config
+    place = folder.resolve() / "keys"
+    if not place.exists():
+        keys.make(place)
+    return configs.replace(config, "security.key_folder", str(place))
+
+
 class Interrupted(Exception):
     """A person, or the system, has asked the run to end."""
 
 
 class Signals:
-    """Remembers which signal asked the run to end. It raises nothing, so it can't cut a start or a clean-up in two."""
+    """Remembers which signal asked the run to end, and SIGUSR1, which asks for a checkpoint first. It raises nothing,
+    so it can't cut a start or a clean-up in two."""
 
     def __init__(self) -> None:
         self.received = ""
+        self.pause = False
+        signal.signal(signal.SIGUSR1, self._remember_pause)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup asks to ignore it
                 signal.signal(number, self._remember)
 
     def _remember(self, number: int, frame: Any) -> None:
         self.received = self.received or signal.Signals(number).name
+
+    def _remember_pause(self, number: int, frame: Any) -> None:
+        self.pause = True
+
+    def take_pause(self) -> bool:
+        """Was a pause asked for since the last call?"""
+        asked, self.pause = self.pause, False
+        return asked
 
     def check(self) -> None:
         """Raises Interrupted."""
@@ -120,19 +152,22 @@ class Signals:
 
 
 def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str, Any]:
-    """Start everything, watch it, end everything. Returns the summary. Raises RunFailed, Interrupted, OSError."""
+    """Start everything, watch it, end everything. Returns the summary. Raises RunFailed, RunStopped, Interrupted,
+    OSError."""
     from areal_like.launch.plan import plan
     from areal_like.registry import build
     from scripts.watch import Watch
 
+    launcher, roles = build("launcher", config.launcher, folder, config.actors.max_restarts), plan(config)
     watch = Watch(config, folder, plain)
-    launcher = build("launcher", config.launcher, folder, config.actors.max_restarts)
     try:
         signals.check()
-        launcher.start(plan(config))
+        launcher.start(roles)
         with watch:
             while not launcher.poll():
                 signals.check()
+                if signals.take_pause():
+                    launcher.pause()
                 watch.update(launcher.deaths)
                 time.sleep(0.05)
             watch.update(launcher.deaths, last=True)
@@ -147,16 +182,36 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     return summary
 
 
+def submission_of(config: Config, folder: Path) -> Any:
+    """What is to be submitted instead of started here, if anything is."""
+    from areal_like.launch.plan import plan
+    from areal_like.registry import build
+
+    return build("launcher", config.launcher, folder, config.actors.max_restarts).submission(plan(config))
+
+
+def dry_run(config: Config) -> None:
+    """Print the processes and what they will need, and what would be submitted; then what is missing is raised:
+    ValueError, OSError."""
+    from areal_like.launch.plan import describe, plan
+    from scripts import estimate  # imports torch
+
+    config = fit_to_replay(config) if config.replay else config
+    print(describe(plan(config)))
+    print(estimate.describe(estimate.estimate(config)))
+    if submission := submission_of(config, Path(config.run.dir) / (config.run.name or "NAME")):
+        print(f"\n{submission.describe()}", end="")
+    preflight(config)
+
+
 def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, TextIO] | None:
     """The run's folder, config and lock, or None if something was only to be printed. Raises ValueError, OSError."""
-    from areal_like.launch.plan import describe, plan
-
     config = resolve_keys(resolve_transport(configs.load([args.config, *args.overrides])))
     if args.print_config:
         print(configs.to_yaml(config), end="")
         return None
     if args.dry_run:
-        print(describe(plan(config)))
+        dry_run(config)
         return None
     preflight(config)
     if config.replay:
@@ -165,17 +220,27 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
     earlier = find_run_to_resume(config, stem) if config.resume else None
     if earlier:
         held = lock(earlier)
-        config = reopen_run_folder(config, earlier)
+        config = provide_keys(reopen_run_folder(config, earlier), earlier)
         print(f"resuming {earlier}")
         write_record(config, earlier, argv)
         return earlier, config, held
     folder, config = make_run_folder(config, stem)
     try:
+        config = provide_keys(config, folder)
         write_record(config, folder, argv)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise OSError(error.errno, error.strerror, str(folder)) from None
     return folder, config, lock(folder)
+
+
+def submit(submission: Any, folder: Path, held: TextIO) -> int:
+    """Let the job have the folder, and say how to look in. Raises OSError."""
+    (folder / "logs").mkdir(exist_ok=True)
+    held.close()
+    print(f"job {submission.submit()} is submitted; run folder: {folder}")
+    print(f"look in: python -m scripts.status {folder}; end it: python -m scripts.stop {folder}")
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -190,15 +255,20 @@ def main(argv: list[str] | None = None) -> int:
     if prepared is None:
         return 0
     folder, config, _lock = prepared
-    from areal_like.launch.local import RunFailed
+    from areal_like.launch.local import RunFailed, RunStopped
     from scripts.watch import print_summary
 
     try:
+        if submission := submission_of(config, folder):
+            return submit(submission, folder, _lock)
         summary = run(config, folder, args.plain, signals)
     except Interrupted as signalled:
         print(f"ended by {signalled}; what was recorded is in {folder}", file=sys.stderr)
         print(f"to go on: the same command with resume={folder}", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except RunStopped as stopped:
+        print(f"{stopped}; to go on: the same command with resume={folder}", file=sys.stderr)
+        return EXIT_PAUSED if stopped.paused else EXIT_INTERRUPTED
     except (RunFailed, BusError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         print(f"to go on: the same command with resume={folder}", file=sys.stderr)

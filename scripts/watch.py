@@ -145,6 +145,9 @@ class Watch:
         value = self.row.get(key)
         return "-" if value is None else form.format(value)
 
+    def _megabytes(self, key: str) -> str:
+        return "-" if self.row.get(key) is None else f"{self.row[key] / 1e6:,.0f}"
+
     def _fields(self) -> dict[str, str]:
         number = self._number
         held_out = f"{self.evaluation['reward']:.3f} (v{self.evaluation['version']})" if self.evaluation else "-"
@@ -153,7 +156,8 @@ class Watch:
             "held-out": held_out,
             "staleness": f"{number('staleness/mean', '{:.2f}')}, max {number('staleness/max', '{}')}"
             f" of {number('staleness/bound', '{}')}",
-            "buffer": f"{number('buffer/waiting', '{:.0f}')} groups wait, {number('buffer/running', '{:.0f}')} run",
+            "buffer": f"{number('buffer/waiting', '{:.0f}')} groups wait, {number('buffer/running', '{:.0f}')} run, "
+            f"{self._megabytes('buffer/bytes')} of {self._megabytes('buffer/max_bytes')} MB",
             "tokens/s": number("rollout/tokens_per_second", "{:,.0f}"),
             "idle": f"actors {number('rollout/idle_share', '{:.0%}')}, learner {number('train/idle_share', '{:.0%}')}",
         }

@@ -22,7 +22,7 @@ FORBIDDEN = {
     **{room: {*ROOMS, "scripts", "tests"} - {room} for room in ROOMS},
     "scripts": {"tests"},
 }
-HEAVY = {"torch", "transformers", "sglang", "ray"}
+HEAVY = {"torch", "transformers", "sglang", "ray", "numba"}
 LIGHT = ("types", "config", "layers", "registry", "wire", "bus")
 BAD_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 

@@ -14,11 +14,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from areal_like.launch.plan import RoleSpec
-from areal_like.process import EXIT_TERMINATED, EXIT_USER_ERROR, RENDEZVOUS, TERM_SECONDS
+from areal_like.process import (
+    EXIT_NODE_FAILED,
+    EXIT_PAUSED,
+    EXIT_STOPPED,
+    EXIT_TERMINATED,
+    EXIT_USER_ERROR,
+    RENDEZVOUS,
+    TERM_SECONDS,
+)
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 FULL_BYTES = 1 << 16
@@ -29,9 +39,19 @@ class RunFailed(RuntimeError):
     """A process without which the run can't go on has ended; the text says which, how, and its last words."""
 
 
+class RunStopped(RuntimeError):
+    """The run has ended early and can be gone on with; the text says how. `paused`: that is to happen by itself (a
+    signal told the learner to stop, or its node is gone); else a person has stopped it."""
+
+    def __init__(self, text: str, paused: bool):
+        super().__init__(text)
+        self.paused = paused
+
+
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A process that died and was started again: its name, its id, how it died, and how often that has happened."""
+    """A process that died and was started again: its name, its id (0: not known here), how it died, and how often that
+    has happened."""
 
     name: str
     pid: int
@@ -40,30 +60,58 @@ class Death:
 
 
 class LocalLauncher:
-    """`max_restarts` per actor. `ready_timeout` seconds is what roles wait for one another at the start."""
+    """`max_restarts` per actor. `ready_timeout` seconds is what roles wait for one another at the start.
+
+    Other launchers differ in `_command`, in how a process is told to end, and in the time that it gets.
+    """
+
+    ACROSS_HOSTS = False
+    """Are the processes on several hosts? Then their sockets are not this host's alone, and need keys."""
+    END_SIGNAL = signal.SIGTERM
+    END_SECONDS = float(TERM_SECONDS)
 
     def __init__(self, run: Path, max_restarts: int, *, ready_timeout: float = 120.0):
         self.run, self.max_restarts, self.ready_timeout = run, max_restarts, ready_timeout
         self.deaths: list[Death] = []
         self._sockets: Path | None = None
         self._running: dict[str, tuple[RoleSpec, subprocess.Popen]] = {}
+        self._lives: dict[str, int] = {}
+
+    def submission(self, roles: list[RoleSpec]) -> Any:
+        """What is to be submitted (`submit`, `describe`) for the plan to be started elsewhere; None: nothing."""
+        return None
 
     def start(self, roles: list[RoleSpec]) -> None:
         (self.run / "logs").mkdir(exist_ok=True)
         shutil.rmtree(self.run / RENDEZVOUS, ignore_errors=True)  # of a starter that was killed
-        # Paths of Unix sockets are limited to about 100 characters, so they can't live in the run folder.
-        self._sockets = Path(tempfile.mkdtemp(prefix="areal-"))
+        self._prepare()
         for role in roles:
             self._start(role)
 
-    def _start(self, role: RoleSpec) -> None:
+    def _prepare(self) -> None:
+        # Paths of Unix sockets are limited to about 100 characters, so they can't live in the run folder.
+        self._sockets = Path(tempfile.mkdtemp(prefix="areal-"))
+
+    def _label(self, role: RoleSpec, lives: int) -> str:
+        """The name under which the process is known."""
+        return role.name
+
+    def _pid(self, process: subprocess.Popen) -> int:
+        """The id of the role's process."""
+        return process.pid
+
+    def _command(self, role: RoleSpec, lives: int) -> list[str]:
+        """How the process is started; it has been `lives` times before."""
         command = [sys.executable, "-m", role.module, "--name", role.name, "--run", str(self.run.resolve())]
-        command += ["--sockets", str(self._sockets), "--starter", str(os.getpid())]
+        return [*command, "--sockets", str(self._sockets), "--starter", str(os.getpid())]
+
+    def _start(self, role: RoleSpec) -> None:
+        lives = self._lives.setdefault(role.name, 0)
         threads = str(role.threads)
         environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
-        with (self.run / "logs" / f"{role.name}.log").open("ab") as output:
+        with (self.run / "logs" / f"{role.name}.log").open("ab") as output, _blocked(signal.SIGUSR1):
             process = subprocess.Popen(
-                command,
+                self._command(role, lives),
                 cwd=REPOSITORY,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -73,34 +121,50 @@ class LocalLauncher:
             )
         self._running[role.name] = (role, process)
 
+    def pause(self) -> None:
+        """Let the learner stop at a checkpoint; `poll` then raises RunStopped."""
+        if "learner" in self._running:
+            self._running["learner"][1].send_signal(signal.SIGUSR1)
+
     def poll(self) -> bool:
-        """Restart actors that died. True once the learner has ended well. Raises RunFailed."""
+        """Restart actors that died. True once the learner has ended well. Raises RunFailed, RunStopped."""
         for role, process in list(self._running.values()):
-            code = process.poll()
+            code = self._code(role, process)
             if code is None:
                 continue
             del self._running[role.name]
-            _signal_group(process, signal.SIGKILL)  # what it has started must not live on
+            end_group(process, signal.SIGKILL)  # what it has started must not live on
             if role.name == "learner" and code == 0:
                 return True
-            count = sum(death.name == role.name for death in self.deaths)
-            if role.essential or code == EXIT_USER_ERROR or count >= self.max_restarts:
-                raise RunFailed(self._obituary(role, code, count))
-            self.deaths.append(Death(role.name, process.pid, _how(code), count + 1))
+            if role.name == "learner" and code in (EXIT_PAUSED, EXIT_STOPPED):
+                paused = code == EXIT_PAUSED
+                raise RunStopped(f"{'paused' if paused else 'stopped'} at a checkpoint", paused)
+            lives = self._lives[role.name]
+            if role.essential or code == EXIT_USER_ERROR or lives >= self.max_restarts:
+                raise RunFailed(self._obituary(role, code, lives))
+            self._lives[role.name] += 1
+            self.deaths.append(Death(self._label(role, lives), self._pid(process), in_words(code), lives + 1))
             self._start(role)
         return False
 
+    def _log(self, role: RoleSpec) -> Path:
+        return self.run / "logs" / f"{role.name}.log"
+
+    def _code(self, role: RoleSpec, process: subprocess.Popen) -> int | None:
+        """The exit code of the role's process; None while it lives."""
+        return process.poll()
+
     def _obituary(self, role: RoleSpec, code: int, restarts: int) -> str:
         """One line where the process told its error; how it died and the end of its log where it could not."""
-        path = self.run / "logs" / f"{role.name}.log"
+        path = self._log(role)
         lines = path.read_text(errors="replace").splitlines()[-5:] if path.exists() else []
         again = f" after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         if shutil.disk_usage(self.run).free < FULL_BYTES:
-            return f"the disk of {self.run} is full; {role.name} {_how(code)}{again} (its log: {path})"
+            return f"the disk of {self.run} is full; {role.name} {in_words(code)}{again} (its log: {path})"
         if errors and code > 0:
             return f"{role.name}{again}: {errors[-1]} (its log: {path})"
-        return f"{role.name} {_how(code)}{again}; its log is {path}, which ends with\n" + "\n".join(
+        return f"{role.name} {in_words(code)}{again}; its log is {path}, which ends with\n" + "\n".join(
             f"  {line}" for line in lines
         )
 
@@ -109,32 +173,48 @@ class LocalLauncher:
         return {name: process.pid for name, (_, process) in self._running.items()}
 
     def stop(self) -> None:
-        """End every process: SIGTERM, and SIGKILL for what is left after a moment. Leaves no socket file."""
-        processes = [process for _, process in self._running.values()]
-        for process in processes:
-            _signal_group(process, signal.SIGTERM)
-        deadline = time.monotonic() + TERM_SECONDS
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-        for process in processes:
-            _signal_group(process, signal.SIGKILL)  # also what a role may have left behind in its group
-            process.wait()
-        self._running.clear()
+        """End every process: a word, and SIGKILL for what is left after a moment. Leaves no socket file."""
+        self._end_all()
         shutil.rmtree(self.run / RENDEZVOUS, ignore_errors=True)
         if self._sockets:
             shutil.rmtree(self._sockets, ignore_errors=True)
 
+    def _end_all(self) -> None:
+        processes = [process for _, process in self._running.values()]
+        for process in processes:
+            end_group(process, self.END_SIGNAL)
+        deadline = time.monotonic() + self.END_SECONDS
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        for process in processes:
+            end_group(process, signal.SIGKILL)  # also what a role may have left behind in its group
+            process.wait()
+        self._running.clear()
 
-def _signal_group(process: subprocess.Popen, number: signal.Signals) -> None:
+
+@contextlib.contextmanager
+def _blocked(number: signal.Signals) -> Iterator[None]:
+    """A process that is started here has the signal wait until it is ready for it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_group(process: subprocess.Popen, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
 
-def _how(code: int) -> str:
+def in_words(code: int) -> str:
     """An exit code in words."""
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
     if code == EXIT_TERMINATED:
         return "was told to end by SIGTERM"
+    if code == EXIT_NODE_FAILED:
+        return "was lost with its node"
+    if code < 0 or code > 128:  # as a shell, or srun, says it
+        number = -code if code < 0 else code - 128
+        return f"was killed by {signal.Signals(number).name if number in set(signal.Signals) else f'signal {number}'}"
     return f"ended with exit code {code}"

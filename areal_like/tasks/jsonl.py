@@ -20,12 +20,17 @@ import numpy as np
 import xxhash
 
 from areal_like.sampling import stream_key
+from areal_like.tasks.chat import TokenizerCodec
 from areal_like.tasks.length_trace import trace_of
 from areal_like.types import Prompt
 
 _log = logging.getLogger(__name__)
 
-REWARDS = {"math_verify": "areal_like.tasks.maths:math_verify", "exact": "areal_like.tasks.maths:exact"}
+REWARDS = {
+    "math_verify": "areal_like.tasks.maths:math_verify",
+    "exact": "areal_like.tasks.maths:exact",
+    "unit_tests": "areal_like.tasks.unit_tests:unit_tests",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +51,15 @@ class Jsonl:
 
     path: the file. tokenizer: a local folder in Hugging Face's format.
     prompt_key, answer_key: names within a line's object. A prompt is a text, or with `chat_template` also a list of
-        messages `{role, content}`; an answer is a text or a number.
+        messages `{role, content}`; an answer is a text, a number, or an object, which verifiers get as JSON text.
     heldout_path: file of the held-out rows; a training row whose prompt is among them is left out (and logged).
         Without it, `heldout_fraction` of the different prompts of `path`, at least one, is held out.
     max_prompt_tokens: a longer prompt raises ValueError (row, length and knob named) when it is asked for.
     max_tokens: longest response. suffix: text after each prompt, e.g. how to write the answer down.
-    chat_template: wrap the prompt as the tokenizer's template says; otherwise it is encoded as it stands.
-    reward: "math_verify", "exact", or "module:name" of a function `(answer: str, response: str) -> float`.
+    chat_template: wrap the prompt as the tokenizer's template says; otherwise it is encoded as it stands. system: the
+        system message of every prompt that brings none of its own; it needs chat_template.
+    reward: "math_verify", "exact", "unit_tests" (of a program; `areal_like.tasks.unit_tests`), or "module:name" of a
+        function `(answer: str, response: str) -> float`.
     length_trace: see `areal_like.tasks.length_trace`.
 
     Raises FileNotFoundError (file, tokenizer folder) and ValueError (a bad line, with file and line; an empty split).
@@ -72,11 +79,14 @@ class Jsonl:
         max_tokens: int = 1024,
         suffix: str = "",
         chat_template: bool = True,
+        system: str | None = None,
         reward: str = "math_verify",
         length_trace: Mapping[str, Any] | None = None,
     ):
         if not (Path(tokenizer) / "tokenizer_config.json").is_file():
             raise FileNotFoundError(f"task.tokenizer: no tokenizer in {tokenizer!r} (tokenizer_config.json is missing)")
+        if system is not None and not chat_template:
+            raise ValueError("task.system: only a chat template (task.chat_template) has a place for it")
         if reward not in REWARDS and ":" not in reward:
             raise ValueError(f'task.reward: {reward!r} is not one of {", ".join(REWARDS)}, nor "module:name"')
         self._seed = seed
@@ -84,7 +94,7 @@ class Jsonl:
         self._max_prompt_tokens = max_prompt_tokens
         self._max_tokens = max_tokens
         self._suffix = suffix
-        self._chat = chat_template
+        self._chat, self._system = chat_template, system
         self._verifier = REWARDS.get(reward, reward)
         self._trace = trace_of(length_trace)
         self._rows = _split(
@@ -110,7 +120,7 @@ class Jsonl:
                 f"task.max_prompt_tokens allows 1 to {self._max_prompt_tokens}"
             )
         filler = self._trace.lengths(source.hash(self._seed)) if self._trace else ()
-        return Prompt(tokens, source.answer, self._max_tokens, filler)
+        return Prompt(tokens, source.answer, self._max_tokens, filler, self._codec)
 
     def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[str, str]]:
         """The verifier of a response as "module:name", and its arguments (answer, response text)."""
@@ -148,6 +158,10 @@ class Jsonl:
 
         return AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
 
+    @cached_property
+    def _codec(self) -> TokenizerCodec:
+        return TokenizerCodec(self._tokenizer, self._chat)
+
     def save_tokenizer(self, folder: str) -> None:
         """Write the tokenizer beside a trained model, so that the folder can be loaded as a whole."""
         self._tokenizer.save_pretrained(folder)
@@ -157,6 +171,8 @@ class Jsonl:
             return self._tokenizer.encode(f"{prompt}{self._suffix}")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
         messages[-1]["content"] += self._suffix
+        if self._system is not None and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self._system})
         text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         return self._tokenizer.encode(text, add_special_tokens=False)
 
@@ -187,9 +203,9 @@ def _row(place: str, line: str, prompt_key: str, answer_key: str, chat: bool) ->
     if not isinstance(prompt, str) and not (chat and _are_messages(prompt)):
         wanted = "a text or a list of messages {role, content}" if chat else "a text"
         raise ValueError(f"{place}: {prompt_key!r} must be {wanted}")
-    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
-        raise ValueError(f"{place}: {answer_key!r} must be a text or a number")
-    return Row(place, prompt, str(answer))
+    if isinstance(answer, bool) or not isinstance(answer, (str, int, float, dict)):
+        raise ValueError(f"{place}: {answer_key!r} must be a text, a number or an object")
+    return Row(place, prompt, json.dumps(answer) if isinstance(answer, dict) else str(answer))
 
 
 def _are_messages(prompt: Any) -> bool:

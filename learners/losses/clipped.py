@@ -137,7 +137,7 @@ def icepop(
 def gspo(
     batch: LossBatch, denominator: float, *, clip: float = 3e-4, clip_high: float | None = 4e-4
 ) -> tuple[Tensor, Observed]:
-    """GSPO (arXiv 2507.18071, equations 5 and 7): PPO-clip on the sequence's ratio, its tokens' geometric mean.
+    """GSPO (arXiv 2507.18071, its s_i): PPO-clip on the sequence's ratio, its tokens' geometric mean.
 
     `s = exp(mean over the sequence of log(current/behaviour))`, and every token of the sequence has the objective
     `min(s A, clip(s) A)`. The paper's mean over sequences is the learner's `normalise: sequence_mean`; under a mean

@@ -61,7 +61,7 @@ def tis(batch: LossBatch, denominator: float, *, cap: float = 2.0) -> tuple[Tens
 def cispo(
     batch: LossBatch, denominator: float, *, clip: float | None = None, clip_high: float = 0.28
 ) -> tuple[Tensor, Observed]:
-    """CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5): w = clip(current/behaviour, 1 − clip, 1 + clip_high).
+    """CISPO (MiniMax-M1, arXiv 2506.13585): w = clip(current/behaviour, 1 − clip, 1 + clip_high).
 
     Unlike PPO's clip, it clips the weight and keeps every token's gradient. As in the paper there is no lower bound by
     default (`clip: null`); the paper tunes the upper one without giving it, and later work uses anything up to 7

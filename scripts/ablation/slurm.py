@@ -10,7 +10,6 @@ goes on from its last checkpoint. Since the tasks of an array are limited, a tas
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,36 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.launch.local import REPOSITORY
+from areal_like.launch.slurm import flags, sbatch
 from scripts.ablation.runs import Folder
 from scripts.ablation.study import Run
 
+SCRIPT = REPOSITORY / "scripts" / "slurm" / "ablate.sbatch"
 LARGEST_ARRAY = 1000
-WARNING_SECONDS = 60
-"""So long before its time limit a run is told to end."""
-
-ARRAY = """\
-{lines}
-#SBATCH --requeue
-#SBATCH --open-mode=append
-#SBATCH --signal=B:USR1@{warning}
-# USR1: the time is nearly over. TERM: the job is cancelled or preempted, and Slurm queues it again if that is due.
-requeue=
-cd {repository}
-trap 'requeue=1; kill -TERM $run' USR1
-trap 'kill -TERM $run' TERM
-for ((task = SLURM_ARRAY_TASK_ID; task < {runs}; task += {tasks})); do
-    IFS=$'\\t' read -r config folder < <(sed -n "$((task + 1))p" {list})
-    [ -e "$folder/summary.json" ] && continue
-    {python} -m scripts.train "$config" --plain &
-    run=$!
-    wait $run
-    code=$?
-    while kill -0 $run 2>/dev/null; do wait $run; code=$?; done  # a signal has interrupted the wait
-    if [ -n "$requeue" ]; then scontrol requeue "$SLURM_JOB_ID"; exit; fi
-    [ $code = 0 ] || failed=$code
-done
-exit ${{failed:-0}}
-"""
 
 THEN = """\
 {lines}
@@ -58,19 +33,21 @@ exec {command}
 
 @dataclass(frozen=True)
 class Jobs:
-    """The two files of a stage, and how they are submitted; `then` waits for `array`, however that ends."""
+    """The two files of a stage, and how they are submitted: `array` with `arguments`, and `then`, which waits for that,
+    however it ends."""
 
     array: Path
     then: Path
+    arguments: list[str]
 
     def submit(self) -> list[str]:
         """Returns the ids of the two jobs. Raises OSError where sbatch is missing or refuses."""
-        first = _sbatch([str(self.array)])
-        return [first, _sbatch([f"--dependency=afterany:{first}", str(self.then)])]
+        first = sbatch([str(self.array), *self.arguments], {"REPOSITORY": str(REPOSITORY), "PYTHON": sys.executable})
+        return [first, sbatch([f"--dependency=afterany:{first}", str(self.then)])]
 
     def describe(self) -> str:
         """What `submit` would do, with the files that it would submit."""
-        first = f"sbatch --parsable {shlex.quote(str(self.array))}"
+        first = f"sbatch --parsable {shlex.join([str(self.array), *self.arguments])}"
         second = f"sbatch --parsable --dependency=afterany:JOB {shlex.quote(str(self.then))}"
         return "\n".join([f"$ {first}", self.array.read_text(), f"$ {second}", self.then.read_text()])
 
@@ -91,25 +68,20 @@ def write(
     array = {"job-name": name, "array": f"0-{tasks - 1}{limit}", "output": here / "%A_%a.log"} | dict(options)
     then = {"job-name": f"{name}-then", "output": here / "%j.log"}
     then |= {key: options[key] for key in ("partition", "account", "qos") if key in options}
-    jobs = Jobs(here / f"{stage}.sbatch", here / f"{stage}-then.sbatch")
-    values = {"repository": shlex.quote(str(REPOSITORY)), "python": shlex.quote(sys.executable)}
-    counts = {"runs": len(runs), "tasks": tasks, "list": shlex.quote(str(listed)), "warning": WARNING_SECONDS}
-    jobs.array.write_text(ARRAY.format(lines=_lines(array), **values, **counts))
+    jobs = Jobs(here / f"{stage}.sbatch", here / f"{stage}-then.sbatch", [str(listed), str(tasks)])
+    jobs.array.write_text(_with_lines(SCRIPT.read_text(), array))
     command = shlex.join([sys.executable, "-m", "scripts.ablate", *after])
-    jobs.then.write_text(THEN.format(lines=_lines(then), repository=values["repository"], command=command))
+    lines = "\n".join(["#!/bin/bash", *_lines(then)])
+    jobs.then.write_text(THEN.format(lines=lines, repository=shlex.quote(str(REPOSITORY)), command=command))
     return jobs
 
 
-def _lines(options: Mapping[str, Any]) -> str:
-    lines = [f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={value}" for key, value in options.items()]
-    return "\n".join(["#!/bin/bash", *lines])
+def _lines(options: Mapping[str, Any]) -> list[str]:
+    return [f"#SBATCH {flag}" for flag in flags(options)]
 
 
-def _sbatch(arguments: list[str]) -> str:
-    try:
-        done = subprocess.run(["sbatch", "--parsable", *arguments], capture_output=True, text=True)
-    except FileNotFoundError:
-        raise OSError("there is no sbatch here; --slurm --dry-run prints what would be submitted") from None
-    if done.returncode:
-        raise OSError(f"sbatch {' '.join(arguments)}: {' '.join(done.stderr.split())}")
-    return done.stdout.strip().partition(";")[0]
+def _with_lines(script: str, options: Mapping[str, Any]) -> str:
+    """Behind the script's own #SBATCH lines: the last of a kind counts."""
+    lines = script.splitlines()
+    place = 1 + max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
+    return "\n".join([*lines[:place], *_lines(options), *lines[place:], ""])

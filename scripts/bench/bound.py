@@ -37,7 +37,7 @@ from buffer.entries import Stage
 from buffer.filters import zero_variance
 from buffer.policies import Waiting, fifo, in_order, priority, windowed
 from buffer.replay import Replay
-from buffer.schedulers import AsyncScheduler, View
+from buffer.schedulers import AsyncScheduler, Round, View
 from buffer.sizing import Fixed
 
 GROUPS_PER_BATCH = 16
@@ -98,6 +98,10 @@ class Deadlock(RuntimeError):
     """Nothing runs, nothing can start, and no batch can be served."""
 
 
+def no_rounds() -> Round:
+    raise AssertionError("asynchronous scheduling does not ask for rounds")
+
+
 class OurBuffer:
     """The buffer's parts, driven as the controller drives them."""
 
@@ -114,7 +118,7 @@ class OurBuffer:
         if entry:
             replay.assign(entry, "actor", version)
             return entry.id
-        view = View(int(replay.room(version) > 0), running, replay.admitted_slots, trained, GROUPS_PER_BATCH)
+        view = View(replay.room(version), running, 0, no_rounds)
         if not self.scheduler.admit(view):
             return None
         self.next_id += 1

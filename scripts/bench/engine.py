@@ -20,26 +20,31 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from transformers import PreTrainedModel
 
-from actors.engines.torch_engine import TorchEngine
-from areal_like.models import qwen2
 from areal_like.types import Limits
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from actors.engines.torch_engine import TorchEngine
 
 SLOTS, VOCAB, PROMPT, EQUAL, REQUESTS, MEDIAN, LONGEST = 64, 1000, 32, 128, 256, 48, 512
 
 
 def model() -> PreTrainedModel:
     """The same weights each time; an engine takes over its model, so each contender has its own."""
+    from areal_like.models import qwen2  # takes seconds to import: not for `--help`
+
     return qwen2(0, VOCAB, hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512).eval()
 
 
 def run_generate(reference: Any, prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> None:
     """prompts [n, P]; each batch of SLOTS decodes as many tokens as its longest wants."""
+    import torch
+
     mode = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0}
     for start in range(0, len(prompts), SLOTS):
         ids = torch.from_numpy(prompts[start : start + SLOTS])
@@ -69,6 +74,8 @@ def best_seconds(contenders: dict[str, Callable[[], None]], repeats: int) -> dic
 
 
 def compare(suffix: str, lengths: np.ndarray, greedy: bool, repeats: int, rng: np.random.Generator) -> dict[str, float]:
+    from actors.engines.torch_engine import TorchEngine
+
     prompts = rng.integers(0, VOCAB, (len(lengths), PROMPT))
     reference, engine = model(), TorchEngine(model(), slots=SLOTS)
     seconds = best_seconds(
@@ -85,6 +92,9 @@ def compare(suffix: str, lengths: np.ndarray, greedy: bool, repeats: int, rng: n
 
 def tiny_step(repeats: int, rng: np.random.Generator) -> float:
     """Seconds per decode step at hidden size 32 × 2 layers: 64 sequences of 8 prompt and 8 response tokens."""
+    from actors.engines.torch_engine import TorchEngine
+    from areal_like.models import qwen2
+
     engine = TorchEngine(qwen2(0, 16), slots=SLOTS)
     prompts, lengths = rng.integers(0, 16, (SLOTS, 8)), np.full(SLOTS, 8)
     seconds = best_seconds({"engine": lambda: run_engine(engine, prompts, lengths, False)}, 10 * repeats)
@@ -98,6 +108,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    import torch
+
     torch.set_num_threads(1)
     asyncio.set_event_loop(asyncio.new_event_loop())
     rng = np.random.default_rng(args.seed)

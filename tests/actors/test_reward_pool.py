@@ -112,6 +112,43 @@ def test_a_verifier_that_raises_fails_its_call_and_its_worker_goes_on(call, mess
     in_pool(test)
 
 
+def test_a_call_over_the_memory_limit_is_an_error_and_its_worker_goes_on():
+    async def test(pool):
+        worker = await pool.score("os:getpid")
+        with pytest.raises(RewardError, match="MemoryError"):
+            await pool.score("operator:mul", "x" * 1000, 1 << 20)
+        assert await pool.score("os:getpid") == worker
+        assert pool.stats()["reward_crashes"] == 0
+
+    in_pool(test, memory_limit=1 << 28)
+
+
+def test_what_a_hung_verifier_had_started_is_killed_with_it(tmp_path):
+    async def test(pool):
+        with pytest.raises(RewardTimeout):
+            await pool.score("os:system", f"trap '' TERM INT; sleep 3600 & echo $! > {tmp_path}/pid; wait")
+        assert pool.stats()["reward_kills"] == 1
+        pid = int((tmp_path / "pid").read_text())
+        deadline = time.monotonic() + 60
+        while alive(pid) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        assert not alive(pid)
+
+    in_pool(test, timeout=2.0)
+
+
+def test_a_right_answer_shortens_the_time_of_later_ones_to_the_same_prompt():
+    async def test(pool):
+        assert await pool.score("builtins:float", 1, case=7) == 1.0
+        with pytest.raises(RewardTimeout, match=r"more than 0.2 s"):
+            await pool.score("time:sleep", 3600, case=7)
+        stats = pool.stats()
+        assert (stats["reward_timeouts"], stats["reward_calls"], stats["reward_waiting"]) == (1, 2, 0)
+        assert 0 < stats["reward_seconds_p50"] == stats["reward_seconds_p99"]
+
+    in_pool(test, min_timeout=0.2, timeout=600)
+
+
 def test_arguments_that_json_cannot_carry_are_refused():
     async def test(pool):
         with pytest.raises(TypeError, match="not JSON serializable"):
@@ -150,7 +187,7 @@ def test_close_fails_the_calls_under_way_and_later_ones():
         await asyncio.sleep(0.05)
         await pool.close()
         results = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(result) for result in results] == [RewardError] * 3
+        assert len(results) == 3 and all(isinstance(result, RewardError) for result in results)
         with pytest.raises(RewardError, match="closed"):
             await pool.score("os:getpid")
 
@@ -212,3 +249,13 @@ def test_math_verify_runs_in_the_pool():
         assert scores == [1.0, 0.0]
 
     in_pool(test)
+
+
+def test_programs_run_in_the_pool():
+    async def test(pool):
+        tests = '{"function": "f", "cases": [[[3, 4], 7], [[1, 1], 2]], "isolation": "weak"}'
+        programs = [f"def f(a, b): return a {operator} b" for operator in "+-"]
+        scores = [await pool.score("areal_like.tasks.unit_tests:unit_tests", tests, program) for program in programs]
+        assert scores == [1.0, 0.0]
+
+    in_pool(test, memory_limit=1 << 30)

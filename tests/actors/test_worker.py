@@ -6,7 +6,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from actors.worker import Rollout, Worker
+from actors.reward_pool import RewardError
+from actors.worker import RESAMPLES, Rollout, Worker
 from areal_like.sampling import stream_key
 from areal_like.types import Group, Lease, Limits, Prompt, Sample
 
@@ -129,6 +130,34 @@ def test_a_group_that_cannot_be_completed_is_given_up_with_a_reason(result, reas
         await play.end("1/1", result)
         assert play.client.failures[0][:2] == (1, reason)
         assert play.client.groups == [] and play.futures["1/2"].cancelled()
+
+    asyncio.run(scenario())
+
+
+def test_a_reward_that_crashes_costs_its_sample_which_is_drawn_anew_in_its_slot() -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.lease(launch=2, need=2)
+        await play.end("1/0", RewardError("boom"))
+        assert play.limits["1/0"].key == stream_key(5, 1, 0, 1), "not the same sample again"
+        assert play.client.credits == [] and play.worker.resampled == 1
+        await play.end("1/1", sample(0.1))
+        await play.end("1/0", sample(0.2))
+        assert [s.reward for s in play.client.groups[0].samples] == [0.2, 0.1]
+        assert play.client.credits == [1, 2], "each slot is freed once"
+
+    asyncio.run(scenario())
+
+
+def test_a_reward_that_crashes_again_and_again_costs_its_group_and_says_so() -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.lease(launch=2, need=2)
+        for _ in range(1 + RESAMPLES):
+            assert play.client.failures == []
+            await play.end("1/0", RewardError("boom"))
+        assert play.client.failures == [(1, "reward crashed", "RewardError('boom')")]
+        assert play.futures["1/1"].cancelled() and play.client.groups == []
 
     asyncio.run(scenario())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from areal_like.bus import LOGGED_REFUSALS, AsyncDealer, BusError, Dealer, Router, is_loopback, routing_id
+from areal_like.bus import LOGGED_REFUSALS, AsyncDealer, BusError, Dealer, Router, SharedDealer, is_loopback, routing_id
 from areal_like.wire import MAX_FRAMES, Message, WireError, encode
 from tests.faults.proxy import Proxy
 
@@ -51,7 +52,7 @@ def test_answers_go_to_who_asked_with_their_payload(router: Router) -> None:
         dealer.send("status", {})
     for _ in dealers:
         peer, _ = received(router)
-        router.send(peer, "chunk", {"version": 1, "offset": 0}, [peer * 100_000])
+        router.send(peer, "chunk", {"base": -1, "version": 1, "offset": 0}, [peer * 100_000])
     for name, dealer in zip(("a", "b"), dealers, strict=True):
         message = dealer.receive(SECONDS)
         assert message is not None and bytes(message.payload) == routing_id(name, os.getpid()) * 100_000
@@ -125,8 +126,8 @@ def test_loopback(host: str, answer: bool) -> None:
 def test_a_frame_over_the_limit_is_not_taken_and_the_others_are_served() -> None:
     router = Router("tcp://127.0.0.1:0", max_frame=1000)
     large, small = Dealer(router.endpoint, "large", peer="x"), Dealer(router.endpoint, "small", peer="x")
-    large.send("chunk", {"version": 0, "offset": 0}, [bytes(2000)])
-    small.send("chunk", {"version": 1, "offset": 0}, [bytes(900)])
+    large.send("chunk", {"base": -1, "version": 0, "offset": 0}, [bytes(2000)])
+    small.send("chunk", {"base": -1, "version": 1, "offset": 0}, [bytes(900)])
     _, message = received(router)
     assert isinstance(message, Message) and message.body["version"] == 1
     assert router.receive(0.1) is None
@@ -159,7 +160,7 @@ def test_what_a_peer_does_not_read_is_bounded_and_keeps_nobody_waiting() -> None
     deaf.send_multipart(encode("status", {}))
     deaf_id, _ = received(router)
     for _ in range(200):
-        router.send(deaf_id, "chunk", {"version": 0, "offset": 0}, [bytes(1 << 20)])
+        router.send(deaf_id, "chunk", {"base": -1, "version": 0, "offset": 0}, [bytes(1 << 20)])
     assert router.unsent > 100, "of 200 MB only what fits the sockets and ten messages were kept"
     router.send(reader_id, "welcome", {})
     answer = reader.receive(SECONDS)
@@ -218,4 +219,36 @@ def test_a_connection_that_leads_nowhere_is_made_anew(kind: str) -> None:
 
     asyncio.run(talk())
     proxy.close()
+    router.close()
+
+
+def test_one_thread_receives_while_others_send(tmp_path) -> None:
+    """Every message of every thread arrives, each thread's in its order, and no answer is slept through."""
+    router = Router(f"ipc://{tmp_path}/s")
+    dealer = SharedDealer(router.endpoint, "learner", "buffer")
+    threads, each = 3, 300
+
+    def echo() -> None:
+        for _ in range(threads * each):
+            received = router.receive(timeout=20)
+            assert received is not None and isinstance(received[1], Message)
+            router.send(received[0], "released", {"blocks": [received[1].body["index"]]})
+
+    def say(first: int) -> None:
+        for index in range(first, first + each):
+            dealer.send("trained", {"index": index})
+
+    others = [threading.Thread(target=echo), *(threading.Thread(target=say, args=(k * each,)) for k in range(threads))]
+    for other in others:
+        other.start()
+    answers: list[int] = []
+    while len(answers) < threads * each:
+        message = dealer.receive(timeout=20)
+        assert message is not None
+        answers += message.body["blocks"]
+    for other in others:
+        other.join(20)
+    assert all(sorted(part) == part for k in range(threads) if (part := [a for a in answers if a // each == k]))
+    assert sorted(answers) == list(range(threads * each))
+    dealer.close()
     router.close()

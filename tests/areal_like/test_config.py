@@ -261,7 +261,11 @@ def test_replacing_a_key_leaves_the_first_alone_and_checks(stand_ins: Path) -> N
 
 FILES = sorted(set(layers.CONFIGS.rglob("*.yaml")) - set(layers.CONFIGS.glob("ablation/*")))
 """Ablations are no configs but name some; tests of `scripts.ablation` load them."""
-NEEDED = {"jsonl": ["task.path=x", "task.tokenizer=y"], "qwen2.5-0.5b": ["model.path=x"]}
+NEEDED = {
+    "jsonl": ["task.path=x", "task.tokenizer=y"],
+    "code_jsonl": ["task.path=x", "task.tokenizer=y"],
+    **{stem: ["model.path=x"] for stem in ("qwen2.5-0.5b", "math", "gsm8k")},
+}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(layers.CONFIGS)))
@@ -316,3 +320,32 @@ def test_injected_ages_that_contradict_the_rest_are_refused(stand_ins: Path) -> 
     assert "1 in sum" in refusal("base", "inject_staleness={0: 0.5}")
     write(stand_ins, "mine", extends="base", scheduler={"max_staleness": 3})
     assert "bound of 3" in refusal("mine", "inject_staleness=4")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["advantage={name: gae}"], "advantage=gae needs a critic: set learner.critic_lr above 0"),
+        (["loss=dg", "learner.num_minibatch_epochs=2"], "learner.num_minibatch_epochs: loss=dg"),
+        (["learner.lora={rnk: 4}"], r"learner.lora.rnk: .*'rank'"),
+        (["learner.lora={rank: many}"], "learner.lora.rank: expected int"),
+        (["rewards.timeout=0"], "rewards.timeout: must be at least"),
+    ],
+)
+def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(["configs/quickstart.yaml", *argv])
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["advantage=gae"],
+        ["loss=ppo", "learner.num_minibatch_epochs=2"],
+        ["learner.lora={rank: 4, targets: [q_proj]}"],
+        ["learner.lora={}"],
+        ["advantage={name: gae}", "learner=timed"],
+    ],
+)
+def test_what_it_takes_is_taken(argv: list[str]) -> None:
+    load(["configs/quickstart.yaml", *argv])

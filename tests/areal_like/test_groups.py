@@ -2,6 +2,7 @@
 
 import contextlib
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ def samples(draw: st.DrawFn) -> Sample:
         runs=runs,
         reward=draw(st.floats(-10, 10)),
         finish=draw(st.sampled_from(["stop", "length", "abort"])),
+        turn_rewards=draw(st.lists(st.tuples(st.integers(0, response - 1), st.floats(-1, 1)), max_size=3)),
     )
 
 
@@ -55,6 +57,7 @@ def test_groups_survive_the_wire_bit_for_bit(several: list[list[Sample]], first_
             assert np.array_equal(before.loss_mask, after.loss_mask)
             assert (before.runs, before.reward, before.finish) == (after.runs, after.reward, after.finish)
             assert before.prompt_length == after.prompt_length
+            assert before.turn_rewards == after.turn_rewards
 
 
 @given(st.lists(samples(), min_size=1, max_size=4), st.integers(0, 9))
@@ -64,7 +67,7 @@ def test_the_oldest_token_of_each_sample(members: list[Sample], allowed: int) ->
     assert head.oldest_tokens(allowed) == Counter(min(versions) for versions in young if versions)
 
 
-def table(row: tuple = (2, 3, 0, 2, 0.5), runs: tuple = ((1, 2), (2, 1)), **changes: object) -> dict:
+def table(row: tuple = (2, 3, 0, 0, 2, 0.5), runs: tuple = ((1, 2), (2, 1)), **changes: object) -> dict:
     good = {"groups": [[1, 1, 1.5]], "digests": {1: "a", 2: "b"}}
     good |= {"rows": np.array([row], ROW).tobytes(), "runs": np.array(list(runs), RUN).tobytes()}
     return good | changes
@@ -84,13 +87,14 @@ def table(row: tuple = (2, 3, 0, 2, 0.5), runs: tuple = ((1, 2), (2, 1)), **chan
         (table(rows=b""), "rows"),
         (table(rows=b"abc"), "rows"),
         (table(runs=b"abc"), "runs"),
-        (table((2, 3, 0, 2, float("nan"))), "finite"),
-        (table((2, 4, 0, 2, 0.5)), "cover"),
-        (table((2, 3, 7, 2, 0.5)), "finish"),
-        (table((0, 3, 0, 2, 0.5)), "lengths"),
-        (table((2, -3, 0, 2, 0.5)), "lengths"),
-        (table((2, 3, 0, 1, 0.5)), "1 runs, the table 2"),
-        (table((2, 3, 0, 2**31 - 1, 0.5)), "runs, the table 2"),
+        (table((2, 3, 0, 0, 2, float("nan"))), "finite"),
+        (table((2, 4, 0, 0, 2, 0.5)), "cover"),
+        (table((2, 3, 7, 0, 2, 0.5)), "finish"),
+        (table((2, 3, 0, -1, 2, 0.5)), "turns"),
+        (table((0, 3, 0, 0, 2, 0.5)), "lengths"),
+        (table((2, -3, 0, 0, 2, 0.5)), "lengths"),
+        (table((2, 3, 0, 0, 1, 0.5)), "1 runs, the table 2"),
+        (table((2, 3, 0, 0, 2**31 - 1, 0.5)), "runs, the table 2"),
         (table(runs=((-1, 2), (2, 1))), "version"),
         (table(runs=((1, 4), (2, -1))), "length"),
         (table(digests={1: "a"}), "missing"),
@@ -120,3 +124,12 @@ def test_no_value_crashes_the_check(value: object, data: bytes) -> None:
     for each in wrong:
         with contextlib.suppress(WireError):
             unpack_heads(each)
+
+
+@pytest.mark.parametrize("pairs", [[(3, 0.5)], [(-1, 0.5)], [(0, float("nan"))]])
+def test_rewards_of_turns_that_make_no_sense_are_refused_when_they_are_read(pairs: list) -> None:
+    member = Sample(np.arange(5, dtype=np.int32), 2, np.zeros(3, np.float32), np.ones(3, bool), [(0, 3)], 0.5, "stop")
+    good = decode_group(*encode_group(group_of(1, [replace(member, turn_rewards=[(2, 0.5)])])))
+    assert good.samples[0].turn_rewards == [(2, 0.5)]
+    with pytest.raises(WireError, match="reward of a turn"):
+        decode_group(*encode_group(group_of(1, [replace(member, turn_rewards=pairs)])))

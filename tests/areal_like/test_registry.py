@@ -179,6 +179,20 @@ def test_every_registered_component_is_there_and_read_rightly(kind: str, name: s
     assert list(read) == list(seen)
     for knob, parameter in seen.items():
         assert read[knob] == parameter.default or isinstance(read[knob], str)
-    fitting = {"str": "x", "float": 1.0, "int": 1}
+    fitting = {"str": "x", "float": 1.0, "int": 1, "Mapping[str, Any]": {"name": "tools"}}
     required = {knob: fitting[seen[knob].annotation] for knob, default in read.items() if default is REQUIRED}
     check(kind, {"name": name, **required})
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ("desk", r"workflow.environment: expected Mapping"),
+        ({"name": "desq"}, r"workflow.environment.name: there is no environment 'desq'. Did you mean 'desk'"),
+        ({"name": "desk", "credit": 1}, r"workflow.environment.credit: 'desk' has no knob 'credit'"),
+    ],
+)
+def test_a_component_within_a_component_is_checked_as_well(environment: Any, told: str) -> None:
+    check("workflow", {"name": "multi_turn", "environment": {"name": "desk", "call_credit": 0.25}})
+    with pytest.raises(ConfigError, match=told):
+        check("workflow", {"name": "multi_turn", "environment": environment})

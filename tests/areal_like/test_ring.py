@@ -1,11 +1,13 @@
 """Shared memory for payloads: blocks never overlap, are read in place, and outlive the process that wrote them."""
 
 import contextlib
+import fcntl
 import gc
 import multiprocessing
 import os
 import signal
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -137,3 +139,22 @@ def test_what_was_pushed_outlives_a_killed_writer() -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(writer.pid, signal.SIGKILL)
         writer.join(20)
+
+
+def test_what_is_no_ring_is_refused_at_once_and_leaves_nothing_open(tmp_path: Path) -> None:
+    token = "x"
+    os.mkfifo(tmp_path / f"areal-like-ring-{token}")
+    pipe = os.open(tmp_path / f"areal-like-ring-{token}", os.O_RDONLY | os.O_NONBLOCK)
+    empty = os.memfd_create(f"areal-like-ring-{token}", os.MFD_ALLOW_SEALING)
+    unsealed = os.memfd_create(f"areal-like-ring-{token}", os.MFD_ALLOW_SEALING)
+    os.ftruncate(unsealed, 4096)
+    fcntl.fcntl(empty, 1033, 2)  # F_ADD_SEALS, F_SEAL_SHRINK
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        for fd in (pipe, empty, unsealed, 10_000):
+            with pytest.raises(OSError, match=r"ring|shrunk|No such file"):
+                MappedRing(1, os.getpid(), fd, token)
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        for fd in (pipe, empty, unsealed):
+            os.close(fd)

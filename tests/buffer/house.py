@@ -55,7 +55,15 @@ class House:
     """A controller, two actors and a learner, played by hand."""
 
     def __init__(
-        self, scheduler, *, actors: int = 2, evaluate: int = 0, interval: int = 1, timeout: float = 1e9, **rules
+        self,
+        scheduler,
+        *,
+        actors: int = 2,
+        evaluate: int = 0,
+        interval: int = 1,
+        timeout: float = 1e9,
+        last_batch: int | None = None,
+        **rules,
     ):
         self.router = FakeRouter()
         bound = Bound(scheduler.max_staleness, B, interval)
@@ -68,6 +76,7 @@ class House:
             Evaluation(2, evaluate, 0.0),
             expected_actors=actors,
             max_bytes=1 << 30,
+            last_batch=last_batch,
         )
         self.controller = Controller(self.state, heartbeat_timeout=timeout)
         self.names = [f"actor-{i}" for i in range(actors)]

@@ -5,6 +5,7 @@ import pytest
 from areal_like.bus import BusError
 from areal_like.wire import Message
 from buffer.checks import RolloutsFail
+from buffer.entries import Stage
 from tests.buffer.house import B, House, asynchronous, group, table
 
 
@@ -218,3 +219,30 @@ def test_a_checkpoint_of_long_ago_does_not_shorten_the_journal() -> None:
         house.publish(step + 1)
         house.apply(step + 1)
     assert house.state.steps == 3 and rotated == [1], "batches 1 and 2 are in no checkpoint: the journal must keep them"
+
+
+def test_what_runs_counts_against_the_memory_before_it_comes() -> None:
+    house = House(asynchronous(max_staleness=float("inf")))
+    size = group(0, 0)[0].size
+    house.state.max_bytes = 6 * size
+    house.hello("learner")
+    house.hello(*house.names, slots=8)  # one group at a time each
+    house.publish(0)
+    house.apply(0)
+    for group_id in range(20):
+        for name in house.names:
+            house.say(name, "credit", {"ended": 8 * (group_id + 1)})
+        if group_id in house.state.replay.entries:
+            house.push("actor-0", group_id, 0)
+        assert house.state.replay.bytes + size * house.state.replay.count(Stage.RUNNING) <= 7 * size
+    assert house.state.replay.bytes >= 4 * size, "it is used, too"
+
+
+def test_a_filter_that_fails_ends_the_run_with_its_error() -> None:
+    def filter_of_the_user(rewards: list[float], lengths: list[int]) -> str:
+        return str(1 / (len(rewards) - 8))
+
+    house = House(asynchronous(max_staleness=1), group_filter=filter_of_the_user)
+    house.start()
+    with pytest.raises(RuntimeError, match="ZeroDivisionError: division by zero"):
+        house.push("actor-0", 0, 0)

@@ -1,5 +1,7 @@
 """Crashes in a set order; random ones are in `test_replay_properties`."""
 
+import pytest
+
 from areal_like.groups import make_head
 from buffer.admission import Bound
 from buffer.entries import Stage
@@ -107,3 +109,23 @@ def test_a_batch_that_was_trained_before_word_of_it_was_recorded_is_recorded_at_
     replay.serve(0)
     reborn(records, 1)
     assert [(record.kind, record.fields) for record in records[-1:]] == [("finish", [0])]
+
+
+def test_a_plan_that_a_smaller_bound_forbids_is_forgotten() -> None:
+    records: list[Record] = []
+    replay = reborn(records, 0)
+    admit_and_push(replay, 0, 1, 2, 3)
+    assert len(replay.serve(0)) == len(replay.serve(1)) == B
+    strict = Replay(Bound(0, B), fifo)
+    restore(strict, records, 0, 0.0)
+    assert len(strict.serve(0)) == B
+    assert strict.serve(1) == [] and strict.dropped == {"stale": B}
+
+
+def test_no_choice_breaks_the_bound() -> None:
+    """Whatever goes wrong before: the last check is against what was pushed."""
+    replay = Replay(Bound(0, B), fifo)
+    admit_and_push(replay, 0, 1)
+    replay._expire = lambda version: None  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="would break the staleness bound of 0"):
+        replay.serve(1)

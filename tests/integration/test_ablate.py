@@ -118,10 +118,11 @@ def test_tuning_and_a_failing_run_through_slurm(tmp_path: Path) -> None:
     bin.mkdir()
     fake = f"""#!/bin/bash
 echo "$@" >> {tmp_path}/calls
-for script; do :; done
+while [[ $1 == --* ]]; do shift; done
+script=$1
 tasks=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script")
 for task in $(seq 0 ${{tasks:-0}}); do
-    SLURM_ARRAY_TASK_ID=$task SLURM_JOB_ID=1 bash "$script" >> {tmp_path}/jobs.log 2>&1
+    SLURM_ARRAY_TASK_ID=$task SLURM_JOB_ID=1 bash "$@" >> {tmp_path}/jobs.log 2>&1
 done
 wc -l < {tmp_path}/calls
 """

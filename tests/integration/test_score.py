@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts.score import main
-from tests.integration.runs import train
+from tests.integration.runs import summary, train
 
 SMALL = ["run.steps=3", "run.target_reward=null", "eval.prompts=4", "scheduler.max_staleness=2", "eval.every=0"]
 
@@ -14,6 +14,7 @@ SMALL = ["run.steps=3", "run.target_reward=null", "eval.prompts=4", "scheduler.m
 @pytest.mark.integration
 def test_a_recorded_run_is_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(tmp_path, "run", *SMALL, "buffer.keep_journal=true", config="configs/copy4.yaml")
+    assert [result["version"] for result in summary(run)["evaluations"]] == [0, 3]
     assert main([str(run)]) == 0
     found = json.loads((run / "score" / "score.json").read_text())
     assert found["repeated"] is True and found["batches"] == 3

@@ -1,16 +1,20 @@
 """Weights from a real publisher to a real subscriber over real sockets; the engine is a stand-in that records."""
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from actors.subscriber import CHUNK_BYTES, Subscriber
+from actors import subscriber as subscribers
+from actors.subscriber import CHUNK_BYTES, TRIES, Subscriber
 from areal_like.bus import BusError
 from areal_like.weights.state import State, TensorSpec, Update
-from learners.publisher import KEEP_VERSIONS, Publisher
+from learners.publication import Coding
+from learners.publisher import Publisher
 
 
 class RecordingEngine:
@@ -23,15 +27,50 @@ class RecordingEngine:
 
 
 def state(seed: int, nbytes: int) -> State:
-    values = np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
-    return State([TensorSpec("a", "uint8", (3,)), TensorSpec("b", "uint8", (nbytes - 3,))], values)
+    specs = [TensorSpec("a", "uint8", (3,)), TensorSpec("b", "uint8", (nbytes - 3,))]
+    values = np.random.default_rng(seed).integers(0, 256, State(specs).nbytes, dtype=np.uint8)
+    return State(specs, values)
+
+
+def moved(before: State, seed: int, density: float = 0.01) -> State:
+    after = State(before.specs, before.buffer.copy())
+    rng = np.random.default_rng(seed)
+    for _, bits in after.tensors():
+        bits[rng.random(bits.size) < density] ^= 1
+    return after
+
+
+class Source:
+    """A publisher that is given whole states, and waits for each to be announced."""
+
+    def __init__(self, folder: Path, publisher=Publisher, **coding):
+        self.manifests: list[dict] = []
+        self.publisher = publisher(f"ipc://{folder}/w", Coding(**coding), self.manifests.append)
+
+    def publish(self, version: int, sent: State) -> dict:
+        def snapshot(into=None, done=None) -> State:
+            into = into or State(sent.specs)
+            half = into.nbytes // 2
+            for part in (slice(0, half), slice(half, None)):
+                into.buffer[part] = sent.buffer[part]
+                if done:
+                    done(half if part.start == 0 else into.nbytes)
+            return into
+
+        self.publisher.publish(version, snapshot)
+        assert self.publisher.wait() == self.manifests[-1]
+        return self.manifests[-1]
 
 
 @pytest.fixture
-def publisher(tmp_path: Path) -> Iterator[Publisher]:
-    publisher = Publisher(f"ipc://{tmp_path}/w")
-    yield publisher
-    publisher.close()
+def source(tmp_path: Path) -> Iterator[Source]:
+    source = Source(tmp_path)
+    yield source
+    source.publisher.close()
+
+
+def subscriber_of(engine: RecordingEngine, **more) -> Subscriber:
+    return Subscriber(engine, "actor", lambda *_: None, **more)
 
 
 async def _apply(subscriber: Subscriber, *manifests: dict) -> None:
@@ -41,41 +80,105 @@ async def _apply(subscriber: Subscriber, *manifests: dict) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [10, CHUNK_BYTES, 20 * CHUNK_BYTES + 17])
-def test_every_byte_arrives(publisher: Publisher, nbytes: int) -> None:
-    engine, sent = RecordingEngine(), state(1, nbytes)
-    manifest = publisher.publish(4, sent)
-    asyncio.run(_apply(Subscriber(engine, "actor", lambda *_: None), manifest))
+@pytest.mark.parametrize("coding", ["delta", "full"])
+def test_every_byte_arrives(tmp_path: Path, nbytes: int, coding: str) -> None:
+    source, engine = Source(tmp_path, coding=coding), RecordingEngine()
+    sent, subscriber = state(1, nbytes), subscriber_of(engine)
+    assert source.publish(4, sent)["digest"] == sent.digest()
+    asyncio.run(_apply(subscriber, source.manifests[-1]))
     (version, received), *rest = engine.loaded
     assert version == 4 and not rest
     assert received.tobytes() == sent.buffer.tobytes()
-    assert engine.digest == sent.digest() == manifest["digest"]
+    assert engine.digest == sent.digest() and subscriber.totals["anchors"] == 1
+    source.publisher.close()
 
 
-def test_wrong_bits_never_reach_the_engine(publisher: Publisher) -> None:
+@pytest.mark.parametrize("mode", ["ulp", "absolute"])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_chain_of_deltas_is_the_weights(tmp_path: Path, mode: str, overlap: bool) -> None:
+    """2 M weights in blocks, in order and with versions left out: compiled kernels, a thread on each side."""
+    source, engine = Source(tmp_path, mode=mode, overlap=overlap, block_bytes=1 << 20), RecordingEngine()
+    specs = [
+        TensorSpec("norm", "bfloat16", (999,)),
+        TensorSpec("w", "bfloat16", (1000, 1999)),
+        TensorSpec("x", "float32", (77, 99)),
+    ]
+    rng = np.random.default_rng(0)
+    states = [State(specs, rng.integers(0, 256, State(specs).nbytes, dtype=np.uint8))]
+    subscriber = subscriber_of(engine, sweep_every=2)
+
+    async def follow() -> None:
+        for version in range(8):
+            if version:
+                states.append(moved(states[-1], version))
+            manifest = source.publish(version, states[-1])
+            assert manifest["digest"] == states[-1].digest()
+            if version not in (3, 4):
+                await subscriber.apply(manifest)
+                assert engine.loaded[-1][1].tobytes() == states[-1].buffer.tobytes()
+        subscriber.close()
+
+    asyncio.run(follow())
+    source.publisher.close()
+    assert subscriber.totals["deltas"] == 5 and not subscriber.full_syncs
+    assert subscriber.totals["weight_bytes"] < 2 * states[0].nbytes
+    metrics = source.publisher.metrics
+    assert metrics["publish/density"] == pytest.approx(0.01, rel=0.1) and metrics["publish/ratio"] > 20
+
+
+def test_bits_that_the_engine_begins_with_are_built_on(source: Source) -> None:
+    """An actor that has made the same initial weights needs no whole weights at all."""
+    before = state(1, 100_000)
+    engine, subscriber = RecordingEngine(), None
+    engine.digest = before.digest()
+    subscriber = subscriber_of(engine, state=State(before.specs, before.buffer.copy()))
+    first = source.publish(0, before)
+
+    async def follow() -> None:
+        await subscriber.apply(first)
+        assert engine.version == 0 and engine.loaded == [] and subscriber.totals["weight_bytes"] == 0
+        await subscriber.apply(source.publish(1, moved(before, 1)))
+        subscriber.close()
+
+    asyncio.run(follow())
+    assert engine.version == 1 and (subscriber.totals["deltas"], subscriber.totals["anchors"]) == (1, 0)
+
+
+def test_wrong_bits_never_reach_the_engine(source: Source) -> None:
     engine = RecordingEngine()
-    manifest = publisher.publish(1, state(1, 100)) | {"digest": "0" * 32}
+    manifest = source.publish(1, state(1, 100)) | {"digest": "0" * 32}
+    subscriber = subscriber_of(engine)
     with pytest.raises(BusError, match="wrong bits"):
-        asyncio.run(_apply(Subscriber(engine, "actor", lambda *_: None), manifest))
-    assert engine.loaded == []
+        asyncio.run(_apply(subscriber, manifest))
+    assert engine.loaded == [] and subscriber.full_syncs == {"wrong digest": TRIES}
 
 
-def test_a_manifest_that_does_not_add_up_is_refused(publisher: Publisher) -> None:
-    manifest = publisher.publish(1, state(1, 100)) | {"bytes": 99}
+def test_a_manifest_that_does_not_add_up_is_refused(source: Source) -> None:
+    manifest = source.publish(1, state(1, 100)) | {"bytes": 99}
     with pytest.raises(BusError, match="add up"):
-        asyncio.run(_apply(Subscriber(RecordingEngine(), "actor", lambda *_: None), manifest))
+        asyncio.run(_apply(subscriber_of(RecordingEngine()), manifest))
 
 
-def test_the_same_bits_under_a_new_version_are_not_sent_again(publisher: Publisher) -> None:
+def test_the_same_bits_under_a_new_version_are_not_sent_again(source: Source) -> None:
     engine = RecordingEngine()
-    manifests = [publisher.publish(version, state(1, 100)) for version in (1, 2)]
-    asyncio.run(_apply(Subscriber(engine, "actor", lambda *_: None), *manifests))
-    assert engine.version == 2 and [version for version, _ in engine.loaded] == [1]
+    manifests = [source.publish(1, state(1, 100))]
+    subscriber = subscriber_of(engine)
+
+    async def follow() -> None:
+        await subscriber.apply(manifests[0])
+        await subscriber.apply(source.publish(2, state(1, 100)))
+        assert engine.version == 2 and [version for version, _ in engine.loaded] == [1]
+        await subscriber.apply(source.publish(3, state(2, 100)))
+        subscriber.close()
+
+    asyncio.run(follow())
+    assert [version for version, _ in engine.loaded] == [1, 3] and subscriber.totals["anchors"] == 1
 
 
-def test_a_version_that_is_gone_is_skipped_for_the_newest(publisher: Publisher) -> None:
+def test_a_version_that_is_gone_is_skipped_for_the_newest(source: Source) -> None:
     """The loop is told of an overtaken version, then of the newest: it must end at the newest, with its bits."""
     engine, told = RecordingEngine(), []
-    manifests = [publisher.publish(version, state(version, 5000)) for version in range(KEEP_VERSIONS + 2)]
+    manifests = [source.publish(version, state(version, 5000)) for version in range(4)]
 
     async def scenario() -> None:
         subscriber = Subscriber(engine, "actor", lambda *applied: told.append(applied))
@@ -92,32 +195,123 @@ def test_a_version_that_is_gone_is_skipped_for_the_newest(publisher: Publisher) 
 
     asyncio.run(scenario())
     assert told == [(manifests[-1]["version"], manifests[-1]["digest"])]
-    assert engine.loaded[0][1].tobytes() == state(KEEP_VERSIONS + 1, 5000).buffer.tobytes()
+    assert engine.loaded[0][1].tobytes() == state(3, 5000).buffer.tobytes()
 
 
-class LossyPublisher(Publisher):
-    """Loses the first `lost` chunks, as a connection that breaks does."""
+class SpoilingPublisher(Publisher):
+    """Loses the first `lost` chunks, as a connection that breaks does, and flips a bit in the first `spoilt` deltas."""
 
-    lost = 3
+    lost = spoilt = 0
 
     def _serve(self) -> None:
         send = self._router.send
 
-        def lossy(peer: bytes, kind: str, *rest) -> None:
+        def spoiling(peer: bytes, kind: str, body: dict, payloads=()) -> None:
             if kind == "chunk" and self.lost:
                 self.lost -= 1
-            else:
-                send(peer, kind, *rest)
+                return
+            if kind == "chunk" and body["base"] >= 0 and self.spoilt:
+                self.spoilt -= 1
+                payloads = [bytes(payloads[0][:-1]) + bytes([payloads[0][-1] ^ 1])]
+            send(peer, kind, body, payloads)
 
-        self._router.send = lossy
+        self._router.send = spoiling
         super()._serve()
 
 
 def test_chunks_that_were_lost_are_asked_for_again(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("actors.subscriber.RETRY_SECONDS", 0.05)
-    publisher = LossyPublisher(f"ipc://{tmp_path}/w")
-    engine, sent = RecordingEngine(), state(1, 20 * CHUNK_BYTES + 17)
-    manifest = publisher.publish(4, sent)
-    asyncio.run(asyncio.wait_for(_apply(Subscriber(engine, "actor", lambda *_: None), manifest), 30))
-    assert engine.digest == sent.digest() and publisher.lost == 0
-    publisher.close()
+    monkeypatch.setattr(SpoilingPublisher, "lost", 3)
+    monkeypatch.setattr(subscribers, "RETRY_SECONDS", 0.05)
+    source, engine, sent = Source(tmp_path, SpoilingPublisher), RecordingEngine(), state(1, 20 * CHUNK_BYTES + 17)
+    manifest = source.publish(4, sent)
+    asyncio.run(asyncio.wait_for(_apply(subscriber_of(engine), manifest), 60))
+    assert engine.digest == sent.digest() and source.publisher.lost == 0
+    source.publisher.close()
+
+
+def test_a_spoilt_delta_ends_in_whole_weights(tmp_path: Path) -> None:
+    source, engine, before = Source(tmp_path, SpoilingPublisher), RecordingEngine(), state(1, 50_000)
+    subscriber, after = subscriber_of(engine), moved(before, 1)
+
+    async def follow() -> None:
+        await subscriber.apply(source.publish(0, before))
+        source.publisher.spoilt = 1
+        await subscriber.apply(source.publish(1, after))
+        await subscriber.apply(source.publish(2, before))
+        subscriber.close()
+
+    asyncio.run(follow())
+    source.publisher.close()
+    assert subscriber.full_syncs == {"wrong checksum": 1}
+    assert [bits.tobytes() for _, bits in engine.loaded] == [s.buffer.tobytes() for s in (before, after, before)]
+
+
+def test_fetching_blocks_no_decode_step(tmp_path: Path) -> None:
+    """While a large update is fetched, checked and applied to the replica the event loop goes round."""
+    source, engine, before = Source(tmp_path), RecordingEngine(), state(1, 8 << 20)
+    turns: list[int] = []
+
+    async def generate() -> None:
+        while True:
+            turns[-1] += 1
+            await asyncio.sleep(0)
+
+    async def follow() -> None:
+        subscriber = subscriber_of(engine)
+        generating = asyncio.create_task(generate())
+        for version, sent in enumerate((before, moved(before, 1))):
+            manifest = await asyncio.to_thread(source.publish, version, sent)
+            turns.append(0)
+            await subscriber.apply(manifest)
+        generating.cancel()
+        subscriber.close()
+
+    turns.append(0)
+    asyncio.run(follow())
+    source.publisher.close()
+    assert min(turns[1:]) > 5, turns
+
+
+class Gate:
+    """A snapshot that stops half-way until it is told to go on."""
+
+    def __init__(self, sent: State):
+        self.sent, self.go = sent, threading.Event()
+
+    def __call__(self, into=None, done=None) -> State:
+        into = into or State(self.sent.specs)
+        into.buffer[:] = self.sent.buffer
+        if done:
+            done(into.nbytes // 2)
+            assert self.go.wait(20)
+            done(into.nbytes)
+        return into
+
+
+def test_blocks_are_encoded_while_others_are_still_cast(tmp_path: Path) -> None:
+    """The first block is through before the last is cast; nothing is announced before all are."""
+    source = Source(tmp_path, block_bytes=1 << 16)
+    before = State([TensorSpec("w", "bfloat16", (1024, 256))])
+    source.publish(0, before)
+    gate, encoded = Gate(moved(before, 1)), []
+    publication = source.publisher._publication
+    encode = publication._encoder.encode
+    publication._encoder.encode = lambda block, *rest: (encoded.append(block.start), encode(block, *rest))[1]
+    learner = threading.Thread(target=source.publisher.publish, args=(1, gate))
+    learner.start()
+    deadline = time.monotonic() + 20
+    while len(encoded) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert encoded == [0, 1 << 16, 2 << 16, 3 << 16] and len(source.manifests) == 1
+    gate.go.set()
+    learner.join(20)
+    source.publisher.wait()
+    assert len(encoded) == 8 and source.manifests[-1]["digest"] == gate.sent.digest()
+    source.publisher.close()
+
+
+def test_what_fails_beside_the_learner_is_told_to_it(source: Source) -> None:
+    source.publish(0, state(1, 100))
+    source.publisher._publication._announce = lambda manifest: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        source.publish(1, state(2, 100))

@@ -7,7 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learners.advantages import Episodes, batch, discounted_sums, gae, group, marked, maxrl, reinforce_pp, rloo
+from learners.advantages import (
+    Episodes,
+    batch,
+    discounted_sums,
+    gae,
+    group,
+    marked,
+    maxrl,
+    reinforce_pp,
+    rloo,
+    turn,
+    turns_of,
+)
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5, width=16), st.integers(-3, 3)), min_size=1, max_size=40), st.booleans())
@@ -140,3 +152,59 @@ def test_gae_needs_values():
 def test_no_tokens_no_advantages():
     empty = Episodes(np.ones(2), np.zeros(2, int), np.zeros(0, int), np.zeros(0), np.zeros(0))
     assert reinforce_pp(empty).shape == gae(empty).shape == (0,)
+
+
+# Turns
+
+# Sample 0: turns at places 0-1 and 4-5, the second followed by a filler that is trained here (place 6); sample 1: one
+# turn; sample 2: no reward of a turn; sample 3: a turn whose tokens are not trained.
+SAMPLE = np.array([0, 0, 0, 0, 0, 1, 1, 2, 3, 3])
+PLACE = np.array([0, 1, 4, 5, 6, 0, 1, 0, 3, 4])
+PAIRS = [[(1, 0.25), (5, 0.5)], [(1, 1.0)], [], [(1, 0.125), (4, 0.25)]]
+
+
+def test_each_turn_earns_at_its_last_trained_token():
+    turns = turns_of(PAIRS, SAMPLE, PLACE)
+    assert turns is not None
+    assert turns.earned.tolist() == [0, 0.25, 0, 0.5, 0, 0, 1.0, 0, 0.125, 0.25]
+    assert turns.number.tolist() == [0, 0, 1, 1, 1, 0, 0, 0, 1, 1]
+    assert turns_of([[], []], np.array([0, 1]), np.array([0, 0])) is None
+
+
+def test_rewards_per_token_sum_to_the_samples_rewards():
+    rewards = np.array([1.0, 0.75, 0.5, 0.375])  # the overlong penalty, say, has changed those of samples 0 and 1
+    episodes = Episodes(rewards, np.zeros(4, int), SAMPLE, np.zeros(10), turns=turns_of(PAIRS, SAMPLE, PLACE))
+    tokens = episodes.per_token(rewards)
+    np.testing.assert_allclose(np.bincount(SAMPLE, tokens), rewards)
+    np.testing.assert_allclose(tokens[:5], [0, 0.25, 0, 0.5, 0.25])
+
+
+def test_credit_by_turns_against_a_loop():
+    rewards, groups = np.array([0.75, 1.0, 0.5, 0.375]), np.array([7, 7, 7, 8])
+    episodes = Episodes(rewards, groups, SAMPLE, np.zeros(10), turns=turns_of(PAIRS, SAMPLE, PLACE))
+    # What is earned from each turn on: sample 0: .75, .5; sample 1: 1; sample 2: .5; sample 3 (alone): nothing above.
+    first = (0.75 + 1.0 + 0.5) / 3
+    expected = [0.75 - first] * 2 + [0.0] * 3 + [1 - first] * 2 + [0.5 - first] + [0.0] * 2
+    np.testing.assert_allclose(turn(episodes), expected, atol=1e-12)
+
+
+def test_discount_is_per_turn():
+    pairs = [[(0, 0.0), (1, 1.0)], [(0, 0.0), (1, 0.0)]]
+    sample, place = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
+    turns = turns_of(pairs, sample, place)
+    episodes = Episodes(np.array([1.0, 0.0]), np.zeros(2, int), sample, np.zeros(4), turns=turns)
+    np.testing.assert_allclose(turn(episodes, gamma=0.5), [0.25, 0.5, -0.25, -0.5])
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5, width=16), st.integers(0, 2)), min_size=1, max_size=9))
+def test_without_turns_it_is_group(pairs):
+    rewards, groups = np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs])
+    sample = np.repeat(np.arange(len(pairs)), 2)
+    episodes = Episodes(rewards, groups, sample, np.zeros(len(sample)))
+    np.testing.assert_allclose(turn(episodes), group(rewards, groups)[sample], atol=1e-12)
+
+
+def test_gae_sees_rewards_where_they_were_earned():
+    turns = turns_of([[(0, 1.0), (1, 0.0)]], np.array([0, 0]), np.array([0, 1]))
+    episodes = Episodes(np.array([1.0]), np.zeros(1, int), np.array([0, 0]), np.zeros(2), np.zeros(2), turns)
+    np.testing.assert_allclose(gae(episodes), [1.0, 0.0])

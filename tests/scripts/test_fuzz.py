@@ -1,5 +1,8 @@
 """A short run of the fuzzer, and proof that it would see what it looks for."""
 
+import subprocess
+import sys
+
 import pytest
 
 from areal_like import groups, wire
@@ -13,6 +16,22 @@ def test_a_few_thousand_inputs() -> None:
     assert result["accepted"] > 100 and result["refused"] > 1000
     for way in fuzz.KINDS:
         assert result[f"made: {way.__name__}"], "every way of making inputs is tried"
+
+
+def test_a_few_thousand_deltas() -> None:
+    result = fuzz.fuzz_deltas(3000, seed=1)
+    assert result["accepted"] > 100 and result["refused"] > 500
+    for way in ("noise", "changed", "spliced", "planes"):
+        assert result[f"made: {way}"], "every way of making inputs is tried"
+
+
+def test_a_delta_that_is_not_checked_is_found() -> None:
+    """In a process of its own: what is not checked may end it."""
+    code = (
+        "from areal_like.weights import planes; planes._check_places = lambda rows, coded: None\n"
+        "from scripts import fuzz; fuzz.fuzz_deltas(3000)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=200).returncode != 0
 
 
 def test_an_input_is_known_by_its_number() -> None:

@@ -7,29 +7,17 @@ import sys
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from areal_like.tasks.jsonl import Jsonl
 from areal_like.tasks.maths import exact, math_verify
-
-TEMPLATE = (
-    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
+from tests.folders import byte_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> str:
     """A tokenizer of single bytes: ids 0–255, <eos> 256, <pad> 257."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>")
-    wrapped.chat_template = TEMPLATE
     folder = tmp_path_factory.mktemp("tokenizer")
-    wrapped.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
     return str(folder)
 
 
@@ -100,6 +88,16 @@ def test_the_prompt_is_wrapped_as_the_template_says(make):
     assert prompt.tokens.dtype == np.int32 and prompt.answer == "1" and prompt.max_tokens == 1024
 
 
+def test_a_system_message_stands_before_prompts_that_bring_none(make):
+    messages = [{"role": "system", "content": "Be long."}, {"role": "user", "content": "Hm?"}]
+    rows = [{"prompt": "Why?", "answer": 1}]
+    task = make(rows, heldout=[{"prompt": messages, "answer": 1}], system="Be brief.")
+    assert all_texts(task, "train") == ["[system]Be brief.[user]Why?[assistant]"]
+    assert all_texts(task, "heldout") == ["[system]Be long.[user]Hm?[assistant]"]
+    with pytest.raises(ValueError, match="chat_template"):
+        make(rows, system="Be brief.", chat_template=False)
+
+
 def test_tokens_and_vocabulary_come_from_the_folder(make, tokenizer, tmp_path):
     task = make(sums(5))
     assert (task.vocab_size, task.pad_token, task.stop_tokens) == (258, 257, (256,))
@@ -168,7 +166,7 @@ def test_exact_match_ignores_surrounding_space_only():
         ('{"prompt": 3, "answer": "b"}', "'prompt' must be a text"),
         ('{"prompt": [], "answer": "b"}', "'prompt' must be a text or a list of messages"),
         ('{"prompt": [{"role": "user"}], "answer": "b"}', "list of messages"),
-        ('{"prompt": "a", "answer": null}', "'answer' must be a text or a number"),
+        ('{"prompt": "a", "answer": null}', "'answer' must be a text, a number or an object"),
     ],
 )
 def test_a_bad_line_is_named(make, line, message):

@@ -1,0 +1,98 @@
+"""Tools that a model may call in the middle of an answer, as an environment (`areal_like.interfaces.Environment`).
+
+A call is text between two marks, by default as Qwen's and Hermes' chat templates write it:
+`<tool_call>{"name": "calculator", "arguments": {"expression": "37*48"}}</tool_call>`. A turn with calls is answered by
+their results, in order; a turn without one is the answer, which the task's verifier scores. A call that goes wrong is
+answered with `error: ...`: the model may try again, and the sample does not fail.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from pkgutil import resolve_name
+
+from areal_like.expressions import evaluate
+from areal_like.types import Outcome, Prompt
+
+Tool = Callable[..., str | Awaitable[str]]
+"""A function of keyword arguments, all of them text, numbers, or what else JSON has; its result is shown to the model.
+Raises ValueError where the model is to hear what was wrong. The same arguments must give the same result."""
+
+TOOLS = {"calculator": "actors.tools:calculator"}
+
+
+def calculator(expression: str) -> str:
+    """The value of an arithmetic expression."""
+    return evaluate(str(expression))
+
+
+class Tools:
+    """tools: names of tools, or "module:name" of your own. max_calls: in one turn; those that are over are refused.
+
+    max_characters: of a result that is shown. turn_reward: earned by a turn in which every call went well (a small one
+    helps a model that does not call tools yet). call_marks, result_marks: what stands before and behind a call, and a
+    result.
+    """
+
+    def __init__(
+        self,
+        *,
+        tools: Sequence[str] = ("calculator",),
+        max_calls: int = 4,
+        max_characters: int = 2000,
+        turn_reward: float = 0.0,
+        call_marks: Sequence[str] = ("<tool_call>", "</tool_call>"),
+        result_marks: Sequence[str] = ("<tool_response>\n", "\n</tool_response>"),
+    ):
+        if not tools:
+            raise ValueError("environment.tools: name at least one tool")
+        unknown = [tool for tool in tools if tool not in TOOLS and ":" not in tool]
+        if unknown:
+            raise ValueError(f'environment.tools: {unknown[0]!r} is not one of {", ".join(TOOLS)}, nor "module:name"')
+        if len(call_marks) != 2 or len(result_marks) != 2 or not all(call_marks):
+            raise ValueError("environment: call_marks and result_marks are two texts each, those of calls not empty")
+        self._tools: dict[str, Tool] = {tool.rpartition(":")[2]: resolve_name(TOOLS.get(tool, tool)) for tool in tools}
+        self._max_calls, self._max_characters, self._turn_reward = max_calls, max_characters, turn_reward
+        self._opens, self._closes = call_marks
+        self._before, self._behind = result_marks
+
+    def reset(self, prompt: Prompt) -> str:
+        return ""
+
+    async def step(self, action: str) -> Outcome:
+        calls = [part.partition(self._closes)[0] for part in action.split(self._opens)[1:]]
+        if not calls:
+            return Outcome("", None, True)
+        answers = [await self._answer(call) if n < self._max_calls else None for n, call in enumerate(calls)]
+        shown = ["error: too many calls in one turn" if each is None else each[0] for each in answers]
+        went_well = all(each is not None and each[1] for each in answers)
+        text = "\n".join(f"{self._before}{each[: self._max_characters]}{self._behind}" for each in shown)
+        return Outcome(text, self._turn_reward if went_well else 0.0, False)
+
+    async def _answer(self, call: str) -> tuple[str, bool]:
+        """What is shown for a call, and whether it went well."""
+        try:
+            tool, arguments = self._parse(call.strip())
+            result = tool(**arguments)
+            return str(await result if inspect.isawaitable(result) else result), True
+        except ValueError as error:
+            return f"error: {error}", False
+
+    def _parse(self, call: str) -> tuple[Tool, dict[str, object]]:
+        """Raises ValueError, in words for the model."""
+        try:
+            fields = json.loads(call)
+        except ValueError:
+            raise ValueError('a call is {"name": ..., "arguments": {...}}') from None
+        if not isinstance(fields, dict) or not isinstance(fields.get("arguments", {}), dict):
+            raise ValueError('a call is {"name": ..., "arguments": {...}}')
+        name, arguments = fields.get("name"), fields.get("arguments", {})
+        if name not in self._tools:
+            raise ValueError(f"there is no tool {name!r}; there are {', '.join(self._tools)}")
+        try:
+            inspect.signature(self._tools[name]).bind(**arguments)
+        except TypeError as error:
+            raise ValueError(f"{name}: {error}") from None
+        return self._tools[name], arguments

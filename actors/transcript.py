@@ -1,0 +1,85 @@
+"""A sample in the making: what the model said and what it was shown, in order. Workflows write it.
+
+Invariant: what the model said keeps its tokens, behaviour logprobs and runs as the engine gave them. What it was shown
+was sampled by nobody: loss-masked, logprob 0, and filed under the version that spoke last, so that it changes no age.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from actors.resumption import joined
+from areal_like.types import Completion, Finish, Limits, Runs, Sample
+
+
+@dataclass(slots=True)
+class _Part:
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    runs: Runs
+    trained: bool
+
+
+class Transcript:
+    """Begins with the prompt's tokens, int32 [P], under the limits of the whole response."""
+
+    def __init__(self, prompt: np.ndarray, limits: Limits):
+        self._prompt, self._limits = prompt, limits
+        self._parts: list[_Part] = []
+        self._length = 0
+        self._earned: list[tuple[int, float]] = []
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Everything so far: int32 [P + R]."""
+        return np.concatenate([self._prompt, *(part.tokens for part in self._parts)])
+
+    @property
+    def room(self) -> int:
+        """Tokens that the response may still have."""
+        return self._limits.max_tokens - self._length
+
+    def limits(self, most: int | None = None) -> Limits:
+        """Of the model's next turn: at most `most` tokens; it goes on in the sample's stream of random numbers."""
+        longest = self.room if most is None else min(most, self.room)
+        return replace(self._limits, max_tokens=longest, offset=self._limits.offset + self._length)
+
+    def unstopped(self, count: int) -> Limits:
+        """Of `count` more tokens, whatever the room, that no stop token ends."""
+        return replace(self._limits, max_tokens=count, stop=(), offset=self._limits.offset + self._length)
+
+    def said(self, completion: Completion, trained: bool = True) -> None:
+        self._add(_Part(completion.tokens, completion.logprobs, completion.runs, trained))
+
+    def shown(self, tokens: np.ndarray) -> None:
+        """`tokens` int32 [n] that the model did not say. Raises ValueError where it has said nothing yet: they would
+        belong to the prompt."""
+        if not self._parts:
+            raise ValueError("what is shown before the first turn belongs to the prompt")
+        if len(tokens):
+            version = self._parts[-1].runs[-1][0]
+            self._add(_Part(tokens, np.zeros(len(tokens), np.float32), [(version, len(tokens))], False))
+
+    def earned(self, reward: float) -> None:
+        """By the turn that ends here."""
+        self._earned.append((self._length - 1, float(reward)))
+
+    def sample(self, reward: float | None, finish: Finish) -> Sample:
+        """The whole; `reward` None: the sum of what the turns earned."""
+        total = sum(each for _, each in self._earned) if reward is None else reward
+        return Sample(
+            tokens=self.tokens,
+            prompt_length=len(self._prompt),
+            logprobs=np.concatenate([part.logprobs for part in self._parts]),
+            loss_mask=np.repeat([part.trained for part in self._parts], [len(part.tokens) for part in self._parts]),
+            runs=joined([run for part in self._parts for run in part.runs]),
+            reward=total,
+            finish=finish,
+            turn_rewards=self._earned if len(self._earned) > 1 else [],
+        )
+
+    def _add(self, part: _Part) -> None:
+        self._parts.append(part)
+        self._length += len(part.tokens)

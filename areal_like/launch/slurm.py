@@ -1,0 +1,184 @@
+"""Runs as Slurm jobs: the job is cut by role, and each process is a job step of its own, started with srun.
+
+Outside of an allocation there is something to submit: a batch script (`scripts/slurm/train.sbatch`, or yours) that
+calls `scripts.train` inside, with the options that the plan asks for on sbatch's command line, where they take
+precedence over the script's `#SBATCH` lines. Inside, this launcher is the local one with srun in front: a step ends
+when its srun does, srun hands on the process's exit code and its signals (SIGTERM it keeps for itself, so processes are
+told to end by SIGUSR2), and a killed srun takes its step along.
+
+An actor that is started again gets a name of its own: the one before may live on behind a node that Slurm has given up.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from areal_like.launch.local import REPOSITORY, LocalLauncher, RunStopped
+from areal_like.launch.plan import RoleSpec
+from areal_like.process import EXIT_NODE_FAILED
+
+SCRIPT = "scripts/slurm/train.sbatch"
+GRACE_SECONDS = 10
+"""What the learner has to write a checkpoint after SIGTERM. Slurm kills KillWait (30 s by default) after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is asked of Slurm for some roles: `tasks` of `cpus` processors each, and further options. A job of one part
+    has any free processors, parts of nodes included; a heterogeneous one has several parts."""
+
+    roles: tuple[str, ...]
+    tasks: int
+    cpus: int
+    options: Mapping[str, Any]
+
+    def arguments(self) -> list[str]:
+        return [f"--ntasks={self.tasks}", f"--cpus-per-task={self.cpus}", *flags(self.options)]
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """`command` submits `script`, whose Python is told by the `environment`."""
+
+    command: list[str]
+    environment: dict[str, str]
+    script: Path
+
+    def submit(self) -> str:
+        """The job's id. Raises OSError where sbatch is missing or refuses."""
+        return sbatch(self.command[2:], self.environment)
+
+    def describe(self) -> str:
+        more = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
+        return f"$ {more} {shlex.join(self.command)}\n\n# {self.script}\n{self.script.read_text()}"
+
+
+class SlurmLauncher(LocalLauncher):
+    """`options` of the job as on sbatch's command line, e.g. {partition: gpu, time: "04:00:00"}. With `learner_part` or
+    `actors_part` the job is heterogeneous: options of the part of the learner and the buffer, and of the actors' part.
+    GPUs are asked for as `gpus-per-task` of a part; the buffer gets none. `script` is what is submitted, `container` a
+    command in front of `python` (null: the one that submits), such as "apptainer exec --nv image.sif"."""
+
+    ACROSS_HOSTS = True
+    END_SIGNAL = signal.SIGUSR2
+    END_SECONDS = GRACE_SECONDS + 2.0
+
+    def __init__(  # noqa: PLR0913 - its keyword parameters are knobs
+        self,
+        run: Path,
+        max_restarts: int,
+        *,
+        ready_timeout: float = 120.0,
+        options: dict[str, Any] | None = None,
+        learner_part: dict[str, Any] | None = None,
+        actors_part: dict[str, Any] | None = None,
+        script: str | None = None,
+        container: str | None = None,
+        python: str | None = None,
+    ):
+        super().__init__(run, max_restarts, ready_timeout=ready_timeout)
+        self.options = dict(options or {})
+        self.learner_part, self.actors_part = (
+            None if learner_part is None else dict(learner_part),
+            None if actors_part is None else dict(actors_part),
+        )
+        self.script = Path(script) if script else REPOSITORY / SCRIPT
+        self.container, self.python = shlex.split(container or ""), python or sys.executable
+
+    # ---- outside of the job -----------------------------------------------------------------------------------------
+
+    def parts(self, roles: list[RoleSpec]) -> list[Part]:
+        """The placement, as data. The learner's part is one task, so that all of it is on one node."""
+        if self.learner_part is None and self.actors_part is None:
+            return [Part(tuple(role.name for role in roles), len(roles), max(role.threads for role in roles), {})]
+        core, actors = ([role for role in roles if role.essential is essential] for essential in (True, False))
+        names = [tuple(role.name for role in some) for some in (core, actors)]
+        parts = [Part(names[0], 1, sum(role.threads for role in core), self.learner_part or {})]
+        most = max((role.threads for role in actors), default=1)
+        return [*parts, Part(names[1], len(actors), most, self.actors_part or {})] if actors else parts
+
+    def submission(self, roles: list[RoleSpec]) -> Submission | None:
+        """What is to be submitted; None inside an allocation, where the plan can be started."""
+        if "SLURM_JOB_ID" in os.environ:
+            return None
+        folder = self.run.resolve()
+        common = flags({"job-name": folder.name, "output": folder / "logs" / "slurm-%j.log"} | self.options)
+        command = ["sbatch", "--parsable", f"--chdir={os.getcwd()}"]
+        for number, part in enumerate(self.parts(roles)):
+            command += [":"] * (number > 0) + ["--no-kill", *common, *part.arguments()]
+        command += [str(self.script), str(folder / "config.yaml"), f"resume={folder}"]
+        return Submission(command, {"PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)}, self.script)
+
+    # ---- inside of the job ------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """There are no local sockets."""
+
+    def _label(self, role: RoleSpec, lives: int) -> str:
+        return f"{role.name}.{lives + 1}" if lives else role.name
+
+    def _command(self, role: RoleSpec, lives: int) -> list[str]:
+        name = self._label(role, lives)
+        step = ["srun", "--nodes=1", "--ntasks=1", f"--cpus-per-task={role.threads}", "--exact", "--mem=0"]
+        step += ["--input=none", "--open-mode=append", f"--job-name={name}"]
+        step += [f"--output={self.run.resolve()}/logs/{name}.%N.log", *self._het_group(role), *self._gpus(role)]
+        command = [*self.container, self.python, "-m", role.module, "--name", name, "--run", str(self.run.resolve())]
+        return [*step, *command, "--grace", str(GRACE_SECONDS)]
+
+    def _het_group(self, role: RoleSpec) -> list[str]:
+        if "SLURM_HET_SIZE" not in os.environ:
+            return []
+        return [f"--het-group={0 if role.essential else 1}"]
+
+    def _gpus(self, role: RoleSpec) -> list[str]:
+        options = (self.learner_part if role.essential else self.actors_part) or {}
+        if role.name == "buffer":
+            return ["--gres=none"] if "gpus-per-task" in options else []
+        return flags({key: value for key, value in options.items() if key == "gpus-per-task"})
+
+    def _code(self, role: RoleSpec, process: subprocess.Popen) -> int | None:
+        """srun ends with 0 when the node has failed; of the processes only the learner may end so, with a summary.
+        Raises RunStopped where the run can't go on without that node: the job is queued again."""
+        code = process.poll()
+        if code != 0 or (role.name == "learner" and (self.run / "summary.json").exists()):
+            return code
+        if role.essential:
+            raise RunStopped(f"the {role.name}'s node has failed", paused=True)
+        return EXIT_NODE_FAILED
+
+    def _pid(self, process: subprocess.Popen) -> int:
+        return 0  # srun's, here; the process is elsewhere
+
+    def _log(self, role: RoleSpec) -> Path:
+        """The newest of this role: there is one for each life and node; srun's own words where there is none."""
+        found = [*(self.run / "logs").glob(f"{role.name}.*.log")]
+        return max(found, key=lambda path: path.stat().st_mtime, default=super()._log(role))
+
+
+def flags(options: Mapping[str, Any]) -> list[str]:
+    """Options as on the command line; true stands for one without a value."""
+    return [f"--{key}" if value is True else f"--{key}={value}" for key, value in options.items()]
+
+
+def sbatch(arguments: list[str], environment: Mapping[str, str] | None = None) -> str:
+    """Submit; returns the job's id. Raises OSError where sbatch is missing or refuses."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", *arguments],
+            env=os.environ | dict(environment or {}),
+            capture_output=True,
+            text=True,
+        )
+    except FileNotFoundError:
+        raise OSError("there is no sbatch here; --dry-run prints what would be submitted") from None
+    if done.returncode:
+        raise OSError(f"sbatch {' '.join(arguments)}: {' '.join(done.stderr.split())}")
+    return done.stdout.strip().partition(";")[0]

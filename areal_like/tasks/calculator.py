@@ -1,0 +1,124 @@
+"""Calculator: products that are too hard to learn, and a desk calculator to ask. The smallest task with a tool.
+
+The prompt is `a*b=`. A turn that ends with `]` is a call: what stands between the last `[` and it is calculated, and
+the model is shown the result and `|`. A turn that ends with EOS is the answer. `Desk` is the environment; with the
+workflow `single_turn` the same task must be done in the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from areal_like.expressions import evaluate
+from areal_like.tasks.generated import GeneratedTask
+from areal_like.types import Outcome, Prompt
+
+CHARACTERS = "0123456789+-*=[]|?"
+"""Token i is character i; `?` is what the desk shows for a call that it does not understand."""
+CALL_ENDS = CHARACTERS.index("]")
+EOS, PAD = len(CHARACTERS), len(CHARACTERS) + 1
+_PLACES = {character: token for token, character in enumerate(CHARACTERS)}
+
+
+class Characters:
+    """A token is a character."""
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.array([_PLACES[character] for character in text], np.int32)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return "".join(CHARACTERS[token] for token in tokens.tolist() if token < EOS)
+
+    def reply(self, text: str, *, closed: bool = True) -> np.ndarray:
+        return self.encode(text)
+
+
+class Calculator(GeneratedTask):
+    """digits: of both factors, which are uniform in 10^(digits−1) … 10^digits − 1. max_tokens: of a whole response, the
+    desk's words included; by default two calls fit in. train_size, heldout_size: rows of the splits.
+    length_trace: see `areal_like.tasks.length_trace`.
+
+    Reward of an answer: the share of right digits in place from the left, out of the longer of answer and result.
+    """
+
+    vocab_size = PAD + 1
+    pad_token = PAD
+    stop_tokens: tuple[int, ...] = (EOS, CALL_ENDS)
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        digits: int = 2,
+        max_tokens: int | None = None,
+        train_size: int = 1_000_000,
+        heldout_size: int = 1024,
+        length_trace: Mapping[str, Any] | None = None,
+    ):
+        if not 1 <= digits <= 9:
+            raise ValueError(f"digits must be 1 to 9, got {digits}")
+        self._digits = digits
+        call_and_result = 2 * digits + 3 + 2 * digits + 1
+        self._longest = 2 * call_and_result + 2 * digits + 1 if max_tokens is None else max_tokens
+        super().__init__(seed, train_size, heldout_size, length_trace)
+
+    def prompt(self, split: str, row: int) -> Prompt:
+        plain = super().prompt(split, row)
+        return Prompt(plain.tokens, plain.answer, plain.max_tokens, plain.filler, Characters())
+
+    async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
+        return share_in_place(Characters().decode(tokens), prompt.answer)
+
+    def _draw(self, rng: np.random.Generator) -> tuple[np.ndarray, str]:
+        a, b = (int(n) for n in rng.integers(10 ** (self._digits - 1), 10**self._digits, size=2))
+        return Characters().encode(f"{a}*{b}="), str(a * b)
+
+    def _max_tokens(self) -> int:
+        return self._longest
+
+
+class Desk:
+    """The calculator beside the model: an `Environment`.
+
+    call_credit: share of the reward that the first turn can earn, by being a call of what the prompt asks for
+        (character by character): a model that starts at random needs it to find the tool at all. The answer earns the
+        rest.
+    """
+
+    def __init__(self, *, call_credit: float = 0.5):
+        if not 0 <= call_credit < 1:
+            raise ValueError(f"environment.call_credit must be in [0, 1), got {call_credit}")
+        self._credit = call_credit
+        self._question = self._result = ""
+        self._turns = 0
+
+    def reset(self, prompt: Prompt) -> str:
+        self._question = prompt.codec.decode(prompt.tokens).rstrip("=")
+        self._result = prompt.answer
+        return ""
+
+    def step(self, action: str) -> Outcome:
+        self._turns += 1
+        is_call = action.endswith("]")
+        earned = self._credit * share_in_place(action, f"[{self._question}]") if self._turns == 1 else 0.0
+        if not is_call:
+            return Outcome("", earned + (1 - self._credit) * share_in_place(action, self._result), True)
+        return Outcome(f"{_calculated(action[:-1].rpartition('[')[2])}|", earned, False)
+
+
+def _calculated(expression: str) -> str:
+    """The result, or `?` where there is none that the desk can write."""
+    try:
+        result = evaluate(expression)
+    except ValueError:
+        return "?"
+    return result if set(result) <= set(CHARACTERS) else "?"
+
+
+def share_in_place(given: str, wanted: str) -> float:
+    """Of characters that are the same in the same place, out of the longer text."""
+    same = sum(a == b for a, b in zip(given, wanted, strict=False))
+    return same / max(len(given), len(wanted))

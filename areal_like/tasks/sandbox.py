@@ -1,0 +1,110 @@
+"""Calls a function of a program that nobody has read, in a process that can do next to nothing.
+
+The program gets the arguments of the calls and never the values that are expected: whoever wants to compare does so
+here, on what came back. What isolation="full" holds, by the kernel (Linux, user namespaces permitted):
+
+- files: none but a memory file system of its own of 1 MiB, as its root; what it may import is loaded before;
+- network and other processes: namespaces of its own, with no interface in them and no other process;
+- no new processes or threads, limits on CPU time, address space and file size; wall time by a kill from here;
+- no environment variables, no inherited descriptors, no capabilities, and where we are root, another user (nobody).
+
+It shares the kernel: a hole in that is a hole here, too; system calls are not filtered. Where the machine forbids user
+namespaces (some containers), `run` raises SandboxError. isolation="weak" works everywhere and is for programs that err,
+not for programs that attack: limits, and an audit hook that refuses files, sockets, processes and ctypes. Python's own
+documentation says that such hooks can be got around; the program runs as the user of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+_PROGRAM = Path(__file__).with_name("sandboxed.py")
+
+
+class SandboxError(RuntimeError):
+    """The sandbox itself could not be set up; nothing of the program was run."""
+
+
+class OutOfTime(Exception):
+    """The program was killed at the end of its seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a program may use: wall seconds, bytes of address space, bytes per file (its results, too)."""
+
+    seconds: float = 5.0
+    memory: int = 256 << 20
+    output: int = 1 << 20
+
+
+def run(
+    code: str,
+    function: str,
+    calls: list[list[Any]],
+    bounds: Bounds = Bounds(),
+    isolation: Literal["full", "weak"] = "full",
+) -> list[Any]:
+    """What `function`, as `code` defines it, returns for each list of arguments (JSON values).
+
+    One item per call: `[value]`, or None where it raised, returned nothing that JSON has, or the program had ended.
+    Raises OutOfTime and SandboxError.
+    """
+    if isolation not in ("full", "weak"):
+        raise ValueError(f'isolation must be "full" or "weak", got {isolation!r}')
+    request = {"code": code, "function": function, "calls": calls, "isolation": isolation, **asdict(bounds)}
+    with (
+        tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as results,
+    ):
+        given.write(json.dumps(request).encode())
+        given.seek(0)
+        _execute(folder, given, results, bounds.seconds)
+        results.seek(0)
+        return _results(results.read(bounds.output), len(calls))
+
+
+def _execute(folder: str, given: Any, results: Any, seconds: float) -> None:
+    # -I: no environment, no user's packages, nothing of this folder; -S: no site-packages.
+    command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(_PROGRAM), str(os.getpid())]
+    process = subprocess.Popen(
+        command, stdin=given, stdout=results, stderr=subprocess.PIPE, cwd=folder, env={}, start_new_session=True
+    )
+    in_time = True
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        in_time = False
+    finally:
+        process.kill()
+        process.wait()
+    assert process.stderr is not None
+    with process.stderr as told:
+        said = told.read().decode(errors="replace")
+    # The program cannot write here, so it cannot pass its own failure off as one of the sandbox.
+    if said != "ready":
+        raise SandboxError(said[-1000:] or f"no sandbox within {seconds:g} s")
+    if not in_time:
+        raise OutOfTime(f"more than {seconds:g} s")
+
+
+def _results(data: bytes, count: int) -> list[Any]:
+    """From the lines that came back, which are whatever the program made of them."""
+    found = [_value(line) for line in data.split(b"\n")[:count]]
+    return found + [None] * (count - len(found))
+
+
+def _value(line: bytes) -> Any:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, list) and len(value) == 1 else None

@@ -1,0 +1,165 @@
+"""The inside of the sandbox (`areal_like.tasks.sandbox`): locks itself in, then calls a program's function.
+
+Run as a file, by `python -I -S`, with standard modules only. Standard input is the request; standard error takes
+"ready", or what went wrong before, and is closed then; standard output takes a line per call: `[value]`, or `null`.
+A program may import the modules below that nothing here uses: when it runs there are no files to import from.
+"""
+# ruff: noqa: F401
+
+import bisect
+import collections
+import collections.abc
+import copy
+import ctypes
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import heapq
+import itertools
+import json
+import math
+import operator
+import os
+import random
+import re
+import resource
+import signal
+import statistics
+import string
+import sys
+import typing
+from collections.abc import Callable
+
+NOBODY = 65534
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
+CAPABILITY_VERSION_3 = 0x20080522
+# mount, IPC, user, PID and network namespaces
+NAMESPACES = 0x00020000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+REFUSED = ("open", "os.", "socket.", "subprocess.", "shutil.", "ctypes.", "pty.", "import", "signal.", "mmap.")
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def check(result: int, what: str) -> None:
+    if result != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{what}: {os.strerror(error)}")
+
+
+def die_with_parent() -> None:
+    check(LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+
+
+def become_nobody() -> None:
+    """Limits on processes don't hold for root, and files of the run are root's."""
+    os.chown(".", NOBODY, NOBODY)
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    check(LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")  # or /proc/self would stay root's
+
+
+def enter_namespaces() -> None:
+    """Returns in a child, which is process 1 of its own; its parent only waits, so as to be killed from outside."""
+    user, group = os.geteuid(), os.getegid()
+    if LIBC.unshare(NAMESPACES) != 0:
+        error = os.strerror(ctypes.get_errno())
+        raise OSError(f"this machine permits no user namespaces ({error}); isolation=weak does without")
+    for file, line in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{file}", "w") as out:  # users that are not mapped can't make files
+            out.write(line)
+    alive, held = os.pipe()
+    child = os.fork()
+    if child:
+        die_with_parent()
+        os.waitpid(child, 0)
+        os._exit(0)
+    os.close(held)
+    die_with_parent()
+    os.set_blocking(alive, False)
+    try:
+        if os.read(alive, 1) == b"":
+            os._exit(1)  # the parent died before it was asked about
+    except BlockingIOError:
+        os.close(alive)
+
+
+def leave_files() -> None:
+    folder = os.getcwd().encode()
+    flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
+    check(LIBC.mount(b"tmpfs", folder, b"tmpfs", flags, b"size=1m,nr_inodes=64,mode=777"), "mount")
+    os.chdir(folder)
+    os.chroot(".")
+    os.chdir("/")
+
+
+def drop_capabilities() -> None:
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+    check(LIBC.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+
+
+def limit(seconds: float, memory: int, output: int) -> None:
+    check(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+    for what, most in (
+        (resource.RLIMIT_CPU, math.ceil(seconds) + 1),  # after the wall time, of which the caller tells
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_FSIZE, output),
+        (resource.RLIMIT_NPROC, 1),  # itself
+        (resource.RLIMIT_NOFILE, 16),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(what, (most, most))
+
+
+def refuse(event: str, arguments: tuple) -> None:
+    """The audit hook of isolation="weak"; what is loaded already may be imported again (that is no event)."""
+    if event.startswith(REFUSED):
+        raise PermissionError(f"{event} is not permitted here")
+
+
+def lock_in(isolation: str, parent: int) -> None:
+    die_with_parent()
+    if os.getppid() != parent:
+        os._exit(1)
+    if isolation == "full":
+        if os.geteuid() == 0:
+            become_nobody()
+        enter_namespaces()
+        leave_files()
+        drop_capabilities()
+
+
+def answer(function: Callable, arguments: list) -> str:
+    try:
+        return json.dumps([function(*arguments)], allow_nan=False).replace("\n", " ")
+    except Exception:
+        return "null"
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    replies = os.dup(1)
+    try:
+        devnull = os.open(os.devnull, os.O_RDWR)
+        lock_in(request["isolation"], int(sys.argv[1]))
+        limit(request["seconds"], request["memory"], request["output"])
+    except OSError as error:
+        os.write(2, str(error).encode())
+        return
+    os.write(2, b"ready")
+    for descriptor in (0, 1, 2):
+        os.dup2(devnull, descriptor)
+    os.close(devnull)
+    if request["isolation"] == "weak":
+        sys.addaudithook(refuse)
+    names: dict = {"__name__": "program"}
+    exec(compile(request["code"], "program", "exec"), names)
+    for arguments in request["calls"]:
+        os.write(replies, answer(names[request["function"]], arguments).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

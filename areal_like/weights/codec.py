@@ -1,0 +1,266 @@
+"""Weights before and after → coded blocks, and coded blocks → weights after. Keeps the digest's lanes up to date.
+
+Per segment the smallest coding is taken: nothing if nothing has changed; gaps and steps for few changes; a mask and
+steps for more (the two meet near a twelfth, both compressed); the bits themselves above `dense_above`, where comparing
+and coding cost more than they save, or where steps are so large that bits are shorter. With `mode: absolute` changes
+are u16 places and new values, which may be applied any number of times.
+
+NumPy is the truth; for large states compiled kernels do the same. Whether those try gaps, a mask or nothing at all is
+guessed from a sample, so that a dense update costs little more than a copy; the result is exact whatever the guess.
+Drivers: the publisher's thread encodes block by block, the actor's replica applies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from areal_like.weights import plain
+from areal_like.weights.compiled import kernels_for
+from areal_like.weights.digest import lanes_of
+from areal_like.weights.layout import BITS_OF, Block, Layout, Segment
+from areal_like.weights.planes import DENSE, GAPS, MASK, PLACES, SKIP, Coded, mask_words, parts_of
+
+Mode = Literal["ulp", "absolute"]
+GAPS_BELOW = 1 / 12
+"""Density up to which gaps are shorter than a mask."""
+_SAMPLES, _SAMPLE = 8, 1024
+_SLACK = 8192
+"""Elements by which kernels may go beyond a limit before they notice."""
+
+
+class Lanes:
+    """The digest's lanes of each segment of a state (uint64 [segments, 2]): they add up to those of the whole."""
+
+    def __init__(self, layout: Layout, words: np.ndarray):
+        self._place = {segment: i for i, segment in enumerate(s for block in layout.blocks for s in block.segments)}
+        self.of = np.zeros((len(self._place), 2), np.uint64)
+        for segment in self._place:
+            self.sweep(segment, words)
+
+    def sweep(self, segment: Segment, words: np.ndarray) -> None:
+        """Anew, from the segment's bits in a state's words."""
+        self.of[self._place[segment]] = lanes_of(segment.words(words), segment.first_word)
+
+    def row(self, segment: Segment) -> np.ndarray:
+        return self.of[self._place[segment]]
+
+    def total(self) -> np.ndarray:
+        return self.of.sum(axis=0, dtype=np.uint64)
+
+
+@dataclass(slots=True)
+class _Scratch:
+    """What kernels write into, for one block; `fill` int64 [4]: how far gaps, far, short and big are filled."""
+
+    gaps: np.ndarray
+    far: np.ndarray
+    masks: np.ndarray
+    short: np.ndarray
+    big: np.ndarray
+    fill: np.ndarray
+
+
+class Encoder:
+    """Encodes block after block of `layout`. Not for several threads at once."""
+
+    def __init__(self, layout: Layout, mode: Mode = "ulp", dense_above: float = 0.25):
+        self.layout, self.absolute = layout, mode == "absolute"
+        self._dense_above = dense_above
+        self._kernels = kernels_for(layout.nbytes)
+        self._scratch: _Scratch | None = None
+        self._masked = 0
+
+    def encode(self, block: Block, old: np.ndarray, new: np.ndarray, lanes: Lanes | None = None) -> Coded:
+        """`old`, `new`: uint8, whole buffers of two states. `lanes` of the old one become those of the new one."""
+        n = len(block.segments)
+        coded = Coded(np.zeros(n, np.uint8), np.zeros(n, np.uint32))
+        parts = [self._begin(block)] if self._kernels and not self.absolute else []
+        body: list[np.ndarray] = []
+        collected: list[tuple[np.ndarray, ...]] = []
+        for i, segment in enumerate(block.segments):
+            before, after = segment.bits(old), segment.bits(new)
+            words = segment.words(old.view(np.uint64)), segment.words(new.view(np.uint64))
+            tracked = (words, -1 if lanes is None else segment.first_word, np.zeros(2, np.uint64))
+            if segment.plain:
+                coding, changes = (SKIP if np.array_equal(*words) else DENSE), 0
+            elif self.absolute:
+                coding, changes, found = self._places(segment, before, after, tracked)
+                body += found
+            elif self._kernels:
+                coding, changes = self._steps(parts[0], segment, before, after, tracked)
+            else:
+                coding, changes, planes = self._steps_plainly(segment, before, after)
+                collected.append(planes)
+            coded.codings[i], coded.changes[i] = coding, changes
+            if coding == DENSE:
+                body.append(segment.bits(new).view(np.uint8))
+            if lanes is not None and coding != SKIP:
+                if coding in (GAPS, PLACES) and self._kernels:
+                    lanes.row(segment)[:] += tracked[2]
+                else:
+                    lanes.sweep(segment, new.view(np.uint64))
+        coded.body = body
+        return self._with_planes(coded, parts, collected)
+
+    def _with_planes(self, coded: Coded, parts: list[_Scratch], collected: list[tuple[np.ndarray, ...]]) -> Coded:
+        if parts:
+            k, f, c, b = parts[0].fill
+            coded.gaps, coded.far, coded.short, coded.big = (
+                parts[0].gaps[:k], parts[0].far[:f], parts[0].short[:c], parts[0].big[:b],
+            )  # fmt: skip
+            coded.masks = parts[0].masks[: self._masked]
+        elif collected:
+            planes = [np.concatenate(each) for each in zip(*collected, strict=True)]
+            coded.gaps, coded.far, coded.masks, coded.short, coded.big = planes
+        return coded
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+
+    def _steps_plainly(
+        self, segment: Segment, before: np.ndarray, after: np.ndarray
+    ) -> tuple[int, int, tuple[np.ndarray, ...]]:
+        """Coding, changes, and this segment's part of each plane."""
+        places = np.flatnonzero(before != after)
+        if places.size > segment.count * self._dense_above:
+            return DENSE, 0, no_planes()
+        codes = plain.steps(before[places], after[places])
+        if places.size > segment.count * GAPS_BELOW and not _fits(segment, places.size, escapes_of(codes)):
+            return DENSE, 0, no_planes()
+        return code_steps(segment, places, codes)
+
+    def _begin(self, block: Block) -> _Scratch:
+        """Room for any block of the layout."""
+        if self._scratch is None:
+            most = [sum(s.count for s in each.segments if not s.plain) for each in self.layout.blocks]
+            count = max(most, default=0)
+            gaps, codes = int(count * GAPS_BELOW) + _SLACK, int(count * max(self._dense_above, GAPS_BELOW)) + _SLACK
+            masks = count // 64 + max(len(each.segments) for each in self.layout.blocks)
+            self._scratch = _Scratch(
+                np.empty(gaps, np.uint8), np.empty(gaps, np.uint32), np.empty(masks, np.uint64),
+                np.empty(codes, np.uint8), np.empty(codes, np.uint32), np.zeros(4, np.int64),
+            )  # fmt: skip
+        self._scratch.fill[:] = self._masked = 0
+        return self._scratch
+
+    def _steps(self, into: _Scratch, segment: Segment, before: np.ndarray, after: np.ndarray, tracked) -> tuple:
+        (old_words, new_words), first, sums = tracked
+        assert self._kernels
+        guess, most = sampled_density(before, after), int(segment.count * min(self._dense_above, 1.0))
+        limit = min(int(segment.count * GAPS_BELOW), most)
+        if guess <= 1.2 * GAPS_BELOW:
+            changes = self._kernels.encode_gaps(
+                before, after, old_words, new_words, first, limit, into.gaps, into.far, into.short, into.big,
+                into.fill, sums,
+            )  # fmt: skip
+            if changes >= 0:
+                return (GAPS if changes else SKIP), changes
+        if guess <= 1.1 * self._dense_above:
+            words, kept = mask_words(segment), into.fill.copy()
+            mask = into.masks[self._masked : self._masked + words]
+            changes = self._kernels.encode_mask(before, after, most, mask, into.short, into.big, into.fill)
+            if changes > 0 and _fits(segment, changes, int(into.fill[3] - kept[3])):
+                self._masked += words
+                return MASK, changes
+            into.fill[:] = kept
+            if changes == 0:
+                return SKIP, 0
+        return DENSE, 0
+
+    # ---- absolute values --------------------------------------------------------------------------------------------
+
+    def _places(self, segment: Segment, before: np.ndarray, after: np.ndarray, tracked) -> tuple:
+        """Coding, changes, and this segment's parts of the body."""
+        (old_words, new_words), first, sums = tracked
+        most = int(segment.count * min(self._dense_above, segment.width / (segment.width + 16)))
+        if not self._kernels:
+            places = np.flatnonzero(before != after)
+            return (DENSE, 0, []) if places.size > most else code_places(segment, places, after[places])
+        if sampled_density(before, after) > 1.1 * self._dense_above:
+            return DENSE, 0, []
+        counts = np.empty(-(-segment.count // plain.PART), np.uint32)
+        near: np.ndarray = np.empty(most + _SLACK, np.uint16)
+        values: np.ndarray = np.empty(most + _SLACK, BITS_OF[segment.width])
+        changes = self._kernels.encode_places(
+            before, after, old_words, new_words, first, most, counts, near, values, sums
+        )
+        if changes <= 0:
+            return (DENSE if changes else SKIP), 0, []
+        return PLACES, changes, [each.view(np.uint8) for each in (counts, near[:changes], values[:changes])]
+
+
+def no_planes() -> tuple[np.ndarray, ...]:
+    return tuple(np.zeros(0, kind) for kind in (np.uint8, np.uint32, np.uint64, np.uint8, np.uint32))
+
+
+def code_steps(segment: Segment, places: np.ndarray, codes: np.ndarray) -> tuple[int, int, tuple[np.ndarray, ...]]:
+    """Changes at `places` → coding (gaps or mask), their number, and the segment's part of each plane."""
+    if not places.size:
+        return SKIP, 0, no_planes()
+    short, big = plain.encode_codes(codes)
+    _, nothing, no_mask, _, _ = no_planes()
+    if places.size <= int(segment.count * GAPS_BELOW):
+        return GAPS, places.size, (*plain.encode_gaps(places), no_mask, short, big)
+    mask = plain.encode_mask(places, segment.count)
+    return MASK, places.size, (nothing.view(np.uint8), nothing, mask, short, big)
+
+
+def escapes_of(codes: np.ndarray) -> int:
+    return int(np.count_nonzero(codes >= plain.ESCAPE_CODE))
+
+
+def code_places(segment: Segment, places: np.ndarray, values: np.ndarray) -> tuple[int, int, list[np.ndarray]]:
+    """As above, for new values: their number, and the segment's parts of the body."""
+    if not places.size:
+        return SKIP, 0, []
+    parts = (*plain.encode_places(places, segment.count), values)
+    return PLACES, places.size, [each.view(np.uint8) for each in parts]
+
+
+def _fits(segment: Segment, changes: int, escapes: int) -> bool:
+    """Is a mask with steps shorter than the bits, before compression?"""
+    item = segment.width // 8
+    return segment.count / 8 + changes / 2 + escapes * item < segment.count * item
+
+
+def sampled_density(before: np.ndarray, after: np.ndarray) -> float:
+    """The share of changes in a few stretches spread over the segment."""
+    step = max(_SAMPLE, before.size // _SAMPLES)
+    pieces = [slice(start, start + _SAMPLE) for start in range(0, before.size, step)]
+    changed = sum(int(np.count_nonzero(before[piece] != after[piece])) for piece in pieces)
+    return changed / sum(before[piece].size for piece in pieces)
+
+
+def apply(block: Block, coded: Coded, buffer: np.ndarray, lanes: Lanes | None = None) -> None:
+    """Bring a state's buffer (uint8) from before to after a block that `planes.unpack` has accepted."""
+    kernels, words = kernels_for(buffer.nbytes), buffer.view(np.uint64)
+    rows = list(zip(block.segments, coded.codings.tolist(), coded.changes.tolist(), strict=True))
+    for segment, coding, parts in parts_of(rows, coded):
+        bits = segment.bits(buffer)
+        if kernels and coding != DENSE:
+            _apply_fast(kernels, segment, coding, parts, bits, words, lanes)
+            continue
+        if coding == DENSE:
+            bits.view(np.uint8)[:] = parts[0]
+        elif coding == PLACES:
+            bits[plain.decode_places(parts[0], parts[1])] = parts[2]
+        else:
+            places = plain.decode_gaps(parts[0], parts[1]) if coding == GAPS else plain.decode_mask(parts[0])
+            bits[places] = plain.stepped(bits[places], plain.decode_codes(parts[-2], parts[-1]))
+        if lanes is not None:
+            lanes.sweep(segment, words)
+
+
+def _apply_fast(kernels, segment: Segment, coding: int, parts, bits, words, lanes: Lanes | None) -> None:
+    first = -1 if lanes is None else segment.first_word
+    row = np.zeros(2, np.uint64) if lanes is None else lanes.row(segment)
+    if coding == GAPS:
+        kernels.apply_gaps(bits, segment.words(words), first, *parts, row)
+    elif coding == PLACES:
+        kernels.apply_places(bits, segment.words(words), first, *parts, row)
+    else:
+        kernels.apply_mask(bits, *parts)
+        if lanes is not None:
+            lanes.sweep(segment, words)

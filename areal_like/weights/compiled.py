@@ -1,0 +1,29 @@
+"""When the compiled kernels are used: for weights that are large enough to pay for loading numba, where there is numba.
+
+Small models, and processes that never touch weights, get along without importing it (half a second).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from types import ModuleType
+
+log = logging.getLogger(__name__)
+COMPILED_FROM = 1 << 20
+"""Bytes of weights."""
+
+
+def kernels_for(nbytes: int) -> ModuleType | None:
+    """`areal_like.weights.kernels` for so many bytes, or None: NumPy does."""
+    return _kernels() if nbytes >= COMPILED_FROM else None
+
+
+@functools.cache
+def _kernels() -> ModuleType | None:
+    try:
+        return importlib.import_module("areal_like.weights.kernels")
+    except ImportError as error:
+        log.warning("weights are compared by NumPy, which is slow for large models: numba can't be used (%s)", error)
+        return None

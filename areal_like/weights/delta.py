@@ -1,0 +1,86 @@
+"""One message that leads from one version's weights to another's: a head, and the coded blocks of `planes`.
+
+The head names both versions and their digests, the mode and the layout. Steps must be applied exactly once, so who
+applies asks first whether it holds just the bits of `base`, and compares digests after. `read` looks at everything, all
+blocks included, before anything is written anywhere: from then on applying cannot fail half-way.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from areal_like.weights.codec import Lanes, Mode, apply
+from areal_like.weights.digest import text_of
+from areal_like.weights.layout import Layout
+from areal_like.weights.planes import Coded, DeltaError, unpack
+from areal_like.weights.state import State
+
+MAGIC = b"ALD1"
+_HEAD = struct.Struct("<4sBxxxqq16s16sQI")
+OVERHEAD = 64
+"""Bytes; see `largest`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    base: int
+    version: int
+    base_digest: str
+    digest: str
+    mode: Mode = "ulp"
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A message that was read: what is in it can be applied as it is."""
+
+    head: Head
+    blocks: Sequence[Coded]
+
+
+def write(head: Head, layout: Layout, blocks: Sequence[bytes]) -> bytes:
+    """The message of a head and of the packed blocks of all of a layout."""
+    digests = (bytes.fromhex(each) for each in (head.base_digest, head.digest))
+    mode = int(head.mode == "absolute")
+    start = _HEAD.pack(MAGIC, mode, head.base, head.version, *digests, layout.key, len(blocks))
+    sizes = struct.pack(f"<{len(blocks)}Q", *map(len, blocks))
+    return b"".join([start, sizes, *blocks])
+
+
+def read(data: bytes | bytearray | memoryview, layout: Layout) -> Delta:
+    """Raises DeltaError unless this is a delta of weights with this layout, whole and sound."""
+    view = memoryview(data).cast("B")
+    if len(view) < _HEAD.size:
+        raise DeltaError("a delta that is too short")
+    magic, mode, base, version, base_digest, digest, key, count = _HEAD.unpack_from(view)
+    if magic != MAGIC or mode > 1:
+        raise DeltaError("not a delta")
+    if key != layout.key or count != len(layout.blocks):
+        raise DeltaError("a delta of weights with other tensors, or cut into other blocks")
+    at = _HEAD.size + 8 * count
+    if len(view) < at:
+        raise DeltaError("a delta that is too short")
+    sizes = struct.unpack_from(f"<{count}Q", view, _HEAD.size)
+    if at + sum(sizes) != len(view):
+        raise DeltaError("a delta whose blocks do not add up to its size")
+    blocks = []
+    for block, size in zip(layout.blocks, sizes, strict=True):
+        blocks.append(unpack(view[at : at + size], block, absolute=bool(mode)))
+        at += size
+    head = Head(base, version, base_digest.hex(), digest.hex(), "absolute" if mode else "ulp")
+    return Delta(head, blocks)
+
+
+def largest(layout: Layout) -> int:
+    """Bytes that no delta of such weights needs: a coding is taken only where it is shorter than the bits."""
+    segments = sum(len(block.segments) for block in layout.blocks)
+    return 2 * layout.nbytes + OVERHEAD * (1 + len(layout.blocks) + segments)
+
+
+def advance(delta: Delta, layout: Layout, state: State, lanes: Lanes) -> str:
+    """Apply a delta that was read; returns the digest of what is there now. Who calls has compared the base."""
+    for block, coded in zip(layout.blocks, delta.blocks, strict=True):
+        apply(block, coded, state.buffer, lanes)
+    return text_of(lanes.total(), state.words.size)

@@ -1,0 +1,65 @@
+"""The digest of a state's bits, which can be brought up to date at the cost of what has changed.
+
+The buffer is a sequence of 64-bit words w_i. Each is mixed with its position, x_i = mix(w_i + i · K) (the finaliser of
+SplitMix64), and two sums mod 2^64 are kept, the *lanes*: Σ x_i and Σ low32(x_i) · high32(x_i). So a word that changes
+costs two mixes, the lanes of parts add up to those of the whole (blocks in any order, shards of several ranks), and an
+update is checked without reading what it left alone.
+
+Strength: it tells of accidents. `mix` is a bijection, so the first lane tells of *every* change of a single word, for
+certain; other changes go unseen if the sums come out the same, which for changes that are not made to that end is a
+matter of chance, 2^-128. It is no defence against somebody who wants to forge weights: sums of a known function can be
+solved for. Who may publish weights is a matter of keys (`areal_like.keys`).
+
+NumPy says what is right; large states take the compiled twin, which gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from areal_like.weights.compiled import kernels_for
+
+K, A, B = (np.uint64(each) for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+LOW = np.uint64(0xFFFFFFFF)
+_STRIDE = 1 << 14
+"""Words that NumPy takes at once: its temporaries stay in the cache."""
+
+Lanes = np.ndarray
+"""uint64 [2]."""
+
+
+def digest_of(words: np.ndarray) -> str:
+    """The digest of a state's words (uint64 [n]): 32 hexadecimal digits."""
+    return text_of(lanes_of(words, 0), words.size)
+
+
+def text_of(lanes: Lanes, size: int) -> str:
+    """Lanes as text; the number of words is mixed in."""
+    first, second = (int(lane) for lane in lanes + mixed(np.array([size], np.uint64), 0))
+    return f"{first:016x}{second:016x}"
+
+
+def lanes_of(words: np.ndarray, first: int) -> Lanes:
+    """The lanes of words (uint64 [n]) of which the first stands at position `first`."""
+    fast = kernels_for(words.nbytes)
+    return fast.sweep(words, first) if fast else sweep(words, first)
+
+
+def sweep(words: np.ndarray, first: int) -> Lanes:
+    """`lanes_of` in NumPy."""
+    lanes = np.zeros(2, np.uint64)
+    for start in range(0, words.size, _STRIDE):
+        part = words[start : start + _STRIDE]
+        x = mixed(part, np.arange(first + start, first + start + part.size, dtype=np.uint64))
+        lanes += np.array([x.sum(dtype=np.uint64), ((x & LOW) * (x >> np.uint64(32))).sum(dtype=np.uint64)])
+    return lanes
+
+
+def mixed(words: np.ndarray, positions: np.ndarray | int) -> np.ndarray:
+    x = words + np.asarray(positions, np.uint64) * K
+    x ^= x >> np.uint64(30)
+    x *= A
+    x ^= x >> np.uint64(27)
+    x *= B
+    x ^= x >> np.uint64(31)
+    return x

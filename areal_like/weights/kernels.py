@@ -1,0 +1,328 @@
+"""The compiled twins of what is slow in NumPy: compare and code in one pass, apply, sweep for the digest.
+
+Each has a twin in NumPy (`areal_like.weights.plain`, `digest.sweep`) that gives the same numbers and is the truth in
+tests. Compiled for this machine's processor at first use (seconds) and kept beside this file or, where
+that can't be written, in numba's folder of the user; without either each process compiles anew. No kernel checks
+bounds: those that apply are called with arrays that `areal_like.weights.delta` has validated.
+
+What is fast here: 64 elements are compared at once (two vectors are loaded, and what differs becomes the bits of one
+word); the places of changes are collected per tile that fits the nearest cache, so that the loops over changes have no
+branch that can't be foretold; what will be needed is fetched ahead, because hardware does not look beyond a page of
+4 KB. Imported by `areal_like.weights.compiled` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+_AHEAD = 512
+"""Bytes that are fetched ahead."""
+_TILE = 4096
+"""Elements that are compared, or changes that are applied, before they are gone through again."""
+_ESCAPE_GAP, _ESCAPE_CODE = 255, 15
+_K, _A, _B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_LOW, _ONE, _SIX = np.uint64(0xFFFFFFFF), np.uint64(1), np.uint64(6)
+
+
+_intrinsic: Any = intrinsic
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Compiled when first called. The lock of the interpreter is free while it runs."""
+    try:
+        return njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # nowhere to keep it
+        return njit(nogil=True)(function)
+
+
+@_intrinsic
+def _differ(typingctx: Any, old: Any, new: Any, at: Any) -> Any:
+    """Bit j of the uint64: do elements at + j differ? Fetches ahead."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        width = signature.args[0].dtype.bitwidth
+        vector = ir.VectorType(ir.IntType(width), 64)
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
+        loaded = []
+        for each, array in zip(signature.args, args[:2], strict=False):
+            place = builder.gep(context.make_array(each)(context, builder, array).data, [args[2]])
+            for line in range(width // 8):
+                ahead = builder.gep(builder.bitcast(place, byte), [ir.Constant(ir.IntType(64), _AHEAD + 64 * line)])
+                builder.call(prefetch, [ahead, number(0), number(3), number(1)])
+            loaded.append(builder.load(builder.bitcast(place, vector.as_pointer()), align=width // 8))
+        return builder.bitcast(builder.icmp_unsigned("!=", *loaded), ir.IntType(64))
+
+    return types.uint64(old, new, types.intp), codegen
+
+
+@_intrinsic
+def _will_write(typingctx: Any, array: Any, at: Any) -> Any:
+    """Fetch the place of an element that is going to be written."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
+        place = builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
+        builder.call(prefetch, [builder.bitcast(place, byte), number(1), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
+
+
+@_intrinsic
+def _lowest(typingctx: Any, bits: Any) -> Any:
+    """The number of the lowest bit that is set; of 0, undefined."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), codegen
+
+
+@compiled
+def _changes(old: Any, new: Any, at: int) -> Any:
+    """As `_differ`, also where fewer than 64 elements are left."""
+    if at + 64 <= old.size:
+        return _differ(old, new, at)
+    bits = np.uint64(0)
+    for j in range(old.size - at):
+        if old[at + j] != new[at + j]:
+            bits |= _ONE << np.uint64(j)
+    return bits
+
+
+@compiled
+def _mixed(word: Any, position: Any) -> Any:
+    x = word + position * _K
+    x ^= x >> np.uint64(30)
+    x *= _A
+    x ^= x >> np.uint64(27)
+    x *= _B
+    return x ^ (x >> np.uint64(31))
+
+
+@compiled
+def _count(words, first, width, places, n, sign, lanes):
+    """Add the words in which `n` elements lie (subtract them, with sign -1) to the lanes, each once."""
+    one, two, last = np.uint64(0), np.uint64(0), np.int64(-1)
+    shift = np.int64(3 - (width >> 4))  # elements per word: 8, 4, 2
+    for k in range(n):
+        at = places[k] >> shift
+        if at != last:
+            last = at
+            x = _mixed(words[at], np.uint64(first + at))
+            one += x
+            two += (x & _LOW) * (x >> np.uint64(32))
+    factor = np.uint64(sign)
+    lanes[0] += factor * one
+    lanes[1] += factor * two
+
+
+@compiled
+def sweep(words: np.ndarray, first: int) -> np.ndarray:
+    one, two = np.uint64(0), np.uint64(0)
+    offset = np.uint64(first) * _K
+    for i in range(words.size):
+        x = words[i] + offset
+        offset += _K  # adding up lets the compiler use vectors
+        x ^= x >> np.uint64(30)
+        x *= _A
+        x ^= x >> np.uint64(27)
+        x *= _B
+        x ^= x >> np.uint64(31)
+        one += x
+        two += (x & _LOW) * (x >> np.uint64(32))
+    lanes = np.empty(2, np.uint64)
+    lanes[0], lanes[1] = one, two
+    return lanes
+
+
+@compiled
+def _step(before: Any, after: Any, width: int) -> Any:
+    """Bits before and after → the step between them, as a code ≥ 0 (see `plain.steps`)."""
+    top = np.int64(1) << (width - 1)
+    a, b = np.int64(before), np.int64(after)
+    a ^= (top - 1) & -(a >> (width - 1))
+    b ^= (top - 1) & -(b >> (width - 1))
+    d = ((b - a + top) & (2 * top - 1)) - top
+    return ((d << 1) ^ (d >> 63)) - 1
+
+
+@compiled
+def _stepped(before: Any, code: Any, width: int) -> Any:
+    top = np.int64(1) << (width - 1)
+    a, z = np.int64(before), np.int64(code) + 1
+    a ^= (top - 1) & -(a >> (width - 1))
+    a = (a + ((z >> 1) ^ -(z & 1))) & (2 * top - 1)
+    return a ^ ((top - 1) & -(a >> (width - 1)))
+
+
+@compiled
+def _places(old, new, at, words, starts, places):
+    """Where the elements of the tile that begins at `at` differ, in `places`; returns how many. `words` and `starts`
+    are scratch."""
+    stop, n, k = min(old.size, at + _TILE), 0, 0
+    for each in range(at, stop, 64):
+        bits = _changes(old, new, each)
+        words[n], starts[n] = bits, each
+        n += bits != 0
+    for j in range(n):
+        bits, start = words[j], starts[j]
+        while bits:
+            places[k] = start + np.int64(_lowest(bits))
+            bits &= bits - _ONE
+            k += 1
+    return k
+
+
+@compiled
+def encode_gaps(old, new, old_words, new_words, first, limit, gaps, far, codes, big, fill, lanes):  # noqa: PLR0913
+    """Fills gaps, far, codes and big (see `plain`). `fill` int64 [4]: how far each of them is filled. Returns -1, with
+    `fill` as it was, if there are more than `limit` changes; each array needs room for a tile more."""
+    width, before = old.itemsize * 8, np.int64(-1)
+    k, f, c, b = fill[0], fill[1], fill[2], fill[3]
+    words, starts = np.empty(_TILE // 64, np.uint64), np.empty(_TILE // 64, np.int64)
+    places = np.empty(_TILE, np.int64)
+    sums = np.zeros(2, np.uint64)
+    for at in range(0, old.size, _TILE):
+        n = _places(old, new, at, words, starts, places)
+        for j in range(n):
+            gap = places[j] - before - 1
+            before = places[j]
+            gaps[k + j] = min(gap, _ESCAPE_GAP)
+            far[f] = gap - _ESCAPE_GAP
+            f += gap >= _ESCAPE_GAP
+        for j in range(n):
+            code = _step(old[places[j]], new[places[j]], width)
+            codes[c + j] = min(code, _ESCAPE_CODE)
+            big[b] = code
+            b += code >= _ESCAPE_CODE
+        k, c = k + n, c + n
+        if first >= 0:
+            _count(new_words, first, width, places, n, 1, sums)
+            _count(old_words, first, width, places, n, -1, sums)
+        if k - fill[0] > limit:
+            return -1
+    changes = k - fill[0]
+    fill[0], fill[1], fill[2], fill[3] = k, f, c, b
+    lanes += sums
+    return changes
+
+
+@compiled
+def encode_mask(old, new, limit, mask, codes, big, fill):
+    """Fills mask, codes and big; returns -1 as above."""
+    width = old.itemsize * 8
+    c, b = fill[2], fill[3]
+    for at in range(0, old.size, 64):
+        bits = _changes(old, new, at)
+        mask[at >> 6] = bits
+        while bits:
+            i = np.int64(at) + np.int64(_lowest(bits))
+            bits &= bits - _ONE
+            code = _step(old[i], new[i], width)
+            codes[c] = min(code, _ESCAPE_CODE)
+            big[b] = code
+            b += code >= _ESCAPE_CODE
+            c += 1
+        if c - fill[2] > limit:
+            return -1
+    changes = c - fill[2]
+    fill[2], fill[3] = c, b
+    return changes
+
+
+@compiled
+def encode_places(old, new, old_words, new_words, first, limit, counts, near, values, lanes):  # noqa: PLR0913
+    """Fills counts, near and values; returns -1 as above."""
+    width, k = old.itemsize * 8, 0
+    words, starts = np.empty(_TILE // 64, np.uint64), np.empty(_TILE // 64, np.int64)
+    places = np.empty(_TILE, np.int64)
+    sums = np.zeros(2, np.uint64)
+    counts[:] = 0
+    for at in range(0, old.size, _TILE):
+        n = _places(old, new, at, words, starts, places)
+        for j in range(n):
+            near[k + j] = places[j] & 0xFFFF
+            values[k + j] = new[places[j]]
+        k += n
+        counts[at >> 16] += n
+        if first >= 0:
+            _count(new_words, first, width, places, n, 1, sums)
+            _count(old_words, first, width, places, n, -1, sums)
+        if k > limit:
+            return -1
+    lanes += sums
+    return k
+
+
+@compiled
+def apply_gaps(bits, words, first, gaps, far, codes, big, lanes):
+    """Step what the gaps lead to."""
+    width, i, f, b = bits.itemsize * 8, np.int64(-1), np.int64(0), np.int64(0)
+    places = np.empty(min(_TILE, gaps.size), np.int64)
+    for start in range(0, gaps.size, _TILE):
+        n = min(_TILE, gaps.size - start)
+        for k in range(n):
+            gap = np.int64(gaps[start + k])
+            if gap == _ESCAPE_GAP:
+                gap += np.int64(far[f])
+                f += 1
+            i += gap + 1
+            places[k] = i
+            _will_write(bits, i)
+        if first >= 0:
+            _count(words, first, width, places, n, -1, lanes)
+        for k in range(n):
+            code = np.int64(codes[start + k])
+            if code == _ESCAPE_CODE:
+                code = np.int64(big[b])
+                b += 1
+            bits[places[k]] = _stepped(bits[places[k]], code, width)
+        if first >= 0:
+            _count(words, first, width, places, n, 1, lanes)
+
+
+@compiled
+def apply_mask(bits, mask, codes, big):
+    """Step what the mask tells of."""
+    width, k, b = bits.itemsize * 8, 0, 0
+    for at in range(mask.size):
+        left = mask[at]
+        while left:
+            i = np.int64(at << 6) + np.int64(_lowest(left))
+            left &= left - _ONE
+            code = np.int64(codes[k])
+            k += 1
+            if code == _ESCAPE_CODE:
+                code = np.int64(big[b])
+                b += 1
+            bits[i] = _stepped(bits[i], code, width)
+
+
+@compiled
+def apply_places(bits, words, first, counts, near, values, lanes):
+    """Write the values to their places."""
+    width, k = bits.itemsize * 8, np.int64(0)
+    places = np.empty(65536, np.int64)
+    for part in range(counts.size):
+        n = np.int64(counts[part])
+        for j in range(n):
+            places[j] = (part << 16) + np.int64(near[k + j])
+            _will_write(bits, places[j])
+        if first >= 0:
+            _count(words, first, width, places, n, -1, lanes)
+        for j in range(n):
+            bits[places[j]] = values[k + j]
+        if first >= 0:
+            _count(words, first, width, places, n, 1, lanes)
+        k += n

@@ -1,0 +1,350 @@
+"""What happens to groups, one at a time, and the ledger: the changes of stage that `buffer.entries` draws. No I/O; time
+is passed in.
+
+Conservation holds after every call: admitted = trained + filtered + dropped (by reason) + active.
+
+Every change is first told to `record` (the journal), and `buffer.recovery` makes the same changes from such records,
+so the state after a crash is the state before it: `buffer.journal` has the bytes, this file the meaning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from areal_like.groups import Head, pack_heads
+from buffer import filters
+from buffer.admission import Bound
+from buffer.entries import NO_SLOT, Entry, Recorder, Stage, record_nothing
+from buffer.partials import Partial
+from buffer.slots import Slots
+
+Filter = Callable[..., str]
+
+
+class LifeCycle:
+    """Holds the active groups and their slots, keeps the ledger. `buffer.replay` serves them.
+
+    `staleness_policy` says what becomes of a group that breaks the bound: see `Replay.serve`. `group_filter` see
+    `buffer.filters`. `resume`: what actors hand back of unfinished groups is gone on from; else they begin anew.
+    """
+
+    def __init__(
+        self,
+        bound: Bound,
+        staleness_policy: str = "drop",
+        group_filter: Filter | partial = filters.none,
+        resume: bool = True,
+        slots: Slots | None = None,
+    ):
+        self.bound = bound
+        self.staleness_policy = staleness_policy
+        self.group_filter = None if getattr(group_filter, "func", group_filter) is filters.none else group_filter
+        self.resume = resume
+        self.record: Recorder = record_nothing
+        self.entries: dict[int, Entry] = {}
+        self._stages: dict[Stage, dict[int, Entry]] = {stage: {} for stage in Stage}
+        self._eldest = -math.inf  # no group that waits or runs has a youth below this: see `_expire`
+        self.slots = slots or Slots()
+        self.admitted = 0
+        self.trained = 0
+        self.filtered: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+        self.requeued = 0
+        self.duplicates = 0
+        self.pushes = 0
+        self.bytes = 0
+        self.staleness_max = 0
+        self.resumed = 0
+        self.spares: dict[int, Entry] = {}  # RUNNING without a slot
+        self.deferrals = 0
+        self.scheduler_state: Any = None  # as of the batch that was opened last: see `open_batch`
+        self._revoked: list[tuple[str, int]] = []
+        self._recalled: list[tuple[str, int]] = []
+
+    # ---- admission --------------------------------------------------------------------------------------------------
+
+    @property
+    def admitted_slots(self) -> int:
+        """Slots in use or trained."""
+        return self.slots.used
+
+    def room(self, version: int) -> float:
+        """How many groups an actor that holds `version` could start before the bound stops it (may be inf)."""
+        return self.slots.open_to(version, self.bound.horizon(version))
+
+    # ---- life-cycle -------------------------------------------------------------------------------------------------
+
+    def open_batch(self, groups: int, scheduler_state: Any) -> None:
+        """The next batch has so many groups. `scheduler_state`, if there is any, goes into the journal with it."""
+        if scheduler_state is not None:
+            self.record("open", [self.bound.batches.opened, groups, scheduler_state], b"")
+        self.scheduler_state = scheduler_state
+        self.bound.batches.open(groups)
+
+    def admit(
+        self,
+        group_id: int,
+        row: int,
+        launch: int,
+        need: int,
+        actor: str,
+        version: int,
+        now: float,
+        spare: bool = False,
+    ) -> Entry:
+        """A new group, RUNNING on an actor that holds `version`, in the next slot or, `spare`, in none."""
+        self.record("admit", [group_id, row, launch, need, *[True][:spare]], b"")
+        slot = NO_SLOT if spare else self.slots.take()
+        entry = Entry(group_id, row, slot, launch, need, Stage.RUNNING, actor, version, now)
+        self.add(entry)
+        self.admitted += 1
+        return entry
+
+    def add(self, entry: Entry) -> None:
+        """A group that was admitted, here or before a crash."""
+        self.entries[entry.id] = self._stages[entry.stage][entry.id] = entry
+        if entry.slot == NO_SLOT and entry.stage is Stage.RUNNING:
+            self.spares[entry.id] = entry
+        self._note_age(entry)
+
+    def clear(self) -> None:
+        """Forget all groups."""
+        self.entries.clear()
+        self.spares.clear()
+        self._stages = {stage: {} for stage in Stage}
+
+    def move(self, entry: Entry, stage: Stage) -> None:
+        """To another stage, with what goes with it set before."""
+        del self._stages[entry.stage][entry.id]
+        entry.stage = stage
+        self._stages[stage][entry.id] = entry
+        if stage is Stage.WAITING or stage is Stage.RUNNING:  # the others have no age
+            self._note_age(entry)
+
+    def _note_age(self, entry: Entry) -> None:
+        youth = self._youth(entry)
+        if youth < self._eldest:
+            self._eldest = youth
+
+    def _youth(self, entry: Entry) -> float:
+        """The version that says how long a group can still wait."""
+        masks = self.staleness_policy == "mask_tokens"
+        if entry.stage is Stage.WAITING and entry.head:
+            return entry.head.newest if masks else entry.head.oldest
+        if entry.stage is Stage.RUNNING and entry.slot != NO_SLOT and not masks:
+            return entry.lease_version
+        return math.inf  # its tokens are yet to come, or served, or it has no place to be trained in
+
+    def requeue(self, group_id: int) -> None:
+        """RUNNING or WAITING → QUEUED, in its slot: what was rolled out is lost or too old, save `Entry.partial`.
+        A spare group is DEFERRED."""
+        entry = self.entries[group_id]
+        if entry.stage is Stage.WAITING:
+            self.record("requeue", [group_id], b"")
+        self.bytes -= len(entry.payload)
+        entry.actor, entry.head, entry.payload, entry.recalled = "", None, b"", False
+        if entry.slot == NO_SLOT:
+            self.defer(group_id)
+            return
+        self.move(entry, Stage.QUEUED)
+        self.requeued += 1
+
+    def defer(self, group_id: int) -> None:
+        """RUNNING or QUEUED, without a slot → DEFERRED, behind all others there."""
+        self.record("defer", [group_id], b"")
+        entry = self.entries[group_id]
+        self.spares.pop(group_id, None)
+        entry.actor, entry.recalled, entry.deferred = "", False, True
+        self.move(entry, Stage.DEFERRED)
+        self.deferrals += 1
+
+    def take_up(self, group_id: int, launch: int, need: int) -> Entry:
+        """DEFERRED → QUEUED, in the next slot, with as many samples as its new batch asks for."""
+        self.record("take_up", [group_id, launch, need], b"")
+        entry = self.entries[group_id]
+        entry.slot, entry.launch, entry.need = self.slots.take(), launch, need
+        self.move(entry, Stage.QUEUED)
+        return entry
+
+    def give_place(self, group_id: int, loser: int | None) -> None:
+        """A spare group that is about to be pushed gets the slot of `loser`, which becomes a spare one, or a free slot
+        (None)."""
+        self.record("place", [group_id, loser], b"")
+        entry = self.spares.pop(group_id)
+        if loser is None:
+            entry.slot = self.slots.take()
+            return
+        other = self.entries[loser]
+        entry.slot, other.slot = other.slot, NO_SLOT
+        if other.stage is Stage.RUNNING:
+            self.spares[loser] = other
+
+    def recall(self, group_id: int) -> None:
+        """Ask the actor of a RUNNING group to hand it back (`take_recalled`); until it does, the group runs."""
+        entry = self.entries[group_id]
+        if not entry.recalled:
+            entry.recalled = True
+            self._recalled.append((entry.actor, group_id))
+
+    def hand_back(self, group_id: int, left: Partial | None) -> None:
+        """RUNNING → QUEUED, or DEFERRED; what was sampled, if there is any, replaces what the lease had carried."""
+        if left and self.resume:
+            self.record("partial", [left.meta], left.payload)
+            self.keep(self.entries[group_id], left)
+        self.requeue(group_id)
+
+    def keep(self, entry: Entry, left: Partial | None) -> None:
+        """Hold `left` for the next lease, in place of an earlier one."""
+        self.bytes -= entry.size
+        entry.partial = left
+        self.bytes += entry.size
+
+    def queued_for(self, version: int) -> Entry | None:
+        """The QUEUED group of the lowest slot that weights of `version` may still fill."""
+        entries = (entry for entry in self._stages[Stage.QUEUED].values() if self.slots.fits(entry.slot, version))
+        entry = min(entries, key=lambda entry: entry.slot, default=None)
+        return entry if entry and self.bound.admits(entry.slot, version) else None
+
+    def assign(self, entry: Entry, actor: str, version: int) -> dict[int, int]:
+        """QUEUED → RUNNING on an actor that holds `version`.
+
+        Returns which samples of `entry.partial` the lease may carry (see `Partial.usable`): those that the bound allows
+        in the group's slot. A partial of which none is left is let go.
+        """
+        carried = entry.partial.usable(self._oldest_resumable(entry.slot)) if entry.partial else {}
+        carried = {index: oldest for index, oldest in carried.items() if index < entry.launch}
+        if carried:
+            self.resumed += 1
+        else:
+            self.keep(entry, None)
+        entry.actor, entry.lease_version = actor, min([version, *carried.values()])
+        self.move(entry, Stage.RUNNING)
+        return carried
+
+    def _oldest_resumable(self, slot: int) -> float:
+        """Tokens of this version or newer may be trained in `slot`; with `mask_tokens` older ones do no harm."""
+        return -math.inf if self.staleness_policy == "mask_tokens" else self.bound.oldest(slot)
+
+    def push(self, head: Head, payload: bytes | memoryview, version: int, now: float) -> bool:
+        """RUNNING or QUEUED → WAITING, or gone if the filter rejects it. `version`: the newest that is published.
+
+        False if the group is not expected (a duplicate, dropped before, or deferred meanwhile). Taken from whoever has
+        it: a lease that was given anew keeps its id, and the first push wins.
+        """
+        entry = self.entries.get(head.id)
+        if entry is None or not self._expected(entry, head):
+            self.duplicates += 1
+            return False
+        reason = self.group_filter(head.rewards, head.lengths) if self.group_filter else ""
+        if reason:
+            self._record_push(head, b"", version)  # for whoever looks into the journal: its payload is not needed
+            self.filter(entry.id, reason)
+        elif entry.slot == NO_SLOT and not self._wins_place(entry, head):
+            self.defer(entry.id)
+            return False
+        else:
+            self._record_push(head, payload, version)
+            self.accept(entry, head, payload, version, now)
+        return True
+
+    def _expected(self, entry: Entry, head: Head) -> bool:
+        """What was rolled out before its group was deferred is of no use after."""
+        if entry.deferred and entry.slot != NO_SLOT and not self.bound.admits(entry.slot, head.oldest):
+            return False
+        return entry.stage in (Stage.RUNNING, Stage.QUEUED)
+
+    def _wins_place(self, entry: Entry, head: Head) -> bool:
+        """A free slot that may hold these tokens, or that of the first group that is not there yet."""
+        lowest = self.lowest_open()
+        if lowest is None or not self.bound.admits(lowest[0], head.oldest):
+            return False
+        loser = lowest[1]
+        self.give_place(entry.id, loser)
+        if loser is not None and self.entries[loser].stage is Stage.QUEUED:
+            self.defer(loser)
+        return True
+
+    def lowest_open(self) -> tuple[int, int | None] | None:
+        """(slot, its holder) of the first place that was given out and holds nothing to serve yet; the holder is None
+        where the slot is free. None if there is no such place."""
+        unfinished = [*self._stages[Stage.RUNNING].values(), *self._stages[Stage.QUEUED].values()]
+        held = min(((entry.slot, entry.id) for entry in unfinished if entry.slot != NO_SLOT), default=None)
+        if self.slots.free and (held is None or self.slots.next < held[0]):
+            return self.slots.next, None
+        return held
+
+    @property
+    def deferred(self) -> int:
+        """Groups in the queue, and those that will be there as soon as their actors have handed them back."""
+        return len(self._stages[Stage.DEFERRED]) + sum(entry.recalled for entry in self.spares.values())
+
+    def first_deferred(self) -> int | None:
+        """The group that waits longest in the queue."""
+        return next(iter(self._stages[Stage.DEFERRED]), None)
+
+    def recall_losers(self) -> None:
+        """Recall spare groups for which there is no place left that could hold their tokens."""
+        running = [entry for entry in self.spares.values() if not entry.recalled]
+        lowest = self.lowest_open() if running else None
+        for entry in running:
+            if lowest is None or not self.bound.admits(lowest[0], entry.lease_version):
+                self.recall(entry.id)
+
+    def _record_push(self, head: Head, payload: bytes | memoryview, version: int) -> None:
+        if self.record is not record_nothing:
+            self.record("push", [pack_heads([head]), version], payload)
+
+    def accept(self, entry: Entry, head: Head, payload: bytes | memoryview, version: int, now: float) -> None:
+        """→ WAITING, whatever the filter says."""
+        self.keep(entry, None)
+        entry.head, entry.payload = head, payload
+        entry.pushed_at, entry.version_at_push, entry.pushed = now, version, self.pushes
+        self.move(entry, Stage.WAITING)
+        self.pushes += 1
+        self.bytes += len(payload)
+
+    def drop(self, group_id: int, reason: str) -> None:
+        """Any stage → gone, counted under `reason`; its slot is free again."""
+        self.record("drop", [group_id, reason], b"")
+        self._remove(group_id)
+        self.dropped[reason] += 1
+
+    def filter(self, group_id: int, reason: str) -> None:
+        """Like `drop`, for groups that were rolled out well and are not worth training on."""
+        self.record("filter", [group_id, reason], b"")
+        self._remove(group_id)
+        self.filtered[reason] += 1
+
+    def _remove(self, group_id: int) -> None:
+        entry = self._forget(group_id)
+        if entry.slot != NO_SLOT:
+            self.slots.give_back(entry.slot)
+
+    def _forget(self, group_id: int) -> Entry:
+        entry = self.entries.pop(group_id)
+        self.spares.pop(group_id, None)
+        del self._stages[entry.stage][group_id]
+        self.bytes -= entry.size
+        return entry
+
+    # ---- looking in -------------------------------------------------------------------------------------------------
+
+    def in_stage(self, stage: Stage) -> list[Entry]:
+        return list(self._stages[stage].values())
+
+    def count(self, stage: Stage) -> int:
+        return len(self._stages[stage])
+
+    def ledger(self) -> dict[str, Any]:
+        """Where every admitted group is: admitted = trained + sum(filtered) + sum(dropped) + active."""
+        return {
+            "admitted": self.admitted,
+            "trained": self.trained,
+            "filtered": dict(self.filtered),
+            "dropped": dict(self.dropped),
+            "active": len(self.entries),
+        }

@@ -1,0 +1,79 @@
+"""LoRA (arXiv 2106.09685) through `peft`: the model's weights stay as they are, small matrices beside them are trained.
+
+The layers, their forward and their files are peft's. What is published is the merged model, base + scale · B A, rounded
+to the published dtype under the names that the model has without adapters, so actors know nothing of LoRA. The learner
+itself differentiates the sum before rounding: on-policy ratios are 1 up to that rounding, where full training has 1
+exactly. B starts at 0, so version 0 has the bits that actors start with. The learner drives it.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+class Adapters:
+    """Puts adapters into `model`, in place, with random A that depend on `seed` alone.
+
+    The update of a matrix is `alpha` / `rank` · B A. `targets`: names of layers (q_proj, ...), or "all-linear": all but
+    the output head. The model's own weights are rounded to `dtype` and frozen. Raises ImportError without
+    peft, ValueError for knobs that make no sense.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        seed: int,
+        dtype: torch.dtype,
+        *,
+        rank: int = 16,
+        alpha: float = 32.0,
+        targets: list[str] | str = "all-linear",
+    ):
+        peft = _peft()
+        if rank < 1 or alpha <= 0:
+            raise ValueError(f"learner.lora: rank and alpha must be positive, got {rank} and {alpha}")
+        self._names = [name for name, _ in model.named_parameters()]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(parameter.to(dtype))
+        config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._wrapped = peft.get_peft_model(model, config)
+        self._model = model
+        held = {id(parameter) for name, parameter in model.named_parameters() if ".base_layer." in name}
+        if id(model.get_input_embeddings().weight) in held:
+            raise ValueError(
+                "learner.lora.targets: the embedding, or a head tied to it, takes no adapter here; leave it out"
+            )
+
+    @torch.no_grad()
+    def merged(self) -> dict[str, Tensor]:
+        """Name of a parameter without adapters → its value with them, in float32."""
+        weights = {name.replace(".base_layer.", "."): p.detach() for name, p in self._model.named_parameters()}
+        merged = {name: weights[name] for name in self._names}
+        for name, module in self._model.named_modules():
+            if hasattr(module, "get_delta_weight"):
+                merged[f"{name}.weight"] = weights[f"{name}.weight"] + module.get_delta_weight("default")
+        return merged
+
+    def off(self) -> AbstractContextManager[None]:
+        """Inside, the model computes what it did before training: the reference, for no memory."""
+        return self._wrapped.disable_adapter()
+
+    def save(self, folder: str) -> None:
+        """Write the adapters as peft's folder (`PeftModel.from_pretrained(base, folder)`)."""
+        self._wrapped.save_pretrained(folder)
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise ImportError("learner.lora needs peft: pip install 'areal_like[lora]'") from None
+    return peft

@@ -1,0 +1,219 @@
+"""Bytes and seconds of sparse weight updates against a copy of the weights, and against what others do, in one run.
+
+    python -m scripts.bench.delta [--json FILE] [--millions 100 500] [--repeats N]
+
+The weights are random bfloat16, in matrices of 8 million; 1 % and .1 % of them change, 90 % of those by one step, the
+others by 2 to 8, either way. Processor time, of the fastest repeat, single thread, over that of a memcpy of the weights
+into memory that is there; contenders take turns. "digest": the same with the digest kept up to date. "gaps" is `mode:
+ulp`, "places" is `mode: absolute`. Peers: torch's nonzero and gather with int32 indices; XOR and zstd level 1.
+
+Metrics, of the first size: `ratio_1pct`, `ratio_01pct` (full ÷ delta), `encode_over_memcpy`, `apply_over_memcpy`,
+`absolute_encode_over_memcpy`, `absolute_apply_over_memcpy` at 1 %; `sweep_over_memcpy` is a digest from nothing,
+`peak_extra_over_weights` the most memory beyond the two states while encoding, `bound_ratio_*` what entropy allows.
+Every row of the table is there as `ROW_DENSITY_{ratio,encode,apply}`, with `_500m` behind it for the second size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+import torch
+import zstandard
+
+from areal_like.weights import codec, plain
+from areal_like.weights.codec import Encoder, Lanes, Mode
+from areal_like.weights.delta import Head, read, write
+from areal_like.weights.digest import lanes_of
+from areal_like.weights.entropy import entropy_bits
+from areal_like.weights.layout import Layout
+from areal_like.weights.planes import pack
+from areal_like.weights.state import State, TensorSpec
+
+MATRIX = (2048, 4096)
+BLOCK_BYTES = 16 << 20
+DENSITIES = {"1pct": 0.01, "01pct": 0.001}
+NO_DIGEST = "0" * 32
+
+
+@dataclass(slots=True)
+class Row:
+    """One contender at one density: bytes, and a call each for what is timed."""
+
+    encode: Callable[[], int]
+    apply: Callable[[], None]
+
+
+def weights(millions: int, rng: np.random.Generator) -> State:
+    count = millions * 10**6
+    rows = [MATRIX] * (count // (MATRIX[0] * MATRIX[1]))
+    rest = count - sum(a * b for a, b in rows)
+    specs = [TensorSpec(f"w{i}", "bfloat16", shape) for i, shape in enumerate([*rows, (1, rest)])]
+    state = State(specs)
+    values = (0.02 * rng.standard_normal(1 << 22)).astype(np.float32).view(np.uint32)
+    pool = ((values + 0x7FFF + ((values >> 16) & 1)) >> 16).astype(np.uint16)
+    bits = state.buffer.view(np.uint16)
+    for start in range(0, bits.size, pool.size):
+        part = bits[start : start + pool.size]
+        part[:] = np.roll(pool, start)[: part.size]
+    return state
+
+
+def changed(before: State, density: float, rng: np.random.Generator) -> State:
+    """A copy; which elements change is independent from one to the next."""
+    after = State(before.specs, before.buffer.copy())
+    bits = after.buffer.view(np.uint16)
+    for start in range(0, bits.size, 1 << 24):
+        part = bits[start : start + (1 << 24)]
+        places = np.flatnonzero(rng.random(part.size, dtype=np.float32) < density)
+        far = np.where(rng.random(places.size) < 0.9, 1, rng.integers(2, 9, places.size))
+        up = rng.random(places.size) < 0.5
+        part[places] = plain.stepped(part[places], (2 * far - 2 + up).astype(np.uint32))
+    return after
+
+
+def ours(before: State, after: State, mode: Mode, digest: bool) -> Row:
+    layout = Layout(before.specs, BLOCK_BYTES)
+    encoder, head = Encoder(layout, mode), Head(0, 1, NO_DIGEST, NO_DIGEST, mode)
+    state = State(before.specs, before.buffer.copy())
+    lanes = Lanes(layout, before.words) if digest else None
+    kept: list[bytes] = []
+
+    def encode() -> int:
+        blocks = [pack(encoder.encode(block, before.buffer, after.buffer, lanes)) for block in layout.blocks]
+        kept[:] = [write(head, layout, blocks)]
+        return len(kept[0])
+
+    def apply() -> None:
+        for block, coded in zip(layout.blocks, read(kept[0], layout).blocks, strict=True):
+            codec.apply(block, coded, state.buffer, lanes)
+
+    encode()
+    apply()
+    if state.buffer.tobytes() != after.buffer.tobytes():
+        raise AssertionError("the codec has lost a bit")
+    return Row(encode, apply)
+
+
+def torch_gather(before: State, after: State) -> Row:
+    """What peers do: flat int32 indices and new values, by nonzero and gather; the receiver scatters."""
+    old, new = (torch.from_numpy(state.buffer.view(np.int16)) for state in (before, after))
+    target, kept = old.clone(), {}
+
+    def encode() -> int:
+        index = (old != new).nonzero().flatten().to(torch.int32)
+        kept["delta"] = index, new[index]
+        return 6 * index.numel()
+
+    def apply() -> None:
+        index, values = kept["delta"]
+        target[index.long()] = values
+
+    return Row(encode, apply)
+
+
+def xor_zstd(before: State, after: State) -> Row:
+    """What peers do: XOR of the bits, compressed by zstd level 1."""
+    words, target = np.empty_like(before.words), before.words.copy()
+    kept = {}
+
+    def encode() -> int:
+        np.bitwise_xor(before.words, after.words, out=words)
+        kept["delta"] = zstandard.ZstdCompressor(level=1).compress(words.view(np.uint8).data)
+        return len(kept["delta"])
+
+    def apply() -> None:
+        bits = np.frombuffer(zstandard.ZstdDecompressor().decompress(kept["delta"]), np.uint64)
+        np.bitwise_xor(target, bits, out=target)
+
+    return Row(encode, apply)
+
+
+def best_seconds(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Name → processor seconds of the fastest; they take turns, and a first round warms up."""
+    best = dict.fromkeys(calls, float("inf"))
+    for repeat in range(repeats + 1):
+        for name, call in calls.items():
+            start = process_time()
+            call()
+            if repeat:
+                best[name] = min(best[name], process_time() - start)
+    return best
+
+
+def compare(before: State, after: State, label: str, repeats: int) -> dict[str, float]:
+    rows = {
+        "gaps": ours(before, after, "ulp", False),
+        "gaps_digest": ours(before, after, "ulp", True),
+        "places": ours(before, after, "absolute", False),
+        "places_digest": ours(before, after, "absolute", True),
+        "torch_gather": torch_gather(before, after),
+        "xor_zstd": xor_zstd(before, after),
+    }
+    target = np.zeros_like(before.buffer)
+    calls: dict[str, Callable[[], Any]] = {"memcpy": lambda: np.copyto(target, after.buffer)}
+    calls["sweep"] = lambda: lanes_of(after.words, 0)
+    for name, row in rows.items():
+        calls |= {f"{name}_{label}_encode": row.encode, f"{name}_{label}_apply": row.apply}
+    seconds = best_seconds(calls, repeats)
+    metrics = {name: seconds[name] / seconds["memcpy"] for name in calls if name not in ("memcpy", "sweep")}
+    metrics |= {f"{name}_{label}_ratio": before.nbytes / row.encode() for name, row in rows.items()}
+    metrics |= {"memcpy_gb_per_second": before.nbytes / seconds["memcpy"] / 1e9}
+    return metrics | {"sweep_over_memcpy": seconds["sweep"] / seconds["memcpy"]}
+
+
+def peak_extra(before: State, after: State) -> float:
+    """The most memory that one encoding in a fresh encoder asks for, payload included, over that of the weights."""
+    layout = Layout(before.specs, BLOCK_BYTES)
+    tracemalloc.start()
+    encoder = Encoder(layout)
+    blocks = [pack(encoder.encode(block, before.buffer, after.buffer)) for block in layout.blocks]
+    write(Head(0, 1, NO_DIGEST, NO_DIGEST), layout, blocks)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak / before.nbytes
+
+
+def of_size(millions: int, repeats: int, rng: np.random.Generator) -> dict[str, float]:
+    before, metrics = weights(millions, rng), dict[str, float]()
+    for label, density in DENSITIES.items():
+        after = changed(before, density, rng)
+        if not metrics:
+            metrics["peak_extra_over_weights"] = peak_extra(before, after)
+        metrics |= compare(before, after, label, repeats)
+        steps = -0.9 * np.log2(0.45) - 0.1 * np.log2(0.1 / 14)
+        metrics[f"bound_ratio_{label}"] = 16 / (entropy_bits(density) + density * steps)
+    metrics |= {f"ratio_{label}": metrics[f"gaps_{label}_ratio"] for label in DENSITIES}
+    for name, row in (("", "gaps"), ("absolute_", "places")):
+        metrics |= {f"{name}{what}_over_memcpy": metrics[f"{row}_1pct_{what}"] for what in ("encode", "apply")}
+    return metrics
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="sparse weight updates against a copy of the weights")
+    parser.add_argument("--json", type=Path, help="write the metrics to this file")
+    parser.add_argument("--millions", type=int, nargs="+", default=[100, 500], help="sizes of the weights")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(args.seed)
+    metrics: dict[str, float] = {}
+    for size in args.millions:
+        suffix = "" if size == args.millions[0] else f"_{size}m"
+        metrics |= {name + suffix: value for name, value in of_size(size, args.repeats, rng).items()}
+    for name, value in metrics.items():
+        print(f"{name:40s} {value:10.4g}")
+    if args.json:
+        args.json.write_text(json.dumps(metrics, indent=1))
+
+
+if __name__ == "__main__":
+    main()

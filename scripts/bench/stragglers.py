@@ -1,0 +1,186 @@
+"""What waiting for stragglers costs, and what it need not: `python -m scripts.bench.stragglers [--json F] [--plot F]`.
+
+Real processes, sockets, buffer and weight updates; the accelerators are simulated (`engine=timed`, `learner=timed`).
+All modes train as many samples of the same prompts. A decode step costs 1 + 0.002 · n for n running sequences, and
+every sequence has a place in an engine. Response lengths are log-normal, capped at what a setting allows (scaled down,
+so that a run takes seconds), most of the spread between prompts and the rest within. The settings stand for
+RollPacker's
+(arXiv 2509.21009) answers of up to 8k, 16k and 32k tokens: sigma gives each the ratio of p99 to p50 in SETTINGS, which
+grows with the cap. These ratios are our choice: the paper has pictures of them and no table.
+
+Besides: SAGC's controller alone, fed with lengths that drift (`simulate`), since a run of seconds says little of shares
+in the long run; and what closing groups at their first responses does to the lengths that are trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from areal_like.launch.local import REPOSITORY
+from buffer.journal import scan
+from buffer.sizing import Lengths, Sagc
+from scripts.ledger import TRAINED, Books
+
+STEPS = 20
+GROUPS, GROUP_SIZE = 32, 8
+MEDIAN, CAP, NOISE = 100, 16, 0.3
+"""Tokens; longest response over the median; spread within a prompt."""
+SETTINGS = {"8k": 6.0, "16k": 9.0, "32k": 12.0}
+"""p99 / p50 of response lengths."""
+SYNC = ["mode=sync"]
+TAIL = [*SYNC, "scheduler.oversample_prompts=1.25"]
+SAGC = ["sizing={name: sagc, candidates: [4, 8, 16, 32], budget: 0.3, straggler_ratio: 3.0}"]
+ALL = "all"
+MODES = {
+    "sync": SYNC,
+    "tail": TAIL,
+    "tail, 1.25 responses": [*TAIL, "scheduler.oversample_responses=1.25"],
+    ALL: [*TAIL, *SAGC],
+    "async 1": ["mode=async", "scheduler.max_staleness=1"],
+    "async 4": ["mode=async", "scheduler.max_staleness=4"],
+}
+"""Mode → overrides; `all` has everything that sync can do."""
+
+
+def spread(ratio: float) -> float:
+    """Sigma over prompts that gives lengths this p99 / p50, NOISE within prompts included."""
+    return math.sqrt((math.log(ratio) / 2.3263) ** 2 - NOISE**2)
+
+
+def measure(mode: str, ratio: float, seed: int, folder: Path) -> dict[str, Any]:
+    """One run: `seconds` from the first lease to the last step, idle shares, mean trained length, rows of metrics."""
+    name = f"run-{len(list(folder.iterdir()))}"
+    command = [sys.executable, "-m", "scripts.train", "configs/bench/modes.yaml", "--plain"]
+    command += [f"run.dir={folder}", f"run.name={name}", f"run.steps={STEPS}", f"run.seed={seed}"]
+    command += [f"groups_per_batch={GROUPS}", f"sizing.group_size={GROUP_SIZE}", "engine.slots=320"]
+    command += ["engine.base=0.001", "engine.per_sequence=0.000002", f"engine.median={MEDIAN}"]
+    command += [f"engine.sigma={spread(ratio)}", f"engine.noise={NOISE}", f"sampling.max_tokens={MEDIAN * CAP}"]
+    command += ["learner.base=0.1", "buffer.keep_journal=true", *MODES[mode]]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
+    rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((folder / name / "summary.json").read_text())
+    trained = Books().read(list(scan(folder / name / "journal")))[TRAINED]
+    return {
+        "seconds": rows[-1]["seconds"],
+        "actor_idle": summary["actor_idle_share"],
+        "learner_idle": summary["learner_idle_share"],
+        "round_idle": float(np.mean([row["barrier/round_idle_share"] for row in rows])),
+        "group_idle": float(np.mean([row["barrier/group_idle_share"] for row in rows])),
+        "length": float(np.mean(trained.lengths)),
+        "samples": len(trained.lengths),
+        "rows": rows,
+    }
+
+
+def bench(setting: str, repeats: int, folder: Path, console: Console) -> dict[str, dict[str, Any]]:
+    """All modes of a setting; of each the run with the median time."""
+    table = Table(title=f"{setting}: p99/p50 = {SETTINGS[setting]:g}", title_justify="left")
+    for column in ("mode", "seconds", "over sync", "actors idle", "learner idle", "round idle", "group idle", "length"):
+        table.add_column(column, justify="left" if column == "mode" else "right", no_wrap=True)
+    found: dict[str, dict[str, Any]] = {}
+    for mode in MODES:
+        console.print(f"  {setting}: {mode} ...", highlight=False)
+        runs = [measure(mode, SETTINGS[setting], seed, folder) for seed in range(repeats)]
+        found[mode] = row = sorted(runs, key=lambda run: run["seconds"])[repeats // 2]
+        row["over_sync"] = found["sync"]["seconds"] / row["seconds"]
+        row["length"] = median(run["length"] for run in runs)
+        shares = [f"{row[key]:.0%}" for key in ("actor_idle", "learner_idle", "round_idle", "group_idle")]
+        kept = row["length"] / found["sync"]["length"] - 1
+        table.add_row(mode, f"{row['seconds']:.1f}", f"{row['over_sync']:.2f}", *shares, f"{kept:+.1%}")
+    console.print(table)
+    return found
+
+
+def drifting(samples: int, steps: int, seed: int) -> Iterator[np.ndarray]:
+    """Response lengths [samples] per step, log-normal, whose spread swings twice."""
+    random = np.random.default_rng(seed)
+    for step in range(steps):
+        sigma = 0.6 + 0.12 * math.sin(4 * math.pi * step / steps)
+        yield np.exp(sigma * random.standard_normal(samples))
+
+
+def simulate(steps: int = 4000, samples: int = 128, budget: float = 0.3) -> dict[str, list[float]]:
+    """SAGC's controller under drift: per quarter the share of groups with a straggler and the mean group size."""
+    controller = Sagc(budget=budget)
+    shares: list[float] = []
+    sizes: list[int] = []
+    seen: list[Lengths] = []
+    for lengths in drifting(samples, steps, 0):
+        size = controller.next_size(seen)
+        groups = lengths.reshape(-1, size)
+        seen = [Lengths(tuple(group), (False,) * size) for group in groups.tolist()]
+        shares.append(float(np.mean(groups.max(1) > controller.straggler_ratio * np.median(groups, 1))))
+        sizes.append(size)
+    quarters = [np.array(values).reshape(4, -1).mean(1).tolist() for values in (shares, sizes)]
+    return {"shares": quarters[0], "sizes": quarters[1]}
+
+
+def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
+    """Per mode, over time: when the learner trained, and when it waited for rollouts."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(10, 0.6 * len(found) + 1))
+    for place, run in enumerate(found.values()):
+        ends = np.array([row["seconds"] for row in run["rows"]])
+        trained = np.array([row["train/step_seconds"] for row in run["rows"]])
+        begins = np.concatenate([[0.0], ends[:-1]])
+        long = np.array([row.get("rounds/long", 0.0) > 0 for row in run["rows"]])
+        for these, colour in ((long, "tab:orange"), (~long, "tab:blue")):
+            axis.broken_barh(
+                list(zip(begins[these], (ends - begins)[these], strict=True)), (place - 0.4, 0.4), color=colour
+            )
+        axis.broken_barh(list(zip(ends - trained, trained, strict=True)), (place, 0.4), color="tab:green")
+    axis.set_yticks(range(len(found)), list(found))
+    axis.invert_yaxis()
+    axis.set_xlabel("seconds (blue: a round, or what one batch took; orange: a long round; green: the learner trains)")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m scripts.bench.stragglers", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write {metric: number} here")
+    parser.add_argument("--plot", type=Path, help="write a timeline of the first setting's modes here")
+    parser.add_argument("--setting", choices=[*SETTINGS], action="append", help="only this one (may be repeated)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs per mode, of which the median counts")
+    args = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    controlled = simulate()
+    console.print("SAGC under drift, by quarter: straggler share", [f"{share:.3f}" for share in controlled["shares"]])
+    console.print("                              mean group size", [f"{size:.1f}" for size in controlled["sizes"]])
+    metrics = {"sagc_straggler_share": float(np.mean(controlled["shares"])), "sagc_budget": 0.3}
+    with tempfile.TemporaryDirectory(prefix="stragglers-") as folder:
+        for number, setting in enumerate(args.setting or SETTINGS):
+            found = bench(setting, args.repeats, Path(folder), console)
+            for mode, row in found.items():
+                key = mode.replace(", ", "_").replace(" ", "_").replace(".", "")
+                metrics |= {f"{key}_over_sync_{setting}": row["over_sync"]}
+                metrics |= {f"{key}_{name}_{setting}": row[name] for name in ("actor_idle", "round_idle", "length")}
+            if args.plot and number == 0:
+                plot(found, args.plot)
+    for mode in ("tail", ALL):
+        metrics[f"{mode}_over_sync"] = min(v for k, v in metrics.items() if k.startswith(f"{mode}_over_sync_"))
+    if args.json:
+        args.json.write_text(json.dumps(metrics, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

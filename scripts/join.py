@@ -1,0 +1,88 @@
+"""Add actors to a run that lives: `python -m scripts.join RUN --actors 8`, on any host that sees the run folder.
+
+The run is found through its folder (rendezvous, keys). Actors join and leave at any time: they get the newest weights,
+then leases; when one leaves gently (Ctrl-C, SIGTERM) what there is of its groups goes back to the buffer, and when one
+is killed its leases go to others. Ends when the run does; with --stay it waits for the run to be gone on with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from areal_like.bus import BusError
+from areal_like.launch.guests import Guests
+from areal_like.launch.plan import RoleSpec
+from scripts.running import Running
+from scripts.train import EXIT_INTERRUPTED, Interrupted, Signals
+
+POLL_SECONDS = 0.1
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m scripts.join", description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("--actors", type=int, default=1, metavar="N", help="how many (default: 1)")
+    parser.add_argument("--max-restarts", type=int, metavar="N", help="of each (default: actors.max_restarts)")
+    parser.add_argument("--stay", action="store_true", help="when the run stops before its end, wait until it goes on")
+    return parser.parse_args(argv)
+
+
+def guests(count: int, threads: int) -> list[RoleSpec]:
+    """Actors with names that nobody else has, whatever the host."""
+    stem = f"guest-{socket.gethostname()}-{os.getpid()}"
+    return [RoleSpec(f"{stem}-{number}", "actors.main", threads, False) for number in range(count)]
+
+
+def accompany(args: argparse.Namespace, signals: Signals) -> bool:
+    """Run guests until the run's buffer is gone (True), or all of them are. Raises Interrupted, ConfigError."""
+    running = Running(args.run)
+    actors = running.config.actors
+    restarts = actors.max_restarts if args.max_restarts is None else args.max_restarts
+    launcher, told = Guests(args.run, restarts), 0
+    try:
+        launcher.start(guests(args.actors, actors.threads))
+        print(f"{args.actors} actors join {args.run} (logs: {args.run}/logs/guest-*)", flush=True)
+        while running.rendezvous() == running.offered:
+            signals.check()
+            none_left = launcher.poll()
+            for death in launcher.deaths[told:]:
+                print(f"{death.name} {death.how}", flush=True)
+                running.client.lost(death.name, death.pid, death.how)
+            told = len(launcher.deaths)
+            if none_left:
+                print("\n".join(["no actor is left:", *launcher.given_up]), file=sys.stderr)
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+    finally:
+        launcher.stop()
+        running.close()
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    signals = Signals()
+    try:
+        while True:
+            if not accompany(args, signals):
+                return 1
+            if not args.stay or (args.run / "summary.json").exists():
+                print("the run has ended")
+                return 0
+            while not (args.run / "rendezvous" / "buffer.json").exists():
+                signals.check()
+                time.sleep(POLL_SECONDS)
+    except Interrupted:
+        return EXIT_INTERRUPTED
+    except (ValueError, OSError, BusError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

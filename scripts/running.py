@@ -1,0 +1,65 @@
+"""Runs that live: finding the buffer of a run folder and talking to it, for `scripts.status`, `.stop` and `.join`."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+from areal_like import config as configs
+from areal_like.bus import is_loopback
+from areal_like.client import SupervisorClient
+from areal_like.config import Config, ConfigError
+from areal_like.process import RENDEZVOUS
+
+PATIENCE = 10.0
+"""Seconds that the buffer has to answer; it takes a fifth of a second at most, unless its disk hangs."""
+
+
+class Running:
+    """The buffer of the run in `folder`. Raises ConfigError where none can be reached from here."""
+
+    def __init__(self, folder: Path):
+        if not (folder / "config.yaml").is_file():
+            raise ConfigError(f"{folder} is no run folder (config.yaml is missing)")
+        self.folder = folder
+        self.config: Config = configs.load_resolved(folder / "config.yaml")
+        offered = self.rendezvous()
+        if offered is None:
+            ended = "it has ended" if (folder / "summary.json").exists() else "it does not run now"
+            raise ConfigError(f"{folder}: no buffer can be talked to: {ended}")
+        _check_host(offered)
+        self.offered = offered
+        self.client = SupervisorClient(offered["endpoint"], self.config.security.key_folder)
+
+    def rendezvous(self) -> dict[str, Any] | None:
+        """Where the buffer is now; None while there is none."""
+        try:
+            return json.loads((self.folder / RENDEZVOUS / "buffer.json").read_text())
+        except FileNotFoundError:
+            return None
+
+    def report(self) -> dict[str, Any]:
+        """The buffer's status. Raises ConfigError if it does not answer."""
+        report = self.client.report(PATIENCE)
+        if report is None:
+            raise ConfigError(
+                f"{self.folder}: the buffer has not answered for {PATIENCE:.0f} s: it was killed, or its host is gone "
+                f"(its log: {self.folder}/logs)"
+            )
+        return report
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def _check_host(offered: dict[str, Any]) -> None:
+    """A file, or loopback, is of no use on another machine. Raises ConfigError."""
+    endpoint, host = offered["endpoint"], offered["host"]
+    near = not endpoint.startswith("tcp://") or is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0])
+    if near and host != socket.gethostname():
+        raise ConfigError(
+            f"the run's buffer can be reached on {host} only ({endpoint}): start the run with launcher=slurm, or with "
+            "buffer.host and security.key_folder, to let other machines in"
+        )

@@ -1,0 +1,148 @@
+"""Look into a run from anywhere: `python -m scripts.status RUN`, live; `--once` for one look, `--json` for programs.
+
+Shows who waits for whom, staleness, the ledger, and each actor's version and work, as the buffer knows them; and what
+the last train step measured. With `--prometheus PORT` it serves the same numbers to Prometheus (loopback, unless
+`--address` says otherwise), asking the buffer at each scrape. Any number of these may look in at once; nothing in the
+run waits for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from areal_like.bus import BusError
+from areal_like.metrics import MetricsFollower
+from scripts.running import Running
+from scripts.watch import ledger_line
+
+REFRESH_SECONDS = 1.0
+WIDTH = 120
+"""Columns where there is no terminal."""
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.status", description="Who waits for whom, and how it goes."
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("--once", action="store_true", help="one look instead of a live view")
+    parser.add_argument(
+        "--json", action="store_true", help="one look, as JSON: the buffer's report and the last train step"
+    )
+    parser.add_argument("--prometheus", type=int, metavar="PORT", help="serve metrics to Prometheus until the run ends")
+    parser.add_argument("--address", default="127.0.0.1", help="address that --prometheus binds to")
+    return parser.parse_args(argv)
+
+
+class View:
+    """The newest report of a run's buffer and the newest row of its metrics."""
+
+    def __init__(self, running: Running):
+        self.running = running
+        self.row: dict[str, Any] = {}
+        self._rows = MetricsFollower(running.folder / "metrics.jsonl")
+
+    def look(self) -> dict[str, Any]:
+        """`{"report": ..., "step": ...}`. Raises ConfigError if the buffer does not answer."""
+        for row in self._rows.new_rows():
+            self.row = row
+        return {"report": self.running.report(), "step": self.row}
+
+
+def render(found: dict[str, Any], steps: int) -> Group:
+    """For people. `steps` is how many the run is to make."""
+    report, row = found["report"], found["step"]
+    bound = "no bound" if report["staleness_bound"] is None else f"bound {report['staleness_bound']}"
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column(overflow="fold")
+    stopping = {"": "", "now": ", stopping at the next batch", "drain": ", draining"}[report["stopping"]]
+    facts.add_row(
+        "step", f"{report['steps']}/{steps}, version {report['version']}, {report['seconds']:.0f} s{stopping}"
+    )
+    facts.add_row("waits", "\n".join(report["waits"]) or "nobody waits")
+    facts.add_row(
+        "staleness",
+        f"mean {report['staleness_mean']:.2f}, max {report['staleness_max']}, {bound}",
+    )
+    facts.add_row("groups", ledger_line(report["ledger"]))
+    facts.add_row(
+        "buffer",
+        f"{report['buffer/waiting']} wait, {report['buffer/running']} run, {report['buffer/queued']} queued, "
+        f"{report['buffer/bytes'] / 1e6:.1f} MB; {report['duplicates']} duplicates, {report['refused']} refused",
+    )
+    if report["evaluations"]:
+        newest = report["evaluations"][-1]
+        facts.add_row("held-out", f"{newest['reward']:.3f} (version {newest['version']})")
+    if row:
+        idle = f"learner {row['train/idle_share']:.0%}, actors {row.get('rollout/idle_share', 0.0):.0%}"
+        facts.add_row("last step", f"reward {row.get('reward/mean', float('nan')):.3f}, idle: {idle}")
+    return Group(facts, "", _actors(report))
+
+
+def _actors(report: dict[str, Any]) -> Table:
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    for name in ("actor", "version", "behind", "groups", "sequences", "tokens", "busy", "heard of"):
+        table.add_column(name, justify="left" if name == "actor" else "right")
+    for name, actor in sorted(report["actors"].items()):
+        stats, version = actor["stats"], actor["version"]
+        wall = stats.get("wall_seconds", 0.0)
+        table.add_row(
+            name,
+            str(version) if version >= 0 else "none",
+            str(report["version"] - version) if version >= 0 else "-",
+            str(actor["running"]),
+            f"{stats.get('running', 0):.0f}",
+            f"{stats.get('tokens', 0):,.0f}",
+            f"{stats.get('busy_seconds', 0.0) / wall:.0%}" if wall else "-",
+            f"{actor['silent_seconds']:.1f} s ago",
+        )
+    return table
+
+
+def watch(view: View, console: Console) -> None:
+    """Until the run ends, or Ctrl-C."""
+    with Live(console=console, auto_refresh=False) as live:
+        while view.running.rendezvous() == view.running.offered:
+            live.update(render(view.look(), view.running.config.run.steps), refresh=True)
+            time.sleep(REFRESH_SECONDS)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    try:
+        running = Running(args.run)
+        try:
+            view = View(running)
+            if args.prometheus is not None:
+                from scripts.exporter import serve
+
+                serve(view, args.address, args.prometheus)
+            elif args.json:
+                print(json.dumps(view.look()))
+            elif args.once or not console.is_terminal:
+                console.print(render(view.look(), running.config.run.steps), markup=False)
+            else:
+                watch(view, console)
+        finally:
+            running.close()
+    except KeyboardInterrupt:
+        return 0
+    except (ValueError, OSError, BusError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

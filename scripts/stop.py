@@ -1,0 +1,45 @@
+"""End a run from anywhere: `python -m scripts.stop RUN [--drain]`.
+
+Without --drain the learner stops at its next batch, writes a checkpoint, and the run can be gone on with (`resume`).
+With --drain no group is admitted any more; what is complete or can become so is trained; then the run ends as one that
+has made all its steps: checkpoint, last evaluation, summary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from areal_like.bus import BusError
+from scripts.running import Running
+
+LOOK_SECONDS = 0.2
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.stop", description="End a run at a checkpoint.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("--drain", action="store_true", help="train what was admitted, evaluate and sum up first")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until the run has ended")
+    args = parser.parse_args(argv)
+    try:
+        running = Running(args.run)
+        try:
+            running.client.stop(args.drain)
+            ledger = running.report()["ledger"]
+            what = f"training what is here ({ledger['active']} groups)" if args.drain else "stopping at the next batch"
+            print(f"{args.run}: {what}", flush=True)
+            while not args.no_wait and running.rendezvous() == running.offered:
+                time.sleep(LOOK_SECONDS)
+        finally:
+            running.close()
+    except (ValueError, OSError, BusError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

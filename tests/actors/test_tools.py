@@ -1,0 +1,72 @@
+"""The tools environment: calls are found, answered in order, and their mistakes told to the model."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from actors.tools import Tools
+from areal_like.types import Outcome
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def step(tools: Tools, action: str) -> Outcome:
+    return asyncio.run(asyncio.wait_for(tools.step(action), 30))
+
+
+def shown(*results: str) -> str:
+    return "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)
+
+
+async def upper(text: str) -> str:
+    """A tool of the user's own."""
+    await asyncio.sleep(0)
+    return text.upper()
+
+
+def test_a_turn_without_a_call_is_the_answer_for_the_verifier():
+    assert step(Tools(), "It is 408.") == Outcome("", None, True)
+
+
+def test_calls_are_answered_in_order():
+    action = f"Let me see. {call('calculator', expression='12*34')} and {call('calculator', expression='2**10')}"
+    assert step(Tools(turn_reward=0.1), action) == Outcome(shown("408", "1024"), 0.1, False)
+
+
+def test_a_tool_of_the_users_own_may_be_async():
+    tools = Tools(tools=["calculator", f"{__name__}:upper"])
+    assert step(tools, call("upper", text="abc")).observation == shown("ABC")
+
+
+@pytest.mark.parametrize(
+    "action, told",
+    [
+        ("<tool_call>12*34</tool_call>", "a call is"),
+        ("<tool_call>[1]</tool_call>", "a call is"),
+        (call("calculater", expression="1"), "there is no tool 'calculater'; there are calculator"),
+        (call("calculator", text="1"), "calculator: "),
+        (call("calculator", expression="1/0"), "division by zero"),
+        (call("calculator", expression="__import__('os')"), "only numbers"),
+        ('<tool_call>{"name": "calculator", "arguments": {"expression": "1"', "a call is"),
+    ],
+)
+def test_mistakes_are_told_and_earn_nothing(action, told):
+    outcome = step(Tools(turn_reward=0.1), action)
+    assert outcome.observation.startswith("<tool_response>\nerror: ") and told in outcome.observation
+    assert (outcome.reward, outcome.done) == (0.0, False)
+
+
+def test_calls_and_results_are_limited():
+    tools = Tools(max_calls=1, max_characters=3)
+    outcome = step(tools, call("calculator", expression="10**9") + call("calculator", expression="1"))
+    assert outcome.observation == shown("100", "err") and outcome.reward == 0.0
+
+
+@pytest.mark.parametrize("knobs, told", [({"tools": []}, "at least one"), ({"tools": ["python3"]}, "python3")])
+def test_knobs_are_checked(knobs, told):
+    with pytest.raises(ValueError, match=told):
+        Tools(**knobs)

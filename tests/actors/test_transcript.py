@@ -1,0 +1,55 @@
+"""Transcript: what was said stays as it was, what was shown is masked and ages nothing."""
+
+import numpy as np
+import pytest
+
+from actors.transcript import Transcript
+from areal_like.types import Completion, Limits
+
+PROMPT = np.array([7, 8], np.int32)
+LIMITS = Limits(max_tokens=10, temperature=0.5, stop=(2,), key=99, offset=3)
+
+
+def said(runs: list[tuple[int, int]], first: int = 100) -> Completion:
+    tokens = np.arange(first, first + sum(n for _, n in runs), dtype=np.int32)
+    return Completion(tokens, -tokens.astype(np.float32), runs, "stop")
+
+
+def test_a_conversation_becomes_one_sample():
+    transcript = Transcript(PROMPT, LIMITS)
+    transcript.said(said([(1, 2), (2, 1)]))
+    transcript.earned(0.25)
+    transcript.shown(np.array([50, 51], np.int32))
+    transcript.said(said([(2, 1), (5, 2)], first=200))
+    transcript.earned(0.5)
+    sample = transcript.sample(None, "stop")
+    assert sample.tokens.tolist() == [7, 8, 100, 101, 102, 50, 51, 200, 201, 202] and sample.tokens.dtype == np.int32
+    assert sample.logprobs.tolist() == [-100, -101, -102, 0, 0, -200, -201, -202]
+    assert sample.loss_mask.tolist() == [True, True, True, False, False, True, True, True]
+    assert sample.runs == [(1, 2), (2, 4), (5, 2)]  # what was shown goes with the version that spoke before it
+    assert (sample.prompt_length, sample.reward, sample.turn_rewards) == (2, 0.75, [(2, 0.25), (7, 0.5)])
+
+
+def test_the_next_turn_goes_on_in_the_stream_within_what_is_left():
+    transcript = Transcript(PROMPT, LIMITS)
+    assert transcript.limits() == LIMITS
+    transcript.said(said([(0, 3)]))
+    transcript.shown(np.array([50], np.int32))
+    assert transcript.room == 6
+    assert transcript.limits() == Limits(6, 0.5, (2,), 99, 7)
+    assert transcript.limits(2).max_tokens == 2 and transcript.limits(100).max_tokens == 6
+    assert transcript.unstopped(20) == Limits(20, 0.5, (), 99, 7)
+    assert transcript.tokens.tolist() == [7, 8, 100, 101, 102, 50]
+
+
+def test_one_reward_belongs_to_the_end_and_needs_no_place():
+    transcript = Transcript(PROMPT, LIMITS)
+    transcript.said(said([(0, 2)]))
+    transcript.earned(1.0)
+    assert (transcript.sample(None, "stop").reward, transcript.sample(None, "stop").turn_rewards) == (1.0, [])
+    assert transcript.sample(0.5, "stop").reward == 0.5
+
+
+def test_nothing_can_be_shown_before_the_first_turn():
+    with pytest.raises(ValueError, match="belongs to the prompt"):
+        Transcript(PROMPT, LIMITS).shown(np.array([1], np.int32))

@@ -1,0 +1,43 @@
+"""When numba is loaded, and what happens where it can't be, or can't keep what it has compiled."""
+
+import subprocess
+import sys
+
+import numpy as np
+
+from areal_like.weights import compiled, kernels
+from areal_like.weights.digest import digest_of
+
+
+def test_small_weights_and_the_buffer_do_without_numba() -> None:
+    code = (
+        "import sys, numpy as np, buffer.main, learners.publisher, actors.subscriber\n"
+        "from areal_like.weights.state import State, TensorSpec\n"
+        "State([TensorSpec('w', 'bfloat16', (100, 100))]).digest()\n"
+        "sys.exit('numba' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_without_numba_numpy_does(monkeypatch) -> None:
+    words = np.arange(compiled.COMPILED_FROM // 4, dtype=np.uint64)
+    fast = digest_of(words)
+    monkeypatch.setattr(compiled.importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    compiled._kernels.cache_clear()
+    try:
+        assert compiled.kernels_for(words.nbytes) is None
+        assert digest_of(words) == fast
+    finally:
+        compiled._kernels.cache_clear()
+
+
+def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(monkeypatch) -> None:
+    njit = kernels.njit
+
+    def nowhere(cache: bool = False, **options):
+        if cache:
+            raise RuntimeError("no locator available")
+        return njit(**options)
+
+    monkeypatch.setattr(kernels, "njit", nowhere)
+    assert kernels.compiled(lambda x: x + 1)(2) == 3

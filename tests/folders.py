@@ -1,0 +1,69 @@
+"""Tiny random checkpoints as Hugging Face folders, tokenizer and chat template included, as the tests write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+SHAPE: dict[str, Any] = {
+    "vocab_size": 264,  # more than the tokenizer knows, as in Qwen
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": 256,
+    "pad_token_id": 257,
+}
+CONFIGS = {
+    "qwen2": Qwen2Config(**SHAPE, tie_word_embeddings=True),  # biases of query, key and value
+    "qwen2 untied": Qwen2Config(**SHAPE, tie_word_embeddings=False),
+    "llama": LlamaConfig(**SHAPE, tie_word_embeddings=False),
+    "llama tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),  # norms of queries and keys
+    "qwen3 untied": Qwen3Config(**{**SHAPE, "num_key_value_heads": 1}, head_dim=16, tie_word_embeddings=False),
+}
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of single bytes: ids 0–255, <eos> 256, <pad> 257."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>")
+    wrapped.chat_template = TEMPLATE
+    return wrapped
+
+
+def write_folder(folder: Path, kind: str, seed: int = 0) -> str:
+    """A bfloat16 checkpoint of the given kind, as model hubs have them; returns its path."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind])
+    for parameter in model.parameters():  # biases and norms start at 0 and 1: a mix-up would not show
+        if parameter.ndim == 1:
+            parameter.data += 0.1 * torch.randn(parameter.shape)
+    model.generation_config = GenerationConfig(
+        eos_token_id=[256, 10], pad_token_id=257, do_sample=True, temperature=0.7
+    )
+    model.bfloat16().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return str(folder)

@@ -1,0 +1,184 @@
+"""Runs that are looked into, joined, stopped and drained from outside, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import elastic, status, stop
+from scripts.audit import audit
+from scripts.running import Running
+from tests.integration.runs import REPOSITORY, rows, summary
+
+pytestmark = pytest.mark.integration
+
+TIMED = ["engine=timed", "learner=timed", "learner.base=0.02", "engine.median=8", "groups_per_batch=4"]
+SMALL = [*TIMED, "run.target_reward=null", "eval.prompts=4", "eval.every=0", "run.steps=100000"]
+
+
+class Live:
+    """A `scripts.train` that runs until somebody ends it."""
+
+    def __init__(self, place: Path, *overrides: str):
+        self.folder = place / "run"
+        self.command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", f"run.dir={place}"]
+        self.command += ["run.name=run", *SMALL, "checkpoint.every=100000", "buffer.keep_journal=true", *overrides]
+        self.start()
+
+    def start(self, *overrides: str) -> None:
+        self.process = subprocess.Popen(
+            [*self.command, *overrides], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def steps(self) -> int:
+        path = self.folder / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def until(self, what: str, event: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + 60.0
+        while not (result := event()):
+            assert self.process.poll() is None, f"ended before {what}: {self.process.communicate()[0]}"
+            assert time.monotonic() < deadline, f"waited in vain for {what}"
+            time.sleep(0.02)
+        return result
+
+    def until_steps(self, more: int) -> None:
+        begin = self.steps()
+        self.until("train steps", lambda: self.steps() >= begin + more)
+
+    def end(self) -> tuple[int, str]:
+        said, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, said
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Live]:
+    live = Live(tmp_path)
+    yield live
+    if live.process.poll() is None:
+        live.process.terminate()
+        live.process.communicate(timeout=60)
+
+
+def test_a_stopped_run_goes_on_and_a_drained_one_has_trained_all_that_it_admitted(
+    live: Live, capsys: pytest.CaptureFixture
+) -> None:
+    live.until_steps(3)
+    assert stop.main([str(live.folder)]) == 0
+    code, said = live.end()
+    assert code == 130 and "stopped at a checkpoint; to go on" in said
+    done = live.steps()
+    assert (live.folder / "checkpoints" / f"step-{done:08d}" / "meta.json").exists()
+    assert not (live.folder / "summary.json").exists()
+
+    live.start("resume=auto")
+    live.until_steps(3)
+    assert stop.main([str(live.folder), "--drain"]) == 0
+    code, said = live.end()
+    assert code == 0 and "finished: it was drained" in said
+    found = summary(live.folder)
+    assert found["ledger"]["dropped"] == {} and found["ledger"]["trained"] == found["ledger"]["admitted"]
+    assert found["reward_after"] is not None
+    assert [row["step"] for row in rows(live.folder)] == list(range(1, found["steps"] + 1)), "nothing was trained twice"
+    assert (live.folder / "checkpoints" / f"step-{found['steps']:08d}" / "meta.json").exists()
+    assert not any(audit(live.folder).findings.values())
+
+    capsys.readouterr()
+    assert stop.main([str(live.folder)]) == 2
+    assert "no buffer can be talked to: it has ended" in capsys.readouterr().err
+
+
+def test_usr1_stops_a_run_at_a_checkpoint(live: Live) -> None:
+    live.until_steps(3)
+    live.process.send_signal(signal.SIGUSR1)
+    code, said = live.end()
+    assert code == 75 and "paused at a checkpoint" in said
+    assert (live.folder / "checkpoints" / f"step-{live.steps():08d}" / "meta.json").exists()
+
+
+def test_usr1_during_the_start_is_not_lost(live: Live) -> None:
+    live.until("the buffer", (live.folder / "rendezvous" / "buffer.json").exists)
+    live.process.send_signal(signal.SIGUSR1)
+    code, said = live.end()
+    assert code == 75 and "paused at a checkpoint" in said
+
+
+def test_status_shows_who_waits_each_actor_and_the_ledger(live: Live, capsys: pytest.CaptureFixture) -> None:
+    live.until_steps(3)
+    assert status.main([str(live.folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    report = found["report"]
+    assert set(report["actors"]) == {"actor-0", "actor-1"}
+    assert all(actor["version"] >= report["version"] - 1 for actor in report["actors"].values())
+    assert report["ledger"]["admitted"] >= report["ledger"]["trained"] >= 4
+    assert found["step"]["step"] >= 3
+    assert status.main([str(live.folder), "--once"]) == 0
+    shown = capsys.readouterr().out
+    for word in ("waits", "staleness", "bound 1", "admitted", "actor-1"):
+        assert word in shown
+    names = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True).stdout.splitlines()
+    ours = {line.split()[0] for line in names if f"--run {live.folder.resolve()} " in line}
+    assert ours == {"buffer", "learner", "actor-0", "actor-1"}, "who is who is seen in ps, top and py-spy"
+
+
+def test_prometheus_can_scrape_a_run_until_it_ends(live: Live, capsys: pytest.CaptureFixture) -> None:
+    pytest.importorskip("prometheus_client")
+    live.until_steps(3)
+    exporter = threading.Thread(target=status.main, args=([str(live.folder), "--prometheus", "0"],))
+    exporter.start()
+    said = live.until("the exporter", lambda: capsys.readouterr().out)
+    assert "http://127.0.0.1:" in said
+    text = urllib.request.urlopen(said.split()[-1], timeout=30).read().decode()
+    found = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert found["areal_like_up"] == "1.0" and float(found["areal_like_steps_total"]) >= 3
+    assert float(found['areal_like_actor_version{actor="actor-1"}']) >= 1
+    assert float(found["areal_like_groups_admitted_total"]) >= float(found["areal_like_groups_trained_total"])
+    live.process.terminate()
+    live.end()
+    exporter.join(60)
+    assert not exporter.is_alive()
+
+
+def test_guests_work_leave_gently_and_end_with_the_run(live: Live) -> None:
+    live.until_steps(1)
+    command = [sys.executable, "-m", "scripts.join", str(live.folder), "--actors", "2"]
+    first = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    running = Running(live.folder)
+    working = lambda count: (  # noqa: E731
+        sum(actor["stats"].get("tokens", 0) > 0 for actor in running.report()["actors"].values()) >= count
+    )
+    live.until("their work", lambda: working(4))
+    first.send_signal(signal.SIGTERM)
+    first.communicate(timeout=60)
+    live.until("their absence", lambda: len(running.report()["actors"]) == 2)
+    log = (live.folder / "logs" / "buffer.log").read_text()
+    assert log.count("leaves;") == 2 and "no sign of life" not in log
+    second = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    live.until("others' work", lambda: working(4))
+    running.client.stop(drain=True)
+    running.close()
+    assert live.end()[0] == 0
+    said, _ = second.communicate(timeout=60)
+    assert second.returncode == 0 and "the run has ended" in said
+    assert summary(live.folder)["staleness_max"] <= 1
+    assert not any(audit(live.folder).findings.values())
+
+
+def test_actors_come_go_and_are_killed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """1 → 6 → 2 → 1 actors, half of the six killed. Ten times, until a reward: docs/results.md."""
+    repeats = os.environ.get("ELASTIC_REPEATS", "1")
+    run = [f"run.dir={tmp_path}", "run.name=run", *TIMED, "eval.prompts=4", "eval.every=0"]
+    assert elastic.main(["configs/quickstart.yaml", *run, "--repeats", repeats]) == 0, capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "1: 3 killed" in told and "every prompt trained once, bound kept, ledger balanced" in told

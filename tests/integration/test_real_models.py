@@ -1,0 +1,41 @@
+"""A run from a Hugging Face folder with a chat template, and the folder that it leaves behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from areal_like.models import state_of
+from tests.folders import TEMPLATE, write_folder
+from tests.integration.runs import rows, summary, train
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize(("kind", "lora"), [("qwen3", "null"), ("qwen2", "{rank: 4}")], ids=["full", "lora"])
+def test_a_run_from_a_folder_ends_as_a_folder(kind: str, lora: str, tmp_path: Path) -> None:
+    """Actors attest the digest of what they sample from; the folder at the end holds the bits of the last version."""
+    path = write_folder(tmp_path / "base", kind)
+    lines = [json.dumps({"prompt": f"{i} + 1?", "answer": str(i + 1)}) for i in range(40)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(lines))
+    run = train(
+        tmp_path,
+        "run",
+        "model={name: folder, path: " + path + "}",
+        "task={name: jsonl, path: " + str(tmp_path / "sums.jsonl") + ", tokenizer: " + path + ", "
+        "system: Add., max_prompt_tokens: 64, max_tokens: 8}",
+        f"learner.lora={lora}",
+        "run.steps=3",
+        "groups_per_batch=4",
+        "sizing.group_size=4",
+        "eval.prompts=2",
+        "rewards.workers=2",
+        "rewards.timeout=20",
+    )
+    assert len(rows(run)) == 3 and summary(run)["version"] == 3
+    final = run / "checkpoints" / "final"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(final), AutoTokenizer.from_pretrained(final)
+    assert state_of(model).digest() == summary(run)["weights_digest"]
+    assert tokenizer.chat_template == TEMPLATE and tokenizer.eos_token_id in model.generation_config.eos_token_id
+    assert (final / "adapter" / "adapter_config.json").is_file() == (lora != "null")

@@ -1,0 +1,159 @@
+"""Hugging Face folders of three architectures: trained, served by the embedded engine, written back, loaded again."""
+
+import asyncio
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from actors.engines.decoders import FusedDecoder
+from actors.engines.torch_engine import TorchEngine
+from areal_like.models import folder, publishable, state_of
+from areal_like.types import Limits
+from areal_like.weights.state import Update
+from learners.advantages import group
+from learners.learner import TorchLearner
+from learners.losses.clipped import ppo
+from tests.folders import CONFIGS, write_folder
+from tests.learners.batches import make_batch
+
+torch.set_num_threads(1)
+LORA = {"rank": 4, "alpha": 8.0}
+
+
+def learner_of(path: str, **knobs) -> TorchLearner:
+    return TorchLearner(folder(0, 258, path=path), ppo, partial(group), lr=1e-2, **knobs)
+
+
+def batch_of(index: int = 0):
+    return make_batch(np.random.default_rng(index), index=index, vocab=258)
+
+
+def logprobs(model, tokens, response: int) -> np.ndarray:
+    """Of the last `response` tokens, by the model's own forward."""
+    with torch.no_grad():
+        rows = model(torch.as_tensor(np.asarray(tokens, np.int64))[None]).logits[0].log_softmax(-1)
+    chosen = torch.as_tensor(np.asarray(tokens[-response:], np.int64))
+    return rows[-response - 1 : -1].gather(-1, chosen[:, None])[:, 0].numpy()
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_train_publish_serve_save_load(kind, lora, tmp_path):
+    """The folder that is written holds what was published, and the engine samples from just that."""
+    path = write_folder(tmp_path / "base", kind)
+    learner = learner_of(path, lora=lora)
+    served = folder(0, 258, path=path)
+    assert FusedDecoder.fits(served)
+    assert publishable(served).digest() == learner.snapshot().digest()  # both sides start from the same bits
+    engine = TorchEngine(served, slots=4)
+    learner.train(batch_of())
+    state = learner.snapshot()
+    assert state.digest() != publishable(folder(0, 258, path=path)).digest()
+    learner.save(str(tmp_path / "out"))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert loaded.dtype == torch.bfloat16 and state_of(loaded).digest() == state.digest()
+    same_configs(path, tmp_path / "out")
+
+    async def sample():
+        await engine.load(Update(1, state.digest(), state))
+        prompts = [np.arange(3, 3 + n, dtype=np.int32) for n in (4, 9)]
+        made = await asyncio.gather(*[engine.generate(p, Limits(12, key=i)) for i, p in enumerate(prompts)])
+        await engine.close()
+        return list(zip(prompts, made, strict=True))
+
+    truth = loaded.float()
+    for prompt, made in asyncio.run(sample()):
+        expected = logprobs(truth, [*prompt, *made.tokens], len(made.tokens))
+        np.testing.assert_allclose(made.logprobs, expected, atol=2e-4)
+
+
+def same_configs(before: str, after: Path) -> None:
+    ours, theirs = (AutoConfig.from_pretrained(p).to_dict() for p in (after, before))
+    assert {k: v for k, v in ours.items() if k != "_name_or_path"} == {
+        k: v for k, v in theirs.items() if k != "_name_or_path"
+    }
+    ours, theirs = (GenerationConfig.from_pretrained(p).to_dict() for p in (after, before))
+    assert ours == theirs and ours["eos_token_id"] == [256, 10]
+
+
+def test_only_adapters_train_and_are_kept(tmp_path):
+    path = write_folder(tmp_path / "base", "qwen2")
+    learner, full = learner_of(path, lora=LORA), learner_of(path)
+    base = {n: p.clone() for n, p in learner.model.named_parameters() if "lora_" not in n}
+    for index in range(3):
+        learner.train(batch_of(index))
+    for name, parameter in learner.model.named_parameters():
+        assert ("lora_" in name) == parameter.requires_grad
+        assert "lora_" in name or torch.equal(parameter, base[name])
+    shapes = [m.weight.shape for n, m in full.model.named_modules() if n.endswith("_proj")]
+    assert len(learner.optimizer.gradient) == sum(4 * (rows + columns) for rows, columns in shapes)
+    assert 3 * len(learner.optimizer.gradient) < len(full.optimizer.gradient)
+
+
+def test_a_checkpoint_with_adapters_goes_on_with_the_same_bits(tmp_path):
+    path = write_folder(tmp_path / "base", "qwen3")
+    learner, resumed = learner_of(path, lora=LORA), learner_of(path, lora=LORA)
+    learner.train(batch_of(0))
+    learner.save_state(tmp_path)
+    resumed.load_state(tmp_path)
+    assert resumed.snapshot().digest() == learner.snapshot().digest()
+    for one in (learner, resumed):
+        one.train(batch_of(1))
+    assert resumed.snapshot().digest() == learner.snapshot().digest()
+
+
+def test_merged_weights_compute_what_the_adapters_do(tmp_path):
+    """Published in float32 the two agree to rounding; in bfloat16 they differ by far less than training moved them."""
+    import peft
+
+    path = write_folder(tmp_path / "base", "llama")
+    learner = learner_of(path, lora=LORA, publish_dtype="float32")
+    learner.train(batch_of(0))
+    learner.save(str(tmp_path / "out"))
+    tokens = torch.arange(3, 40)[None]
+    learner.model.set_attn_implementation("eager")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    base = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.no_grad():
+        ours, merged, before = (m(tokens).logits for m in (learner.model, loaded, base))
+        torch.testing.assert_close(merged, ours, atol=1e-4, rtol=1e-4)
+        assert (before - ours).abs().max() > 0.1
+        with_adapter = peft.PeftModel.from_pretrained(base, str(tmp_path / "out" / "adapter"))
+        torch.testing.assert_close(with_adapter(tokens).logits, ours, atol=1e-4, rtol=1e-4)
+
+
+def test_the_reference_is_the_model_without_adapters(tmp_path):
+    """KL to the reference agrees with that of full training, which holds a copy of the initial weights."""
+    path = write_folder(tmp_path / "base", "qwen2")
+    light, full = (learner_of(path, kl_loss=0.1, num_minibatches=1, lora=lora) for lora in (LORA, None))
+    assert light._reference is light.model
+    first = [learner.train(batch_of(0)) for learner in (light, full)]
+    assert [row["reference_kl"] for row in first] == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert light.train(batch_of(0))["reference_kl"] > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"rank": 0}, "must be positive"),
+        ({"targets": ["embed_tokens"]}, "leave it out"),
+    ],
+)
+def test_wrong_knobs_are_refused(knobs, words, tmp_path):
+    path = write_folder(tmp_path / "base", "qwen2")
+    with pytest.raises(ValueError, match=words):
+        learner_of(path, lora=knobs)
+
+
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
+        folder(0, 10, path=str(tmp_path))
+    path = write_folder(tmp_path / "base", "llama")
+    with pytest.raises(ValueError, match="264 token ids"):
+        folder(0, 1000, path=path)
+    assert json.loads((Path(path) / "config.json").read_text())["dtype"] == "bfloat16"

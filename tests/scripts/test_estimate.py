@@ -1,0 +1,141 @@
+"""The dry run's estimate, held against real architectures' sizes and against what a small run really holds."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2Config
+
+from actors.engines.slot_cache import SlotCache
+from areal_like import config as configs
+from areal_like.groups import encode_group
+from areal_like.models import qwen2
+from areal_like.types import Batch, Group
+from learners.advantages import group
+from learners.learner import TorchLearner
+from learners.losses.clipped import ppo
+from scripts import estimate
+from scripts.train import main
+from tests.learners.batches import make_sample
+
+torch.set_num_threads(1)
+NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+SIZES = {
+    "0.5b": (494_032_768, (896, 24, 14, 4864)),
+    "1.5b": (1_543_714_304, (1536, 28, 12, 8960)),
+    "7b": (7_615_616_512, (3584, 28, 28, 18944)),
+}
+"""Parameters of Qwen2.5 as published, and its shape (`NAMES`)."""
+
+
+def write_config(folder: Path, size: str) -> str:
+    """Qwen2.5's config.json and nothing else."""
+    large = size == "7b"
+    vocab, kv_heads = (152064, 4) if large else (151936, 2)
+    shape = {
+        **dict(zip(NAMES, SIZES[size][1], strict=True)),
+        "vocab_size": vocab,
+        "num_key_value_heads": kv_heads,
+        "tie_word_embeddings": not large,
+    }
+    Qwen2Config(**shape, max_position_embeddings=32768, dtype="bfloat16").save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("task", ["gsm8k", "math"])
+def test_shipped_configs_are_sized_without_weights(task, size, tmp_path, capsys):
+    path = write_config(tmp_path, size)
+    argv = [f"configs/qwen2.5/{task}-{size}.yaml", "--dry-run", f"model.path={path}"]
+    assert main(argv) == 2
+    printed, missing = capsys.readouterr()
+    assert "tokenizer_config.json is missing" in missing  # what a real start would lack is said last
+    count = SIZES[size][0]
+    assert f"{count:,}" in printed and "larger than buffer.max_bytes" not in printed
+    found = estimate.estimate(configs.load([argv[0], argv[2]]))
+    assert found["model"] == {"parameters (n)": count, "weight update, per actor": 2 * count}
+    assert found["step"]["samples (n)"] == 512 * 16 and found["step"]["optimizer steps (n)"] == 4
+    assert found["learner"]["Adam's moments"] == 8 * count
+    if size == "0.5b":
+        assert found["actor"]["KV cache, per token"] == 2 * 24 * 2 * 64 * 4
+
+
+def test_a_batch_that_does_not_fit_the_buffer_is_pointed_out(tmp_path, capsys):
+    path = write_config(tmp_path, "0.5b")
+    main(["configs/qwen2.5/math-0.5b.yaml", "--dry-run", f"model.path={path}", "task.max_tokens=200000"])
+    assert "larger than buffer.max_bytes" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_config_is_an_error_in_one_line(tmp_path, capsys):
+    assert main(["configs/qwen2.5/math-0.5b.yaml", "--dry-run", f"model.path={tmp_path}"]) == 2
+    assert "no config.json" in capsys.readouterr().err
+
+
+SMALL = ["configs/quickstart.yaml", "model=small", "learner.num_minibatches=1", "groups_per_batch=4"]
+
+
+def measured(lora: dict | None = None, **knobs) -> tuple[dict, TorchLearner, Batch]:
+    """The estimate of a small run, its learner, and a batch of the longest answers."""
+    extra = [] if lora is None else [f"learner.lora={{rank: {lora['rank']}}}"]
+    config = configs.load([*SMALL, *extra])
+    longest = estimate.lengths_of(configs.OmegaConf.to_container(config))
+    model = qwen2(0, 13, **{k: v for k, v in config.model.items() if k != "name"})
+    learner = TorchLearner(model, ppo, partial(group), num_minibatches=1, lora=lora, **knobs)
+    rng = np.random.default_rng(0)
+    made = [
+        Group(i, [make_sample(rng, prompt=longest.prompt, response=longest.response) for _ in range(8)], {0: "0" * 32})
+        for i in range(4)
+    ]
+    return estimate.estimate(config), learner, Batch(0, 0, made)
+
+
+def nbytes(tensors) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
+def test_weights_and_optimizer_are_exact(lora):
+    found, learner, batch = measured(lora)
+    learner.train(batch)
+    figures, optimizer = found["learner"], learner.optimizer
+    assert figures["weights"] == nbytes(learner.model.parameters())
+    assert figures["master weights"] == nbytes([optimizer._master])
+    assert figures["gradient"] == nbytes([optimizer.gradient])
+    moments = [t for s in optimizer._adamw.state.values() for name, t in s.items() if name != "step"]
+    assert figures["Adam's moments"] == nbytes(moments) > 0
+    assert found["model"]["weight update, per actor"] == learner.snapshot().nbytes
+    if lora:
+        assert figures["Adam's moments"] < 2 * found["model"]["parameters (n)"]
+
+
+def test_payloads_and_caches_are_exact():
+    found, learner, batch = measured()
+    sizes = [len(encode_group(one)[1]) for one in batch.groups]
+    assert found["buffer"]["group at most"] == sizes[0] and found["buffer"]["batch at most"] == sum(sizes)
+    whole = int(found["step"]["longest sequence (tokens)"])
+    cache = SlotCache(learner.model.config, 64, learner.model.device, torch.float32)
+    cache.reserve(whole)
+    assert found["actor"]["KV cache, 64 such sequences"] == nbytes([cache.keys, cache.values])
+
+
+def test_activations_are_near_what_autograd_keeps():
+    """Every storage that is saved for the backward pass of one micro-batch, parameters aside."""
+    found, learner, batch = measured()
+    own = {p.untyped_storage().data_ptr() for p in learner.model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        learner.train(batch)
+    names = [name for name in found["learner"] if name.startswith("activations of")]
+    expected = found["learner"][names[0]] + found["learner"]["logits of their trained tokens"]
+    assert expected / 1.5 < sum(kept.values()) < expected * 1.5

@@ -1,0 +1,194 @@
+"""A real Slurm cluster of several nodes on this machine: munged, slurmctld and one slurmd per node, all of this test's.
+
+Everything lies in a folder of its own (keys, sockets, state, logs), ports are free ones, and nothing of the system's
+own Slurm or munge is touched. Nodes are slurmds with the same host and other ports (Debian builds them with
+`--enable-multiple-slurmd`). Needs the daemons (Debian: slurm-wlm, munge), and root: slurmd starts jobs as their users.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "squeue")
+PATIENCE = 60.0
+SLURMD_TIMEOUT = 10
+"""Seconds after which a slurmd that does not answer is a failed node."""
+
+CONF = """\
+ClusterName=test
+SlurmctldHost={host}({address})
+SlurmctldPort={ports[0]}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={here}/munge.socket,cred_expire=5
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU=500
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=1,sched_min_interval=0
+ReturnToService=2
+SlurmdParameters=config_overrides
+SwitchType=switch/none
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+SlurmdTimeout={timeout}
+InactiveLimit=0
+KillWait=5
+MinJobAge=300
+StateSaveLocation={here}/state
+SlurmdSpoolDir={here}/spool/%n
+SlurmctldPidFile={here}/slurmctld.pid
+SlurmdPidFile={here}/slurmd.%n.pid
+SlurmctldLogFile={here}/slurmctld.log
+SlurmdLogFile={here}/slurmd.%n.log
+{nodes}
+PartitionName=debug Nodes={names} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def missing() -> str:
+    """Why there can't be a cluster here; empty if there can."""
+    absent = [name for name in PROGRAMS if not _find(name)]
+    if absent:
+        return f"no Slurm here ({', '.join(absent)}); as root: apt-get install slurm-wlm munge"
+    return "" if os.geteuid() == 0 else "slurmd must be root to start jobs"
+
+
+def _find(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class Cluster:
+    """`nodes` nodes of `cpus` processors each, below `folder`. Used as a context."""
+
+    def __init__(self, folder: Path, nodes: int = 3, cpus: int = 8):
+        self.folder, self.cpus = folder, cpus
+        self.nodes = [f"n{i + 1}" for i in range(nodes)]
+        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+        self._daemons: dict[str, subprocess.Popen] = {}
+
+    def __enter__(self) -> Cluster:
+        for name in ("state", "spool", *(f"spool/{node}" for node in self.nodes)):
+            (self.folder / name).mkdir(parents=True)
+        self._write_conf()
+        try:
+            self._start_munge()
+            self._start("slurmctld", "-D", "-i")
+            for node in self.nodes:
+                self.start_node(node)
+            self.until("idle nodes", lambda: self.states() == dict.fromkeys(self.nodes, "idle"))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _write_conf(self) -> None:
+        host, ports = socket.gethostname().partition(".")[0], _free_ports(1 + len(self.nodes))
+        lines = [
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={self.cpus} RealMemory=4000"
+            for node, port in zip(self.nodes, ports[1:], strict=True)
+        ]
+        values: dict[str, Any] = {"host": host, "address": "127.0.0.1", "ports": ports, "here": self.folder}
+        values |= {"timeout": SLURMD_TIMEOUT, "nodes": "\n".join(lines), "names": ",".join(self.nodes)}
+        (self.folder / "slurm.conf").write_text(CONF.format(**values))
+
+    def _start_munge(self) -> None:
+        key = self.folder / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(64))
+        place = ["key-file=munge.key", "socket=munge.socket", "pid-file=munge.pid", "seed-file=munge.seed"]
+        options = [f"--{name}={self.folder / file}" for name, _, file in (each.partition("=") for each in place)]
+        self._start("munged", "--foreground", "--force", *options, f"--log-file={self.folder / 'munge.log'}")
+        self.until("munge", (self.folder / "munge.socket").exists)
+
+    def _start(self, program: str, *arguments: str, name: str = "") -> None:
+        command = [_find(program) or program, *arguments]
+        with (self.folder / f"{name or program}.out").open("ab") as output:
+            self._daemons[name or program] = subprocess.Popen(
+                command,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def start_node(self, node: str) -> None:
+        self._start("slurmd", "-D", "-N", node, name=node)
+
+    def kill_node(self, node: str) -> None:
+        """Its slurmd dies; what it has started lives on, as when a node is cut off from the controller."""
+        daemon = self._daemons.pop(node)
+        daemon.kill()
+        daemon.wait(PATIENCE)
+
+    def run(self, *command: str, cwd: Path | None = None, more: Mapping[str, str] | None = None) -> str:
+        """The output of a command that must succeed, in this cluster's environment."""
+        environment = self.environment | dict(more or {})
+        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}{self.last_words()}"
+        return done.stdout
+
+    def states(self) -> dict[str, str]:
+        done = subprocess.run(
+            ["sinfo", "-h", "-N", "-o", "%N %T"], env=self.environment, capture_output=True, text=True, timeout=PATIENCE
+        )
+        return dict(line.split() for line in done.stdout.splitlines())
+
+    def jobs(self) -> dict[str, str]:
+        """Id → state of the jobs that Slurm remembers: elements of arrays one by one, of heterogeneous jobs the first
+        part."""
+        listed = self.run("squeue", "-h", "-r", "-t", "all", "-o", "%i %T")
+        return dict(line.replace("+0 ", " ").split() for line in listed.splitlines())
+
+    def until(self, what: str, event: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if result := event():
+                return result
+            time.sleep(0.1)
+        raise AssertionError(f"waited in vain for {what}\n{self.last_words()}")
+
+    def last_words(self) -> str:
+        texts = [(path.name, path.read_text(errors="replace")[-1500:]) for path in sorted(self.folder.glob("*.log"))]
+        return "\n".join(f"--- {name}\n{text}" for name, text in texts)
+
+    def __exit__(self, *_: object) -> None:
+        """Jobs are cancelled first, so that no process of theirs is left; then the daemons end."""
+        if "slurmctld" in self._daemons:
+            subprocess.run(["scancel", "-f", "-u", "root"], env=self.environment, capture_output=True, timeout=PATIENCE)
+            with contextlib.suppress(AssertionError):
+                self.until("the end of the jobs", lambda: not self.run("squeue", "-h"), 20.0)
+        for daemon in reversed(self._daemons.values()):
+            daemon.terminate()
+        for daemon in self._daemons.values():
+            try:
+                daemon.wait(10.0)
+            except subprocess.TimeoutExpired:
+                os.killpg(daemon.pid, signal.SIGKILL)
+                daemon.wait(PATIENCE)
+        self._daemons.clear()

@@ -1,0 +1,275 @@
+"""Runs, ablations and faults on a real Slurm cluster of three nodes on this machine (`tests.slurm.cluster`)."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts.audit import audit
+from tests.integration.runs import REPOSITORY, rows, summary, train
+from tests.slurm.cluster import SLURMD_TIMEOUT, Cluster, missing
+
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(missing()), reason=missing())]
+
+TIMED = ["engine=timed", "learner=timed", "run.target_reward=null", "eval.prompts=4", "eval.every=0"]
+TRAINED = ["run.target_reward=null", "eval.prompts=8", "eval.every=0", "groups_per_batch=4"]
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A folder that is seen by "all nodes", with a short path for the daemons' sockets."""
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def cluster(place: Path) -> Iterator[Cluster]:
+    """Four processors per node, whatever the machine has: jobs are cut over nodes."""
+    (place / "cluster").mkdir()
+    with Cluster(place / "cluster", cpus=4) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(cluster: Cluster) -> Iterator[None]:
+    """A test that fails must not leave its job on the nodes of the next one."""
+    yield
+    cluster.run("scancel", "--user=root")
+    cluster.until("the end of all jobs", lambda: not cluster.run("squeue", "-h"))
+
+
+class Job:
+    """A run that was submitted by `scripts.train`."""
+
+    def __init__(self, cluster: Cluster, place: Path, name: str, *overrides: str):
+        self.cluster, self.folder = cluster, place / name
+        command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", "launcher=slurm"]
+        said = cluster.run(*command, f"run.dir={place}", f"run.name={name}", *overrides, cwd=REPOSITORY)
+        self.id = said.split()[1]
+
+    def steps(self) -> int:
+        path = self.folder / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def until(self, what: str, event: Any, seconds: float = 120.0) -> None:
+        """Raises AssertionError, with the job's own words, also if the job fails meanwhile."""
+
+        def happened() -> bool:
+            return event() or self.state() in ("FAILED", "CANCELLED", "TIMEOUT")
+
+        try:
+            self.cluster.until(what, happened, seconds)
+            assert event(), f"the job is {self.state()} before {what}"
+        except AssertionError as error:
+            logs = sorted(self.folder.glob("logs/*.log"))
+            texts = [f"--- {path.name}\n{path.read_text(errors='replace')[-1000:]}" for path in logs]
+            raise AssertionError("\n".join([str(error), *texts])) from None
+
+    def state(self) -> str:
+        return self.cluster.jobs().get(self.id, "")
+
+    def finish(self) -> dict[str, Any]:
+        self.until("its end", lambda: self.state() == "COMPLETED")
+        return summary(self.folder)
+
+    def log(self) -> str:
+        return (self.folder / "logs" / f"slurm-{self.id}.log").read_text()
+
+    def nodes_of(self) -> dict[str, str]:
+        """Process → the node on which its step runs. Of a heterogeneous job, all parts."""
+        listed = self.cluster.run("squeue", "-h", "-s", "-o", "%j %N").splitlines()
+        return dict(line.split() for line in listed)
+
+
+def assert_balanced(ledger: dict[str, Any]) -> None:
+    left = sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
+    assert ledger["admitted"] == ledger["trained"] + left + ledger["active"]
+
+
+def test_a_run_learns_over_several_nodes_with_keys_of_its_own(cluster: Cluster, place: Path) -> None:
+    """Seven processes do not fit on one node. The copying of 4 digits takes seconds to learn; the last hundredths may
+    take minutes, so they are not waited for here."""
+    target = ["run.target_reward=0.8", "run.steps=5000"]
+    job = Job(cluster, place, "learns", "task=copy4", *target, "actors.count=5", "eval.prompts=32")
+    job.until("its processes", lambda: len(job.nodes_of()) >= 8)
+    assert len(set(job.nodes_of().values())) >= 2
+    found = job.finish()
+    assert found["stopped_because"] == "the held-out reward has reached 0.8" and found["reward_before"] < 0.3
+    assert found["staleness_max"] <= found["staleness_bound"] == 1
+    assert_balanced(found["ledger"])
+    secrets = [path for path in (job.folder / "keys").rglob("*") if path.is_file()]
+    assert len(secrets) == 4 and all(path.stat().st_mode & 0o077 == 0 for path in secrets)
+    config = yaml.safe_load((job.folder / "config.yaml").read_text())
+    assert config["buffer"]["transport"] == "tcp" and config["security"]["key_folder"] == str(job.folder / "keys")
+    logs = {path.name.partition(".")[0] for path in (job.folder / "logs").glob("*.*.log")}
+    assert logs == {"buffer", "learner", *(f"actor-{i}" for i in range(5))}
+
+
+def test_a_heterogeneous_job_has_the_learner_here_and_the_actors_there(cluster: Cluster, place: Path) -> None:
+    parts = ["launcher.learner_part={nodelist: n1}", 'launcher.actors_part={nodelist: "n2,n3", ntasks-per-node: 1}']
+    job = Job(cluster, place, "parts", *TIMED, *parts, "run.steps=100000")
+    job.until("a train step", lambda: job.steps() > 2)
+    nodes = job.nodes_of()
+    assert (nodes["buffer"], nodes["learner"]) == ("n1", "n1")
+    assert {nodes["actor-0"], nodes["actor-1"]} == {"n2", "n3"}
+    cluster.run(sys.executable, "-m", "scripts.stop", str(job.folder), "--drain", cwd=REPOSITORY)
+    found = job.finish()
+    dropped = found["ledger"]["dropped"]
+    assert found["stopped_because"] == "it was drained" and dropped.keys() <= {"end of run"}
+    assert sum(dropped.values()) < 16, "at most a batch that nothing could complete"
+    assert_balanced(found["ledger"])
+
+
+def test_usr1_makes_a_checkpoint_and_the_job_goes_on_by_itself(cluster: Cluster, place: Path) -> None:
+    """The end is that of an undisturbed run over the same batches, bit for bit."""
+    job = Job(cluster, place, "requeued", *TRAINED, "run.steps=30", "checkpoint.every=1000", "buffer.keep_journal=true")
+    job.until("some train steps", lambda: job.steps() >= 5)
+    cluster.run("scancel", "--signal=USR1", job.id)
+    job.until("the checkpoint", lambda: any((job.folder / "checkpoints").glob("step-*/meta.json")))
+    found = job.finish()
+    told = job.log()
+    assert "paused at a checkpoint" in told and told.count("resuming") == 2
+    assert [row["step"] for row in rows(job.folder)] == list(range(1, 31))
+    undisturbed = train(place, "undisturbed", *TRAINED, f"replay={job.folder}")
+    assert summary(undisturbed)["weights_digest"] == found["weights_digest"]
+    assert not any(audit(job.folder).findings.values())
+
+
+def test_a_node_that_fails_takes_its_actors_along_and_no_more(cluster: Cluster, place: Path) -> None:
+    """Its slurmd and all that this has started are killed at once. Leases return, and the actors begin anew elsewhere,
+    or wait until there is room."""
+    more = ["actors.count=8", "run.steps=100000", "buffer.heartbeat_timeout=3", "actors.max_restarts=5"]
+    run = (cluster, place, "failing", *TIMED, *more, "buffer.keep_journal=true", "groups_per_batch=4")
+    job, victim, lost = with_a_node_of_actors_alone(*run)
+    try:
+        cluster.kill_node(victim)
+        kill_with_parents(job.folder, lost)
+        buffer = next((job.folder / "logs").glob("buffer.*.log"))
+        returned = lambda name: re.search(rf"{name}:? .* leases go to others", buffer.read_text())  # noqa: E731
+        job.until("the leases' return", lambda: all(returned(name) for name in lost))
+        steps = job.steps()
+        job.until("train steps without it", lambda: job.steps() > steps + 20)
+        job.until("their replacement", lambda: job.log().count("started again (restart 1)") == len(lost))
+        cluster.run(sys.executable, "-m", "scripts.stop", str(job.folder), "--drain", cwd=REPOSITORY)
+        found = job.finish()
+    finally:
+        cluster.start_node(victim)
+        cluster.until("the node", lambda: cluster.states()[victim] == "idle")
+    assert found["staleness_max"] <= 1
+    assert_balanced(found["ledger"])
+    assert not any(audit(job.folder).findings.values())
+
+
+def test_actors_of_a_node_that_was_cut_off_go_on_under_their_names(cluster: Cluster, place: Path) -> None:
+    """Its slurmd alone is killed, as when Slurm's network fails: Slurm gives the node up, and the actors that it starts
+    in place of the others take other names, so that both work."""
+    more = ["actors.count=5", "run.steps=100000", "actors.max_restarts=5", "groups_per_batch=4"]
+    run = (cluster, place, "cut", *TIMED, *more, "buffer.keep_journal=true")
+    job, victim, lost = with_a_node_of_actors_alone(*run)
+    try:
+        cluster.kill_node(victim)
+        job.until("Slurm to give the node up", lambda: "was lost with its node" in job.log(), 5.0 * SLURMD_TIMEOUT)
+        buffer = next((job.folder / "logs").glob("buffer.*.log"))
+        again = lambda name: buffer.read_text().count(f"{name} joined") >= 2  # noqa: E731
+        job.until("their return", lambda: all(again(name) for name in lost))
+        cluster.run(sys.executable, "-m", "scripts.stop", str(job.folder), "--drain", cwd=REPOSITORY)
+        found = job.finish()
+        cluster.until(
+            "the actors' end", lambda: not pids(job.folder, lost)
+        )  # nobody ends them: they see that it is over
+    finally:
+        cluster.start_node(victim)
+        cluster.until("the node", lambda: cluster.states()[victim] == "idle")
+    assert_balanced(found["ledger"])
+    assert not any(audit(job.folder).findings.values())
+
+
+def with_a_node_of_actors_alone(cluster: Cluster, place: Path, name: str, *overrides: str) -> tuple[Job, str, set[str]]:
+    """A run that trains, a node that it can do without, and the processes there. Slurm decides where steps go, and may
+    spread buffer, learner and batch script over all nodes: then the next one."""
+    for attempt in range(6):
+        job = Job(cluster, place, f"{name}{attempt}", *overrides)
+        job.until("train steps", lambda job=job: job.steps() > 5)
+        nodes = job.nodes_of()
+        held = {nodes[role] for role in ("batch", "buffer", "learner")}
+        for node in cluster.nodes:
+            if node not in held and node in nodes.values():
+                return job, node, {role for role, where in nodes.items() if where == node}
+        cluster.run("scancel", job.id)
+        job.until("its end", lambda job=job: job.state() == "CANCELLED")
+    raise AssertionError("six runs, and none had a node of actors alone")
+
+
+def pids(folder: Path, names: set[str]) -> dict[int, int]:
+    """Process id → parent's id of these roles of a run."""
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid=,ppid=,stat=,args="], capture_output=True, text=True).stdout
+    found = {}
+    for pid, parent, state, words in (line.split(maxsplit=3) for line in listed.splitlines()):
+        ours = f"--run {folder.resolve()} " in f"{words} " and not words.startswith("srun") and state[0] != "Z"
+        if ours and any(words.startswith(f"{name} ") for name in names):
+            found[int(pid)] = int(parent)
+    return found
+
+
+def kill_with_parents(folder: Path, names: set[str]) -> None:
+    """The roles, and Slurm's processes that watch over them; the roles are held until nobody can tell of their end."""
+    found = pids(folder, names)
+    for pid in found:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in {*found.values(), *found}:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_an_ablation_of_four_configs_and_two_seeds_becomes_one_table(cluster: Cluster, place: Path) -> None:
+    """As an array of eight tasks; one is told by USR1 that its time is over, and is queued again."""
+    small = {"groups_per_batch": 2, "engine.median": 4, "learner.base": 0.02, "run.steps": 15}
+    timed = {"engine": "timed", "learner": "timed", "run.target_reward": None, "eval.prompts": 2, "actors.count": 1}
+    study = {
+        "config": str(REPOSITORY / "configs/quickstart.yaml"),
+        "set": {**timed, **small, "eval.every": 0},
+        "grid": {"scheduler.max_staleness": [0, 1], "sizing.group_size": [2, 4]},
+        "seeds": [0, 1],
+        "measure": {"staleness": {"summary": "staleness_max"}, "steps": {"summary": "steps"}},
+        "curve": {"y": "staleness/mean", "x": "samples"},
+    }
+    path, out = place / "study.yaml", place / "study"
+    path.write_text(yaml.safe_dump(study, sort_keys=False))
+    command = [sys.executable, "-m", "scripts.ablate", str(path), "--out", str(out), "--slurm", "--parallel", "4"]
+    said = cluster.run(*command, cwd=REPOSITORY)
+    submitted = re.search(r"8 main runs are submitted as job (\d+); job (\d+) goes on after them", said)
+    assert submitted, said
+    array, then = submitted.groups()
+    first = f"{array}_0"
+    _, folder = ((out / "slurm" / "main.runs").read_text().splitlines()[0]).split("\t")
+    begun = lambda: (Path(folder) / "metrics.jsonl").exists()  # noqa: E731
+    cluster.until("the first run's start", begun)
+    with contextlib.suppress(AssertionError):  # it fails where the job has been requeued meanwhile
+        cluster.run("scancel", "--batch", "--signal=USR1", first)
+    cluster.until("the tables", lambda: cluster.jobs().get(then) == "COMPLETED", 180.0)
+    found = list(csv.DictReader((out / "results.csv").open()))
+    assert [row["steps"] for row in found] == ["15.0"] * 8, [path.read_text() for path in out.glob("slurm/*.log")]
+    assert {(row["scheduler.max_staleness"], row["staleness"]) for row in found} == {("0", "0.0"), ("1", "1.0")}
+    assert (out / "results.md").exists()
+    log = next(out.glob(f"slurm/{array}_0.log")).read_text()
+    assert "paused at a checkpoint" in log and "resuming" in log, log
+
+
+def test_a_cancelled_run_stays_cancelled(cluster: Cluster, place: Path) -> None:
+    job = Job(cluster, place, "cancelled", *TIMED, "run.steps=100000")
+    job.until("a train step", lambda: job.steps() > 0)
+    cluster.run("scancel", job.id)
+    cluster.until("its end", lambda: job.state() == "CANCELLED")
+    cluster.until("the nodes", lambda: set(cluster.states().values()) == {"idle"})
+    assert job.state() == "CANCELLED" and not (job.folder / "summary.json").exists()

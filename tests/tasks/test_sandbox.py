@@ -1,0 +1,175 @@
+"""Programs that err and programs that attack; none may get more than a wrong answer."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from areal_like.tasks.sandbox import Bounds, OutOfTime, SandboxError, run
+
+ADD = "def f(a, b):\n    return a + b\n"
+BOTH = pytest.mark.parametrize("isolation", ["full", "weak"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _namespaces() -> None:
+    try:
+        run(ADD, "f", [])
+    except SandboxError as error:
+        pytest.skip(str(error))
+
+
+def answer(body: str, isolation: str = "full", **bounds):
+    """What `f()` with this body returns: a list of one, or None."""
+    indented = "\n    ".join(body.splitlines())
+    return run(f"def f():\n    {indented}\n", "f", [[]], Bounds(**bounds), isolation)[0]
+
+
+@BOTH
+def test_values_come_back_in_the_order_of_the_calls(isolation):
+    calls = [[1, 2], ["x", "½"], [[1], [{"k": None}]], [1, "x"]]
+    assert run(ADD, "f", calls, isolation=isolation) == [[3], ["x½"], [[1, {"k": None}]], None]
+
+
+@BOTH
+def test_usual_imports_work(isolation):
+    assert answer("import math, collections, re, heapq\nreturn math.comb(4, 2)", isolation) == [6]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "code",
+    ["def f(:", "x = 1", "raise SystemExit(0)", "import os\nos._exit(0)", "import sys\nsys.exit(0)", "f = 3", "\0", ""],
+)
+def test_a_program_that_ends_early_or_is_none_has_no_answers(code, isolation):
+    assert run(code, "f", [[1, 2], [3, 4]], isolation=isolation) == [None, None]
+
+
+@BOTH
+@pytest.mark.parametrize("loop", ["while True: pass", "import time\ntime.sleep(3600)", "return (10**9)**(10**9)"])
+def test_an_endless_program_is_killed(loop, isolation):
+    with pytest.raises(OutOfTime):
+        answer(loop, isolation, seconds=1.0)
+
+
+def test_a_program_that_ignores_signals_is_killed():
+    with pytest.raises(OutOfTime):
+        answer("import signal\nfor n in (2, 15, 24): signal.signal(n, signal.SIG_IGN)\nwhile True: pass", seconds=1.0)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return len('x' * (1 << 30))",
+        "kept = []\nwhile True: kept.append(bytearray(1 << 20))",
+        "return 'x' * (4 << 20)",
+        "value = []\nfor _ in range(100000): value = [value]\nreturn value",
+        "return float('nan')",
+        "return {1, 2}",
+    ],
+)
+def test_too_much_memory_too_much_output_and_odd_values_are_no_answer(body, isolation):
+    assert answer(body, isolation) is None
+
+
+@BOTH
+def test_no_process_is_started(isolation):
+    body = "import os\ntry:\n    return os.fork() >= 0\nexcept OSError:\n    return 'refused'"
+    assert answer(body, isolation) == ["refused"]
+    bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
+    with pytest.raises(OutOfTime):
+        answer(bomb, isolation, seconds=1.0)
+    assert answer("import _thread\n_thread.start_new_thread(print, ())\nreturn 1") is None
+
+
+@BOTH
+def test_no_environment_variable_is_there(isolation, monkeypatch):
+    monkeypatch.setenv("SECRET", "hush")
+    assert answer("import os\nreturn [v for v in os.environ.values() if 'hush' in v]", isolation) == [[]]
+
+
+@BOTH
+def test_no_file_of_the_machine_can_be_read(isolation, tmp_path):
+    secret = tmp_path / "answers.jsonl"
+    secret.write_text("42")
+    for path in (secret, Path(sys.executable), Path("/etc/passwd"), Path(f"/proc/{os.getpid()}/cmdline")):
+        assert answer(f"return len(open({str(path)!r}, 'rb').read())", isolation) is None
+
+
+def test_its_own_files_are_few_and_small_and_not_on_the_disk():
+    assert answer("open('a', 'w').write('x' * 1000)\nreturn open('/a').read(3)") == ["xxx"]
+    body = "import os\ntry:\n    for i in range(1000):\n        open(str(i), 'w').write('x' * 100_000)\n"
+    body += "except OSError:\n    return sum(map(os.path.getsize, os.listdir()))"
+    (size,) = answer(body)
+    assert 0 < size <= 1 << 20
+
+
+def test_no_network():
+    """By system calls, since modules that are not loaded cannot be imported anyway."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = b"\x02\x00" + server.getsockname()[1].to_bytes(2, "big") + bytes([127, 0, 0, 1]) + bytes(8)
+        body = f"import ctypes\nLIBC = ctypes.CDLL(None)\nreturn LIBC.connect(LIBC.socket(2, 1, 0), {address!r}, 16)"
+        assert answer(body) == [-1]
+        assert answer(body, "weak") is None
+    assert answer("import socket\nreturn 1") is None
+
+
+def test_no_other_process_is_seen_and_no_right_is_left():
+    assert answer("import os\nreturn [os.getpid(), os.getppid()]") == [[1, 0]]
+    assert answer(f"import os\nos.kill({os.getpid()}, 0)\nreturn 1") is None
+    for attempt in ("LIBC.unshare(0x10000000)", "LIBC.chroot(b'/')", "LIBC.mount(b'x', b'/', b'proc', 0, None)"):
+        body = f"import ctypes\nLIBC = ctypes.CDLL(None)\nreturn {attempt}"
+        assert answer(body) == [-1]
+    assert answer("import resource\nresource.setrlimit(resource.RLIMIT_NPROC, (99, 99))\nreturn 1") is None
+
+
+def test_what_is_expected_is_not_there():
+    """All that a program can reach, searched for a value that only the caller has."""
+    body = (
+        "import gc, sys\nfound = []\nframe = sys._getframe()\nwhile frame:\n    found.append(repr(frame.f_globals))\n"
+    )
+    body += "    found.append(repr(frame.f_locals))\n    frame = frame.f_back\n"
+    body += "return '86' + '753' in ''.join(found)"
+    assert answer(body) == [False]
+    assert answer("import __main__\nreturn sorted(k for k in __main__.__dict__ if 'expect' in k)") == [[]]
+
+
+def test_a_program_that_writes_its_own_results_has_only_given_answers():
+    forged = "import os\nfor fd in range(16):\n    try: os.write(fd, b'[true]\\n' * 3)\n    except OSError: pass\n"
+    assert run(forged + ADD, "f", [[1, 2]]) == [[True]], "without the expected value there is nothing to forge"
+    assert run(
+        "import os\nfor fd in range(16):\n    try: os.ftruncate(fd, 0)\n    except OSError: pass\n" + ADD, "f", [[1, 2]]
+    ) in ([[3]], [None])
+
+
+def test_what_is_no_isolation_is_refused():
+    with pytest.raises(ValueError, match="isolation must be"):
+        run(ADD, "f", [], isolation="none")
+
+
+def test_nothing_is_left_behind_when_the_caller_is_killed():
+    program = "import time\\ntime.sleep(3600)"
+    code = f"from areal_like.tasks.sandbox import *\nrun('{program}', 'f', [], Bounds(seconds=3600))"
+
+    def descendants(pid: int) -> list[int]:
+        try:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        except OSError:
+            return []
+        return [each for child in map(int, children) for each in [child, *descendants(child)]]
+
+    with subprocess.Popen([sys.executable, "-c", code]) as caller:
+        deadline = time.monotonic() + 60
+        while len(descendants(caller.pid)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        found = descendants(caller.pid)
+        assert len(found) == 2
+        caller.kill()
+    while any(Path(f"/proc/{pid}").exists() for pid in found) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in found)
