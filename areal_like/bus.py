@@ -65,7 +65,7 @@ def is_loopback(host: str) -> bool:
 def own_address() -> str:
     """This host's address for other hosts: towards the one that has started this job step, if Slurm did, or else on the
     default route. Loopback where there is no other."""
-    for towards in (os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), _ANYWHERE):
+    for towards in filter(None, (os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), _ANYWHERE)):
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((towards, 9))  # a route is looked up, nothing is sent
             if not is_loopback(address := probe.getsockname()[0]):

@@ -155,10 +155,9 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     """Start everything, watch it, end everything. Returns the summary. Raises RunFailed, RunStopped, Interrupted,
     OSError."""
     from areal_like.launch.plan import plan
-    from areal_like.registry import build
     from scripts.watch import Watch
 
-    launcher, roles = build("launcher", config.launcher, folder, config.actors.max_restarts), plan(config)
+    launcher, roles = launcher_of(config, folder), plan(config)
     watch = Watch(config, folder, plain)
     try:
         signals.check()
@@ -182,12 +181,17 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     return summary
 
 
+def launcher_of(config: Config, folder: Path) -> Any:
+    from areal_like.registry import build
+
+    return build("launcher", config.launcher, folder, config.actors.max_restarts)
+
+
 def submission_of(config: Config, folder: Path) -> Any:
     """What is to be submitted instead of started here, if anything is."""
     from areal_like.launch.plan import plan
-    from areal_like.registry import build
 
-    return build("launcher", config.launcher, folder, config.actors.max_restarts).submission(plan(config))
+    return launcher_of(config, folder).submission(plan(config))
 
 
 def dry_run(config: Config) -> None:
@@ -198,6 +202,7 @@ def dry_run(config: Config) -> None:
 
     config = fit_to_replay(config) if config.replay else config
     print(describe(plan(config)))
+    print(launcher_of(config, Path(config.run.dir) / (config.run.name or "NAME")).placement(plan(config)), end="")
     print(estimate.describe(estimate.estimate(config)))
     if submission := submission_of(config, Path(config.run.dir) / (config.run.name or "NAME")):
         print(f"\n{submission.describe()}", end="")

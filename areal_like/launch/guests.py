@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 
-from areal_like.launch.local import Death, LocalLauncher, end_group, in_words
+from areal_like.launch.local import Death, LocalLauncher, in_words
 from areal_like.launch.plan import RoleSpec
 from areal_like.process import EXIT_USER_ERROR
 
@@ -33,7 +33,7 @@ class Guests(LocalLauncher):
             if code is None:
                 continue
             del self._running[role.name]
-            end_group(process, signal.SIGKILL)
+            process.end(signal.SIGKILL)
             lives = self._lives[role.name]
             self.deaths.append(Death(role.name, process.pid, in_words(code), lives + 1))
             if code == EXIT_USER_ERROR or lives >= self.max_restarts:

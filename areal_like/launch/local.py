@@ -59,10 +59,38 @@ class Death:
     count: int
 
 
+class Group(subprocess.Popen):
+    """A role's process, which leads a process group."""
+
+    def end(self, number: signal.Signals) -> None:
+        """A signal to all of the group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+
+def spawn(command: list[str], threads: int, log: Path) -> Group:
+    """Start a role's command; what it says is appended to `log`."""
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+    }
+    with log.open("ab") as output, _blocked(signal.SIGUSR1):
+        return Group(
+            command,
+            cwd=REPOSITORY,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C in the terminal reaches the starter only, which ends the others
+        )
+
+
 class LocalLauncher:
     """`max_restarts` per actor. `ready_timeout` seconds is what roles wait for one another at the start.
 
-    Other launchers differ in `_command`, in how a process is told to end, and in the time that it gets.
+    Other launchers differ in `_spawn` or `_command`, in how a process is told to end, and in the time that it gets.
     """
 
     ACROSS_HOSTS = False
@@ -74,12 +102,16 @@ class LocalLauncher:
         self.run, self.max_restarts, self.ready_timeout = run, max_restarts, ready_timeout
         self.deaths: list[Death] = []
         self._sockets: Path | None = None
-        self._running: dict[str, tuple[RoleSpec, subprocess.Popen]] = {}
+        self._running: dict[str, tuple[RoleSpec, Any]] = {}  # the process: a Group, or what behaves like one
         self._lives: dict[str, int] = {}
 
     def submission(self, roles: list[RoleSpec]) -> Any:
         """What is to be submitted (`submit`, `describe`) for the plan to be started elsewhere; None: nothing."""
         return None
+
+    def placement(self, roles: list[RoleSpec]) -> str:
+        """Where the processes are to be, for people; empty: all are here."""
+        return ""
 
     def start(self, roles: list[RoleSpec]) -> None:
         (self.run / "logs").mkdir(exist_ok=True)
@@ -96,7 +128,7 @@ class LocalLauncher:
         """The name under which the process is known."""
         return role.name
 
-    def _pid(self, process: subprocess.Popen) -> int:
+    def _pid(self, process: Any) -> int:
         """The id of the role's process."""
         return process.pid
 
@@ -105,21 +137,11 @@ class LocalLauncher:
         command = [sys.executable, "-m", role.module, "--name", role.name, "--run", str(self.run.resolve())]
         return [*command, "--sockets", str(self._sockets), "--starter", str(os.getpid())]
 
+    def _spawn(self, role: RoleSpec, lives: int) -> Any:
+        return spawn(self._command(role, lives), role.threads, self.run / "logs" / f"{role.name}.log")
+
     def _start(self, role: RoleSpec) -> None:
-        lives = self._lives.setdefault(role.name, 0)
-        threads = str(role.threads)
-        environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
-        with (self.run / "logs" / f"{role.name}.log").open("ab") as output, _blocked(signal.SIGUSR1):
-            process = subprocess.Popen(
-                self._command(role, lives),
-                cwd=REPOSITORY,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # Ctrl-C in the terminal reaches the starter only, which ends the others
-            )
-        self._running[role.name] = (role, process)
+        self._running[role.name] = (role, self._spawn(role, self._lives.setdefault(role.name, 0)))
 
     def pause(self) -> None:
         """Let the learner stop at a checkpoint; `poll` then raises RunStopped."""
@@ -133,7 +155,7 @@ class LocalLauncher:
             if code is None:
                 continue
             del self._running[role.name]
-            end_group(process, signal.SIGKILL)  # what it has started must not live on
+            process.end(signal.SIGKILL)  # what it has started must not live on
             if role.name == "learner" and code == 0:
                 return True
             if role.name == "learner" and code in (EXIT_PAUSED, EXIT_STOPPED):
@@ -150,7 +172,7 @@ class LocalLauncher:
     def _log(self, role: RoleSpec) -> Path:
         return self.run / "logs" / f"{role.name}.log"
 
-    def _code(self, role: RoleSpec, process: subprocess.Popen) -> int | None:
+    def _code(self, role: RoleSpec, process: Any) -> int | None:
         """The exit code of the role's process; None while it lives."""
         return process.poll()
 
@@ -170,7 +192,7 @@ class LocalLauncher:
 
     @property
     def pids(self) -> dict[str, int]:
-        return {name: process.pid for name, (_, process) in self._running.items()}
+        return {name: self._pid(process) for name, (_, process) in self._running.items()}
 
     def stop(self) -> None:
         """End every process: a word, and SIGKILL for what is left after a moment. Leaves no socket file."""
@@ -182,13 +204,13 @@ class LocalLauncher:
     def _end_all(self) -> None:
         processes = [process for _, process in self._running.values()]
         for process in processes:
-            end_group(process, self.END_SIGNAL)
+            process.end(self.END_SIGNAL)
         deadline = time.monotonic() + self.END_SECONDS
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
         for process in processes:
-            end_group(process, signal.SIGKILL)  # also what a role may have left behind in its group
+            process.end(signal.SIGKILL)  # also what a role may have left behind in its group
             process.wait()
         self._running.clear()
 
@@ -201,11 +223,6 @@ def _blocked(number: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def end_group(process: subprocess.Popen, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 def in_words(code: int) -> str:

@@ -144,7 +144,7 @@ class SlurmLauncher(LocalLauncher):
             return ["--gres=none"] if "gpus-per-task" in options else []
         return flags({key: value for key, value in options.items() if key == "gpus-per-task"})
 
-    def _code(self, role: RoleSpec, process: subprocess.Popen) -> int | None:
+    def _code(self, role: RoleSpec, process: Any) -> int | None:
         """srun ends with 0 when the node has failed; of the processes only the learner may end so, with a summary.
         Raises RunStopped where the run can't go on without that node: the job is queued again."""
         code = process.poll()
@@ -154,7 +154,7 @@ class SlurmLauncher(LocalLauncher):
             raise RunStopped(f"the {role.name}'s node has failed", paused=True)
         return EXIT_NODE_FAILED
 
-    def _pid(self, process: subprocess.Popen) -> int:
+    def _pid(self, process: Any) -> int:
         return 0  # srun's, here; the process is elsewhere
 
     def _log(self, role: RoleSpec) -> Path:

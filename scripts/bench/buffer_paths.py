@@ -108,7 +108,7 @@ class LightActor:
     Waits for leases and announcements. `delays` are the seconds from push to acknowledgement.
     """
 
-    def __init__(self, endpoint: str, name: str):
+    def __init__(self, endpoint: str, name: str, slots: int = 2 * GROUPS_PER_BATCH * GROUP_SIZE):
         self.dealer = Dealer(endpoint, name, peer="buffer")
         self.head, self.payload = encode_group(make_group())
         self.version, self.ended = -1, 0
@@ -116,7 +116,6 @@ class LightActor:
         self.sent: dict[int, float] = {}
         self.delays: list[float] = []
         self.ring = Ring(SHARED_BYTES) if endpoint.startswith("ipc://") else None
-        slots = 2 * GROUPS_PER_BATCH * GROUP_SIZE
         self.dealer.send("hello", {"role": "actor", "name": name, "pid": os.getpid(), "slots": slots})
         if self.ring:
             self.dealer.send("share", {"pid": os.getpid(), "fd": self.ring.fd, "token": self.ring.token})

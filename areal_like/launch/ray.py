@@ -1,0 +1,251 @@
+"""Runs placed by Ray: a placement group for what belongs together, one for the actors, a host in each of its places.
+
+A host is a Ray actor that starts one role as a process of its own, as every launcher does, and tells how it ended. So
+Ray decides where a role is and finds it another place when its node dies (it restarts the host there; the launcher,
+which counts the deaths, then has the role started anew); nothing of the run goes through Ray's object store. What a
+node needs: this project at the same path with its Python, and the run folder.
+
+An actor that is started again gets a name of its own: the one before may live on behind a node that Ray has given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from areal_like.launch.local import REPOSITORY, Group, LocalLauncher, RunFailed, spawn
+from areal_like.launch.plan import RoleSpec
+from areal_like.process import EXIT_NODE_FAILED
+
+GRACE_SECONDS = 10
+"""What the learner has to write a checkpoint after SIGTERM."""
+SECONDS_BETWEEN_ASKING = 1.0
+"""Whether a host that Ray moves to another node is there."""
+CALLS_AT_ONCE = 4
+"""Of a host: one waits for the end of its role, while others send signals."""
+
+
+class RayLauncher(LocalLauncher):
+    """`address` of a cluster; "auto": the one that this machine belongs to, or else one that is started here and ends
+    with the run. `learner_place`, `buffer_place` and `actor_place` are what a place has, as in Ray's placement groups,
+    e.g. {CPU: 8, GPU: 1, high_memory: 1}; a CPU per thread where nothing is said of CPUs. The learner and the buffer
+    are packed, on one node if one is large enough, actors are spread. Places are waited for during `ready_timeout`."""
+
+    ACROSS_HOSTS = True
+    END_SECONDS = GRACE_SECONDS + 2.0
+
+    def __init__(
+        self,
+        run: Path,
+        max_restarts: int,
+        *,
+        ready_timeout: float = 120.0,
+        address: str = "auto",
+        learner_place: dict[str, float] | None = None,
+        buffer_place: dict[str, float] | None = None,
+        actor_place: dict[str, float] | None = None,
+    ):
+        super().__init__(run, max_restarts, ready_timeout=ready_timeout)
+        self.address = address
+        self._wanted = {"learner": learner_place, "buffer": buffer_place, "actor": actor_place}
+        self._groups: list[Any] = []
+        self._hosts: dict[str, Any] = {}
+
+    # ---- placement, as data -----------------------------------------------------------------------------------------
+
+    def groups(self, roles: list[RoleSpec]) -> list[tuple[str, list[tuple[str, dict[str, float]]]]]:
+        """(strategy, [(role, what its place has)]) of each placement group."""
+        parts = [("PACK", True), ("SPREAD", False)]
+        found = [(how, [(r.name, self._place(r)) for r in roles if r.essential is core]) for how, core in parts]
+        return [(how, places) for how, places in found if places]
+
+    def _place(self, role: RoleSpec) -> dict[str, float]:
+        kind = "actor" if not role.essential else "buffer" if role.name == "buffer" else "learner"
+        return {"CPU": float(role.threads)} | dict(self._wanted[kind] or {})
+
+    def placement(self, roles: list[RoleSpec]) -> str:
+        lines = [f"Ray cluster: {self.address}"]
+        for strategy, places in self.groups(roles):
+            lines.append(f"placement group, {strategy}")
+            lines += [f"  {name:<12}{_in_words(place)}" for name, place in places]
+        return "\n".join(lines) + "\n"
+
+    # ---- life-cycle -------------------------------------------------------------------------------------------------
+
+    def start(self, roles: list[RoleSpec]) -> None:
+        try:
+            import ray  # noqa: F401
+        except ImportError:
+            raise RunFailed("launcher=ray needs Ray: pip install -e '.[ray]'") from None
+        self._connect(roles)
+        self._reserve(roles)
+        super().start(roles)
+
+    def _connect(self, roles: list[RoleSpec]) -> None:
+        import ray
+
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
+        own = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+        common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "runtime_env": {"env_vars": own}}
+        with _handlers_kept():
+            try:
+                ray.init(address=self.address, **common)
+            except ConnectionError as error:
+                if self.address != "auto":
+                    raise RunFailed(
+                        f"launcher.address={self.address}: no Ray cluster answers there ({error})"
+                    ) from None
+                needed = _sum(place for _, places in self.groups(roles) for _, place in places)
+                cpus, gpus = needed.pop("CPU"), needed.pop("GPU", 0.0)
+                ray.init(num_cpus=cpus, num_gpus=gpus, resources=needed, include_dashboard=False, **common)
+
+    def _reserve(self, roles: list[RoleSpec]) -> None:
+        """Get the places, and a host into each."""
+        import ray
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        deadline = time.monotonic() + self.ready_timeout
+        for strategy, places in self.groups(roles):
+            group = placement_group([place for _, place in places], strategy=strategy)
+            self._groups.append(group)
+            if not group.wait(max(0.1, deadline - time.monotonic())):
+                raise RunFailed(
+                    f"Ray has had no place for {', '.join(name for name, _ in places)} for {self.ready_timeout:.0f} s "
+                    f"(launcher.ready_timeout). Asked for: {_in_words(_sum(place for _, place in places))}; "
+                    f"the cluster has {_in_words(ray.cluster_resources())}, free: "
+                    f"{_in_words(ray.available_resources())}"
+                )
+            for number, (name, place) in enumerate(places):
+                where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
+                options: dict[str, Any] = {"num_cpus": place["CPU"], "num_gpus": place.get("GPU", 0.0)}
+                options |= {"max_restarts": -1, "max_concurrency": CALLS_AT_ONCE, "scheduling_strategy": where}
+                self._hosts[name] = ray.remote(Host).options(**options).remote()
+
+    def _prepare(self) -> None:
+        """There are no local sockets."""
+
+    def _label(self, role: RoleSpec, lives: int) -> str:
+        return f"{role.name}.{lives + 1}" if lives else role.name
+
+    def _spawn(self, role: RoleSpec, lives: int) -> Any:
+        name, run = self._label(role, lives), self.run.resolve()
+        command = ["-m", role.module, "--name", name, "--run", str(run), "--grace", str(GRACE_SECONDS)]
+        return Elsewhere(self._hosts[role.name], command, role.threads, str(run / "logs" / name))
+
+    def _pid(self, process: Any) -> int:
+        return 0
+
+    def _log(self, role: RoleSpec) -> Path:
+        """The newest of this role: there is one for each life and node."""
+        found = [*(self.run / "logs").glob(f"{role.name}.*.log")]
+        return max(found, key=lambda path: path.stat().st_mtime, default=super()._log(role))
+
+    def stop(self) -> None:
+        super().stop()
+        if "ray" in sys.modules and (ray := sys.modules["ray"]).is_initialized():
+            for group in self._groups:
+                ray.util.remove_placement_group(group)  # which ends its hosts, too
+            with _handlers_kept():
+                ray.shutdown()
+
+
+class Elsewhere:
+    """A role's process on a node of the cluster, as far as a launcher asks for a `Group`."""
+
+    def __init__(self, host: Any, command: list[str], threads: int, log: str):
+        self._host, self._what = host, (command, threads, log)
+        self._ended: Any = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._begun, self._asked_at = self._host.begin.remote(*self._what), time.monotonic()
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs, or while its host is on the way to another node."""
+        import ray
+
+        if not ray.wait([self._ended or self._begun], timeout=0)[0]:
+            return None
+        try:
+            if self._ended:
+                return ray.get(self._ended)
+            ray.get(self._begun)
+            self._ended = self._host.wait.remote()
+        except ray.exceptions.RayActorError:
+            if self._ended:
+                return EXIT_NODE_FAILED
+            if time.monotonic() - self._asked_at > SECONDS_BETWEEN_ASKING:
+                self._begin()
+        return None
+
+    def end(self, number: signal.Signals) -> None:
+        self._host.signal.remote(int(number), True)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._host.signal.remote(int(number), False)
+
+    def wait(self, timeout: float = 5.0) -> None:
+        """Raises subprocess.TimeoutExpired."""
+        deadline = time.monotonic() + timeout
+        while self._ended and self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(["a role's process"], timeout)
+            time.sleep(0.02)
+
+
+class Host:
+    """Runs in a process of Ray's, in the place of one role. The role ends when this process does, however that is."""
+
+    def __init__(self) -> None:
+        self._process: Group | None = None
+
+    def begin(self, arguments: list[str], threads: int, log: str) -> None:
+        """Start the role with these arguments for Python."""
+        command = [sys.executable, *arguments, "--starter", str(os.getpid())]
+        self._process = spawn(command, threads, Path(f"{log}.{socket.gethostname()}.log"))
+
+    def wait(self) -> int:
+        """The role's exit code, when it has ended."""
+        assert self._process
+        return self._process.wait()
+
+    def signal(self, number: int, whole_group: bool) -> None:
+        """Send the role, or all of its group, a signal."""
+        if self._process:
+            send = self._process.end if whole_group else self._process.send_signal
+            send(signal.Signals(number))
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Ray puts handlers of its own in place of the starter's."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _sum(places: Any) -> dict[str, float]:
+    total: dict[str, float] = {"CPU": 0.0}
+    for place in places:
+        for name, amount in place.items():
+            total[name] = total.get(name, 0.0) + amount
+    return total
+
+
+def _in_words(place: Mapping[str, float]) -> str:
+    """Without what Ray adds of its own (node:…, memory in bytes)."""
+    shown = {name: amount for name, amount in place.items() if ":" not in name and "memory" not in name}
+    return ", ".join(f"{amount:g} {name}" for name, amount in shown.items() if "_group_" not in name) or "nothing"

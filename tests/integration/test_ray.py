@@ -1,0 +1,173 @@
+"""Real Ray: a cluster of three nodes on this machine, runs placed on it by `launcher=ray`, and what happens when parts
+of it die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from scripts.audit import audit
+from tests.integration.runs import REPOSITORY, summary
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
+pytestmark = pytest.mark.integration
+
+TIMED = ["engine=timed", "learner=timed", "run.target_reward=null", "eval.prompts=4", "eval.every=0"]
+NODES, CPUS = 3, 3
+"""Of the cluster, and of each node, whatever the machine has."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": CPUS, "include_dashboard": False})
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+class Run:
+    """`scripts.train` with `launcher=ray`, in the background."""
+
+    def __init__(self, cluster: Any, place: Path, *overrides: str):
+        self.folder = place / "run"
+        command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", "launcher=ray", "--plain"]
+        command += [f"launcher.address={cluster.address}", f"run.dir={place}", "run.name=run", *overrides]
+        self.process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def steps(self) -> int:
+        path = self.folder / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def until(self, what: str, event: Callable[[], Any], seconds: float = 120.0) -> Any:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if found := event():
+                return found
+            if self.process.poll() is not None:
+                raise AssertionError(f"the run ended before {what}:\n{self.said()}")
+            time.sleep(0.05)
+        self.process.send_signal(signal.SIGINT)
+        raise AssertionError(f"waited in vain for {what}:\n{self.said()}")
+
+    def said(self) -> str:
+        return self.process.communicate(timeout=60)[0]
+
+    def finish(self) -> dict[str, Any]:
+        said = self.process.communicate(timeout=240)[0]
+        assert self.process.returncode == 0, said
+        return summary(self.folder)
+
+    def roles(self) -> dict[str, psutil.Process]:
+        """Those that live, by the name of the process: that of the role, and ".2" and so on if it was started again."""
+        found = {}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                words = " ".join(process.cmdline()).split()
+                if len(words) > 1 and words[1] == "areal_like" and str(self.folder) in words:
+                    found[words[0]] = process
+        return found
+
+
+@pytest.fixture
+def start(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Starts runs in one folder, on a whole cluster. One of a test that fails must not keep the places of the next."""
+    started: list[Run] = []
+    for _ in range(NODES - len(cluster.list_all_nodes())):
+        cluster.add_node(num_cpus=CPUS)
+
+    def begin(*overrides: str) -> Run:
+        started.append(Run(cluster, tmp_path, *overrides))
+        return started[-1]
+
+    yield begin
+    for run in started:
+        if run.process.poll() is None:
+            run.process.send_signal(signal.SIGINT)
+            run.process.wait(60)
+
+
+def places(strategy: str) -> dict[int, str]:
+    """Of the one placement group that is in use: place → node."""
+    table = ray.util.placement_group_table().values()
+    (group,) = [each for each in table if each["state"] != "REMOVED" and each["strategy"] == strategy]
+    return group["bundles_to_node_id"]
+
+
+def test_a_run_learns_over_three_nodes(start: Callable[..., Run]) -> None:
+    """Six processes do not fit on one node."""
+    run = start("actors.count=4", "run.target_reward=0.95", "run.steps=5000")
+    run.until("its first step", run.steps)
+    assert len(set(places("PACK").values())) == 1 and len(set(places("SPREAD").values())) >= 2
+    found = run.finish()
+    assert found["stopped_because"] == "the held-out reward has reached 0.95" and found["reward_before"] < 0.3
+    assert found["staleness_max"] <= found["staleness_bound"] == 1
+    assert (run.folder / "keys").is_dir() and not run.roles()
+    logs = {path.name.partition(".")[0] for path in (run.folder / "logs").glob("*.*.log")}
+    assert logs == {"buffer", "learner", *(f"actor-{i}" for i in range(4))}
+
+
+def test_actors_whose_process_or_node_dies_are_started_elsewhere_and_nothing_is_lost(
+    cluster: Any, start: Callable[..., Run]
+) -> None:
+    knobs = ["actors.count=4", "run.steps=100000", "actors.max_restarts=5", "buffer.keep_journal=true"]
+    run = start(*TIMED, *knobs)
+    run.until("its first steps", lambda: run.steps() > 5)
+    run.roles()["actor-1"].kill()
+    run.until("its successor", lambda: "actor-1.2" in run.roles())
+    core, actors = set(places("PACK").values()), places("SPREAD")
+    doomed = next(node for node in cluster.worker_nodes if node.node_id in set(actors.values()) - core)
+    lost = [f"actor-{place}" for place, node in actors.items() if node == doomed.node_id]
+    cluster.remove_node(doomed, allow_graceful=False)
+    again = {name: 3 if name == "actor-1" else 2 for name in lost}
+    run.until("those of the dead node", lambda: run.roles().keys() >= {f"{n}.{life}" for n, life in again.items()})
+    done = run.steps()
+    run.until("more steps", lambda: run.steps() > done + 20)
+    subprocess.run([sys.executable, "-m", "scripts.stop", str(run.folder), "--drain"], cwd=REPOSITORY, check=True)
+    found = run.finish()
+    assert found["restarts"] >= 1 + len(lost) and found["staleness_max"] <= 1
+    ledger = found["ledger"]
+    left = sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
+    assert ledger["admitted"] == ledger["trained"] + left + ledger["active"]
+    assert not any(audit(run.folder).findings.values())
+
+
+def test_a_learner_that_dies_ends_the_run_and_a_resume_goes_on(start: Callable[..., Run]) -> None:
+    knobs = [*TIMED, "run.steps=60", "checkpoint.every=5", "resume=auto"]
+    run = start(*knobs)
+    run.until("a checkpoint", lambda: run.steps() > 10)
+    run.roles()["learner"].kill()
+    assert "learner was killed by SIGKILL" in run.said() and run.process.returncode == 1 and not run.roles()
+    found = start(*knobs).finish()
+    assert found["steps"] == 60
+
+
+def test_ctrl_c_ends_every_process_and_leaves_the_cluster(start: Callable[..., Run]) -> None:
+    run = start(*TIMED, "run.steps=100000")
+    run.until("its first step", run.steps)
+    run.process.send_signal(signal.SIGINT)
+    assert "ended by" in run.said() and not run.roles()
+    assert len([node for node in ray.nodes() if node["Alive"]]) == NODES
+
+
+def test_a_run_that_finds_no_place_says_what_it_asked_for(start: Callable[..., Run]) -> None:
+    wish = ["launcher.learner_place={CPU: 1, GPU: 3}", "launcher.ready_timeout=2"]
+    run = start(*TIMED, *wish)
+    said = run.said()
+    assert run.process.returncode == 1
+    assert "no place for buffer, learner for 2 s" in said and "3 GPU" in said and "the cluster has 9 CPU" in said
