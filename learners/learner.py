@@ -180,8 +180,6 @@ class TorchLearner(Objective):
 
     def load_state(self, folder: Path) -> None:
         """Go on from what `save_state` wrote; the same next batch then gives the same bits."""
-        if not (folder / self._file).is_file():
-            raise ValueError(f"{folder} has no {self._file}: go on with as many learner.ranks as have written it")
         state = torch.load(folder / self._file, weights_only=True, map_location=self._device)
         self.optimizer.load_state_dict(state)
         if self._critic:
