@@ -69,6 +69,12 @@ def test_the_plan_starts_the_buffer_first_and_lets_only_actors_die() -> None:
     assert [role.name for role in roles if role.essential] == ["buffer", "learner"]
 
 
+def test_other_ranks_of_the_learner_are_processes_before_it_which_may_not_die() -> None:
+    roles = plan(configs.load(["configs/quickstart.yaml", "actors.count=1", "learner.ranks=3"]))
+    assert [role.name for role in roles] == ["buffer", "learner-1", "learner-2", "learner", "actor-0"]
+    assert [role.name for role in roles if not role.essential] == ["actor-0"]
+
+
 def test_the_run_is_over_when_the_learner_is_done(launcher: LocalLauncher) -> None:
     start(launcher, buffer="sleep", learner="done", actor_0="sleep")
     until("the learner's end", launcher.poll)
