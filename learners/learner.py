@@ -92,7 +92,7 @@ class TorchLearner(Objective):
         device: Literal["cpu", "cuda"] = "cpu",
         checkpoint_activations: bool = False,
         compile: bool = False,
-        max_logits: int = 1 << 26,
+        max_logits: int = 67_108_864,
         **objective: Any,
     ):
         super().__init__(**objective)

@@ -68,7 +68,9 @@ def test_recomputed_activations_give_the_same_gradient_for_a_second_forward_pass
     passes = {}
     for name, learner in (("plain", plain), ("again", again)):
         layer = layers_of(learner.model)[0]
-        layer.input_layernorm.register_forward_hook(lambda *_, name=name: passes.update({name: passes.get(name, 0) + 1}))
+        layer.input_layernorm.register_forward_hook(
+            lambda *_, name=name: passes.update({name: passes.get(name, 0) + 1})
+        )
     torch.testing.assert_close(gradient_of(again), gradient_of(plain), rtol=0, atol=0)
     assert passes["again"] == 2 * passes["plain"]
 
