@@ -10,13 +10,15 @@ import logging
 import time
 from typing import Any
 
+from actors.relay import Relay
 from actors.reward_pool import RewardPool
 from actors.rewards import reward_function
 from actors.session import Session
 from actors.subscriber import Subscriber
 from actors.worker import Rollout, Worker
-from areal_like.bus import deliver
+from areal_like.bus import BusError, deliver
 from areal_like.client import ActorClient
+from areal_like.keys import KeysError
 from areal_like.process import EXIT_TERMINATED, Role, Terminated, end_gently, run_role
 from areal_like.registry import bind, build, resolve
 from areal_like.weights.state import State
@@ -47,6 +49,19 @@ def build_engine(config: Any, vocab_size: int) -> tuple[Any, State | None]:
         engine.digest = state.digest()
     engine.version = -1  # until the learner says of which version these bits are
     return engine, state
+
+
+def build_relay(role: Role, subscriber: Subscriber) -> Relay | None:
+    """What hands weights on to other actors, if the config wants that and this process can."""
+    weights = role.config.weights
+    if not weights.fanout:
+        return None
+    knobs = {"keep": weights.keep, "anchor_every": weights.anchor_every, "keys": role.keys}
+    try:
+        return Relay(role.own_endpoint(), lambda: subscriber.sources.received, **knobs)
+    except (BusError, KeysError) as error:
+        log.warning("no weights are handed on from here: %s", error)
+        return None
 
 
 async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber, pool: RewardPool) -> None:
@@ -97,6 +112,8 @@ async def serve(role: Role) -> None:
     subscriber = Subscriber(
         engine, role.name, client.applied, state=state, sweep_every=config.weights.sweep_every, **link
     )
+    subscriber.relay = build_relay(role, subscriber)
+    client.relay = subscriber.relay.offer if subscriber.relay else None
     worker = Worker(task, engine, reward_function(task, pool), client, rollout, subscriber.digests)
     session = Session(client, worker, subscriber)
     client.hello()

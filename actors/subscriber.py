@@ -2,11 +2,12 @@
 
     announcement ─► sync (held version, digest) ─► plan ─► parts, in chunks ─► checked ─► applied to the replica ─► load
 
-Waits for an announcement (unblocked by the buffer) and then for the plan and chunks (unblocked by the publisher). The
-replica (`areal_like.weights.replica`) lies beside the live weights; only when all parts of a version are in it and the
-digest is right does the engine see the update, between two decode steps, so no token is sampled from a half-updated
-model. Large updates are applied to the replica in a thread, so generation goes on. Versions that were overtaken are
-skipped. Whatever does not fit (a checksum, a base, a digest) is counted by reason and ends in whole weights.
+Waits for an announcement (unblocked by the buffer) and then for the plan and chunks (unblocked by the publisher, or by
+a relay: `actors.sources`). The replica (`areal_like.weights.replica`) lies beside the live weights; only when all parts
+of a version are in it and the digest is right does the engine see the update, between two decode steps, so no token is
+sampled from a half-updated model. Large updates are applied to the replica in a thread, so generation goes on. Versions
+that were overtaken are skipped. Whatever does not fit (a checksum, a base, a digest) is counted by reason and ends in
+whole weights. What is held is handed on to others by `relay`, if there is one.
 """
 
 from __future__ import annotations
@@ -22,26 +23,19 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from actors.relay import Relay
+from actors.sources import Sources, Superseded, Unreachable
 from areal_like.bus import AsyncDealer, BusError
 from areal_like.interfaces import RolloutEngine
 from areal_like.weights.delta import largest
 from areal_like.weights.replica import NOTHING, Desync, Replica
 from areal_like.weights.state import BITS, State, TensorSpec, Update
-from areal_like.wire import Message
 
 log = logging.getLogger(__name__)
-CHUNK_BYTES = 1 << 20
-CHUNKS_IN_FLIGHT = 8
-RETRY_SECONDS = 5.0
-"""When nothing has come for so long, what is missing is asked for again: a connection that broke loses messages."""
 TRIES = 3
 """Wrong weights in a row, whole ones at last: then something is wrong that asking again does not mend."""
 THREAD_FROM = 4 << 20
 """Bytes of weights from which they are applied in a thread."""
-
-
-class Superseded(Exception):
-    """The publisher no longer holds what was asked for."""
 
 
 class Subscriber:
@@ -61,27 +55,32 @@ class Subscriber:
         keys: str | None = None,
     ):
         self.engine, self.name, self.applied = engine, name, applied
-        self._dealer_for = partial(AsyncDealer, link_timeout=link_timeout, keys=keys)
+        self.sources = Sources(name, partial(AsyncDealer, link_timeout=link_timeout, keys=keys))
+        self.relay: Relay | None = None
         self._newest: dict[str, Any] | None = None
         self._news = asyncio.Event()
-        self._dealer: AsyncDealer | None = None
-        self._endpoint = ""
         self._sweep_every = sweep_every
         self.replica = Replica(state)
         self.digests: dict[int, str] = {}
         self.full_syncs: Counter[str] = Counter()
-        self.totals = dict.fromkeys(("weight_bytes", "fetch_seconds", "replica_seconds", "deltas", "anchors"), 0.0)
+        self.totals = dict.fromkeys(("fetch_seconds", "replica_seconds", "deltas", "anchors"), 0.0)
 
     def stats(self) -> dict[str, float]:
-        """Running totals: bytes and seconds of fetching, seconds of applying to the replica, versions that came as
-        deltas or with an anchor, and whole weights by reason."""
+        """Running totals: bytes and seconds of fetching, bytes that came from relays and that went to others, relays
+        that were left, seconds of applying to the replica, versions that came as deltas or with an anchor, and whole
+        weights by reason."""
         by_reason = {f"full_syncs/{reason}": float(count) for reason, count in self.full_syncs.items()}
-        return {**self.totals, "full_syncs": float(self.full_syncs.total()), **by_reason}
+        bytes_ = {"weight_bytes": self.sources.received, "weight_bytes_relayed": self.sources.relayed}
+        bytes_["weight_bytes_served"] = self.relay.bytes_sent if self.relay else 0
+        bytes_["relays_left"] = self.sources.left
+        totals = {key: float(value) for key, value in (self.totals | bytes_).items()}
+        return {**totals, "full_syncs": float(self.full_syncs.total()), **by_reason}
 
     def announce(self, manifest: dict[str, Any]) -> None:
         """A new version is there. Returns at once."""
         if self._newest is None or manifest["version"] >= self._newest["version"]:
             self._newest = manifest
+            self.digests[manifest["version"]] = manifest["digest"]
             self._news.set()
 
     async def run(self) -> None:
@@ -97,30 +96,40 @@ class Subscriber:
             except Superseded:
                 log.info("version %d was overtaken before it was here", manifest["version"])
                 continue
+            if self.engine.version < manifest["version"]:
+                self._news.set()  # a relay has brought it half-way
             await asyncio.sleep(0)  # generation goes on first, then the buffer is told
             self.applied(self.engine.version, self.engine.digest)
 
     async def apply(self, manifest: dict[str, Any]) -> None:
-        """Fetch, verify and load one version. Raises BusError when the publisher sends wrong bits again and again."""
+        """Fetch, verify and load one version, or another one to which the way led. Raises Superseded; BusError when the
+        publisher sends wrong bits again and again."""
         version, digest = manifest["version"], manifest["digest"]
         self.digests[version] = digest
         self.replica.shape(self._specs(manifest), manifest["block_bytes"])
         held = self.replica.same_bits(version, digest)
+        if held and self.relay:
+            self.relay.add(self.replica, None)
         if digest == self.engine.digest:  # the same bits under a new number: nothing to transfer
             self.engine.version = version
             return
-        for _ in range(0 if held else TRIES):
+        self.sources.set(manifest)
+        tries = 0 if held else TRIES
+        while tries:
             try:
-                await self._renew(manifest)
+                version, digest = await self._renew(manifest)
                 break
+            except Unreachable as error:
+                self.sources.leave(error)
             except Desync as error:
+                tries -= not self.sources.leave(error)
                 self.replica.forget()
                 self.full_syncs[error.reason] += 1
                 log.warning("%s: version %d: %s; whole weights are fetched", self.name, version, error)
         if self.replica.version != version:
             raise BusError(f"{self.name}: version {version} arrived with wrong bits {TRIES} times")
         await asyncio.sleep(0)  # sequences that run get a decode step here: they stand still for the load alone
-        await self.engine.load(Update(version, digest, self.replica.state))
+        await self.engine.load(Update(version, digest, self.replica.state, self.replica.changes()))
 
     def _specs(self, manifest: dict[str, Any]) -> list[TensorSpec]:
         specs = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in manifest["tensors"]]
@@ -129,36 +138,51 @@ class Subscriber:
             raise BusError(f"{self.name}: the manifest of version {manifest['version']} does not add up")
         return specs
 
-    async def _renew(self, manifest: dict[str, Any]) -> None:
-        """Bring the replica to the manifest's version. Raises Desync, Superseded."""
+    async def _renew(self, manifest: dict[str, Any]) -> tuple[int, str]:
+        """Bring the replica to the manifest's version, or to another one that was announced: returns which, and its
+        digest. Raises Desync, Superseded, Unreachable."""
         replica, begin = self.replica, time.monotonic()
-        self._connect(manifest["endpoint"])
         anchor, messages = None, []
-        for base, version, nbytes, checksum in await self._plan(manifest["version"]):
+
+        def other_relays() -> bool:
+            return self._newest is not None and self._newest.get("relays") != manifest.get("relays")
+
+        parts = await self.sources.plan(manifest["version"], replica.version, replica.digest, other_relays)
+        target = parts[-1][1]
+        if target not in self.digests:
+            raise Superseded
+        for base, version, nbytes, checksum in parts:
             if base == NOTHING:
                 anchor = version
                 if replica.version != NOTHING:
                     self.full_syncs["no way from here"] += 1
+                if self.relay:
+                    await asyncio.to_thread(self.relay.begin, replica)
                 replica.forget()
-                await self._fetch(base, version, self._room(nbytes, replica.state.nbytes, replica.state.buffer))
+                await self.sources.fetch(base, version, self._room(nbytes, replica.state.nbytes, replica.state.buffer))
                 continue
             message = self._room(nbytes, largest(replica.layout))
-            await self._fetch(base, version, message)
+            await self.sources.fetch(base, version, message)
             if xxhash.xxh3_64_hexdigest(message.data) != checksum:
                 raise Desync("wrong checksum", f"of the delta from version {base}")
             messages.append(message.data)
         fetched = time.monotonic()
-        await self._take(anchor, messages, manifest)
+        await self._take(anchor, messages, target)
         self.totals["fetch_seconds"] += fetched - begin
         self.totals["replica_seconds"] += time.monotonic() - fetched
         self.totals["deltas" if anchor is None else "anchors"] += 1
+        return target, self.digests[target]
 
-    async def _take(self, anchor: int | None, messages: list[memoryview], manifest: dict[str, Any]) -> None:
+    async def _take(self, anchor: int | None, messages: list[memoryview], version: int) -> None:
         def work() -> None:
-            self.replica.take(anchor, messages, manifest["version"], manifest["digest"])
+            if self.relay:
+                self.relay.begin(self.replica)
+            self.replica.take(anchor, messages, version, self.digests[version])
             taken = self.totals["anchors"] + self.totals["deltas"] + 1
             if taken % self._sweep_every == 0 and not self.replica.sweep():
                 raise Desync("wrong sweep", "bits of the replica have changed by themselves")
+            if self.relay:
+                self.relay.add(self.replica, messages if anchor is None else None)
 
         if self.replica.state.nbytes < THREAD_FROM:
             work()
@@ -172,79 +196,7 @@ class Subscriber:
             raise Desync("wrong size", f"{nbytes} bytes are announced")
         return np.empty(nbytes, np.uint8) if memory is None else memory
 
-    # ---- the publisher ----------------------------------------------------------------------------------------------
-
-    async def _plan(self, version: int) -> list[tuple[int, int, int, str]]:
-        """(base, version, bytes, checksum) of each part that leads from what is held to a version. Raises Superseded
-        where none do."""
-        assert self._dealer
-        body = {"version": version, "held": self.replica.version, "digest": self.replica.digest}
-        self._dealer.send("sync", body)
-        while True:
-            message = await self._receive()
-            if message is None:
-                self._dealer.send("sync", body)
-            elif message.kind == "plan" and message.body["version"] == version:
-                break
-        parts = message.body["parts"]
-        if not parts:
-            raise Superseded
-        for row in parts:
-            if not isinstance(row, list) or [type(each) for each in row] != [int, int, int, str]:
-                raise Desync("wrong plan")
-        return [tuple(row) for row in parts]
-
-    async def _receive(self) -> Message | None:
-        """The next message, or None where none has come for too long."""
-        assert self._dealer
-        try:
-            return await asyncio.wait_for(self._dealer.receive(), RETRY_SECONDS)
-        except TimeoutError:
-            self._dealer.link.check()
-            log.warning("the publisher has sent nothing for %.0f s", RETRY_SECONDS)
-            return None
-
-    async def _fetch(self, base: int, version: int, into: np.ndarray) -> None:
-        """Fill `into` with a part."""
-        offsets = iter(range(0, into.nbytes, CHUNK_BYTES))
-        waiting: set[int] = set()
-
-        def ask(offset: int | None) -> None:
-            if offset is not None:
-                assert self._dealer
-                waiting.add(offset)
-                self._dealer.send("fetch", {"base": base, "version": version, "offset": offset, "size": CHUNK_BYTES})
-
-        for _ in range(CHUNKS_IN_FLIGHT):
-            ask(next(offsets, None))
-        while waiting:
-            message = await self._receive()
-            if message is None:
-                for offset in sorted(waiting):
-                    ask(offset)
-                continue
-            body = message.body
-            if message.kind == "gone" and body["version"] == version:
-                raise Superseded
-            if message.kind != "chunk" or (body["base"], body["version"]) != (base, version):
-                continue  # left over from a fetch that was given up
-            offset = body["offset"]
-            if offset not in waiting:
-                continue
-            expected = min(CHUNK_BYTES, into.nbytes - offset)
-            if message.payload.nbytes != expected:
-                raise Desync("wrong size", f"a chunk of {message.payload.nbytes} bytes where {expected} were asked for")
-            into[offset : offset + expected] = np.frombuffer(message.payload, np.uint8)
-            self.totals["weight_bytes"] += expected
-            waiting.discard(offset)
-            ask(next(offsets, None))
-
-    def _connect(self, endpoint: str) -> None:
-        if self._dealer is None or endpoint != self._endpoint:
-            self.close()
-            self._dealer = self._dealer_for(endpoint, self.name, "learner's publisher")
-            self._endpoint = endpoint
-
     def close(self) -> None:
-        if self._dealer:
-            self._dealer.close()
+        self.sources.close()
+        if self.relay:
+            self.relay.close()

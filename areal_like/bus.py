@@ -123,14 +123,21 @@ class Router:
 
     `keys` see `areal_like.keys`; None: anybody who can reach the endpoint may talk. `max_frame` bytes is the largest
     frame; a peer that announces a larger one is disconnected before any of it is taken. `unsent` messages may wait for
-    one peer. `refused` counts messages that could not be accepted. Raises BusError, KeysError.
+    one peer. `as_client`: it shows the pair of a client, for it has not the server's; `key` is the public one.
+    `refused` counts messages that could not be accepted. Raises BusError, KeysError.
 
     Small messages are copied out of the buffer that they were received into: kept in place, as libzmq does by default,
     they pin that buffer, and each idle peer costs 4 KB more. Large ones are received into memory of their own anyway.
     """
 
     def __init__(
-        self, endpoint: str, keys: str | None = None, *, max_frame: int = MAX_FRAME_BYTES, unsent: int = UNSENT
+        self,
+        endpoint: str,
+        keys: str | None = None,
+        *,
+        max_frame: int = MAX_FRAME_BYTES,
+        unsent: int = UNSENT,
+        as_client: bool = False,
     ):
         # The allow-list belongs to a context: one of its own, so that it concerns no other socket of this process.
         self.context: zmq.Context = zmq.Context() if keys else zmq.Context.instance()
@@ -138,13 +145,14 @@ class Router:
         self._guard = keyring.guard(self.context, keys) if keys else None
         self.socket = self.context.socket(zmq.ROUTER)
         self.refused = self.unsent = 0
+        self.key = ""
         self._told, self._told_since = 0, time.monotonic()
         try:
             _configure(self.socket, UNREAD, unsent, max_frame)
             self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
             self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full queue is an error here, and no silent loss
             if keys:
-                self._demand_keys(keys)
+                self.key = self._demand_keys(keyring.client_pair(keys)[:2] if as_client else keyring.server_pair(keys))
             self.socket.bind(endpoint)
         except (zmq.ZMQError, keyring.KeysError) as error:
             self.close()
@@ -154,13 +162,15 @@ class Router:
             raise BusError(f"can't bind to {endpoint}: {hint}") from None
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def _demand_keys(self, keys: str) -> None:
-        public, secret = keyring.server_pair(keys)
+    def _demand_keys(self, pair: tuple[bytes, bytes]) -> str:
+        """Returns the public one."""
+        public, secret = pair
         self.socket.setsockopt(zmq.CURVE_SERVER, 1)
         self.socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
         self.socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
         self.socket.setsockopt_string(zmq.ZAP_DOMAIN, keyring.DOMAIN)
         self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no allow-list, nobody in; the default would let all in
+        return public.decode()
 
     def receive(self, timeout: float) -> tuple[bytes, Message | WireError] | None:
         """The next message and its sender, or None after `timeout` s. In place of a message that can't be accepted
@@ -213,9 +223,10 @@ def deliver(seconds: float) -> None:
 
 
 def _dealer(
-    context: Any, endpoint: str, name: str, peer: str, link_timeout: float | None, keys: str | None
+    context: Any, endpoint: str, name: str, peer: str, link_timeout: float | None, keys: str | None, key: str = ""
 ) -> tuple[Any, Link]:
-    pair = keyring.client_pair(keys) if keys else ()
+    own, secret, server = keyring.client_pair(keys) if keys else (b"", b"", b"")
+    pair = (own, secret, key.encode() or server) if keys else ()
     sock = context.socket(zmq.DEALER)
     _configure(sock)
     sock.setsockopt(zmq.ROUTING_ID, routing_id(name, os.getpid()))
@@ -308,13 +319,20 @@ class SharedDealer(Dealer):
 
 
 class AsyncDealer:
-    """A connected socket of an asyncio process. `peer` and `keys` as for `Dealer`; one who waits for messages
-    looks at `link` now and then."""
+    """A connected socket of an asyncio process. `peer` and `keys` as for `Dealer`; `key`: the public key that the other
+    side must show, where it is not the server's. One who waits for messages looks at `link` now and then."""
 
     def __init__(
-        self, endpoint: str, name: str, peer: str, *, link_timeout: float | None = None, keys: str | None = None
+        self,
+        endpoint: str,
+        name: str,
+        peer: str,
+        *,
+        link_timeout: float | None = None,
+        keys: str | None = None,
+        key: str = "",
     ):
-        self.socket, self.link = _dealer(zmq.asyncio.Context.instance(), endpoint, name, peer, link_timeout, keys)
+        self.socket, self.link = _dealer(zmq.asyncio.Context.instance(), endpoint, name, peer, link_timeout, keys, key)
 
     def send(self, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
         """Queue a message. Without a high-water mark the send is done when the call returns, so it is not awaited."""

@@ -37,11 +37,14 @@ def meta(folder: Path) -> dict[str, Any]:
 
 
 def write(run: Path, step: int, fill: Callable[[Path], None], meta: dict[str, Any], keep: int) -> Path:
-    """Make a durable checkpoint of what `fill` puts into a folder, then delete all but the newest `keep`.
+    """Make a durable checkpoint of what `fill` puts into a folder, then delete all but the newest `keep`. A whole one
+    of the same step stays as it is: it says the same, and there must be no moment without it.
 
     Raises OSError; the checkpoints that were there are then still there.
     """
     target = folder_of(run, step)
+    if (target / META).exists():
+        return target
     beside = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)

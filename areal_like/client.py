@@ -73,9 +73,13 @@ class ActorClient:
         self._unacknowledged: dict[int, _Pushed] = {}
         self._shared_bytes = shared_bytes if endpoint.startswith("ipc://") else 0
         self._ring: Ring | None = None
+        self.relay: dict[str, str] | None = None
 
     def hello(self) -> None:
+        """Say who this is and, if `relay` (endpoint, key) is set, that weights can be had here."""
         self.dealer.send("hello", {"role": "actor", "name": self.name, "pid": os.getpid(), "slots": self.slots})
+        if self.relay:
+            self.dealer.send("relay", self.relay)
         self._share()
 
     def _share(self) -> None:
@@ -124,7 +128,8 @@ class ActorClient:
 
     def _push_ready(self) -> None:
         for start in range(0, len(self._ready), MAX_GROUPS_PER_PUSH):
-            some = [self._unacknowledged[each] for each in self._ready[start : start + MAX_GROUPS_PER_PUSH]]
+            ids = self._ready[start : start + MAX_GROUPS_PER_PUSH]
+            some = [self._unacknowledged[each] for each in ids if each in self._unacknowledged]
             self.dealer.send("push", pack_heads([each.head for each in some]), [each.frame for each in some])
         self._ready.clear()
 
@@ -244,6 +249,8 @@ class LearnerClient:
         heads = unpack_heads(message.body)
         payloads = self._rings.payloads(message.payloads, [head.size for head in heads])
         groups = [decode_group(*pair) for pair in zip(heads, payloads, strict=True)]
+        for group, actor in zip(groups, message.body["actors"], strict=True):
+            group.actor = actor
         places = message.body["info"].pop("places", None)
         batch = Batch(index, message.body["version"], groups, allowed, places)
         if allowed > 0:

@@ -62,6 +62,7 @@ MINIMUM = {
     "weights.keep": 1,
     "weights.anchor_every": 1,
     "weights.sweep_every": 1,
+    "weights.fanout": 0,
     "checkpoint.every": 0,
     "checkpoint.keep": 1,
 }
@@ -128,6 +129,7 @@ class Weights:
     anchor_every: int
     sweep_every: int
     overlap: bool
+    fanout: int
 
 
 @dataclass

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from areal_like.weights.changes import Changes
 from areal_like.weights.state import State, TensorSpec
 
 _BITS_AS_NUMPY = {1: np.uint8, 2: np.int16, 4: np.int32}
@@ -89,10 +90,21 @@ def read_state(tensors: Mapping[str, torch.Tensor], state: State, done: Callable
 
 
 @torch.no_grad()
-def write_state(state: State, tensors: dict[str, torch.Tensor]) -> None:
-    """Copy published bits into tensors of the same names and shapes; the values are exact in float32."""
-    for spec, bits in state.tensors():
-        tensors[spec.name].copy_(_as_torch(spec, bits))
+def write_state(state: State, tensors: dict[str, torch.Tensor], changes: Changes | None = None) -> None:
+    """Copy published bits into tensors of the same names and shapes; the values are exact in float32. With `changes`
+    only what those name."""
+    for index, (spec, bits) in enumerate(state.tensors()):
+        source, target = _as_torch(spec, bits).view(-1), tensors[spec.name]
+        if changes is None:
+            target.copy_(source.view(spec.shape))
+            continue
+        flat = target.view(-1)
+        for where in changes.tensors.get(index, ()):
+            if isinstance(where, slice):
+                flat[where].copy_(source[where])
+            else:
+                places = torch.from_numpy(where)
+                flat[places.to(flat.device)] = source[places].to(flat.device, flat.dtype)
 
 
 def save_as_published(model: PreTrainedModel, state: State, folder: str) -> None:

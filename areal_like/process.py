@@ -78,6 +78,13 @@ class Role:
             return f"tcp://{host}:{buffer.port if service == 'buffer' else 0}"
         return f"ipc://{self.sockets}/{service}"
 
+    def own_endpoint(self) -> str:
+        """Where this role binds a service of its own, which it has to tell others of: as `endpoint`, but on the host
+        that this process is on."""
+        if self.config.buffer.transport == "tcp":
+            return f"tcp://{own_address() if self.keys else '127.0.0.1'}:0"
+        return f"ipc://{self.sockets}/w{os.getpid()}"
+
     def offer(self, service: str, endpoint: str) -> None:
         """Tell the others where a service is (written beside and renamed, so never read half)."""
         folder = self.run / RENDEZVOUS

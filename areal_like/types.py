@@ -127,13 +127,15 @@ class Group:
 
     `id` is the prompt's place in the run's prompt order: unique, stable across retries, and part of the sampling key.
     `digests` maps each version that made a token to the digest of those weights (attestation).
-    `seconds` is the time from lease to push as the actor saw it.
+    `seconds` is the time from lease to push as the actor saw it. `actor` is who pushed it, where the learner gets it
+    from the buffer ("": a run before the resume).
     """
 
     id: int
     samples: list[Sample]
     digests: dict[int, str] = field(default_factory=dict)
     seconds: float = 0.0
+    actor: str = ""
 
     @property
     def oldest_version(self) -> int:

@@ -15,7 +15,7 @@ import msgpack
 
 from areal_like.nesting import check_nesting
 
-SCHEMA = 4
+SCHEMA = 5
 MAX_FRAMES = 1 << 16
 MAX_FRAME_BYTES = 256 << 20
 MAX_HEADER_BYTES = 16 << 10
@@ -60,6 +60,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "push": _TABLE,
     "give_back": {"ids": list, "partials": list, "leaving": bool},
     "share": {"pid": int, "fd": int, "token": str},
+    "relay": {"endpoint": str, "key": str},
     "credit": {"ended": int},
     "failed": {"id": int, "reason": str, "detail": str},
     "evaluated": {"id": int, "reward": (int, float), "oldest": int, "newest": int, "length": int},
@@ -81,14 +82,15 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "announce": {"manifest": dict},
     "cancel": {"ids": list, "give_back": bool},
     # buffer → learner (and its ranks), supervisor
-    "batch": {"index": int, "version": int, "oldest_allowed": int, "info": dict, **_TABLE},
+    "batch": {"index": int, "version": int, "oldest_allowed": int, "info": dict, "actors": list, **_TABLE},
     "report": {"report": dict},
     # buffer → anybody
     "refused": {"reason": str},
-    # subscriber → publisher and back
+    # subscriber → publisher or relay, and back
     "sync": {"version": int, "held": int, "digest": str},
     "plan": {"version": int, "parts": list},
     "fetch": {"base": int, "version": int, "offset": int, "size": int},
+    "later": {"version": int, "progress": int},
     "chunk": {"base": int, "version": int, "offset": int},
     "gone": {"version": int},
 }

@@ -109,6 +109,7 @@ class Controller:
         info = state.gauges.batch_info(entries, version, allowed, now) | levels(state, now)
         info |= state.gauges.decision(index)
         body = {"index": index, "version": version, "oldest_allowed": allowed, "info": info}
+        body["actors"] = [entry.maker for entry in entries]
         heads = [entry.head for entry in entries if entry.head]
         served = state.shares.put(body, heads, [frame_of(entry.payload) for entry in entries])
         state.outbox.put(state.learner, "batch", *served.share(0))

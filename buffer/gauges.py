@@ -96,6 +96,8 @@ class Gauges:
             "rollout/update_fetch_seconds": fleet.total("fetch_seconds") / updates,
             "rollout/update_replica_seconds": fleet.total("replica_seconds") / updates,
             "rollout/weight_bytes": fleet.total("weight_bytes"),
+            "rollout/weight_bytes_relayed": fleet.total("weight_bytes_relayed"),
+            "rollout/relays_left": fleet.total("relays_left"),
             "rollout/full_syncs": fleet.total("full_syncs"),
             "rollout/actors": len(fleet),
         } | _rewards(fleet)

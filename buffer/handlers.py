@@ -11,7 +11,7 @@ from areal_like.bus import routing_id
 from areal_like.groups import Head, unpack_heads
 from areal_like.ring import MappedRing
 from areal_like.wire import ONLY_THE_LEARNER, SAY_HELLO, Message, WireError
-from buffer.checks import check_give_back, check_hello, check_push, check_stats, read_payloads
+from buffer.checks import MAX_NAME, check_give_back, check_hello, check_push, check_stats, read_payloads
 from buffer.entries import Entry, Stage
 from buffer.fleet import Actor
 from buffer.partials import Partial
@@ -65,16 +65,16 @@ class Handlers:
                 raise WireError("there is a learner already")
             self.state.learner = peer
         self.state.router.send(peer, "welcome", {})
-        if role == "actor" and self.state.manifest:
-            self.state.router.send(peer, "announce", {"manifest": self.state.manifest})
+        if role == "actor":
+            self.state.tell(peer, name)
 
     def _on_heartbeat(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         if actor is None:
             self.state.router.refuse(peer, f"unknown actor: {SAY_HELLO}")
         else:
             actor.stats = check_stats(message.body["stats"])
-            if self.state.manifest and actor.version < self.state.version:
-                self.state.router.send(peer, "announce", {"manifest": self.state.manifest})
+            if actor.version < self.state.version:
+                self.state.tell(peer, actor.name)
 
     def _on_share(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         """An actor offers memory for its payloads: it is of use if it is on this host."""
@@ -87,6 +87,15 @@ class Handlers:
             except OSError as error:
                 log.info("%s: payloads come by the socket, its memory can't be read: %s", actor.name, error)
         self.state.router.send(peer, "shared", {"readable": actor.ring is not None})
+
+    def _on_relay(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        """An actor offers to hand weights on to others."""
+        if actor is None:
+            raise WireError("not an actor that has said hello")
+        endpoint, key = message.body["endpoint"], message.body["key"]
+        if not endpoint.startswith(("ipc://", "tcp://")) or max(len(endpoint), len(key)) > MAX_NAME:
+            raise WireError("that is no endpoint, or no key")
+        self.state.relays.join(actor.name, endpoint, key)
 
     def _on_credit(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         if actor:
@@ -110,7 +119,7 @@ class Handlers:
         now = time.monotonic()
         pushed = [pair for pair in zip(heads, payloads, strict=True) if pair[1] is not None]
         try:
-            taken = [self._take(head, payload, now) for head, payload in pushed]
+            taken = [self._take(head, payload, now, actor.name if actor else "") for head, payload in pushed]
         except Exception as error:  # a filter of the user's, say; what the actor has sent is in order
             raise RuntimeError(f"taking a pushed group in failed: {type(error).__name__}: {error}") from error
         if any(taken):
@@ -127,11 +136,15 @@ class Handlers:
         if actor:
             self.state.outbox.put(actor.peer, "pushed", {"ids": sorted(ids)})  # or it would come again
 
-    def _take(self, head: Head, payload: Any, now: float) -> bool:
+    def _take(self, head: Head, payload: Any, now: float, maker: str) -> bool:
         state = self.state
-        self._release(head.id, state.replay.entries.get(head.id))
+        entry = state.replay.entries.get(head.id)
+        owner = state.fleet.by_name.get(entry.actor) if entry else None
         new = state.replay.push(head, payload, state.version, now)
-        if new:
+        if owner and head.id not in state.replay.running:  # else the push came late: the lease of now goes on
+            owner.running.discard(head.id)
+        if new and entry:
+            entry.maker = maker
             state.gauges.tokens_pushed += head.tokens
             if state.scheduler.sizing.looks:
                 state.gauges.see(Lengths(tuple(head.lengths), (False,) * head.samples))

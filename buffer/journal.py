@@ -112,11 +112,15 @@ class Journal:
         old = self._file
         earlier = segments(self.folder)
         beside, named = self.folder / "next.tmp", self.folder / f"{self._number + 1:06d}.wal"
-        with beside.open("wb") as file:
-            file.writelines([MAGIC, *pack(SNAPSHOT, snapshot, payloads)])
-            file.flush()
-            os.fsync(file.fileno())
-        new = SegmentFile(beside, sync=self.sync)
+        try:
+            with beside.open("wb") as file:
+                file.writelines([MAGIC, *pack(SNAPSHOT, snapshot, payloads)])
+                file.flush()
+                os.fsync(file.fileno())
+            new = SegmentFile(beside, sync=self.sync)
+        except OSError:
+            beside.unlink(missing_ok=True)  # on a full disk it would take what the earlier segment can still have
+            raise
         try:
             beside.rename(named)
             self._name_is_durable()

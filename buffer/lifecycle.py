@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from typing import Any
 
@@ -335,6 +335,11 @@ class LifeCycle:
 
     def in_stage(self, stage: Stage) -> list[Entry]:
         return list(self._stages[stage].values())
+
+    @property
+    def running(self) -> Set[int]:
+        """Ids of the groups that are leased."""
+        return self._stages[Stage.RUNNING].keys()
 
     def count(self, stage: Stage) -> int:
         return len(self._stages[stage])

@@ -23,6 +23,7 @@ from buffer.journal import Journal, JournalError, segments, since_snapshot
 from buffer.outbox import Outbox
 from buffer.playback import Playback
 from buffer.prompts import PromptCursor
+from buffer.relays import Relays
 from buffer.replay import Replay
 from buffer.run_state import RunState
 from buffer.shares import Shares
@@ -85,6 +86,7 @@ def main(role: Role) -> None:
         config.run.steps,
         steps,
         shares=Shares(ranks),
+        relays=Relays(config.weights.fanout),
     )
     controller = Controller(
         state,

@@ -39,7 +39,9 @@ class Outbox:
         durable: float = math.inf
         try:
             if self.journal:
-                durable = self.journal.advance()
+                before, durable = self.journal.committed, self.journal.advance()
+                if self.blocked and self.journal.busy and durable == before:
+                    return  # it is being tried again
         except OSError as error:
             if not self.blocked:
                 log.error("the journal can't be written (%s): nothing is acknowledged or started until it can", error)

@@ -110,6 +110,7 @@ class Playback:
         self.staleness_max = max(self.staleness_max, *staleness)
         info = {"evaluations": [], "seconds": time.monotonic() - self._began}
         body = {"index": index, "version": version, "oldest_allowed": oldest_allowed, "info": info}
+        body["actors"] = [""] * len(groups)
         heads, payloads = [head for head, _ in groups], [payload for _, payload in groups]
         self._outbox.put(peer, "batch", *self._shares.put(body, heads, payloads).share(0))
         self._shares.answer(self._outbox)

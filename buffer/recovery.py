@@ -50,12 +50,23 @@ def restore(
                 replay.finish(batch)
         else:
             _redo(replay, each, now)
+    _check_trained(replay, next_batch)
     replay.record = record
     for batch in sorted({entry.batch for entry in replay.in_stage(Stage.SERVED) if entry.batch < next_batch}):
         replay.finish(batch)  # trained, but the crash came before the learner could say so
     _undo_what_is_lost(replay, next_batch)
     if reordered:
         _place(replay, next_batch)
+
+
+def _check_trained(replay: Replay, next_batch: int) -> None:
+    """What a snapshot counts as trained can't be served again. Raises JournalError if the checkpoint lacks it."""
+    held = replay.bound.batches.first(next_batch)
+    if replay.trained > held:
+        raise JournalError(
+            f"the journal goes on after {replay.trained} trained groups, and the newest checkpoint, of step "
+            f"{next_batch}, has {held} of them: a newer checkpoint is missing. Put it back, or start a new run"
+        )
 
 
 def _undo_what_is_lost(replay: Replay, next_batch: int) -> None:

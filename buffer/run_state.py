@@ -18,6 +18,7 @@ from buffer.gauges import Gauges
 from buffer.injection import lets_go_to
 from buffer.outbox import Outbox
 from buffer.prompts import PromptCursor
+from buffer.relays import Relays
 from buffer.replay import Replay
 from buffer.schedulers import Scheduler
 from buffer.shares import Shares
@@ -57,6 +58,7 @@ class RunState:
     finishing: bool = False
     reported: bool = False
     fleet: Fleet = field(default_factory=Fleet)
+    relays: Relays = field(default_factory=Relays)
     gauges: Gauges = field(default_factory=Gauges)
     shares: Shares = field(default_factory=Shares)
     failures: Failures = field(init=False)
@@ -73,7 +75,12 @@ class RunState:
         if self.finishing or lets_go_to(self.replay, self.published["version"]):
             self.manifest, self.version = self.published, self.published["version"]
             for actor in self.fleet:
-                self.router.send(actor.peer, "announce", {"manifest": self.manifest})
+                self.tell(actor.peer, actor.name)
+
+    def tell(self, peer: bytes, name: str) -> None:
+        """Announce the newest weights to one actor, if there are any, and whom to ask for them."""
+        if self.manifest:
+            self.router.send(peer, "announce", {"manifest": {**self.manifest, "relays": self.relays.above(name)}})
 
     def age(self, now: float) -> float:
         """Seconds since the first lease."""
@@ -85,3 +92,4 @@ class RunState:
             self.replay.requeue(group_id)
         self.evaluation.lost(actor.name)
         self.fleet.leave(actor)
+        self.relays.leave(actor.name)

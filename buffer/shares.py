@@ -46,8 +46,9 @@ class Served:
             return self.body | pack_heads(self.heads), self.payloads
         places = self.places[rank]
         info = (self.body["info"] if rank == 0 else {}) | {"places": places}
-        body = self.body | {"info": info} | pack_heads([self.heads[place] for place in places])
-        return body, [self.payloads[place] for place in places]
+        actors = [self.body["actors"][place] for place in places]
+        heads = pack_heads([self.heads[place] for place in places])
+        return self.body | {"info": info, "actors": actors} | heads, [self.payloads[place] for place in places]
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ from areal_like.metrics import MetricsLog
 from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, end_gently, on_pause, run_role
 from areal_like.registry import bind, build, resolve
 from areal_like.types import Batch
+from learners.attestation import Attestation
 from learners.publication import Coding
 from learners.publisher import Publisher
 
@@ -58,7 +59,8 @@ def lead(role: Role) -> Trainer:
 class Progress:
     """How far a run has come: what a checkpoint remembers beside the trainer's own state.
 
-    `steps` batches are trained; `seconds` since the first lease, `elapsed` since the first batch, `waited` of them.
+    `steps` batches are trained; `seconds` since the first lease, `elapsed` since the first batch, `waited` of them;
+    `staleness` is the sum over the `samples` trained, in versions.
     """
 
     steps: int = 0
@@ -66,15 +68,25 @@ class Progress:
     elapsed: float = 0.0
     waited: float = 0.0
     tokens: int = 0
+    samples: int = 0
+    staleness: int = 0
     evaluations: list[dict[str, Any]] = field(default_factory=list)
 
 
 class TrainLoop:
     """Train steps until the config's end, then the final evaluation and the summary."""
 
-    def __init__(self, role: Role, trainer: Trainer, client: LearnerClient, publisher: Publisher, metrics: MetricsLog):
+    def __init__(
+        self,
+        role: Role,
+        trainer: Trainer,
+        client: LearnerClient,
+        publisher: Publisher,
+        attestation: Attestation,
+        metrics: MetricsLog,
+    ):
         self.run_folder, self.config, self.trainer, self.client = role.run, role.config, trainer, client
-        self.publisher, self.metrics = publisher, metrics
+        self.publisher, self.attestation, self.metrics = publisher, attestation, metrics
         self.progress = Progress()
         self.digest = ""
         self._published = -1
@@ -120,6 +132,7 @@ class TrainLoop:
             progress.elapsed = before.elapsed + time.monotonic() - begin
             progress.seconds = info["seconds"] = before.seconds + info["seconds"]
             info["evaluations"] = _later(info["evaluations"], before.seconds)
+            self._count_staleness(batch)
             self._write(row, info)
             reason = self._reason_to_stop()
             self._checkpoint(last=bool(reason))
@@ -143,6 +156,12 @@ class TrainLoop:
                 "does the actor that made it use the same task and model?"
             ) from error
 
+    def _count_staleness(self, batch: Batch) -> None:
+        """Of what was trained: the buffer serves a batch ahead, and begins to count anew when a run is resumed."""
+        found = batch.staleness()
+        self.progress.samples += len(found)
+        self.progress.staleness += sum(found)
+
     def _checkpoint(self, last: bool) -> None:
         """Write one if it is due or, at a step whose weights are published, the last."""
         steps, interval = self.progress.steps, self.config.weight_sync_interval
@@ -156,6 +175,7 @@ class TrainLoop:
         begin = time.monotonic()
         batch, info = self.client.batch(may_pause=self.progress.steps % self.config.weight_sync_interval == 0)
         waited = time.monotonic() - begin
+        self.attestation.check(batch)
         self.progress.waited += waited
         info["train/wait_seconds"] = waited
         return batch, info
@@ -201,7 +221,7 @@ class TrainLoop:
             "seconds": seconds,
             "seconds_to_target": reached[0] if reached else None,
             "stopped_because": reason,
-            "staleness_mean": report["staleness_mean"],
+            "staleness_mean": progress.staleness / max(1, progress.samples),
             "staleness_max": report["staleness_max"],
             "staleness_bound": report["staleness_bound"],
             "tokens_per_second": report.get("rollout/tokens", 0) / max(1e-9, seconds - before.seconds),
@@ -238,10 +258,16 @@ def main(role: Role) -> None:
     on_pause(client.pause)
     if role.grace:
         end_gently(client.pause, role.grace)
-    publisher = Publisher(role.endpoint("weights"), Coding(**role.config.weights), client.published, role.keys)
+    attestation = Attestation(role.run, Path(role.config.replay) if role.config.replay else None)
+
+    def announce(manifest: dict[str, Any]) -> None:
+        attestation.add(manifest["version"], manifest["digest"])
+        client.published(manifest)
+
+    publisher = Publisher(role.endpoint("weights"), Coding.of(role.config.weights), announce, role.keys)
     try:
         with MetricsLog(role.run / "metrics.jsonl", done=checkpoint[0] if checkpoint else 0) as metrics:
-            loop = TrainLoop(role, trainer, client, publisher, metrics)
+            loop = TrainLoop(role, trainer, client, publisher, attestation, metrics)
             if checkpoint:
                 loop.resume(checkpoint[1])
             summary = loop.run()

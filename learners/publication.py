@@ -15,24 +15,31 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from areal_like.weights.codec import Encoder, Lanes, Mode
+from areal_like.weights.compiled import kernels_for
 from areal_like.weights.delta import Head, write
 from areal_like.weights.digest import text_of
-from areal_like.weights.layout import Layout
+from areal_like.weights.history import History
+from areal_like.weights.layout import Block, Layout
 from areal_like.weights.planes import CODINGS, Coded, pack
 from areal_like.weights.state import State
-from learners.history import History
 
 log = logging.getLogger(__name__)
 BESIDE_FROM = 1 << 18
 """Bytes of weights; for fewer a thread costs more than it saves."""
+ENCODERS = 2
+"""Threads that encode blocks side by side."""
 STALL_SECONDS = 600.0
 """So long a publication may take before the learner gives up."""
 
+Encoded = tuple[Coded, bytes, float]
+"""A block, its bytes, and the seconds that they took."""
 Announce = Callable[[dict[str, Any]], None]
 
 
@@ -55,17 +62,26 @@ class Coding:
     sweep_every: int = 100
     overlap: bool = True
 
+    @classmethod
+    def of(cls, section: Any) -> Coding:
+        """Of the config's section, which also has keys that are not the learner's."""
+        return cls(**{each.name: section[each.name] for each in fields(cls)})
+
 
 class Publication:
-    """Makes versions known: `publish` is called by the learner, `announce(manifest)` by the thread, version by version.
+    """Makes versions known: `publish` is called by the learner, `announce(manifest)` by the thread, version by version;
+    they can be fetched at `endpoint`, which whoever serves them sets before the first.
     What goes wrong in the thread is raised in the learner, by its next call."""
 
-    def __init__(self, endpoint: str, coding: Coding, announce: Announce):
-        self._endpoint, self._coding, self._announce = endpoint, coding, announce
+    def __init__(self, coding: Coding, announce: Announce):
+        self.endpoint = ""
+        self._coding, self._announce = coding, announce
         self.history: History | None = None
         self._newest: State | None = None
         self._spare: State | None = None
-        self._encoder: Encoder | None = None
+        self._layout: Layout | None = None
+        self._encoders = SimpleQueue[Encoder]()
+        self._pool: ThreadPoolExecutor | None = None
         self._lanes: Lanes | None = None
         self._versions = 0
         self._progress = threading.Condition()
@@ -116,7 +132,7 @@ class Publication:
     def _is_cast(self, nbytes: int) -> None:
         with self._progress:
             self._cast = nbytes
-            self._progress.notify()
+            self._progress.notify_all()
 
     # ---- in the thread, if there is one ----------------------------------------------------------------------------
 
@@ -129,7 +145,11 @@ class Publication:
     def _make_known(self, version: int, state: State) -> None:
         if self.history is None:
             layout = Layout(state.specs, self._coding.block_bytes)
-            self._encoder = Encoder(layout, self._coding.mode, self._coding.dense_above)
+            self._layout = layout
+            several = self._coding.overlap and kernels_for(layout.nbytes) is not None
+            self._pool = ThreadPoolExecutor(ENCODERS, "encoding") if several else None
+            for _ in range(ENCODERS if several else 1):
+                self._encoders.put(Encoder(layout, self._coding.mode, self._coding.dense_above))
             self._lanes = Lanes(layout, state.words)
             self.history = History(layout, keep=self._coding.keep, anchor_every=self._coding.anchor_every)
             digest, message = text_of(self._lanes.total(), state.words.size), None
@@ -154,7 +174,7 @@ class Publication:
             "bytes": state.nbytes,
             "tensors": tensors,
             "block_bytes": self._coding.block_bytes,
-            "endpoint": self._endpoint,
+            "endpoint": self.endpoint,
         }
         self._announce(self.manifest)
 
@@ -165,19 +185,29 @@ class Publication:
                 if not self._progress.wait(STALL_SECONDS):
                     raise TimeoutError("the learner has not cast its weights")
 
+    def _each(self, call: Callable[[Block], Encoded], blocks: Sequence[Block]) -> Iterable[Encoded]:
+        """The results for all blocks, in order; of large weights several at a time, for kernels need no interpreter."""
+        return self._pool.map(call, blocks) if self._pool else map(call, blocks)
+
     def _encoded(self, version: int, state: State) -> tuple[str, bytes]:
         """Digest and message of the step from the newest version to `state`."""
-        assert self._encoder and self._newest and self._lanes and self.history
-        layout, seconds, blocks, codeds = self._encoder.layout, 0.0, [], Counter[str]()
-        changes = 0
-        for block in layout.blocks:
+        assert self._layout and self._newest and self._lanes and self.history
+        layout, base, lanes = self._layout, self._newest.buffer, self._lanes
+        seconds, blocks, codeds, changes = 0.0, [], Counter[str](), 0
+
+        def encode(block: Block) -> Encoded:
             self._wait_for(block.stop)
-            begin = time.monotonic()
-            coded = self._encoder.encode(block, self._newest.buffer, state.buffer, self._lanes)
-            blocks.append(pack(coded))
+            encoder, begin = self._encoders.get(), time.monotonic()
+            coded = encoder.encode(block, base, state.buffer, lanes)
+            packed = pack(coded)  # before the encoder's memory is used again
+            self._encoders.put(encoder)
+            return coded, packed, time.monotonic() - begin
+
+        for block, (coded, packed, taken) in zip(layout.blocks, self._each(encode, layout.blocks), strict=True):
+            blocks.append(packed)
             _count(codeds, coded, [segment.nbytes for segment in block.segments])
             changes += int(coded.changes.sum(dtype="int64"))
-            seconds += time.monotonic() - begin
+            seconds += taken
         digest = text_of(self._lanes.total(), state.words.size)
         head = Head(self.history.version, version, self.history.digest, digest, self._coding.mode)
         message = write(head, layout, blocks)

@@ -235,7 +235,7 @@ def tables(chance: random.Random) -> Frames:
             table[name] = a_value(chance, 2)
     if chance.random() < 0.3:
         payloads[0] = _change(bytearray(payloads[0]), chance)
-    extra = {"index": 0, "version": 0, "oldest_allowed": 0, "info": {}}
+    extra = {"index": 0, "version": 0, "oldest_allowed": 0, "info": {}, "actors": []}
     kind = chance.choice(["push", "push", "batch"])
     try:
         return encode(kind, table if kind == "push" else table | extra, payloads)

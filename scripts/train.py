@@ -56,7 +56,11 @@ def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
             break
         except FileExistsError:
             if config.run.name:
-                raise ConfigError(f"run.name={name}: {folder} exists; choose another name or remove it") from None
+                done = " and is finished" if (folder / "summary.json").exists() else ""
+                more = f", or give it more run.steps with resume={folder}" if done else ""
+                raise ConfigError(
+                    f"run.name={name}: {folder} exists{done}; choose another name or remove it{more}"
+                ) from None
             attempt += 1
             folder = parent / f"{name}-{attempt}"
     return folder, configs.replace(config, "run.name", folder.name)

@@ -276,7 +276,9 @@ class TorchEngine:
     def _apply(self, update: Update) -> None:
         start = perf_counter()
         self._table.end_runs(self.version)
-        write_state(update.state, self._parameters)
+        changes = update.changes
+        sparse = changes is not None and changes.since == self.digest
+        write_state(update.state, self._parameters, changes if sparse else None)
         self.version, self.digest = update.version, update.digest
         if self._table.requests:
             self._stale = self._recompute

@@ -49,6 +49,12 @@ def write(head: Head, layout: Layout, blocks: Sequence[bytes]) -> bytes:
     return b"".join([start, sizes, *blocks])
 
 
+def ends_of(data: bytes | bytearray | memoryview) -> tuple[int, str]:
+    """Version and digest that a delta leads to, of one that was read."""
+    _, _, _, version, _, digest, _, _ = _HEAD.unpack_from(data)
+    return version, digest.hex()
+
+
 def read(data: bytes | bytearray | memoryview, layout: Layout) -> Delta:
     """Raises DeltaError unless this is a delta of weights with this layout, whole and sound."""
     view = memoryview(data).cast("B")

@@ -8,9 +8,11 @@ included, and every segment begins at a word.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import xxhash
@@ -85,6 +87,24 @@ class Layout:
         """uint64: the same on both sides if the tensors and the cut are the same."""
         text = repr([(spec.name, spec.dtype, spec.shape) for spec in self.specs] + [self.block_bytes])
         return xxhash.xxh3_64_intdigest(text.encode())
+
+    def pieces(self, segment: Segment) -> list[tuple[int, int, int]]:
+        """What a segment holds: of each tensor, by its place in the table, elements [start, stop), flat."""
+        found = []
+        place = bisect_right(self._offsets, segment.start) - 1
+        while place < len(self.specs) and self._offsets[place] < segment.stop:
+            spec, offset = self.specs[place], self._offsets[place]
+            start = max(0, segment.start - offset) // spec.itemsize
+            stop = min(spec.count, (segment.stop - offset) // spec.itemsize)
+            if start < stop:
+                found.append((place, start, stop))
+            place += 1
+        return found
+
+    @cached_property
+    def _offsets(self) -> list[int]:
+        """Where each tensor begins, in bytes."""
+        return list(accumulate([spec.space for spec in self.specs], initial=0))[:-1]
 
     def _add(self, spec: TensorSpec, offset: int) -> None:
         width = 8 * np.dtype(BITS[spec.dtype]).itemsize

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from areal_like.weights.changes import Changes
 from areal_like.weights.codec import Lanes
 from areal_like.weights.delta import DeltaError, advance, read
 from areal_like.weights.digest import text_of
@@ -37,6 +38,7 @@ class Replica:
         self.version, self.digest = NOTHING, ""
         self._initial = state
         self._lanes: Lanes | None = None
+        self._changes: Changes | None = None
         self.state, self.layout = State([]), Layout([], 4096)
 
     def shape(self, specs: list[TensorSpec], block_bytes: int) -> None:
@@ -52,10 +54,11 @@ class Replica:
         self._initial = None
         self._lanes = Lanes(self.layout, self.state.words)
         self.digest = self._digest()
+        self._changes = Changes(self.digest)
 
     def forget(self) -> None:
         """Hold nothing; the memory may then be written to."""
-        self.version, self.digest = NOTHING, ""
+        self.version, self.digest, self._changes = NOTHING, "", None
 
     def same_bits(self, version: int, digest: str) -> bool:
         """Are these bits already here? Then they count as that version from now on."""
@@ -79,6 +82,8 @@ class Replica:
                     raise Desync("wrong base", f"a delta from version {head.base}, and here is {self.version}")
                 self.version = NOTHING
                 self.digest = advance(delta, self.layout, self.state, self._lanes)
+                if self._changes:
+                    self._changes.add(delta, self.layout)
                 if self.digest != head.digest:
                     raise Desync("wrong digest", f"after the delta from version {head.base} to {head.version}")
                 self.version = head.version
@@ -90,6 +95,11 @@ class Replica:
         except BaseException:
             self.forget()
             raise
+
+    def changes(self) -> Changes | None:
+        """What has changed since this was last asked, or whatever else was then held; None: it may be anything."""
+        changes, self._changes = self._changes, Changes(self.digest)
+        return changes
 
     def sweep(self) -> bool:
         """Is the digest that was kept up to date that of the bits which are there now? If not, nothing is held."""

@@ -11,6 +11,8 @@ from transformers import DynamicCache
 from actors.engines.torch_engine import TorchEngine
 from areal_like.models import state_of, write_state
 from areal_like.types import Limits
+from areal_like.weights.changes import Changes
+from areal_like.weights.state import Update
 from tests.actors.tiny_models import greedy_of, logprobs_of, new_model, prompts_of, started, steps, update_of
 
 
@@ -137,3 +139,23 @@ def test_write_state_reaches_the_fused_memory():
         await engine.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_sparse_update_writes_what_has_changed_and_only_onto_what_it_was_made_from(held):
+    """An element that the update does not name keeps what it has, which nobody but a test puts there."""
+    model = new_model("qwen2")
+    engine, state = TorchEngine(model), state_of(model, "bfloat16")
+    write_state(state, dict(model.named_parameters()))
+    engine.digest = state.digest() if held else "another"
+    changes = Changes(state.digest())
+    target = dict(model.named_parameters())[state.specs[0].name].detach().view(-1)
+    before = target.clone()
+    bits = next(state.tensors())[1]
+    bits[[3, 5]] ^= 1
+    changes.tensors[0].append(np.array([3, 5]))
+    target[7] = 123.0
+    asyncio.run(engine.load(Update(1, state.digest(), state, changes)))
+    assert (target[7] == 123.0) == held
+    assert (target[[3, 5]] != before[[3, 5]]).all() and (target[[2, 4, 6]] == before[[2, 4, 6]]).all()
+    assert (engine.version, engine.digest) == (1, state.digest())

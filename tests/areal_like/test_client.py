@@ -36,7 +36,8 @@ def test_tokens_older_than_allowed_are_masked_and_counted_out() -> None:
 
 def send_batch(router: Router, index: int) -> None:
     head, payload = encode_group(Group(index, [sample([(index, 2)])], {index: "d"}))
-    body = {"index": index, "version": index, "oldest_allowed": 0, "info": {}} | pack_heads([head])
+    body = {"index": index, "version": index, "oldest_allowed": 0, "info": {}, "actors": ["actor-0"]}
+    body |= pack_heads([head])
     router.send(routing_id("learner", os.getpid()), "batch", body, [payload])
 
 

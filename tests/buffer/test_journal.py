@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 import time
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from areal_like.groups import make_head, pack_heads
 from areal_like.wire import Message
 from buffer.journal import Journal, JournalError, Record, scan, segments, since_snapshot
+from buffer.outbox import Outbox
 from buffer.playback import Playback, count_batches, recorded_batches
 from tests.buffer.house import FakeRouter
 
@@ -285,3 +287,48 @@ def test_a_disk_that_fills_up_past_the_cache_leaves_the_file_whole(tmp_path: Pat
     monkeypatch.setattr(os, "pwrite", real)
     journal.commit()
     assert [record.fields for record in scan(tmp_path / "one")] == [[1], [2]]
+
+
+def test_a_segment_that_finds_no_room_leaves_none_of_it_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk the half-written snapshot would take what the segment of now can still have."""
+    journal = Journal(tmp_path, sync=False, keep=False)
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError):
+        journal.rotate(["state"], bytes(1000))
+    assert [path.name for path in tmp_path.iterdir()] == ["000001.wal"]
+    journal.close()
+
+
+def test_while_the_disk_is_full_nothing_is_started_between_two_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A write in the background ends after the call that has begun it: that call proves nothing."""
+    journal = Journal(tmp_path, sync=True, keep=False)
+    outbox, real, full = Outbox(FakeRouter(), journal), os.fdatasync, True
+
+    def fdatasync(file: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(file)
+
+    def turn() -> None:
+        outbox.flush()
+        if journal._writing:
+            wait([journal._writing], timeout=10)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    journal.append("admit", [0])
+    turn()
+    for _ in range(6):
+        turn()
+        assert outbox.blocked
+    assert len(caplog.records) == 1, "told once"
+    full = False
+    for _ in range(3):
+        turn()
+    assert not outbox.blocked and journal.committed == journal.appended
+    journal.close()

@@ -1,6 +1,8 @@
 """Messages that a broken connection has swallowed, said again: nothing is counted, served or trained twice."""
 
-from buffer.entries import Stage
+from buffer.entries import NO_SLOT, Stage
+from buffer.schedulers import SyncScheduler
+from buffer.sizing import Fixed
 from tests.buffer.house import B, House, asynchronous
 
 
@@ -87,3 +89,28 @@ def test_an_actor_that_says_hello_again_gives_its_groups_to_others() -> None:
     leased = [row[0] for _, kind, body in house.router.sent[held:] if kind == "lease" for row in body["leases"]]
     assert running == set(leased), "each has a new lease"
     assert house.state.replay.ledger()["active"] == house.state.replay.admitted
+
+
+def test_a_late_push_of_a_deferred_group_takes_nothing_from_the_lease_of_now() -> None:
+    """Its first actor was only cut off and pushes what it had finished; the actor that runs it now dies after that."""
+    house = House(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5), actors=3, last_batch=2)
+    house.start()
+    replay = house.state.replay
+    group_id = min(replay.spares)
+    entry, first = replay.entries[group_id], replay.entries[group_id].actor
+    house.say("starter", "lost", {"name": first, "pid": 0, "how": "was cut off"})
+    want(house, 0)
+    for each in [each for each in replay.in_stage(Stage.RUNNING) if each.slot != NO_SLOT]:
+        house.push(each.actor, each.id, 0)
+    for each in replay.in_stage(Stage.RUNNING):
+        house.say(each.actor, "give_back", {"ids": [each.id], "partials": [], "leaving": False})
+    house.say("learner", "trained", {"index": 0})
+    house.publish(1)
+    house.hello(first)
+    house.apply(1)
+    assert entry.stage is Stage.RUNNING and entry.slot != NO_SLOT, "taken up in the next round"
+    house.push(first, group_id, 0)
+    assert entry.stage is Stage.RUNNING, "tokens of before its new slot"
+    owner = entry.actor
+    house.say("starter", "lost", {"name": owner, "pid": 0, "how": "died"})
+    assert entry.stage is Stage.RUNNING and entry.actor != owner, "another actor has it"

@@ -5,7 +5,7 @@ import pytest
 from areal_like.groups import make_head
 from buffer.admission import Bound
 from buffer.entries import Stage
-from buffer.journal import SNAPSHOT, Record
+from buffer.journal import SNAPSHOT, JournalError, Record
 from buffer.policies import fifo
 from buffer.recovery import restore, snapshot
 from buffer.replay import Replay
@@ -129,3 +129,16 @@ def test_no_choice_breaks_the_bound() -> None:
     replay._expire = lambda version: None  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="would break the staleness bound of 0"):
         replay.serve(1)
+
+
+def test_a_checkpoint_that_lacks_what_the_snapshot_counts_as_trained_is_refused() -> None:
+    """The newest checkpoint was deleted: its batches are gone, and the learner would wait for ever."""
+    records: list[Record] = []
+    replay = reborn(records, 0)
+    admit_and_push(replay, 0, 1, 2, 3)
+    train(replay, 0)
+    train(replay, 1)
+    records[:] = [Record(SNAPSHOT, *snapshot(replay))]
+    assert reborn(records, 2).trained == 4
+    with pytest.raises(JournalError, match="4 trained groups, and the newest checkpoint, of step 1, has 2"):
+        reborn(records, 1)

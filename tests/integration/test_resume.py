@@ -75,6 +75,8 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, victim: str) -> None:
     assert len(set(trained)) == len(trained) == 16 * steps
     assert sorted(trained) == list(range(16 * steps)), "a prompt was skipped"
     assert summary(run)["staleness_max"] <= 1
+    mean = sum(row["staleness/mean"] for row in rows(run)) / steps
+    assert summary(run)["staleness_mean"] == pytest.approx(mean), "of all that was trained, before the crash and after"
 
 
 @pytest.mark.integration

@@ -9,10 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors import subscriber as subscribers
-from actors.subscriber import CHUNK_BYTES, TRIES, Subscriber
+from actors import sources
+from actors.sources import CHUNK_BYTES
+from actors.subscriber import TRIES, Subscriber
 from areal_like.bus import BusError
+from areal_like.weights.codec import Encoder
+from areal_like.weights.server import WeightServer
 from areal_like.weights.state import State, TensorSpec, Update
+from learners import publisher as publishers
 from learners.publication import Coding
 from learners.publisher import Publisher
 
@@ -43,9 +47,9 @@ def moved(before: State, seed: int, density: float = 0.01) -> State:
 class Source:
     """A publisher that is given whole states, and waits for each to be announced."""
 
-    def __init__(self, folder: Path, publisher=Publisher, **coding):
+    def __init__(self, folder: Path, keys: str | None = None, **coding):
         self.manifests: list[dict] = []
-        self.publisher = publisher(f"ipc://{folder}/w", Coding(**coding), self.manifests.append)
+        self.publisher = Publisher(f"ipc://{folder}/w", Coding(**coding), self.manifests.append, keys)
 
     def publish(self, version: int, sent: State) -> dict:
         def snapshot(into=None, done=None) -> State:
@@ -121,7 +125,7 @@ def test_a_chain_of_deltas_is_the_weights(tmp_path: Path, mode: str, overlap: bo
     asyncio.run(follow())
     source.publisher.close()
     assert subscriber.totals["deltas"] == 5 and not subscriber.full_syncs
-    assert subscriber.totals["weight_bytes"] < 2 * states[0].nbytes
+    assert subscriber.stats()["weight_bytes"] < 2 * states[0].nbytes
     metrics = source.publisher.metrics
     assert metrics["publish/density"] == pytest.approx(0.01, rel=0.1) and metrics["publish/ratio"] > 20
 
@@ -136,7 +140,7 @@ def test_bits_that_the_engine_begins_with_are_built_on(source: Source) -> None:
 
     async def follow() -> None:
         await subscriber.apply(first)
-        assert engine.version == 0 and engine.loaded == [] and subscriber.totals["weight_bytes"] == 0
+        assert engine.version == 0 and engine.loaded == [] and subscriber.stats()["weight_bytes"] == 0
         await subscriber.apply(source.publish(1, moved(before, 1)))
         subscriber.close()
 
@@ -198,7 +202,7 @@ def test_a_version_that_is_gone_is_skipped_for_the_newest(source: Source) -> Non
     assert engine.loaded[0][1].tobytes() == state(3, 5000).buffer.tobytes()
 
 
-class SpoilingPublisher(Publisher):
+class SpoilingServer(WeightServer):
     """Loses the first `lost` chunks, as a connection that breaks does, and flips a bit in the first `spoilt` deltas."""
 
     lost = spoilt = 0
@@ -220,22 +224,24 @@ class SpoilingPublisher(Publisher):
 
 
 def test_chunks_that_were_lost_are_asked_for_again(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(SpoilingPublisher, "lost", 3)
-    monkeypatch.setattr(subscribers, "RETRY_SECONDS", 0.05)
-    source, engine, sent = Source(tmp_path, SpoilingPublisher), RecordingEngine(), state(1, 20 * CHUNK_BYTES + 17)
+    monkeypatch.setattr(SpoilingServer, "lost", 3)
+    monkeypatch.setattr(publishers, "WeightServer", SpoilingServer)
+    monkeypatch.setattr(sources, "RETRY_SECONDS", 0.05)
+    source, engine, sent = Source(tmp_path), RecordingEngine(), state(1, 20 * CHUNK_BYTES + 17)
     manifest = source.publish(4, sent)
     asyncio.run(asyncio.wait_for(_apply(subscriber_of(engine), manifest), 60))
-    assert engine.digest == sent.digest() and source.publisher.lost == 0
+    assert engine.digest == sent.digest() and source.publisher._server.lost == 0
     source.publisher.close()
 
 
-def test_a_spoilt_delta_ends_in_whole_weights(tmp_path: Path) -> None:
-    source, engine, before = Source(tmp_path, SpoilingPublisher), RecordingEngine(), state(1, 50_000)
+def test_a_spoilt_delta_ends_in_whole_weights(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(publishers, "WeightServer", SpoilingServer)
+    source, engine, before = Source(tmp_path), RecordingEngine(), state(1, 50_000)
     subscriber, after = subscriber_of(engine), moved(before, 1)
 
     async def follow() -> None:
         await subscriber.apply(source.publish(0, before))
-        source.publisher.spoilt = 1
+        source.publisher._server.spoilt = 1
         await subscriber.apply(source.publish(1, after))
         await subscriber.apply(source.publish(2, before))
         subscriber.close()
@@ -288,15 +294,16 @@ class Gate:
         return into
 
 
-def test_blocks_are_encoded_while_others_are_still_cast(tmp_path: Path) -> None:
+def test_blocks_are_encoded_while_others_are_still_cast(tmp_path: Path, monkeypatch) -> None:
     """The first block is through before the last is cast; nothing is announced before all are."""
     source = Source(tmp_path, block_bytes=1 << 16)
     before = State([TensorSpec("w", "bfloat16", (1024, 256))])
     source.publish(0, before)
     gate, encoded = Gate(moved(before, 1)), []
-    publication = source.publisher._publication
-    encode = publication._encoder.encode
-    publication._encoder.encode = lambda block, *rest: (encoded.append(block.start), encode(block, *rest))[1]
+    encode = Encoder.encode
+    monkeypatch.setattr(
+        Encoder, "encode", lambda self, block, *rest: encoded.append(block.start) or encode(self, block, *rest)
+    )
     learner = threading.Thread(target=source.publisher.publish, args=(1, gate))
     learner.start()
     deadline = time.monotonic() + 20

@@ -1,4 +1,4 @@
-"""What the publisher can still hand out: the newest weights, the deltas that led to them, and an anchor now and then.
+"""What a publisher or a relay can still hand out: the newest weights, the deltas that led there, and an anchor.
 
 Whoever asks says what it holds, and gets the fewest bytes that lead from there to the newest version: the chain of
 deltas since, or one merged from them; or an anchor (whole weights), with the deltas since that. An anchor is a copy of
@@ -17,7 +17,7 @@ import xxhash
 from areal_like.weights.delta import read
 from areal_like.weights.layout import Layout
 from areal_like.weights.merge import merge
-from areal_like.weights.replica import NOTHING
+from areal_like.weights.replica import NOTHING, Message
 from areal_like.weights.state import State
 
 
@@ -32,7 +32,7 @@ class Part:
     checksum: str
 
     @staticmethod
-    def of(base: int, version: int, message: bytes) -> Part:
+    def of(base: int, version: int, message: Message) -> Part:
         return Part(base, version, len(message), xxhash.xxh3_64_hexdigest(message))
 
     def row(self) -> list[int | str]:
@@ -54,15 +54,15 @@ class History:
         self._layout, self._keep, self._anchor_every = layout, keep, anchor_every
         self._lock = threading.Lock()
         self._states: dict[int, State] = {}  # the two newest versions, whole
-        self._chain: dict[int, tuple[Part, bytes]] = {}  # base → the delta to the next version, without gaps
+        self._chain: dict[int, tuple[Part, Message]] = {}  # base → the delta to the next version, without gaps
         self._merged: dict[tuple[int, int], tuple[Part, bytes]] = {}
         self._digests: dict[int, str] = {}  # of the bases in the chain
         self._anchor: tuple[Part, np.ndarray] | None = None
         self.version, self.digest = NOTHING, ""
 
-    def add(self, version: int, digest: str, state: State, message: bytes | None) -> None:
-        """`state` is the newest now, and must not change until it is released; `message` leads there from the one
-        before (None: none does)."""
+    def add(self, version: int, digest: str, state: State | None, message: Message | None) -> None:
+        """`state` is the newest now, and must not change until it is released (None: nobody holds it whole); `message`
+        leads there from the one before (None: none does)."""
         part = None if message is None else Part.of(self.version, version, message)
         with self._lock:
             self._merged.clear()
@@ -73,23 +73,26 @@ class History:
                 self._chain[self.version] = (part, message)
                 self._digests[self.version] = self.digest
             self._states = {old: kept for old, kept in self._states.items() if old == self.version}
-            self._states[version] = state
+            if state is not None:
+                self._states[version] = state
             self.version, self.digest = version, digest
-            self._trim(state.nbytes)
+            self._trim(self._layout.nbytes)
 
     def release(self, state: State) -> None:
         """This state is going to change: it is no version any more."""
         with self._lock:
             self._states = {version: kept for version, kept in self._states.items() if kept is not state}
 
-    def plan(self, version: int, held: int, digest: str) -> list[Part]:
+    def plan(self, version: int, held: int, digest: str) -> list[Part] | None:
         """What to fetch, in this order, to get to `version` from the version `held`, if its bits have that digest;
-        nothing if there is no way any more."""
+        nothing if there is no way any more. None: not yet; the version, or any whole state, is still to come."""
         with self._lock:
+            if version > self.version:
+                return None
             way = self._way(held, version) if held < version and self._digests.get(held) == digest else []
             if way and _size(way) <= self._layout.nbytes + HEADS:
                 return way
-            return self._from_anchor(version)
+            return self._from_anchor(version) or ([] if self._states else None)
 
     def payload(self, base: int, version: int) -> memoryview | None:
         """The bytes of a part, if they are still here."""

@@ -7,11 +7,11 @@ import pytest
 from areal_like.weights.codec import Encoder, Lanes
 from areal_like.weights.delta import Head, write
 from areal_like.weights.digest import text_of
+from areal_like.weights.history import History, Part
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack
 from areal_like.weights.replica import NOTHING, Desync, Replica
 from areal_like.weights.state import State, TensorSpec
-from learners.history import History, Part
 
 SPECS = [
     TensorSpec("norm", "bfloat16", (24,)),

@@ -1,0 +1,192 @@
+"""Where an actor gets weights from: relays, if it was told of any, and the learner's publisher in the end.
+
+One is asked at a time, the nearest first. A relay that says nothing for a while, or has nothing new to say, or has not
+what is asked for, is left for the next one, and for some time after; the publisher is last, and is waited for: what is
+missing is asked for again, for a connection that broke loses messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from areal_like.bus import AsyncDealer, BusError
+from areal_like.weights.replica import Desync
+from areal_like.wire import Message
+
+log = logging.getLogger(__name__)
+CHUNK_BYTES = 1 << 20
+CHUNKS_IN_FLIGHT = 8
+RETRY_SECONDS = 5.0
+"""When the publisher has sent nothing for so long, what is missing is asked for again."""
+RELAY_SECONDS = 3.0
+"""When a relay has sent nothing for so long, it is left."""
+LOOK_SECONDS = 0.25
+"""How often one who waits for a plan looks whether there is news."""
+PATIENCE_SECONDS = 10.0
+"""When a relay says "later" for so long, while nothing more has come to it, it is left: relays may wait for one another
+in a circle while the buffer gives them other places."""
+AVOID_SECONDS = 60.0
+"""For so long one that was left is not asked again."""
+
+Row = tuple[int, int, int, str]
+"""(base, version, bytes, checksum) of a part."""
+
+
+class Superseded(Exception):
+    """What was asked for is no longer held; there is something newer."""
+
+
+class Unreachable(Exception):
+    """A relay does not deliver; the text says why."""
+
+
+class Sources:
+    """`connect(endpoint, peer=, key=)` opens a dealer. `received` counts bytes, `relayed` those of relays among them,
+    `left` the times that a relay was left."""
+
+    def __init__(self, name: str, connect: Callable[..., AsyncDealer]):
+        self._name, self._connect = name, connect
+        self._dealer: AsyncDealer | None = None
+        self._endpoint = ""
+        self._relays: list[list[str]] = []
+        self._publisher = ""
+        self._avoided: dict[str, float] = {}
+        self.received = self.relayed = self.left = 0
+
+    def set(self, manifest: dict[str, Any]) -> None:
+        """Those that an announcement names, from now on."""
+        relays = manifest.get("relays", [])
+        self._relays, self._publisher = [[str(part) for part in relay] for relay in relays], manifest["endpoint"]
+        self._choose()
+
+    def leave(self, reason: object) -> bool:
+        """Turn to the next one. False: there is none."""
+        if self._endpoint == self._publisher:
+            return False
+        log.warning("%s: weights are fetched elsewhere than from the relay %s: %s", self._name, self._endpoint, reason)
+        self.left += 1
+        self._avoided[self._endpoint] = time.monotonic()
+        self._choose()
+        return True
+
+    def _choose(self) -> None:
+        now = time.monotonic()
+        self._avoided = {each: since for each, since in self._avoided.items() if now - since < AVOID_SECONDS}
+        offers = [offer for offer in self._relays if offer[0] not in self._avoided]
+        endpoint, key = offers[0] if offers else (self._publisher, "")
+        if self._dealer is None or endpoint != self._endpoint:
+            self.close()
+            peer = "learner's publisher" if endpoint == self._publisher else "relay"
+            self._dealer, self._endpoint = self._connect(endpoint, self._name, peer, key=key), endpoint
+
+    async def plan(self, version: int, held: int, digest: str, other_relays: Callable[[], bool]) -> list[Row]:
+        """The parts that lead from what is held to a version, or to the newest that the source has. Raises Superseded
+        where none do, or where there are `other_relays` to ask meanwhile; Unreachable; Desync."""
+        body = {"version": version, "held": held, "digest": digest}
+        self._send("sync", body)
+        heard = moved = time.monotonic()
+        progress = -1
+        while True:
+            message = await self._within(LOOK_SECONDS)
+            now = time.monotonic()
+            if message is None:
+                if self._silent(now - heard):
+                    self._send("sync", body)
+                    heard = now
+            elif message.body.get("version") == version:  # else left over from what was given up
+                heard = now
+                if message.kind == "plan":
+                    return self._checked(message.body["parts"])
+                if message.kind == "later" and message.body["progress"] != progress:
+                    moved, progress = now, message.body["progress"]
+            if other_relays():
+                raise Superseded
+            if self._is_relay() and now - moved > PATIENCE_SECONDS:
+                raise Unreachable(f"it waits for version {version} itself, and for {PATIENCE_SECONDS:.0f} s in vain")
+
+    def _checked(self, parts: Sequence[Any]) -> list[Row]:
+        if not parts:
+            raise Superseded
+        for row in parts:
+            if not isinstance(row, list) or [type(each) for each in row] != [int, int, int, str]:
+                raise Desync("wrong plan")
+        return [tuple(row) for row in parts]
+
+    async def fetch(self, base: int, version: int, into: np.ndarray) -> None:
+        """Fill `into` with a part. Raises Superseded, Unreachable, Desync."""
+        offsets = iter(range(0, into.nbytes, CHUNK_BYTES))
+        waiting: set[int] = set()
+
+        def ask(offset: int | None) -> None:
+            if offset is not None:
+                waiting.add(offset)
+                self._send("fetch", {"base": base, "version": version, "offset": offset, "size": CHUNK_BYTES})
+
+        for _ in range(CHUNKS_IN_FLIGHT):
+            ask(next(offsets, None))
+        while waiting:
+            message = await self._within(RELAY_SECONDS if self._is_relay() else RETRY_SECONDS)
+            if message is None:
+                self._silent(RETRY_SECONDS)
+                for offset in sorted(waiting):
+                    ask(offset)
+                continue
+            body = message.body
+            if message.kind == "gone" and body["version"] == version:
+                raise Superseded
+            if message.kind != "chunk" or (body["base"], body["version"]) != (base, version):
+                continue  # left over from a fetch that was given up
+            offset = body["offset"]
+            if offset not in waiting:
+                continue
+            expected = min(CHUNK_BYTES, into.nbytes - offset)
+            if message.payload.nbytes != expected:
+                raise Desync("wrong size", f"a chunk of {message.payload.nbytes} bytes where {expected} were asked for")
+            into[offset : offset + expected] = np.frombuffer(message.payload, np.uint8)
+            self.received += expected
+            self.relayed += expected if self._is_relay() else 0
+            waiting.discard(offset)
+            ask(next(offsets, None))
+
+    def _is_relay(self) -> bool:
+        return self._endpoint != self._publisher
+
+    def _send(self, kind: str, body: dict[str, Any]) -> None:
+        assert self._dealer
+        self._dealer.send(kind, body)
+
+    async def _within(self, seconds: float) -> Message | None:
+        """The next message, or None after so many seconds."""
+        assert self._dealer
+        try:
+            return await asyncio.wait_for(self._dealer.receive(), seconds)
+        except TimeoutError:
+            return None
+
+    def _silent(self, seconds: float) -> bool:
+        """Nothing has come for so long: is the publisher to be asked again? Raises Unreachable if it is a relay's turn
+        to be left, BusError if the publisher does not let this actor in."""
+        assert self._dealer
+        try:
+            self._dealer.link.check()
+        except BusError as error:
+            if self._is_relay():
+                raise Unreachable(error) from None
+            raise
+        if self._is_relay() and seconds >= RELAY_SECONDS:
+            raise Unreachable(f"it has sent nothing for {seconds:.0f} s")
+        if seconds < RETRY_SECONDS:
+            return False
+        log.warning("%s: the publisher has sent nothing for %.0f s", self._name, seconds)
+        return True
+
+    def close(self) -> None:
+        if self._dealer:
+            self._dealer.close()
+            self._dealer = None

@@ -1,0 +1,111 @@
+"""Serves a history of weights, in chunks, to whoever asks: the learner's publisher does, and relays beside actors.
+
+Who says `sync` says which version it wants, which one it holds and the digest of that, and gets a plan: which parts
+(`areal_like.weights.history`) lead there; none if none do. Parts are fetched in chunks; one that is no longer held is
+answered with `gone`, and the asker turns to the newest. A plan may lead to another version than was asked for, the
+newest here: one who is behind is brought forward by a relay that is not at the end itself. Where there is nothing new
+for the asker yet, the answer is `later`, with how far things have come, now and again until a plan can be made.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from areal_like.bus import Router
+from areal_like.weights.history import History
+from areal_like.weights.replica import NOTHING
+from areal_like.wire import Message, WireError
+
+MAX_CHUNK_BYTES = 4 << 20
+MAX_FRAME_BYTES = 4096
+"""Of what is received: small requests, and nothing else."""
+UNSENT_CHUNKS = 32
+"""That may wait for one subscriber; it asks for no more than a few at once."""
+LOOK_SECONDS = 0.002
+"""How often it looks whether a version that somebody waits for is there."""
+LATER_SECONDS = 0.5
+"""How often those who wait are told so."""
+MOST_WAITING = 10_000
+"""Peers. More are not listened to; they come again."""
+
+
+class WeightServer:
+    """Serves what `history()` returns, if anything yet, on `endpoint`, in a thread of its own. `progress()` is any
+    number that grows while more is on its way. `keys` see `areal_like.keys`; with `as_client` it shows a client's pair,
+    and not the server's."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        keys: str | None,
+        history: Callable[[], History | None],
+        progress: Callable[[], int] = int,
+        *,
+        as_client: bool = False,
+    ):
+        self._router = Router(endpoint, keys, max_frame=MAX_FRAME_BYTES, unsent=UNSENT_CHUNKS, as_client=as_client)
+        self.endpoint, self.key = self._router.endpoint, self._router.key
+        self._history, self._progress = history, progress
+        self._waiting: dict[bytes, Message] = {}
+        self._told = 0.0
+        self._ending = threading.Event()
+        self.bytes_sent = 0
+        self._thread = threading.Thread(target=self._serve, name="weights", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        answers = {"sync": self._plan, "fetch": self._chunk}
+        while not self._ending.is_set():
+            received = self._router.receive(timeout=LOOK_SECONDS if self._waiting else 0.2)
+            if self._waiting:
+                self._look_again()
+            if received is None:
+                continue
+            peer, message = received
+            if isinstance(message, WireError):
+                continue
+            if message.kind in answers:
+                answers[message.kind](peer, message)
+            else:
+                self._router.refuse(peer, f"weights are served to sync and fetch, not {message.kind!r}")
+
+    def _look_again(self) -> None:
+        for peer in list(self._waiting):
+            self._plan(peer, self._waiting.pop(peer))
+        now = time.monotonic()
+        if self._waiting and now - self._told >= LATER_SECONDS:
+            self._told = now
+            for peer, message in self._waiting.items():
+                self._later(peer, message)
+
+    def _plan(self, peer: bytes, message: Message) -> None:
+        history = self._history()
+        version, held, digest = (message.body[key] for key in ("version", "held", "digest"))
+        parts = history.plan(version, held, digest) if history else None
+        if history and not parts and NOTHING < held < history.version:  # who has just joined knows of no other version
+            parts = history.plan(history.version, held, digest) or parts
+        if parts is not None:
+            self._router.send(peer, "plan", {"version": version, "parts": [part.row() for part in parts]})
+        elif len(self._waiting) < MOST_WAITING:
+            self._waiting[peer] = message
+
+    def _later(self, peer: bytes, message: Message) -> None:
+        self._router.send(peer, "later", {"version": message.body["version"], "progress": self._progress()})
+
+    def _chunk(self, peer: bytes, message: Message) -> None:
+        base, version, offset, size = (message.body[key] for key in ("base", "version", "offset", "size"))
+        history = self._history()
+        payload = history.payload(base, version) if history else None
+        if payload is None or not 0 <= offset < payload.nbytes or size < 1:
+            self._router.send(peer, "gone", {"version": version})
+            return
+        chunk = payload[offset : offset + min(size, MAX_CHUNK_BYTES)]
+        self.bytes_sent += chunk.nbytes
+        self._router.send(peer, "chunk", {"base": base, "version": version, "offset": offset}, [chunk])
+
+    def close(self) -> None:
+        self._ending.set()
+        self._thread.join(timeout=2.0)
+        self._router.close()

@@ -1,0 +1,57 @@
+"""Which weights the learner has published: a sample that says it was made by any others is not trained on.
+
+Each group carries, for every version that made one of its tokens, the digest of the weights that its actor held. The
+buffer compares them when a group is pushed; the learner does so again before it makes a gradient of them, against a
+record of its own: `RUN/published.log`, a line "VERSION DIGEST" per publication, written before the version is announced
+and never changed. So what a crash has cut off from the checkpoint is still known after a resume; a version has two
+lines if it did not come out bit for bit as before. A replay trains on what another run has made, and asks its record.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+from areal_like.types import Batch
+
+FILE = "published.log"
+
+
+class AttestationError(RuntimeError):
+    """A batch that was made by weights which the learner has not published."""
+
+
+class Attestation:
+    """The record of `run`. With `recorded`, the folder of a run that is replayed, batches are held against its record
+    instead. Raises FileNotFoundError if that has none."""
+
+    def __init__(self, run: Path, recorded: Path | None = None):
+        self._known: dict[int, set[str]] = defaultdict(set)
+        self._path, self._recorded = run / FILE, recorded
+        self._path.touch()
+        text = self._path.read_text()
+        if text and not text.endswith("\n"):
+            self._path.write_text(text[: text.rfind("\n") + 1])  # torn by a crash: that version was not announced
+        for line in (recorded / FILE if recorded else self._path).read_text().splitlines():
+            version, _, digest = line.partition(" ")
+            self._known[int(version)].add(digest)
+
+    def add(self, version: int, digest: str) -> None:
+        """These weights are about to be published. Any thread."""
+        if self._recorded is None and digest in self._known[version]:
+            return  # a resume has repeated it
+        with self._path.open("a") as file:
+            file.write(f"{version} {digest}\n")
+        if self._recorded is None:
+            self._known[version].add(digest)
+
+    def check(self, batch: Batch) -> None:
+        """Raises AttestationError, which names group, actor and version."""
+        for group in batch.groups:
+            for version, digest in group.digests.items():
+                if digest not in self._known.get(version, ()):
+                    made = f"group {group.id} of {group.actor or 'an actor before the resume'}"
+                    raise AttestationError(
+                        f"batch {batch.index}, {made}: its tokens of version {version} were made by weights with the "
+                        f"digest {digest[:40]}, which this learner has not published; the batch is not trained"
+                    )

@@ -1,0 +1,286 @@
+"""From "the new weights are there" to "applied and verified elsewhere": over loopback, slow links, to many actors.
+
+    python -m scripts.bench.transfers [--json FILE] [--millions 100] [--repeats N] [--mbit 100 1000] [--actors 16]
+
+A publisher in one process, each actor in its own, TCP on loopback; random bfloat16 weights of which .1 % change from
+one version to the next, as in `scripts.bench.delta`. Seconds are those of the clock, from the end of the cast to the
+last actor's "applied", of the fastest repeat. Contenders: `delta` (the default), `full` (whole weights, chunked,
+buffers used again), `gather` (torch nonzero and gather, int32 indices, by the same sockets; no digest, but a checksum).
+
+Without --mbit the link is loopback itself, and `delta_over_memcpy` and the like are the figures. With it, the bench
+runs in a network namespace of its own, in which every process that serves weights has a link of that many Mbit/s (htb,
+frames of 1,500 bytes): that takes root. With --actors, of `--few-millions` weights, once with the learner serving all
+and once with relays (`weights.fanout` 2 and 4): `egress` is what the learner has sent per version over what one actor
+has received.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from actors.relay import Relay
+from actors.subscriber import Subscriber
+from areal_like.weights.history import Part
+from areal_like.weights.replica import NOTHING
+from areal_like.weights.server import WeightServer
+from areal_like.weights.state import State, Update
+from buffer.relays import Relays
+from learners.publication import Coding
+from learners.publisher import Publisher
+from scripts.bench.delta import changed, weights
+
+ANY_PORT = "tcp://127.0.0.1:0"
+SECONDS = 600.0
+DENSITY = 0.001
+
+
+class NoEngine:
+    """Takes what it is given."""
+
+    version, digest = -1, ""
+
+    async def load(self, update: Update) -> None:
+        self.version, self.digest = update.version, update.digest
+
+
+# ---- the actors' side -----------------------------------------------------------------------------------------------
+
+
+async def _follow(pipe: Connection, number: int) -> None:
+    engine = NoEngine()
+    subscriber = Subscriber(engine, f"actor-{number}", lambda *_: None)
+    subscriber.relay = Relay(ANY_PORT, lambda: subscriber.sources.received, keep=2, anchor_every=50)
+    pipe.send(subscriber.relay.offer)
+    while manifest := await asyncio.to_thread(pipe.recv):
+        if manifest["digest"] == "gather":
+            await _scatter(subscriber, manifest)
+        else:
+            await subscriber.apply(manifest)
+        pipe.send((time.monotonic(), subscriber.sources.received))
+
+
+async def _scatter(subscriber: Subscriber, manifest: dict[str, Any]) -> None:
+    subscriber.sources.set(manifest)
+    ((base, version, nbytes, checksum),) = await subscriber.sources.plan(manifest["version"], NOTHING, "", bool)
+    message = np.empty(nbytes, np.uint8)
+    await subscriber.sources.fetch(base, version, message)
+    if Part.of(base, version, message.data).checksum != checksum:
+        raise AssertionError("wrong checksum")
+    count = nbytes // 6
+    index, values = torch.from_numpy(message[: 4 * count].view(np.int32)), message[4 * count :].view(np.int16)
+    torch.from_numpy(subscriber.replica.state.buffer.view(np.int16))[index.long()] = torch.from_numpy(values)
+
+
+def actor(pipe: Connection, number: int) -> None:
+    torch.set_num_threads(1)
+    asyncio.run(_follow(pipe, number))
+
+
+# ---- the learner's side ---------------------------------------------------------------------------------------------
+
+
+class Blob:
+    """One message, in place of a `History`."""
+
+    version = 1
+
+    def __init__(self, message: bytes):
+        self._message = message
+
+    def plan(self, version: int, held: int, digest: str) -> list[Part]:
+        return [Part.of(0, version, self._message)]
+
+    def payload(self, base: int, version: int) -> memoryview:
+        return memoryview(self._message)
+
+
+class Bench:
+    """Actors that follow two states by turns, and what it takes."""
+
+    def __init__(self, millions: int, actors: int, fanout: int, limit: Callable[[list[str]], None]):
+        rng = np.random.default_rng(0)
+        self.states = [weights(millions, rng)]
+        self.states.append(changed(self.states[0], DENSITY, rng))
+        self.tree, self.pipes, self.processes = Relays(fanout), list[Connection](), []
+        self._began, self._limit = 0.0, limit
+        spawn = multiprocessing.get_context("spawn")
+        self.offers = []
+        for number in range(actors):
+            ours, theirs = spawn.Pipe()
+            process = spawn.Process(target=actor, args=(theirs, number), daemon=True)
+            process.start()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        for number, pipe in enumerate(self.pipes):
+            self.offers.append(pipe.recv())
+            self.tree.join(str(number), **self.offers[-1])
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.terminate()
+            process.join(10)
+
+    def _announce(self, manifest: dict[str, Any]) -> None:
+        for number, pipe in enumerate(self.pipes):
+            pipe.send({**manifest, "relays": self.tree.above(str(number))})
+
+    def _arrivals(self) -> tuple[float, int]:
+        """When the last actor had applied, and what one has received so far."""
+        answers = []
+        for pipe in self.pipes:
+            if not pipe.poll(SECONDS):
+                raise TimeoutError("an actor does not answer")
+            answers.append(pipe.recv())
+        return max(at for at, _ in answers), answers[0][1]
+
+    def _snapshot(self, sent: State) -> Callable[..., State]:
+        def snapshot(into: State | None = None, done: Callable[[int], None] | None = None) -> State:
+            state = into or State(sent.specs)
+            np.copyto(state.buffer, sent.buffer)
+            self._began = time.monotonic()
+            if done:
+                done(state.nbytes)
+            return state
+
+        return snapshot
+
+    def publish(self, coding: str, repeats: int) -> dict[str, float]:
+        """Seconds of the fastest, bytes of one version, and what the learner has sent over what one actor got."""
+        publisher = Publisher(ANY_PORT, Coding(coding=coding, keep=2), self._announce)
+        self._limit([publisher.endpoint, *(offer["endpoint"] for offer in self.offers)])
+        best, per_version, egress, got = float("inf"), 0, 0.0, 0
+        for version in range(repeats + 2):
+            before = publisher.metrics["publish/bytes"]
+            publisher.publish(version, self._snapshot(self.states[version % 2]))
+            publisher.wait()
+            at, received = self._arrivals()
+            if version > 1:  # the first is an anchor for all, the second warms up
+                best, per_version = min(best, at - self._began), received - got
+                egress = (publisher.metrics["publish/bytes"] - before) / per_version
+            got = received
+        publisher.close()
+        return {"seconds": best, "bytes": per_version, "egress": egress}
+
+    def gather(self, repeats: int) -> dict[str, float]:
+        """What peers do; the actors' states are there from `publish`."""
+        old, new = (torch.from_numpy(state.buffer.view(np.int16)) for state in self.states)
+        best, nbytes = float("inf"), 0
+        for _ in range(repeats):
+            began = time.monotonic()
+            index = (old != new).nonzero().flatten().to(torch.int32)
+            blob = Blob(index.numpy().tobytes() + new[index].numpy().tobytes())
+            server = WeightServer(ANY_PORT, None, lambda blob=blob: blob)  # type: ignore[misc]
+            connecting = time.monotonic()
+            self._limit([server.endpoint])
+            limited = time.monotonic() - connecting
+            self._announce({"version": 1, "digest": "gather", "endpoint": server.endpoint})
+            at, _ = self._arrivals()
+            best, nbytes = min(best, at - began - limited), server.bytes_sent
+            server.close()
+        return {"seconds": best, "bytes": nbytes, "egress": 1.0}
+
+
+def memcpy_seconds(state: State, repeats: int) -> float:
+    target, best = np.zeros_like(state.buffer), float("inf")
+    for _ in range(repeats + 2):
+        began = time.monotonic()
+        np.copyto(target, state.buffer)
+        best = min(best, time.monotonic() - began)
+    return best
+
+
+# ---- links ----------------------------------------------------------------------------------------------------------
+
+
+def no_limit(_endpoints: list[str]) -> None:
+    """Loopback as it is."""
+
+
+def limiter(mbit: int) -> Callable[[list[str]], None]:
+    """A link of its own for whatever is sent from each endpoint's port; in this process' network namespace."""
+
+    def limit(endpoints: list[str]) -> None:
+        subprocess.run(["tc", "qdisc", "del", "dev", "lo", "root"], check=False, stderr=subprocess.DEVNULL)
+        _tc("qdisc add dev lo root handle 1: htb")
+        for number, endpoint in enumerate(endpoints, 1):
+            _tc(f"class add dev lo parent 1: classid 1:{number} htb rate {mbit}mbit burst 32k cburst 32k")
+            port = endpoint.rpartition(":")[2]
+            match = f"u32 match ip sport {port} 0xffff flowid 1:{number}"
+            _tc(f"filter add dev lo protocol ip parent 1: prio 1 {match}")
+
+    return limit
+
+
+def _tc(text: str) -> None:
+    subprocess.run(["tc", *text.split()], check=True)
+
+
+def in_namespace(args: list[str]) -> None:
+    """Run this bench again in a network namespace of its own."""
+    command = [sys.executable, "-m", "scripts.bench.transfers", "--inside", *args]
+    up = "ip link set lo mtu 1500 up"
+    subprocess.run(["unshare", "-n", "sh", "-c", f'{up} && exec "$@"', "sh", *command], check=True)
+
+
+def measure(args: argparse.Namespace) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for mbit in args.mbit or [0]:
+        limit, name = (limiter(mbit), f"{mbit}mbit") if mbit else (no_limit, "loopback")
+        if args.actors:
+            for fanout in (0, 2, 4):
+                bench = Bench(args.few_millions, args.actors, fanout, limit)
+                for coding in ("delta", "full"):
+                    found = bench.publish(coding, args.repeats)
+                    metrics |= {f"{name}_fanout{fanout}_{coding}_{key}": value for key, value in found.items()}
+                bench.close()
+            continue
+        bench = Bench(args.millions, 1, 0, limit)
+        memcpy = memcpy_seconds(bench.states[0], args.repeats)
+        results = {coding: bench.publish(coding, args.repeats) for coding in ("full", "delta")}
+        results["gather"] = bench.gather(args.repeats)
+        bench.close()
+        for coding, found in results.items():
+            metrics |= {f"{name}_{coding}_{key}": value for key, value in found.items() if key != "egress"}
+            if not mbit:
+                metrics[f"{coding}_over_memcpy"] = found["seconds"] / memcpy
+    return metrics
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="publish → applied")
+    parser.add_argument("--json", type=Path, help="write the metrics to this file")
+    parser.add_argument("--millions", type=int, default=100)
+    parser.add_argument("--few-millions", type=int, default=20, help="weights where there are many actors")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--mbit", type=int, nargs="+", help="speeds of the link, Mbit/s; needs root")
+    parser.add_argument("--actors", type=int, default=0, help="so many at once, with and without relays")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.mbit and not args.inside:
+        in_namespace(sys.argv[1:])
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    metrics = measure(args)
+    for name, value in metrics.items():
+        print(f"{name:40s} {value:10.4g}")
+    if args.json:
+        args.json.write_text(json.dumps(metrics, indent=1))
+
+
+if __name__ == "__main__":
+    main()

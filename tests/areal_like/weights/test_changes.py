@@ -1,0 +1,70 @@
+"""What an engine writes after deltas: enough for the bits of a full load, and nothing that has not changed."""
+
+import numpy as np
+import pytest
+import torch
+
+from areal_like.models import write_state
+from areal_like.weights.layout import Layout
+from areal_like.weights.replica import Replica
+from areal_like.weights.state import State
+from tests.areal_like.weights.states import changed, compile_from, message, random_state, specs_of
+
+BLOCK = 8192
+
+
+def bits_of(tensors: dict[str, torch.Tensor]) -> list[bytes]:
+    return [tensor.view(torch.uint8).numpy().tobytes() for tensor in tensors.values() if tensor.numel()]
+
+
+def tensors_of(state: State) -> dict[str, torch.Tensor]:
+    dtypes = {spec.name: getattr(torch, spec.dtype) for spec in state.specs}
+    tensors = {spec.name: torch.zeros(spec.shape, dtype=dtypes[spec.name]) for spec in state.specs}
+    write_state(state, tensors)
+    return tensors
+
+
+@pytest.mark.parametrize("compiled_from", [0, 1 << 60])
+@pytest.mark.parametrize("mode", ["ulp", "absolute"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn"])
+def test_a_chain_of_deltas_is_written_as_a_full_load_would(dtype, mode, compiled_from, monkeypatch) -> None:
+    compile_from(monkeypatch, compiled_from)
+    rng, layout = np.random.default_rng(0), Layout(specs_of(dtype), BLOCK)
+    before = random_state(layout.specs, rng)
+    replica = Replica(State(before.specs, before.buffer.copy()))
+    replica.shape(layout.specs, BLOCK)
+    assert replica.same_bits(0, before.digest())
+    tensors, version = tensors_of(before), 0
+    for densities in ([0.001], [0.01, 0.01], [0.0], [0.2], [0.9, 0.001], [0.003] * 3):
+        messages, start = [], before
+        for density in densities:
+            after = changed(before, density, rng)
+            messages.append(message(before, after, layout, mode, version, version + 1))
+            before, version = after, version + 1
+        replica.take(None, messages, version, before.digest())
+        changes = replica.changes()
+        assert changes is not None and changes.since == start.digest()
+        write_state(replica.state, tensors, changes)
+        assert bits_of(tensors) == bits_of(tensors_of(before))
+        named = sum(
+            where.stop - where.start if isinstance(where, slice) else where.size
+            for found in changes.tensors.values()
+            for where in found
+        )
+        if max(densities) <= 0.003:
+            plain = sum(spec.count for spec in layout.specs if spec.count < 4096)
+            assert named <= 3 * plain + 4 * sum(densities) * layout.nbytes
+
+
+def test_whole_weights_leave_nothing_to_go_by() -> None:
+    rng, layout = np.random.default_rng(0), Layout(specs_of("bfloat16"), BLOCK)
+    state, replica = random_state(layout.specs, rng), Replica()
+    replica.shape(layout.specs, BLOCK)
+    replica.forget()
+    replica.state.buffer[:] = state.buffer
+    replica.take(5, [], 5, state.digest())
+    assert replica.changes() is None
+    after = changed(state, 0.01, rng)
+    replica.take(None, [message(state, after, layout, base=5, version=6)], 6, after.digest())
+    changes = replica.changes()
+    assert changes is not None and changes.since == state.digest() and changes.tensors

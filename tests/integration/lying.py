@@ -1,0 +1,32 @@
+"""Components of a run in which an actor names wrong digests, and the buffer does not look: what says the learner?"""
+
+import os
+from collections.abc import Sequence
+
+LIE = "f" * 32
+
+
+def blind(rewards: Sequence[float], lengths: Sequence[int]) -> str:
+    """A filter, which the buffer calls: from its first group on digests are believed."""
+    from buffer import checks
+
+    checks._check_digests = lambda *_: None
+    return ""
+
+
+async def lying(engine, reward, prompt, limits, request, filler=0):
+    """A workflow; the actors call it. In one of them later groups get a wrong digest for version 2."""
+    from actors.workflows import single_turn
+    from areal_like.client import ActorClient
+
+    push = ActorClient.push
+
+    def push_a_lie(self, group) -> None:
+        if self.name == "actor-1" and 2 in group.digests:
+            group.digests[2] = LIE
+        push(self, group)
+
+    if not os.environ.get("LYING"):
+        os.environ["LYING"] = "yes"
+        ActorClient.push = push_a_lie
+    return await single_turn(engine, reward, prompt, limits, request, filler)

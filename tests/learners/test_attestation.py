@@ -1,0 +1,53 @@
+"""The learner's own record of what it has published, and the batches that it refuses by it."""
+
+from pathlib import Path
+
+import pytest
+
+from areal_like.types import Batch, Group
+from learners.attestation import FILE, Attestation, AttestationError
+
+
+def batch(*digests: dict[int, str], actor: str = "actor-1") -> Batch:
+    return Batch(7, 3, [Group(number, [], made, actor=actor) for number, made in enumerate(digests, 40)])
+
+
+def test_a_digest_that_was_not_published_is_refused_by_name(tmp_path: Path) -> None:
+    record = Attestation(tmp_path)
+    for version in range(3):
+        record.add(version, f"d{version}")
+    record.check(batch({0: "d0"}, {1: "d1", 2: "d2"}))
+    with pytest.raises(AttestationError, match=r"batch 7, group 41 of actor-1: .* version 2 .* digest d1,"):
+        record.check(batch({0: "d0"}, {1: "d1", 2: "d1"}))
+    with pytest.raises(AttestationError, match="version 3"):
+        record.check(batch({3: "d0"}))
+
+
+def test_what_was_published_is_known_after_a_resume(tmp_path: Path) -> None:
+    """A crash may tear the last line: nobody was told of that version."""
+    before = Attestation(tmp_path)
+    for version in range(3):
+        before.add(version, f"d{version}")
+    (tmp_path / FILE).write_text((tmp_path / FILE).read_text()[:-2])
+    again = Attestation(tmp_path)
+    again.check(batch({0: "d0", 1: "d1"}))
+    for digest in ("d2", "d"):
+        with pytest.raises(AttestationError, match=f"version 2 .* digest {digest},"):
+            again.check(batch({2: digest}))
+    again.add(1, "d1")
+    again.add(2, "other")
+    assert (tmp_path / FILE).read_text() == "0 d0\n1 d1\n2 other\n"
+    Attestation(tmp_path).check(batch({1: "d1", 2: "other"}))
+
+
+def test_a_replay_asks_the_record_of_the_run_that_is_replayed(tmp_path: Path) -> None:
+    recorded, replay = tmp_path / "recorded", tmp_path / "replay"
+    for folder in (recorded, replay):
+        folder.mkdir()
+    Attestation(recorded).add(0, "d0")
+    again = Attestation(replay, recorded)
+    again.add(0, "another loss")
+    again.check(batch({0: "d0"}))
+    with pytest.raises(AttestationError):
+        again.check(batch({0: "another loss"}))
+    assert (recorded / FILE).read_text() == "0 d0\n" and (replay / FILE).read_text() == "0 another loss\n"
