@@ -104,7 +104,7 @@ class TorchLearner(Objective):
         self._specs = specs_of(self.model, publish_dtype)
         self._adapters = None if lora is None else Adapters(self.model, seed, dtype, **lora)
         self._reference = _frozen(self.model, dtype) if self.needs_reference and lora is None else self.model
-        for each in {self.model, self._reference}:  # one, or two
+        for each in dict.fromkeys((self.model, self._reference)):  # one, or two
             prepare(each, self.ranks, max_logits, compile, checkpoint_activations)
         self.optimizer = MasterAdamW(
             self.model,
