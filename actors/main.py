@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 from actors.relay import Relay
@@ -31,11 +32,12 @@ DELIVERY_SECONDS = 0.5
 """How long an actor that was told to end waits for its last message to leave."""
 
 
-def build_engine(config: Any, vocab_size: int) -> tuple[Any, State | None]:
+def build_engine(config: Any, vocab_size: int, folder: Path) -> tuple[Any, State | None]:
     """The engine of the config; one that needs a model gets it, with its weights rounded as the learner rounds them:
-    those come as well."""
+    those come as well. One that has processes of its own keeps their files in `folder`."""
     state = None
-    if not getattr(resolve("engine", config.engine.name), "needs_model", False):
+    kind = resolve("engine", config.engine.name)
+    if not getattr(kind, "needs_model", False):
         engine = build("engine", config.engine)
     else:
         import torch
@@ -45,7 +47,7 @@ def build_engine(config: Any, vocab_size: int) -> tuple[Any, State | None]:
         torch.set_num_threads(config.actors.threads)
         model = build("model", config.model, config.run.seed, vocab_size)
         state = publishable(model)
-        engine = build("engine", config.engine, model)
+        engine = build("engine", config.engine, model, *([folder] if getattr(kind, "needs_folder", False) else []))
         engine.digest = state.digest()
     engine.version = -1  # until the learner says of which version these bits are
     return engine, state
@@ -94,7 +96,7 @@ async def _until_the_run_is_gone(role: Role, endpoint: str) -> None:
 async def serve(role: Role) -> None:
     config = role.config
     task = build("task", config.task, config.run.seed)
-    engine, state = build_engine(config, task.vocab_size)
+    engine, state = build_engine(config, task.vocab_size, role.run / "servers" / role.name)
     rewards = config.rewards
     pool = RewardPool(
         workers=rewards.workers,
@@ -118,6 +120,8 @@ async def serve(role: Role) -> None:
     session = Session(client, worker, subscriber)
     client.hello()
     jobs = [session.receive(), session.renew_when_cut(), _heartbeat(client, worker, subscriber, pool), subscriber.run()]
+    if hasattr(engine, "watch"):
+        jobs.append(engine.watch())
     ends = [_until_told_to_end(worker), _until_the_run_is_gone(role, buffer)]
     tasks = [asyncio.create_task(job) for job in [*jobs, *ends]]
     try:

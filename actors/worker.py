@@ -42,13 +42,16 @@ class Rollout:
 
 @dataclass(slots=True)
 class _Running:
-    """A training group: its task, and the recorder of each of its samples, by request."""
+    """A training group: its task, those of its samples, and the recorder of each sample, by request."""
 
     lease: Lease
     carried: Carried
     task: asyncio.Task | None = None
+    samples: list[asyncio.Task] = field(default_factory=list)
     recorders: dict[str, Recorder] = field(default_factory=dict)
     given_back: bool = False
+    cut: list[int] = field(default_factory=list)  # tokens of samples that were begun and are not waited for
+    redrawn: int = 0
 
 
 class Worker:
@@ -101,6 +104,9 @@ class Worker:
         for group_id in group_ids:
             group = self._groups.get(group_id)
             if group and group.task:
+                for sample in group.samples:
+                    sample.cancel()
+                self.engine.abort(group.recorders)  # now: a cancelled task takes some turns of the loop to notice
                 group.task.cancel()
 
     async def give_back(self, group_ids: Iterable[int] | None = None, *, leaving: bool = False) -> None:
@@ -185,6 +191,8 @@ class Worker:
         versions = {version for sample in samples for version, _ in sample.runs}
         known = group.carried.digests | self.digests
         digests = {version: known[version] for version in versions}
+        if group.cut or group.redrawn:
+            self.client.left_out(lease.group_id, group.cut, group.redrawn)
         self.client.push(Group(lease.group_id, samples, digests, time.monotonic() - begin))
 
     async def _samples(self, group: _Running, prompt: Prompt) -> tuple[list[Sample], str, str]:
@@ -204,14 +212,29 @@ class Worker:
                         good[runs[run]] = run.result()
                 if len(good) + len(pending) < lease.need:
                     break
+            if pending and len(good) >= lease.need:
+                await self._cut(group, [runs[run] for run in pending])
         finally:
             for run in pending:
                 run.cancel()
         return [good[index] for index in sorted(good)[: lease.need]], reason, detail
 
+    async def _cut(self, group: _Running, indices: list[int]) -> None:
+        """End samples that their group does not wait for, within a decode step, and note how long they had got."""
+        requests = [f"{group.lease.group_id}/{index}" for index in indices]
+        found = {request: group.recorders[request] for request in requests if request in group.recorders}
+        for recorder in found.values():
+            recorder.close()
+        self.engine.abort(found)
+        for recorder in found.values():
+            await recorder.idle()
+        tokens = [sum(len(call.tokens) for call in each.so_far.calls.values()) for each in found.values()]
+        group.cut = sorted(count for count in tokens if count)
+
     def _spawn_sample(self, group: _Running, prompt: Prompt, index: int) -> asyncio.Task:
         sample = asyncio.get_running_loop().create_task(self._run_sample(group, prompt, index))
         self._active += 1
+        group.samples.append(sample)
         sample.add_done_callback(self._sample_ended)
         return sample
 
@@ -227,6 +250,7 @@ class Worker:
                     raise
                 attempt, so_far = attempt + 1, SoFar()
                 self.resampled += 1
+                group.redrawn += 1
                 log.warning("group %d: sample %d is drawn anew: %s", group.lease.group_id, index, error)
 
     async def _try_sample(

@@ -137,6 +137,11 @@ class ActorClient:
         for group_id in ids:
             self._unacknowledged.pop(group_id, None)
 
+    def left_out(self, group_id: int, cut: list[int], redrawn: int) -> None:
+        """Of a group that is about to be pushed: the tokens so far of samples that it did not wait for, and how many
+        were drawn anew."""
+        self.dealer.send("left_out", {"id": group_id, "cut": cut, "redrawn": redrawn})
+
     def failed(self, group_id: int, reason: str, detail: str = "") -> None:
         self.dealer.send("failed", {"id": group_id, "reason": reason, "detail": detail})
 
@@ -201,6 +206,8 @@ class LearnerClient:
         self.dealer = SharedDealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys)
         self.name = name
         self.pausing = False
+        self._take: Callable[[Batch], None] | None = None
+        self._taken = 0
         self._rings = RingReader()
         self._order = threading.Lock()
         self._index = -1
@@ -228,13 +235,19 @@ class LearnerClient:
 
     def want(self, index: int, version: int) -> None:
         """Ask for a batch; it comes when it is complete."""
-        self._index = index
+        self._taken, self._index = 0, index
         self._say("want", {"index": index, "version": version})
 
     def want_share(self, index: int, rank: int) -> None:
         """Ask for the share of a rank other than 0; it comes when the learner is served that batch."""
         self._index = index
         self._say("want_share", {"index": index, "rank": rank})
+
+    def stream(self, take: Callable[[Batch], None]) -> None:
+        """From now on, while `batch` waits, call `take` with groups of the batch as they finish: a `Batch` of those
+        that follow, in its order, on the ones before. They are in the batch nevertheless."""
+        self._take = take
+        self._say("stream", {})
 
     def pause(self) -> None:
         """Let `batch` raise Stopped instead of waiting any longer. To be called from a signal's handler."""
@@ -245,18 +258,29 @@ class LearnerClient:
         Stopped; without `may_pause` only when all is drained."""
         index = self._index
         message = self._wait_for("batch", f"batch {index}", lambda body: body["index"] == index, may_pause)
+        return self._decode(message), message.body["info"]
+
+    def _take_part(self, message: Message) -> None:
+        """One that does not follow on what is here is left out: the batch will have its groups."""
+        body = message.body
+        if self._take and body["index"] == self._said["want"]["index"] and body["begin"] == self._taken:
+            part = self._decode(message)
+            self._taken += len(part.groups)
+            self._take(part)
+
+    def _decode(self, message: Message) -> Batch:
         allowed = message.body["oldest_allowed"]
         heads = unpack_heads(message.body)
         payloads = self._rings.payloads(message.payloads, [head.size for head in heads])
         groups = [decode_group(*pair) for pair in zip(heads, payloads, strict=True)]
         for group, actor in zip(groups, message.body["actors"], strict=True):
             group.actor = actor
-        places = message.body["info"].pop("places", None)
-        batch = Batch(index, message.body["version"], groups, allowed, places)
+        places = message.body.get("info", {}).pop("places", None)
+        batch = Batch(message.body["index"], message.body["version"], groups, allowed, places)
         if allowed > 0:
             for sample in batch.samples:
                 mask_old_tokens(sample, allowed)
-        return batch, message.body["info"]
+        return batch
 
     def finish(self, reason: str, steps: int) -> dict[str, Any]:
         """End the run, of which `steps` batches are trained: the last evaluation is made, and the buffer's final report
@@ -283,6 +307,8 @@ class LearnerClient:
                     log.warning("waiting for %s from the buffer for %.0f s", what, now - begin)
             elif message.kind == kind and is_it(message.body):
                 return message
+            elif message.kind == "part" and "want" in self._said:
+                self._take_part(message)
             elif message.kind == "stop" and "want" in self._said:
                 raise Stopped(drained=message.body["drain"])
             elif message.kind == "refused" and ONLY_THE_LEARNER in message.body["reason"]:

@@ -296,13 +296,34 @@ def _refuse_odd_training(config: dict[str, Any]) -> None:
     if epochs > 1 and "single_pass" in marks("loss", config["loss"]["name"]):
         key = "learner.num_minibatch_epochs"
         raise ConfigError(f"{key}: loss={config['loss']['name']} diverges with more than 1, got {epochs}", key)
-    if known.get("ranks", 1) > 1 and (known.get("lora") is not None or known.get("grad_norm_by_staleness")):
+    if known.get("ranks", 1) > 1 and (
+        known.get("lora") is not None or known.get("stream") or known.get("grad_norm_by_staleness")
+    ):
         key = "learner.ranks"
-        raise ConfigError(f"{key}: learner.lora and learner.grad_norm_by_staleness work with 1 rank only", key)
+        raise ConfigError(f"{key}: learner.lora, .stream and .grad_norm_by_staleness work with 1 rank only", key)
     advantage = config["advantage"]["name"]
+    if known.get("stream") is True:
+        _refuse_stream(config, known)
     if "needs_values" in marks("advantage", advantage) and known.get("critic_lr") == 0:
         key = "learner.critic_lr"
         raise ConfigError(f"advantage={advantage} needs a critic: set {key} above 0", key)
+
+
+def _refuse_stream(config: dict[str, Any], learner: dict[str, Any]) -> None:
+    """Gradients of groups that come one after the other: nothing may depend on the whole batch."""
+    loss, advantage, policy = (config[part]["name"] for part in ("loss", "advantage", "policy"))
+    key, problem = "learner.stream", ""
+    for knob in ("num_minibatches", "num_minibatch_epochs"):
+        if learner.get(knob, 1) != 1:
+            problem = f"takes one step per batch: set learner.{knob}=1"
+    if "planned" in marks("loss", loss):
+        problem = f"does not go with loss={loss}, which weighs all tokens of a batch at once"
+    if "needs_batch" in marks("advantage", advantage):
+        problem = f"does not go with advantage={advantage}, which is normalised over the whole batch"
+    if policy != "in_order":
+        problem = "needs policy=in_order: with others it is not known which batch a group will be in"
+    if problem:
+        raise ConfigError(f"{key} {problem}", key)
 
 
 def _refuse_unknown_keys(tree: dict[str, Any]) -> None:

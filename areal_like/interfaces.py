@@ -115,7 +115,11 @@ Workflow = Callable[..., Awaitable[Sample | None]]
 
 
 class Trainer(Protocol):
-    """The learner's compute: a batch in, changed weights out."""
+    """The learner's compute: a batch in, changed weights out.
+
+    One with a true attribute `streams` also has `take(part: Batch) -> None`: it is given groups of the next batch as
+    they finish, in the order that they will have in it, and takes their gradients without applying them.
+    """
 
     def train(self, batch: Batch) -> dict[str, Any]:
         """One train step on one batch; returns metrics."""

@@ -8,7 +8,7 @@ float32 on values that the published dtype can represent.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +77,12 @@ def _as_torch(spec: TensorSpec, bits: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(bits.view(_BITS_AS_NUMPY[spec.itemsize])).view(getattr(torch, spec.dtype)).view(spec.shape)
 
 
+def tensors_of(state: State) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and tensor, in the published dtype, of each part of a state; they share its memory."""
+    for spec, bits in state.tensors():
+        yield spec.name, _as_torch(spec, bits)
+
+
 @torch.no_grad()
 def read_state(tensors: Mapping[str, torch.Tensor], state: State, done: Callable[[int], None] | None = None) -> None:
     """Round tensors to the state's dtypes (nearest even) and write their bits into it. `done` is told after each tensor
@@ -113,7 +119,7 @@ def save_as_published(model: PreTrainedModel, state: State, folder: str) -> None
     Config and generation config are the model's own; the weights are in the published dtype, and the config says so.
     The tokenizer is the task's to write.
     """
-    tensors = {spec.name: _as_torch(spec, bits) for spec, bits in state.tensors()}
+    tensors = dict(tensors_of(state))
     model.save_pretrained(folder, state_dict=tensors)
     config = copy.deepcopy(model.config)
     config.dtype = getattr(torch, state.specs[0].dtype)

@@ -41,6 +41,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
     "engine": {
         "torch": "actors.engines.torch_engine:TorchEngine",
         "timed": "actors.engines.timed_engine:TimedEngine",
+        "sglang": "actors.engines.sglang_engine:SglangEngine",
     },
     "workflow": {
         "single_turn": "actors.workflows:single_turn",
@@ -309,7 +310,8 @@ def _of_function(function: _Function) -> _Signature:
         argument.arg: _Knob(_default(default), argument.annotation)
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     }
-    names = frozenset(node.id for node in function.decorator_list if isinstance(node, ast.Name))
+    called = [node.func if isinstance(node, ast.Call) else node for node in function.decorator_list]
+    names = frozenset(node.id for node in called if isinstance(node, ast.Name))
     return _Signature(found, takes_any=arguments.kwarg is not None, marks=names)
 
 

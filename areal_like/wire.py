@@ -27,6 +27,7 @@ LARGE_HEADERS = {
         "published",
         "announce",
         "batch",
+        "part",
         "lease",
         "pushed",
         "released",
@@ -62,12 +63,14 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "share": {"pid": int, "fd": int, "token": str},
     "relay": {"endpoint": str, "key": str},
     "credit": {"ended": int},
+    "left_out": {"id": int, "cut": list, "redrawn": int},
     "failed": {"id": int, "reason": str, "detail": str},
     "evaluated": {"id": int, "reward": (int, float), "oldest": int, "newest": int, "length": int},
     "applied": {"version": int, "digest": str},
     # learner → buffer
     "published": {"manifest": dict},
     "want": {"index": int, "version": int},
+    "stream": {},
     "trained": {"index": int},
     "checkpointed": {"step": int},
     "finish": {"reason": str, "steps": int},
@@ -84,6 +87,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     # buffer → learner (and its ranks), supervisor
     "batch": {"index": int, "version": int, "oldest_allowed": int, "info": dict, "actors": list, **_TABLE},
     "report": {"report": dict},
+    "part": {"index": int, "version": int, "oldest_allowed": int, "begin": int, "actors": list, **_TABLE},
     # buffer → anybody
     "refused": {"reason": str},
     # subscriber → publisher or relay, and back

@@ -55,6 +55,12 @@ def check_hello(name: str, role: str, slots: int, known: Actor | None) -> None:
         raise WireError(f"this connection is {known.name} already")
 
 
+def check_left_out(cut: Any, redrawn: int, entry: Entry) -> None:
+    """Raises WireError unless so many samples may have been cut, each after a number of tokens."""
+    if len(cut) > entry.launch or redrawn < 0 or not all(type(each) is int and 0 < each < 1 << 31 for each in cut):
+        raise WireError(f"left_out: group {entry.id} can't have left out these samples")
+
+
 def check_stats(stats: dict[str, Any]) -> dict[str, float]:
     """An actor's running totals, as numbers. Raises WireError, TypeError, ValueError."""
     checked = {key: float(value) for key, value in stats.items()}

@@ -13,8 +13,10 @@ from __future__ import annotations
 import logging
 import math
 import time
+from typing import Any
 
 from areal_like.bus import BusError
+from areal_like.groups import pack_heads
 from areal_like.ring import frame_of
 from buffer.handlers import Handlers
 from buffer.injection import lets_train
@@ -96,9 +98,12 @@ class Controller:
         if state.stopping == "now" and index % state.replay.bound.interval == 0:
             self._tell_to_stop()
             return
-        entries = state.replay.serve(index) if lets_train(state.replay, index) else []
+        ready = lets_train(state.replay, index)
+        entries = state.replay.serve(index, as_finished=state.parts is not None) if ready else []
         self._revoke()
         if not entries:
+            if ready:
+                self._serve_part(index, version)
             if state.stopping == "drain" and not can_serve_more(state):
                 self._tell_to_stop()
             return
@@ -114,6 +119,21 @@ class Controller:
         served = state.shares.put(body, heads, [frame_of(entry.payload) for entry in entries])
         state.outbox.put(state.learner, "batch", *served.share(0))
         state.shares.answer(state.outbox)
+
+    def _serve_part(self, index: int, version: int) -> None:
+        """What is there already of the batch that is wanted, for a learner that takes gradients meanwhile. Its groups
+        stay WAITING: they are served, and written down, with the batch."""
+        state = self.state
+        if state.parts is None or state.learner is None:
+            return
+        entries = state.replay.finished_of(index)[state.parts :]
+        if entries:
+            allowed = state.replay.oldest_allowed(index)
+            body: dict[str, Any] = {"index": index, "version": version, "oldest_allowed": allowed, "begin": state.parts}
+            body |= pack_heads([entry.head for entry in entries if entry.head])
+            body["actors"] = [entry.maker for entry in entries]
+            state.outbox.put(state.learner, "part", body, [frame_of(entry.payload) for entry in entries])
+            state.parts += len(entries)
 
     def _tell_to_stop(self) -> None:
         state = self.state

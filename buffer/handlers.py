@@ -11,7 +11,15 @@ from areal_like.bus import routing_id
 from areal_like.groups import Head, unpack_heads
 from areal_like.ring import MappedRing
 from areal_like.wire import ONLY_THE_LEARNER, SAY_HELLO, Message, WireError
-from buffer.checks import MAX_NAME, check_give_back, check_hello, check_push, check_stats, read_payloads
+from buffer.checks import (
+    MAX_NAME,
+    check_give_back,
+    check_hello,
+    check_left_out,
+    check_push,
+    check_stats,
+    read_payloads,
+)
 from buffer.entries import Entry, Stage
 from buffer.fleet import Actor
 from buffer.partials import Partial
@@ -139,6 +147,7 @@ class Handlers:
     def _take(self, head: Head, payload: Any, now: float, maker: str) -> bool:
         state = self.state
         entry = state.replay.entries.get(head.id)
+        cut = entry.cut if entry else ()
         owner = state.fleet.by_name.get(entry.actor) if entry else None
         new = state.replay.push(head, payload, state.version, now)
         if owner and head.id not in state.replay.running:  # else the push came late: the lease of now goes on
@@ -147,9 +156,17 @@ class Handlers:
             entry.maker = maker
             state.gauges.tokens_pushed += head.tokens
             if state.scheduler.sizing.looks:
-                state.gauges.see(Lengths(tuple(head.lengths), (False,) * head.samples))
+                state.gauges.see(Lengths((*head.lengths, *cut), (False,) * head.samples + (True,) * len(cut)))
             state.largest_payload = max(state.largest_payload, head.size)
         return new
+
+    def _on_left_out(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        group_id, cut, redrawn = message.body["id"], message.body["cut"], message.body["redrawn"]
+        entry = self.state.replay.entries.get(group_id)
+        if entry is None or entry.stage is not Stage.RUNNING or actor is None or entry.actor != actor.name:
+            return
+        check_left_out(cut, redrawn, entry)
+        self.state.replay.leave_out(group_id, tuple(cut), redrawn)
 
     def _on_failed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         group_id, reason = message.body["id"], message.body["reason"]
@@ -227,6 +244,12 @@ class Handlers:
         if index < self.state.steps:
             raise WireError(f"batch {index} is trained already")
         self.state.wanted = message
+        if self.state.parts is not None:
+            self.state.parts = 0
+
+    def _on_stream(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        self._only_the_learner(peer)
+        self.state.parts = 0
 
     def _on_want_share(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         index = message.body["index"]

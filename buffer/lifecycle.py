@@ -294,6 +294,11 @@ class LifeCycle:
             if lowest is None or not self.bound.admits(lowest[0], entry.lease_version):
                 self.recall(entry.id)
 
+    def leave_out(self, group_id: int, cut: tuple[int, ...], redrawn: int) -> None:
+        """Samples of a RUNNING group that will not be in it: those not waited for, and how many were drawn anew."""
+        self.record("left_out", [group_id, list(cut), redrawn], b"")
+        self.entries[group_id].cut = cut
+
     def _record_push(self, head: Head, payload: bytes | memoryview, version: int) -> None:
         if self.record is not record_nothing:
             self.record("push", [pack_heads([head]), version], payload)

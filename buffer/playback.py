@@ -78,7 +78,7 @@ class Playback:
             return
         if message.kind == "hello":
             self.router.send(peer, "welcome", {})
-        elif message.kind == "want":
+        elif message.kind == "want":  # batches come whole, also to a learner that would take their groups one by one
             self._serve(peer, message.body["index"])
         elif message.kind == "want_share":
             self._shares.want(peer, **message.body)

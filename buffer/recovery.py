@@ -97,6 +97,8 @@ def _redo(replay: Replay, record: Record, now: float) -> None:
         case "push":
             (head,) = unpack_heads(fields[0])
             replay.accept(replay.entries[head.id], head, record.payload, fields[1], now)
+        case "left_out":
+            replay.leave_out(fields[0], tuple(fields[1]), fields[2])
         case "partial":
             replay.hand_back(fields[0]["id"], Partial(fields[0], record.payload))
         case "start":

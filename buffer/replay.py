@@ -32,7 +32,16 @@ class Replay(LifeCycle):
         self.policy = policy
         self.planned: dict[int, list[int]] = {}  # batch → ids: served before a crash, to be served again
 
-    def serve(self, batch: int) -> list[Entry]:
+    def finished_of(self, batch: int) -> list[Entry]:
+        """Groups that will be in a batch whatever comes, in the order in which it will be served `as_finished`. They
+        are only known where each batch takes its own slots (`policy: in_order`)."""
+        batches = self.bound.batches
+        if batch >= batches.opened or batch in self.planned:
+            return []
+        slots = range(batches.first(batch), batches.first(batch + 1))
+        return sorted((e for e in self._stages[Stage.WAITING].values() if e.slot in slots), key=lambda e: e.pushed)
+
+    def serve(self, batch: int, as_finished: bool = False) -> list[Entry]:
         """The groups of batch `batch`, WAITING → SERVED, or [] if they are not all there.
 
         The policy chooses. The bound is checked here once more, against what the actors really pushed: a group that
@@ -44,7 +53,8 @@ class Replay(LifeCycle):
             mask_tokens  it is served as long as a token is young enough; the others are not trained (`oldest_allowed`)
             wait         it does not come to that: the batch before is held until the group is there, and takes it
 
-        A batch that was served before a crash is served again with the same groups.
+        `as_finished`: in the order in which its groups were pushed, not the policy's. A batch that was served before a
+        crash is served again with the same groups in the same order.
         """
         ids = self._planned_for(batch)
         if not ids:
@@ -52,7 +62,10 @@ class Replay(LifeCycle):
             ids = self._choose(batch)
             if not self._within_bound(batch, ids):
                 raise RuntimeError(f"batch {batch} would break the staleness bound of {self.bound.max_staleness}")
+            if as_finished:
+                ids = sorted(ids, key=lambda group_id: self.entries[group_id].pushed)
         if ids:
+            self._check_on_policy(batch, ids)
             self._settle(batch, ids)
             self.record("serve", [batch, list(ids), self.oldest_allowed(batch)], b"")
         return self.mark_served(batch, ids)
@@ -84,6 +97,19 @@ class Replay(LifeCycle):
         oldest = (self.entries[group_id].oldest_trained(self.oldest_allowed(batch)) for group_id in ids)
         ages = (self.bound.batch_version(batch) - each for each in oldest if each is not None)
         return max(ages, default=0) <= self.bound.max_staleness
+
+    def _check_on_policy(self, batch: int, ids: Iterable[int]) -> None:
+        """With a bound of 0 every token that is trained is of the weights that it trains: neither older nor newer."""
+        if self.bound.max_staleness > 0:
+            return
+        version = self.bound.batch_version(batch)
+        for entry in (self.entries[group_id] for group_id in ids):
+            oldest = entry.oldest_trained(self.oldest_allowed(batch))
+            if entry.newest > version or oldest not in (None, version):
+                made = f"versions {oldest} to {entry.newest}"
+                raise RuntimeError(
+                    f"group {entry.id} of {made} in batch {batch} would be off-policy at version {version}"
+                )
 
     def _expire(self, version: int) -> None:
         """Part with what is too old to be trained at `version`. Looks only if there may be something."""

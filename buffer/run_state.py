@@ -31,9 +31,10 @@ class RunState:
     what the learner's next batch lacks; `largest_payload` is that of one group so far. The data ends with `last_batch`
     (None: the end is not known). `version` is the newest that the actors were told of (-1: none), `manifest` its
     description; `published` is the learner's newest; `digests` has the digests of all recent ones. `steps` batches have
-    been trained; `wanted` is the learner's open request, `shares` the batches sent, until they are trained: they may
-    be asked for again. `stopping`: the run is to end, "now" or ("drain") once what was admitted is trained. Times are
-    those of the monotonic clock, in seconds."""
+    been trained; `wanted` is the learner's open request; `parts`: it wants groups as they finish, and so many of that
+    batch have been sent (None: it does not); `shares` the batches sent, until they are trained: they may be asked for
+    again. `stopping`: the run is to end, "now" or ("drain") once what was admitted is trained. Times are those of the
+    monotonic clock, in seconds."""
 
     router: Router
     outbox: Outbox
@@ -52,6 +53,7 @@ class RunState:
     digests: dict[int, str] = field(default_factory=dict)
     learner: bytes | None = None
     wanted: Message | None = None
+    parts: int | None = None
     started_at: float | None = None
     progress_at: float = 0.0
     stopping: Literal["", "now", "drain"] = ""

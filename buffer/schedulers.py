@@ -82,6 +82,10 @@ class Scheduler:
         """How many spare groups to start now."""
         return 0
 
+    def warning(self) -> str:
+        """What a person should be told before a run begins; empty: nothing."""
+        return ""
+
     def metrics(self) -> dict[str, float]:
         """Why the newest batch is as it is."""
         return self.sizing.metrics()
@@ -195,6 +199,14 @@ class SyncScheduler(Scheduler):
             return 0
         spares = math.ceil(self.oversample_prompts * self.groups) - self.groups
         return max(0, int(min(spares - now.spares, now.fresh)))
+
+    def warning(self) -> str:
+        if not self.max_staleness:
+            return ""
+        return (
+            f"scheduler.max_staleness={self.max_staleness}: what a round cuts goes on from tokens of up to so many "
+            "versions ago (partial_rollout: resume), so training is no longer strictly on-policy"
+        )
 
     def metrics(self) -> dict[str, float]:
         return super().metrics() | ({"rounds/long": float(self.long)} if self.oversample_prompts > 1 else {})

@@ -61,6 +61,13 @@ def maxrl(rewards: np.ndarray, groups: np.ndarray, *, eps: float = 1e-6) -> np.n
     return group(rewards, groups) / (means[member] + eps)
 
 
+def needs_batch(advantage: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark an advantage function in which groups depend on one another: it can't be called for one at a time."""
+    advantage.needs_batch = True  # type: ignore[attr-defined]
+    return advantage
+
+
+@needs_batch
 def batch(
     rewards: np.ndarray,
     groups: np.ndarray,
@@ -161,6 +168,7 @@ def marked(advantage: Callable[..., Any], mark: str) -> bool:
 
 
 @per_token
+@needs_batch
 def reinforce_pp(episodes: Episodes, *, baseline: bool = False, gamma: float = 1.0, eps: float = 1e-6) -> np.ndarray:
     """REINFORCE++ (arXiv 2501.03262): the discounted return from each token on, normalised over the batch's tokens.
 

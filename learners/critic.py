@@ -42,6 +42,12 @@ class Critic:
     def zero_grad(self) -> None:
         self._optimizer.zero_grad()
 
+    def scale(self, factor: float) -> None:
+        """Multiply the gradient."""
+        for p in self._head.parameters():
+            if p.grad is not None:
+                p.grad.mul_(factor)
+
     def step(self) -> None:
         """One step; a gradient that is not finite is left out."""
         for p in self._head.parameters():

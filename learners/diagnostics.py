@@ -54,6 +54,11 @@ class Tally:
             for name, (values, staleness, advantages) in each.items():
                 self._pieces.setdefault(name, []).append((values, staleness, advantages))
 
+    def join(self, other: Tally) -> None:
+        """Take over what another one was told."""
+        for name, pieces in other._pieces.items():
+            self._pieces.setdefault(name, []).extend(pieces)
+
     def metrics(self) -> dict[str, float]:
         metrics: dict[str, float] = {}
         for name, pieces in self._pieces.items():
@@ -87,8 +92,14 @@ def drift(log_ratio: np.ndarray, staleness: np.ndarray) -> dict[str, float]:
 
     `kl/k1` and `kl/k3` estimate KL(behaviour ‖ policy) per token (Schulman's estimators); `ess` is Kish's effective
     sample size of the importance weights as a share of the tokens. Overall and by staleness.
+
+    Tokens of staleness 0 were sampled by the very weights of this step. What is left between their logprobs is between
+    the engine and the learner: `mismatch_kl` is k3 over them, `mismatch_max` the largest |Δ logprob|.
     """
     metrics: dict[str, float] = {}
+    fresh = log_ratio[staleness == 0].astype(np.float64)
+    if len(fresh):
+        metrics = {"mismatch_kl": float((np.expm1(fresh) - fresh).mean()), "mismatch_max": float(np.abs(fresh).max())}
     if len(log_ratio):
         weight = np.exp(log_ratio.astype(np.float64))
         for suffix, members in [("", np.ones(len(weight), bool)), *buckets(staleness)]:

@@ -8,6 +8,9 @@ What is in brackets runs only if the loss, the advantage or the objective asks f
 Invariants: the model's parameters are the published bits at every moment between optimizer steps (`learners.optim`);
 the gradient does not depend on how minibatches are cut into micro-batches (up to floating-point summation order); the
 same batches from the same state give the same bits.
+
+With `stream` gradients are taken group by group, of those that are there while others still run (`take`), and nothing
+is applied before `train`: sums over tokens are scaled at its end, so the step is the same up to the order of summation.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -23,9 +27,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from areal_like.models import read_state, save_as_published, specs_of
+from areal_like.models import specs_of
 from areal_like.types import Batch
-from areal_like.weights.state import State
 from learners.adapters import Adapters
 from learners.advantages import Episodes, marked, turns_of
 from learners.attention import use_packed_attention
@@ -38,14 +41,16 @@ from learners.objective import Objective
 from learners.optim import MasterAdamW
 from learners.packing import Columns, MicroBatch, pack
 from learners.ranks import Ranks
-from learners.sharding import Whole, prepare
+from learners.saving import Saving
+from learners.sharding import prepare
 from learners.step import Step
+from learners.streaming import check_stream, is_start_of, joined
 
 Advantage = Callable[..., np.ndarray]
 """An advantage function whose knobs are bound; `learners.advantages` has the two forms."""
 
 
-class TorchLearner(Objective):
+class TorchLearner(Objective, Saving):
     """Trains a transformers model with a policy loss.
 
     `loss` and `advantage` come with their knobs bound. `temperature` > 0 is the one that actors sample with. A batch
@@ -56,10 +61,10 @@ class TorchLearner(Objective):
     trains a critic (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the
     policy. `grad_norm_by_staleness` measures the gradient's norm per bucket of staleness as well, for one backward pass
     per bucket. `lora` {rank, alpha, targets} trains adapters instead of the model (`learners.adapters`); {} takes their
-    defaults. `ranks` processes share the work; each has its part of the weights (`learners.sharding`). On `device`,
-    matrices are multiplied in `compute_dtype`; weights and sums over tokens stay in float32. `checkpoint_activations`
-    saves memory for a third more computing; `compile` has torch compile the layers. At most `max_logits` logits are
-    made at once (`learners.logprobs`). The other knobs are those of `learners.objective`.
+    defaults. `stream` see `take`. `ranks` processes share the work; each has its part of the weights
+    (`learners.sharding`). On `device`, matrices are multiplied in `compute_dtype`; weights and sums over tokens stay in
+    float32. `checkpoint_activations` saves memory for a third more computing; `compile` has torch compile the layers.
+    At most `max_logits` logits are made at once (`learners.logprobs`). Other knobs are those of `learners.objective`.
     """
 
     needs_model = True
@@ -87,6 +92,7 @@ class TorchLearner(Objective):
         critic_trunk: float = 0.0,
         grad_norm_by_staleness: bool = False,
         lora: Mapping[str, Any] | None = None,
+        stream: bool = False,
         ranks: int = 1,
         compute_dtype: Literal["float32", "bfloat16"] = "float32",
         device: Literal["cpu", "cuda"] = "cpu",
@@ -97,26 +103,19 @@ class TorchLearner(Objective):
     ):
         super().__init__(**objective)
         _check(loss, advantage, temperature, num_minibatches, num_minibatch_epochs, critic_lr)
-        self.ranks = Ranks(ranks)
+        if stream:
+            check_stream(loss, advantage, num_minibatches, num_minibatch_epochs, grad_norm_by_staleness)
+        self.streams, self._taken, self.ranks = stream, list[Step](), Ranks(ranks)
         self.model = model.float().eval().to(device)
         use_packed_attention(self.model)
         dtype = getattr(torch, publish_dtype)
         self._specs = specs_of(self.model, publish_dtype)
         self._adapters = None if lora is None else Adapters(self.model, seed, dtype, **lora)
         self._reference = _frozen(self.model, dtype) if self.needs_reference and lora is None else self.model
-        for each in dict.fromkeys((self.model, self._reference)):  # one, or two
-            prepare(each, self.ranks, max_logits, compile, checkpoint_activations)
-        self.optimizer = MasterAdamW(
-            self.model,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            warmup_steps=warmup_steps,
-            clip_grad=clip_grad,
-            publish_dtype=torch.float32 if self._adapters else dtype,
-            ranks=self.ranks,
-        )
+        prepare([self.model, self._reference], self.ranks, max_logits, compile, checkpoint_activations)
+        adamw = partial(MasterAdamW, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps)
+        dtype = torch.float32 if self._adapters else dtype
+        self.optimizer = adamw(self.model, clip_grad=clip_grad, publish_dtype=dtype, ranks=self.ranks)
         self._critic = Critic(self.model, self.ranks, lr=critic_lr, trunk=critic_trunk) if critic_lr else None
         self._device, self._autocast = torch.device(device), compute_dtype == "bfloat16"
         self._loss, self._plan, self._advantage = loss, plan_of(loss), advantage
@@ -131,12 +130,58 @@ class TorchLearner(Objective):
 
         Means are over trained tokens of all minibatches; what the loss itself observed is under `loss/`. `kl/k1`,
         `kl/k3` and `ess` compare the policy at the start of the step with the behaviour policy; losses that ask for
-        neither proximal logprobs nor a plan estimate them from the first minibatch. Metrics of tokens come by staleness
+        neither proximal logprobs nor a plan estimate them from the first minibatch. `mismatch_kl` and `mismatch_max` do
+        so for tokens of this step's own weights: engine against learner. Metrics of tokens come by staleness
         as well (`learners.diagnostics`). `backward_tokens` input tokens went through a backward pass, `backward_share`
         of what there was. `skipped_steps` counts, over the learner's life, optimizer steps skipped because of a
         gradient that was not finite.
         """
-        lr, step = self.optimizer.current_lr, self._begin(batch)
+        lr = self.optimizer.current_lr
+        step = self._streamed(batch) if self.streams else self._in_minibatches(batch)
+        more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
+        batch = batch if self.streams else step.batch  # that of all ranks
+        return batch_metrics(batch) | zero_variance_by_staleness(batch) | step.metrics(self.ranks) | more
+
+    def take(self, part: Batch) -> None:
+        """Take the gradients of some groups of the next batch, in the order that they have in it. Only with `stream`.
+
+        The weights stay as they are. A later batch of other groups (which no buffer serves) starts anew.
+        """
+        for group in part.groups:
+            if not self._taken:
+                self._zero_grad()
+            step = self._begin(replace(part, groups=[group]))
+            samples = np.flatnonzero(step.columns.lengths)
+            step.denominator = self.denominator(step.columns, samples)
+            if len(samples):
+                step.losses.append(self._backward(step, step.columns, samples, 1.0, at_start=True))
+            self._taken.append(step)
+
+    def _streamed(self, batch: Batch) -> Step:
+        """One optimizer step, of the groups whose gradients were taken before and of the others."""
+        if not is_start_of([step.batch for step in self._taken], batch):
+            self._taken = []
+        self.take(replace(batch, groups=batch.groups[len(self._taken) :]))
+        step, self._taken = joined(self._taken), []
+        if step.denominator:
+            self.optimizer.gradient.div_(step.denominator)
+            if self._critic:
+                self._critic.scale(1.0 / step.denominator)
+            self._apply(step)
+        return step
+
+    def _apply(self, step: Step) -> None:
+        step.norms.append(self.optimizer.step())
+        if self._critic:
+            self._critic.step()
+
+    def _zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+        if self._critic:
+            self._critic.zero_grad()
+
+    def _in_minibatches(self, batch: Batch) -> Step:
+        step = self._begin(batch)
         batch = step.batch
         for epoch in range(self._num_epochs):
             minibatches = self._minibatches(batch, step.columns, epoch)
@@ -146,49 +191,9 @@ class TorchLearner(Objective):
                     step.start[part.trained] = logprobs
             for number, samples in enumerate(minibatches):
                 step.losses.append(self._accumulate(step, samples, at_start=epoch == number == 0))
-                step.norms.append(self.optimizer.step())
-                if self._critic:
-                    self._critic.step()
-        more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
+                self._apply(step)
         step.start = self.ranks.merged(step.start, step.own)
-        return batch_metrics(batch) | zero_variance_by_staleness(batch) | step.metrics(self.ranks) | more
-
-    def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
-        """The published bits of the current weights, in `into` or a fresh buffer that is the caller's to keep; `done`
-        as for `read_state`. Rank 0's to call, while others `hand_over`."""
-        state = into or State(self._specs)
-        read_state(self._adapters.merged() if self._adapters else Whole(self.model), state, done)
-        return state
-
-    def hand_over(self) -> None:
-        """Another rank's part in rank 0's `snapshot` or `save`."""
-        for _ in Whole(self.model).values():
-            pass
-
-    def save(self, folder: str) -> None:
-        """Write the published weights as a Hugging Face model folder; adapters, if any, go to its folder `adapter`."""
-        save_as_published(self.model, self.snapshot(), folder)
-        if self._adapters:
-            self._adapters.save(f"{folder}/adapter")
-
-    def save_state(self, folder: Path) -> None:
-        """Write what the next train step depends on besides its batch: master weights, optimizer state, critic."""
-        state = self.optimizer.state_dict()
-        if self._critic:
-            state["critic"] = self._critic.state_dict()
-        torch.save(state, folder / self._file)
-
-    def load_state(self, folder: Path) -> None:
-        """Go on from what `save_state` wrote; the same next batch then gives the same bits."""
-        state = torch.load(folder / self._file, weights_only=True, map_location=self._device)
-        self.optimizer.load_state_dict(state)
-        if self._critic:
-            self._critic.load_state_dict(state["critic"])
-
-    @property
-    def _file(self) -> str:
-        """Of a checkpoint, where this rank's part is."""
-        return "learner.pt" if self.ranks.count == 1 else f"learner-{self.ranks.rank}-of-{self.ranks.count}.pt"
+        return step
 
     def _begin(self, batch: Batch) -> Step:
         """The batch on the device, with everything that must be known before the weights move."""
@@ -292,10 +297,14 @@ class TorchLearner(Objective):
         """Put the gradient of one minibatch into the optimizer's buffer; returns its loss."""
         denominator = self.denominator(step.columns, samples)
         columns = self._planned(step, samples, at_start) if self._plan else step.columns
+        self._zero_grad()
+        return self._backward(step, columns, samples, denominator, at_start=at_start)
+
+    def _backward(
+        self, step: Step, columns: Columns, samples: np.ndarray, denominator: float, *, at_start: bool
+    ) -> float:
+        """Add the gradient of some samples to what is in the buffer; returns their loss."""
         step.input_tokens += int(step.columns.lengths[samples].sum())
-        self.optimizer.zero_grad()
-        if self._critic:
-            self._critic.zero_grad()
         total, by_staleness = 0.0, dict[str, Tensor]()
         for part in self._microbatches(columns, samples):
             loss, outputs = self._forward(step, part, denominator, at_start)

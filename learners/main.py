@@ -14,6 +14,8 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,7 @@ class TrainLoop:
         self.progress = Progress()
         self.digest = ""
         self._published = -1
+        self._early, self._early_seconds = 0, 0.0  # of the next batch: groups trained while others ran, and how long
 
     @property
     def version(self) -> int:
@@ -105,6 +108,8 @@ class TrainLoop:
         """Returns the summary."""
         progress, before = self.progress, dataclasses.replace(self.progress)
         self.client.hello()
+        if getattr(self.trainer, "streams", False):
+            self.client.stream(self._take)
         self._publish()
         self.client.want(progress.steps, self.version)
         reason, begin = self._reason_to_stop(), time.monotonic()
@@ -123,7 +128,7 @@ class TrainLoop:
             step = progress.steps
             self.client.want(step + 1, (step + 1) // self.config.weight_sync_interval)
             started = time.monotonic()
-            row = self._train(batch)
+            row = self._train(batch) | self._streamed(batch)
             row["train/step_seconds"] = time.monotonic() - started
             self.client.trained(step)
             progress.steps += 1
@@ -146,15 +151,24 @@ class TrainLoop:
 
     def _train(self, batch: Batch) -> dict[str, Any]:
         """Raises ValueError where a group holds a token that the model does not know: the buffer can't see that."""
-        try:
+        with _known_tokens(batch):
             return self.trainer.train(batch)
-        except IndexError as error:
-            largest = max(batch.groups, key=lambda group: max(int(sample.tokens.max()) for sample in group.samples))
-            token = max(int(sample.tokens.max()) for sample in largest.samples)
-            raise ValueError(
-                f"batch {batch.index} can't be trained ({error}). Its largest token is {token}, in group {largest.id}: "
-                "does the actor that made it use the same task and model?"
-            ) from error
+
+    def _take(self, part: Batch) -> None:
+        begin = time.monotonic()
+        self.attestation.check(part)
+        with _known_tokens(part):
+            self.trainer.take(part)  # type: ignore[attr-defined]
+        self._early += len(part.groups)
+        self._early_seconds += time.monotonic() - begin
+
+    def _streamed(self, batch: Batch) -> dict[str, float]:
+        """Of a batch of which some was trained before it was complete: how much, and for how long."""
+        if not getattr(self.trainer, "streams", False):
+            return {}
+        row = {"stream/share": self._early / len(batch.groups), "stream/seconds": self._early_seconds}
+        self._early, self._early_seconds = 0, 0.0
+        return row
 
     def _count_staleness(self, batch: Batch) -> None:
         """Of what was trained: the buffer serves a batch ahead, and begins to count anew when a run is resumed."""
@@ -174,7 +188,7 @@ class TrainLoop:
     def _next_batch(self) -> tuple[Any, dict[str, Any]]:
         begin = time.monotonic()
         batch, info = self.client.batch(may_pause=self.progress.steps % self.config.weight_sync_interval == 0)
-        waited = time.monotonic() - begin
+        waited = time.monotonic() - begin - self._early_seconds
         self.attestation.check(batch)
         self.progress.waited += waited
         info["train/wait_seconds"] = waited
@@ -234,6 +248,19 @@ class TrainLoop:
             "ledger": report["ledger"],
             "evaluations": evaluations,
         }
+
+
+@contextmanager
+def _known_tokens(batch: Batch) -> Iterator[None]:
+    try:
+        yield
+    except IndexError as error:
+        largest = max(batch.groups, key=lambda group: max(int(sample.tokens.max()) for sample in group.samples))
+        token = max(int(sample.tokens.max()) for sample in largest.samples)
+        raise ValueError(
+            f"batch {batch.index} can't be trained ({error}). Its largest token is {token}, in group {largest.id}: "
+            "does the actor that made it use the same task and model?"
+        ) from error
 
 
 def save_model(role: Role, trainer: Trainer) -> None:

@@ -48,14 +48,18 @@ def compile_layers(model: PreTrainedModel) -> None:
         layer.forward = torch.compile(layer.forward, dynamic=True)
 
 
-def prepare(model: PreTrainedModel, ranks: Ranks, max_logits: int, compile: bool, checkpoint_activations: bool) -> None:
-    """Logprobs in pieces, and all that was asked for, in the one order in which it fits together."""
-    use_logprob_head(model, max_logits)
-    if compile:
-        compile_layers(model)
-    if checkpoint_activations:
-        recompute_activations(model)
-    shard(model, ranks)
+def prepare(
+    models: list[PreTrainedModel], ranks: Ranks, max_logits: int, compile: bool, checkpoint_activations: bool
+) -> None:
+    """Logprobs in pieces, and all that was asked for, in the one order in which it fits together. A model that comes
+    twice is prepared once."""
+    for model in dict.fromkeys(models):
+        use_logprob_head(model, max_logits)
+        if compile:
+            compile_layers(model)
+        if checkpoint_activations:
+            recompute_activations(model)
+        shard(model, ranks)
 
 
 def shard(model: PreTrainedModel, ranks: Ranks) -> None:

@@ -26,7 +26,8 @@ class Step:
 
     `start` [N] is each trained token's logprob before the first update (NaN where nobody asked for it); `reference`
     [N], `values` [N], `targets` [N] (of the values), `share` [N], `uniform` [N] and `weights` [N] are None where the
-    step has no use for them. `losses` and `norms` have one entry per optimizer step.
+    step has no use for them. `losses` and `norms` have one entry per optimizer step. `denominator` is what sums are
+    still to be divided by (0: nothing; see `learners.streaming`).
     """
 
     def __init__(self, batch: Batch, own: np.ndarray, device: torch.device, share: Any):
@@ -51,6 +52,7 @@ class Step:
         self.norms: list[float] = []
         self.bucket_norms: dict[str, list[float]] = {}
         self.input_tokens = self.backward_tokens = 0
+        self.denominator = 0.0
 
     def on_device(self, array: np.ndarray | None) -> Any:
         return None if array is None else torch.from_numpy(array).to(self.device)

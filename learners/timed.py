@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.types import Batch
+from areal_like.types import Batch, Group
 from areal_like.weights.state import State, TensorSpec
 from learners.batch_metrics import batch_metrics
 
@@ -21,26 +21,43 @@ from learners.batch_metrics import batch_metrics
 class TimedLearner:
     """Trains a batch in `base + per_sample · samples + per_token · trained tokens` seconds.
 
+    With `stream` all but `base` is spent on each group as it comes (`take`), and only the rest when the batch is there.
     `weight_bytes` is the size of what `snapshot` returns: one uint8 tensor, different after every train step.
     """
 
     def __init__(
-        self, *, base: float = 0.0, per_sample: float = 0.0, per_token: float = 0.0, weight_bytes: int = 65536
+        self,
+        *,
+        base: float = 0.0,
+        per_sample: float = 0.0,
+        per_token: float = 0.0,
+        weight_bytes: int = 65536,
+        stream: bool = False,
     ):
+        self.streams, self._taken = stream, 0
         self._base, self._per_sample, self._per_token = base, per_sample, per_token
         self._state = State([TensorSpec("weights", "uint8", (weight_bytes,))])
         self._steps = 0
 
     def train(self, batch: Batch) -> dict[str, Any]:
         """Wait out the batch's cost, bookkeeping included, and return its metrics."""
-        deadline = time.monotonic() + self._base
-        metrics = batch_metrics(batch)
-        deadline += self._per_sample * len(batch.samples) + self._per_token * metrics["tokens"]
+        begin, metrics = time.monotonic(), batch_metrics(batch)
         self._steps += 1
         self._stamp()
-        while (left := deadline - time.monotonic()) > 0:
-            time.sleep(left)
+        _sleep_until(begin + self._base + self._seconds(batch.groups[self._taken :]))
+        self._taken = 0
         return metrics
+
+    def take(self, part: Batch) -> None:
+        """Wait out the cost of groups that come before the rest of their batch."""
+        begin = time.monotonic()
+        self._taken += len(part.groups)
+        _sleep_until(begin + self._seconds(part.groups))
+
+    def _seconds(self, groups: list[Group]) -> float:
+        samples = [sample for group in groups for sample in group.samples]
+        tokens = sum(np.count_nonzero(sample.loss_mask) for sample in samples)
+        return self._per_sample * len(samples) + self._per_token * tokens
 
     def _stamp(self) -> None:
         stamp = np.array([self._steps], np.uint64).view(np.uint8)[: self._state.nbytes]
@@ -65,3 +82,8 @@ class TimedLearner:
     def load_state(self, folder: Path) -> None:
         self._steps = json.loads((folder / "learner.json").read_text())["steps"]
         self._stamp()
+
+
+def _sleep_until(deadline: float) -> None:
+    while (left := deadline - time.monotonic()) > 0:
+        time.sleep(left)

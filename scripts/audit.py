@@ -32,7 +32,7 @@ from areal_like.registry import build
 from buffer.journal import SNAPSHOT, JournalError, Record, scan
 from buffer.prompts import PromptCursor
 
-WITHOUT_FATE = ("place", "defer", "take_up", "partial", "start", "advance")
+WITHOUT_FATE = ("place", "defer", "take_up", "partial", "left_out", "start", "advance")
 """Kinds of records that change when a group is rolled out, not what becomes of it."""
 RULES = ("prompts", "fates", "batches", "bound", "weights", "ledger")
 

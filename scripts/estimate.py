@@ -130,7 +130,9 @@ def buffer_of(plain: dict[str, Any], longest: Lengths) -> Figures:
 
 
 def actor_of(plain: dict[str, Any], shape: Any, count: int, longest: Lengths) -> Figures:
-    slots = (knobs("engine", "torch") | plain["engine"])["slots"]
+    engine = knobs("engine", "torch") | plain["engine"]
+    slots, most = engine["slots"], engine["kv_tokens"]
+    held = longest.whole * slots if most is None else min(most, longest.whole * slots)
     heads = shape.num_attention_heads
     dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
     kv_heads = getattr(shape, "num_key_value_heads", None) or heads
@@ -140,7 +142,7 @@ def actor_of(plain: dict[str, Any], shape: Any, count: int, longest: Lengths) ->
             "weights": FLOAT * count,
             "KV cache, per token": token,
             "KV cache, per longest sequence": token * longest.whole,
-            f"KV cache, {slots} such sequences": token * longest.whole * slots,
+            f"KV cache, {slots} such sequences": token * held,
         },
         ("weights", f"KV cache, {slots} such sequences"),
     )

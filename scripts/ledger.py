@@ -4,13 +4,19 @@ Reads the run's journal: how many groups were trained, filtered, dropped (why), 
 were rolled out, how long and how well rewarded they were. A bias of what was left out towards long or short answers
 shows as a ratio of mean lengths. Where the journal was cut at a checkpoint (`buffer.keep_journal=false`) the counts are
 complete and the distributions cover what has happened since.
+
+Below the table: how much shorter the trained responses are than all that were offered, those that are still in a queue
+or were cut among them (of a cut one the whole length is an estimate: `scripts.offered`). `--steps N` looks at the first
+N train steps alone: with tail batching the queue is empty at the end of a run, and holds the long prompts before.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,23 +28,31 @@ from rich.table import Table
 from areal_like import checkpoints
 from areal_like.groups import Head, unpack_heads
 from buffer.journal import SNAPSHOT, JournalError, Record, scan
+from buffer.partials import Partial
+from buffer.sizing import Lengths
+from scripts.offered import Offer, lengths
 
 TRAINED, ACTIVE = "trained", "active"
 
 
 @dataclass
 class Account:
-    """One fate: `count` groups; lengths (tokens) and rewards of the samples of those that had been rolled out."""
+    """One fate: `count` groups; lengths (tokens) and rewards of the samples of those that had been rolled out; samples
+    that were `cut` since others were faster, and `redrawn` after a crash of their reward."""
 
     count: int = 0
     lengths: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
+    cut: int = 0
+    redrawn: int = 0
 
-    def add(self, head: Head | None) -> None:
+    def add(self, head: Head | None, cut: int = 0, redrawn: int = 0) -> None:
         self.count += 1
         if head:
             self.lengths += head.lengths
             self.rewards += head.rewards
+        self.cut += cut
+        self.redrawn += redrawn
 
 
 class Books:
@@ -49,13 +63,32 @@ class Books:
         self._active: dict[int, Head | None] = {}
         self._served: dict[int, list[int]] = {}
         self._trained_batches: set[int] = set()
+        self._left_out: dict[int, tuple[list[int], int]] = {}
+        self._partial: dict[int, Lengths] = {}
+        self.offers: list[Offer] = []
+        self.admitted: list[tuple[int, int, int]] = []  # group, row of the task, samples that were started
 
-    def read(self, records: list[Record]) -> dict[str, Account]:
+    def read(self, records: Iterable[Record], steps: float = math.inf) -> dict[str, Account]:
+        """All records, or those until so many batches were trained."""
         for record in records:
             self._enter(record)
-        for head in self._active.values():
-            self.account(ACTIVE).add(head)
+            if len(self._trained_batches) >= steps:
+                break
+        for group_id in list(self._active):
+            self._close(ACTIVE, group_id)
         return self.accounts
+
+    def _close(self, fate: str, group_id: int) -> None:
+        """A group has its fate."""
+        head = self._active.pop(group_id, None)
+        cut, redrawn = self._left_out.pop(group_id, ([], 0))
+        partial = self._partial.pop(group_id, None)
+        self.account(fate).add(head, len(cut), redrawn)
+        if head:
+            self.offers.append(Offer(head.lengths, cut))
+        elif partial:
+            pairs = list(zip(partial.tokens, partial.cut, strict=True))
+            self.offers.append(Offer([n for n, cut in pairs if not cut], [n for n, cut in pairs if cut]))
 
     def account(self, fate: str) -> Account:
         return self.accounts.setdefault(fate, Account())
@@ -66,6 +99,7 @@ class Books:
                 self._start_from(record.fields)
             case "admit":
                 self._active[record.fields[0]] = None
+                self.admitted.append((record.fields[0], record.fields[1], record.fields[2]))
             case "push":
                 (head,) = unpack_heads(record.fields[0])
                 self._active[head.id] = head
@@ -73,7 +107,11 @@ class Books:
                 self._active[record.fields[0]] = None
             case "drop" | "filter":
                 kind = "dropped" if record.kind == "drop" else "filtered"
-                self.account(f"{kind}: {record.fields[1]}").add(self._active.pop(record.fields[0], None))
+                self._close(f"{kind}: {record.fields[1]}", record.fields[0])
+            case "left_out":
+                self._left_out[record.fields[0]] = (record.fields[1], record.fields[2])
+            case "partial":
+                self._partial[record.fields[0]["id"]] = Partial(record.fields[0], b"").lengths
             case "serve":
                 self._served[record.fields[0]] = record.fields[1]
             case "finish":
@@ -84,7 +122,7 @@ class Books:
         if batch not in self._trained_batches:
             self._trained_batches.add(batch)
             for group_id in self._served.get(batch, ()):
-                self.account(TRAINED).add(self._active.pop(group_id, None))
+                self._close(TRAINED, group_id)
 
     def _start_from(self, fields: list[Any]) -> None:
         """A journal that begins with a snapshot: its counts stand for what came before."""
@@ -105,7 +143,8 @@ class Books:
 def table(accounts: dict[str, Account]) -> Table:
     """A row per fate; the last line is the sum, which is the number of groups admitted."""
     found = Table(title="ledger", title_justify="left")
-    for column in ("fate", "groups", "samples", "length mean", "p50", "p95", "reward mean", "length / trained"):
+    more = [name for name in ("cut", "redrawn") if any(getattr(account, name) for account in accounts.values())]
+    for column in ("fate", "groups", "samples", *more, "length mean", "p50", "p95", "reward mean", "length / trained"):
         found.add_column(column, justify="left" if column == "fate" else "right", no_wrap=True)
     trained = np.mean(accounts[TRAINED].lengths) if accounts.get(TRAINED, Account()).lengths else np.nan
     for fate, account in sorted(accounts.items(), key=lambda item: -item[1].count):
@@ -114,13 +153,20 @@ def table(accounts: dict[str, Account]) -> Table:
             mean, quantiles = np.mean(account.lengths), np.quantile(account.lengths, [0.5, 0.95])
             cells = [f"{mean:.1f}", *(f"{q:.0f}" for q in quantiles), f"{np.mean(account.rewards):.3f}"]
             cells.append("-" if np.isnan(trained) else f"{mean / trained:.2f}")
-        found.add_row(fate, str(account.count), str(len(account.lengths)), *cells)
-    found.add_row("admitted", str(sum(account.count for account in accounts.values())), *[""] * 6)
+        counts = [str(getattr(account, name)) for name in more]
+        found.add_row(fate, str(account.count), str(len(account.lengths)), *counts, *cells)
+    found.add_row("admitted", str(sum(account.count for account in accounts.values())), *[""] * (6 + len(more)))
     return found
 
 
-def plot(accounts: dict[str, Account], path: Path) -> None:
-    """Histograms of length and reward, one line per fate."""
+def bias(accounts: dict[str, Account], offers: list[Offer]) -> float:
+    """Mean length of the trained responses over that of all that were offered, minus 1; NaN without any."""
+    trained, offered = accounts.get(TRAINED, Account()).lengths, lengths(offers)
+    return float(np.mean(trained) / offered.mean() - 1) if len(trained) and len(offered) else math.nan
+
+
+def plot(accounts: dict[str, Account], offers: list[Offer], path: Path) -> None:
+    """Histograms of length and reward, one line per fate, and one of the lengths of all that was offered."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -132,6 +178,9 @@ def plot(accounts: dict[str, Account], path: Path) -> None:
         edges = np.histogram_bin_edges(np.concatenate([*known.values(), [0]]), bins=40)
         for fate, numbers in known.items():
             axis.hist(numbers, bins=edges, density=True, histtype="step", label=f"{fate} ({accounts[fate].count})")
+    if any(offer.cut for offer in offers):
+        whole = lengths(offers)
+        left.hist(whole, bins=np.histogram_bin_edges(whole, bins=40), density=True, color="0.85", label="offered")
     left.set_xlabel("response length (tokens)")
     left.set_ylabel("density of samples")
     right.set_xlabel("reward")
@@ -143,6 +192,7 @@ def plot(accounts: dict[str, Account], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.ledger", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="a run folder")
+    parser.add_argument("--steps", type=int, help="of the first so many train steps only")
     parser.add_argument("--plot", type=Path, help="write a picture of the distributions here")
     args = parser.parse_args()
     try:
@@ -151,15 +201,19 @@ def main() -> int:
         sys.exit(f"error: {error}")
     if not records:
         sys.exit(f"error: {args.run} has no journal (buffer.journal=off, or no run folder)")
-    accounts = Books().read(records)
+    books = Books()
+    accounts = books.read(records, args.steps or math.inf)
     console = Console(width=None if sys.stdout.isatty() else 110)
     console.print(table(accounts))
+    shorter = bias(accounts, books.offers)
+    if not math.isnan(shorter):
+        console.print(f"trained responses against all that were offered: mean length {shorter:+.1%}", highlight=False)
     if records[0].kind == SNAPSHOT:
         step = checkpoints.latest(args.run)
         console.print(f"lengths and rewards since step {step[0] if step else '?'} only; buffer.keep_journal keeps all")
     if args.plot:
         try:
-            plot(accounts, args.plot)
+            plot(accounts, books.offers, args.plot)
         except (OSError, ValueError) as error:  # no such folder; an ending that matplotlib does not know
             sys.exit(f"error: --plot {args.plot}: {error}")
     return 0

@@ -16,10 +16,11 @@ from areal_like.registry import build, knobs
 from buffer.sizing import check_sizes
 
 
-def preflight(config: Config) -> None:
-    """Raises ConfigError, ValueError, OSError."""
+def preflight(config: Config) -> str:
+    """Returns what a person should be told before the run begins (empty: nothing). Raises ConfigError, ValueError,
+    OSError."""
     sizing = build("sizing", config.sizing)
-    build("scheduler", config.scheduler, sizing)
+    scheduler = build("scheduler", config.scheduler, sizing)
     check_sizes(sizing, config.groups_per_batch)
     if len(sizing.sizes) > 1 and config.policy["name"] != "in_order":
         raise ConfigError("sizing: a batch of groups of its own size needs policy=in_order", "sizing")
@@ -40,6 +41,7 @@ def preflight(config: Config) -> None:
     task = build("task", config.task, config.run.seed)
     if config.engine["name"] == "torch":
         check_lengths(task, config)
+    return scheduler.warning() if config.partial_rollout == "resume" else ""
 
 
 def check_lengths(task: Task, config: Config) -> None:
@@ -50,6 +52,11 @@ def check_lengths(task: Task, config: Config) -> None:
         response = config.sampling.max_tokens or prompt.max_tokens
         filler = max(prompt.filler, default=0) if split == "train" else 0
         needed = len(prompt.tokens) + response + filler
+        room = config.engine.get("kv_tokens")
+        if room is not None and needed > room:
+            raise ConfigError(
+                f"a {split} prompt with its response needs {needed} tokens: more than engine.kv_tokens={room}"
+            )
         if positions is not None and needed > positions:
             raise ConfigError(
                 f"a {split} prompt of {len(prompt.tokens)} tokens with a response of up to {response + filler} needs "

@@ -222,7 +222,8 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
     if args.dry_run:
         dry_run(config)
         return None
-    preflight(config)
+    if warning := preflight(config):
+        print(f"note: {warning}", file=sys.stderr)
     if config.replay:
         config = fit_to_replay(config)
     stem = Path(args.config).stem

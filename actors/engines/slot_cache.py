@@ -5,9 +5,9 @@ A model's own forward is switched to `slot_attention` (registered with transform
 the cache among the forward's keyword arguments. So each architecture that transformers can run with full attention
 runs here unchanged.
 
-Driven by `torch_engine`: `begin_prefill` or `begin_decode` says which slots the next forward is for, then that
-forward (see `decoders`) calls `attend` once per layer. Invariants: no value in the tensors is NaN (a masked position
-has weight 0, and 0 · NaN is NaN), hence zeros and not empty memory; everything here runs under inference mode.
+Driven by `torch_engine`: `reserve`, then `begin_prefill` or `begin_decode` says which slots the next forward is for,
+then that forward (see `decoders`) calls `attend` once per layer. Invariants: no value in the tensors is NaN (a masked
+position has weight 0, and 0 · NaN is NaN), hence zeros and not empty memory; everything here runs under inference mode.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ ATTENTION = "slot_cache"
 
 
 class SlotCache:
-    """Keys and values of up to `slots` sequences; the time dimension doubles when it gets too short."""
+    """Keys and values of up to `slots` sequences, slots 0..n-1. Both dimensions double when they get too short, but
+    hold no more than `most` tokens in all, room that is not used included (None: no bound), as long as what is reserved
+    fits."""
 
-    def __init__(self, config: PretrainedConfig, slots: int, device: torch.device, dtype: torch.dtype):
+    def __init__(
+        self, config: PretrainedConfig, slots: int, device: torch.device, dtype: torch.dtype, most: int | None = None
+    ):
+        self._slots, self._most = slots, most
         heads = config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         self.heads, self.dim = kv_heads, dim
-        self._empty = torch.zeros(config.num_hidden_layers, slots, kv_heads, 0, dim, device=device, dtype=dtype)
+        self._empty = torch.zeros(config.num_hidden_layers, 0, kv_heads, 0, dim, device=device, dtype=dtype)
         self.clear()
 
     def clear(self) -> None:
@@ -45,12 +50,16 @@ class SlotCache:
         """Longest sequence that fits now."""
         return self.keys.shape[3]
 
-    def reserve(self, time: int) -> None:
-        """Make room for sequences of `time` tokens."""
-        if time > self.capacity:
-            extra = max(time, 2 * self.capacity, 16) - self.capacity
-            self.keys = F.pad(self.keys, (0, 0, 0, extra))
-            self.values = F.pad(self.values, (0, 0, 0, extra))
+    def reserve(self, rows: int, time: int) -> None:
+        """Make room for sequences of up to `time` tokens in slots 0..rows-1; what is in others may be lost."""
+        held = self.keys.shape[1]
+        if rows <= held and time <= self.capacity:
+            return
+        new_rows = held if rows <= held else min(self._slots, max(rows, 2 * held))
+        new_time = self.capacity if time <= self.capacity else max(time, 2 * self.capacity, 16)
+        if self._most is not None and new_rows * new_time > self._most:
+            new_rows, new_time = rows, max(time, self._most // rows)
+        self.keys, self.values = (_resized(each, new_rows, new_time) for each in (self.keys, self.values))
 
     def move(self, source: int, target: int, time: int) -> None:
         """Copy the first `time` positions of one slot to another."""
@@ -64,7 +73,6 @@ class SlotCache:
         Padding needs no mask: it comes after the real tokens, so causal attention hides it from them, and what it
         leaves in the cache is masked until it is overwritten.
         """
-        self.reserve(time)
         shared = int(rows[-1]) + 1 < len(rows)
         self._prefill = (torch.from_numpy(slots), torch.from_numpy(rows) if shared else None)
 
@@ -72,7 +80,6 @@ class SlotCache:
         """The next forward is over one token [n, 1] of each slot 0..n-1: the last of `lengths` int64 [n] tokens."""
         self._prefill = None
         time, n = int(lengths.max()), len(lengths)
-        self.reserve(time)
         starts = (np.arange(n)[:, None] * self.heads + np.arange(self.heads)) * self.capacity
         self._cells = torch.from_numpy((starts + (lengths[:, None] - 1)).reshape(-1)).to(self.keys.device)
         self._shape = (n, time)
@@ -107,6 +114,15 @@ class SlotCache:
         self.values[layer][slots, :, :time] = value if rows is None else value[rows]
         grouped = query.shape[1] != key.shape[1]
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
+
+
+def _resized(values: torch.Tensor, rows: int, time: int) -> torch.Tensor:
+    """As much of [layer, slot, head, time, dim] as fits into other numbers of slots and positions, zeros behind it."""
+    layers, held, heads, capacity, dim = values.shape
+    new = values.new_zeros(layers, rows, heads, time, dim)
+    kept, until = min(rows, held), min(time, capacity)
+    new[:, :kept, :, :until] = values[:, :kept, :, :until]
+    return new
 
 
 def slot_attention(  # noqa: PLR0913 (transformers sets the signature)

@@ -19,13 +19,17 @@ NO_TOKEN = -1
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One caller's sequence. `slot` is None while it waits for one; `runs` holds the runs of past versions."""
+    """One caller's sequence. `slot` is None while it waits for one; `runs` holds the runs of past versions; `joined` is
+    its place in the order of getting a slot. One that was preempted goes on behind its tokens so far: they are part of
+    its `prompt` then, and stand, with their logprobs, in `before`."""
 
     name: str
     prompt: np.ndarray
     limits: Limits
     future: asyncio.Future[Completion]
     slot: int | None = None
+    joined: int = 0
+    before: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     runs: Runs = field(default_factory=list)
 
 
@@ -106,7 +110,8 @@ class SlotTable:
     def _end_run(self, request: Request, version: int) -> None:
         count = int(self.lengths[request.slot] - self._run_starts[request.slot])
         if count:
-            request.runs.append((version, count))
+            known = request.runs.pop()[1] if request.runs and request.runs[-1][0] == version else 0
+            request.runs.append((version, known + count))
             self._run_starts[request.slot] += count
 
     def completion(self, slot: int, finish: Finish, version: int) -> Completion:
@@ -114,9 +119,13 @@ class SlotTable:
         request = self.requests[slot]
         self._end_run(request, version)
         response = slice(len(request.prompt), int(self.lengths[slot]))
-        return Completion(
-            self.tokens[slot, response].astype(np.int32), self.logprobs[slot, response].copy(), request.runs, finish
-        )
+        request.before.append((self.tokens[slot, response].astype(np.int32), self.logprobs[slot, response].copy()))
+        return whole(request, finish)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence; 0 without any."""
+        return int(self.lengths[: len(self.requests)].max(initial=0))
 
     def remove(self, slot: int) -> int | None:
         """Free a slot → the slot whose sequence was moved into it, if any."""
@@ -134,3 +143,15 @@ class SlotTable:
             column[slot] = column[moved]
         self._stops[slot] = self._stops[moved]
         return moved
+
+
+def whole(request: Request, finish: Finish) -> Completion:
+    """All that a request has got, over every stay in a slot."""
+    tokens, logprobs = ([part[i] for part in request.before] for i in (0, 1))
+    none = np.zeros(0)
+    return Completion(
+        np.concatenate([none, *tokens]).astype(np.int32),
+        np.concatenate([none, *logprobs]).astype(np.float32),
+        request.runs,
+        finish,
+    )

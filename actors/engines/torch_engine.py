@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from time import perf_counter
 from typing import Literal
 
@@ -25,10 +26,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from actors.engines.concurrency import Concurrency
 from actors.engines.decoders import decoder_for
 from actors.engines.sampler import sample
 from actors.engines.slot_cache import SlotCache
-from actors.engines.slot_table import Request, SlotTable
+from actors.engines.slot_table import Request, SlotTable, whole
 from areal_like.models import write_state
 from areal_like.types import Completion, Finish, Limits
 from areal_like.weights.state import Update
@@ -42,7 +44,9 @@ class TorchEngine:
 
     `slots`: most sequences that run at once; more wait. `kv_policy`: what becomes of the KV cache of running sequences
     at a weight update: "recompute" under the new weights, or "keep" (cheaper; later tokens attend to old states).
-    `interruptible` False: an update waits for the running sequences instead of changing their weights.
+    `interruptible` False: an update waits for the running sequences instead of changing their weights. `kv_tokens`:
+    most tokens whose keys and values are held, padding included (None: as many as the slots need): where running
+    sequences outgrow it the newest are preempted and go on later, and fewer run for a while (`concurrency`).
     Raises ValueError for a knob out of range.
     """
 
@@ -55,12 +59,17 @@ class TorchEngine:
         slots: int = 64,
         kv_policy: Literal["recompute", "keep"] = "recompute",
         interruptible: bool = True,
+        kv_tokens: int | None = None,
     ):
         if slots < 1:
             raise ValueError(f"slots must be at least 1, not {slots}")
         if kv_policy not in ("recompute", "keep"):
             raise ValueError(f"kv_policy must be 'recompute' or 'keep', not {kv_policy!r}")
+        if kv_tokens is not None and kv_tokens < 1:
+            raise ValueError(f"kv_tokens must be at least 1, not {kv_tokens}")
         self.slots = slots
+        self._kv_tokens = kv_tokens
+        self._concurrency = Concurrency(slots)
         self.version = 0
         self.digest = ""
         self._device = model.eval().device
@@ -68,7 +77,7 @@ class TorchEngine:
         self._recompute = kv_policy == "recompute"
         self._interruptible = interruptible
         self._table = SlotTable(slots)
-        self._cache = SlotCache(model.config, slots, self._device, model.dtype)
+        self._cache = SlotCache(model.config, slots, self._device, model.dtype, kv_tokens)
         self._decoder = decoder_for(model, self._cache)
         self._parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._waiting: deque[Request] = deque()
@@ -88,6 +97,7 @@ class TorchEngine:
                 "pause_seconds",
                 "pauses",
                 "recompute_seconds",
+                "preemptions",
             ),
             0.0,
         )
@@ -123,6 +133,8 @@ class TorchEngine:
                 f"{len(tokens)} prompt tokens + max_tokens {limits.max_tokens} = {total} exceed the model's "
                 f"{self._positions} positions"
             )
+        if self._kv_tokens is not None and total > self._kv_tokens:
+            raise ValueError(f"{total} tokens of prompt and response exceed engine.kv_tokens={self._kv_tokens}")
 
     async def load(self, update: Update) -> None:
         """Apply new weights between two decode steps; returns when every later token is from the new version."""
@@ -145,9 +157,15 @@ class TorchEngine:
 
         `busy_seconds`: in steps, prefill included. `apply_seconds`: writing new weights. `pause_seconds`: from the
         start of an update to the start of the next step, where sequences were running (`pauses` of them).
-        `recompute_seconds`: renewing their KV cache. `joins`: sequences that got a slot.
+        `recompute_seconds`: renewing their KV cache. `joins`: sequences that got a slot; `preemptions`: that lost it
+        for want of memory, and `limit`: how many may run now.
         """
-        return {**self._totals, "running": float(len(self._table)), "waiting": float(len(self._waiting))}
+        return {
+            **self._totals,
+            "limit": float(self._concurrency.limit),
+            "running": float(len(self._table)),
+            "waiting": float(len(self._waiting)),
+        }
 
     async def close(self) -> None:
         """End the step task; every caller gets its partial completion with finish "abort"."""
@@ -183,9 +201,11 @@ class TorchEngine:
             self._totals["pause_seconds"] += start - self._pause_start
             self._totals["pauses"] += 1
             self._pause_start = None
-        table, running = self._table, len(self._table)
+        table = self._table
+        self._relieve()
         if self._stale:
-            self._prefill(list(range(running)))
+            self._cache.reserve(len(table), table.longest)
+            self._prefill(list(range(len(table))))
             self._totals["recompute_seconds"] += perf_counter() - start
             self._stale = False
         self._admit()
@@ -193,16 +213,47 @@ class TorchEngine:
             return
         tokens, logprobs = self._decode()
         self._totals["tokens"] += len(tokens)
+        self._concurrency.step()
         for slot, finish in table.append(tokens, logprobs):
             self._end(table.requests[slot], finish)
         self._totals["busy_seconds"] += perf_counter() - start
 
+    def _relieve(self) -> None:
+        """Put back the newest sequences until the others' next tokens find room."""
+        table, before = self._table, len(self._table)
+        while self._kv_tokens is not None and len(table) * table.longest > self._kv_tokens:
+            self._preempt(max(table.requests, key=lambda request: request.joined))
+        if len(table) < before:
+            self._concurrency.pressed(before)
+
+    def _preempt(self, request: Request) -> None:
+        """Back to the front of the queue; it will go on at its next token."""
+        self._take_out(request, "abort")
+        tokens = request.before[-1][0]
+        done = len(tokens)
+        request.prompt = np.concatenate([request.prompt, tokens])
+        limits = request.limits
+        request.limits = replace(limits, max_tokens=limits.max_tokens - done, offset=limits.offset + done)
+        self._waiting.appendleft(request)
+        self._totals["preemptions"] += 1
+
     def _admit(self) -> None:
         joined = []
-        while self._waiting and not self._loads and len(self._table) < self._table.slots:
+        while self._waiting and not self._loads and len(self._table) < self._concurrency.limit:
+            if not self._fits(self._waiting[0]):
+                break
+            self._totals["joins"] += 1
+            self._waiting[0].joined = int(self._totals["joins"])
             joined.append(self._table.add(self._waiting.popleft()))
-        self._totals["joins"] += len(joined)
+        if self._table.requests:
+            self._cache.reserve(len(self._table), self._table.longest)
         self._prefill(joined)
+
+    def _fits(self, request: Request) -> bool:
+        """Is there room for another sequence, and for one token more of each?"""
+        longest = max(self._table.longest, len(request.prompt)) + 1
+        running = len(self._table)
+        return self._kv_tokens is None or not running or (running + 1) * longest <= self._kv_tokens
 
     def _prefill(self, slots: list[int]) -> None:
         """Fill the KV cache of the slots for all but their last token; equal token sequences are computed once."""
@@ -246,17 +297,23 @@ class TorchEngine:
     def _end(self, request: Request, finish: Finish) -> None:
         """Take the request out, wherever it is, and answer its caller with what it has."""
         if request.slot is not None:
-            slot = request.slot
-            completion = self._table.completion(slot, finish, self.version)
-            moved = self._table.remove(slot)
-            if moved is not None:
-                self._move(moved, slot)
+            completion = self._take_out(request, finish)
         else:
             if request in self._waiting:
                 self._waiting.remove(request)
-            completion = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), [], finish)
+            completion = whole(request, finish)
         if not request.future.done():
             request.future.set_result(completion)
+
+    def _take_out(self, request: Request, finish: Finish) -> Completion:
+        """Free its slot; what it has got."""
+        assert request.slot is not None
+        slot = request.slot
+        completion = self._table.completion(slot, finish, self.version)
+        moved = self._table.remove(slot)
+        if moved is not None:
+            self._move(moved, slot)
+        return completion
 
     @torch.inference_mode()
     def _move(self, source: int, target: int) -> None:

@@ -70,7 +70,7 @@ def actors_process(endpoint: str, first: int, count: int, seconds: float) -> Non
     heard = time.monotonic()
     while True:
         soon = min((actor.due[0][0] for actor in actors if actor.due), default=math.inf)
-        for socket, _ in poller.poll(max(0.0, 1000 * min(0.5, soon - time.monotonic()))):
+        for socket, _ in poller.poll(max(0, int(1000 * min(0.5, soon - time.monotonic())))):
             by_socket[socket].hear()
         now = time.monotonic()
         for actor in actors:

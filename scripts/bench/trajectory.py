@@ -58,7 +58,7 @@ def density(before: State, after: State) -> float:
 def trajectory(lr: float, steps: int) -> list[dict[str, float]]:
     rng = np.random.default_rng(0)
     successors = rng.integers(0, VOCAB, (VOCAB, 4))
-    model = qwen2(0, VOCAB, **KNOBS)
+    model = qwen2(0, VOCAB, **KNOBS)  # type: ignore[arg-type]
     knobs = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0, "warmup_steps": 0, "clip_grad": 1.0}
     optimizer = MasterAdamW(model, lr=lr, publish_dtype=torch.bfloat16, **knobs)  # type: ignore[arg-type]
     before, found = state_of(model), []

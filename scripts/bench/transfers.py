@@ -61,7 +61,7 @@ class NoEngine:
 
 
 async def _follow(pipe: Connection, number: int) -> None:
-    engine = NoEngine()
+    engine: Any = NoEngine()
     subscriber = Subscriber(engine, f"actor-{number}", lambda *_: None)
     subscriber.relay = Relay(ANY_PORT, lambda: subscriber.sources.received, keep=2, anchor_every=50)
     pipe.send(subscriber.relay.offer)
@@ -216,8 +216,9 @@ def limiter(mbit: int) -> Callable[[list[str]], None]:
     def limit(endpoints: list[str]) -> None:
         subprocess.run(["tc", "qdisc", "del", "dev", "lo", "root"], check=False, stderr=subprocess.DEVNULL)
         _tc("qdisc add dev lo root handle 1: htb")
+        burst = 625 * mbit  # bytes of 5 ms: timers of a busy machine come late
         for number, endpoint in enumerate(endpoints, 1):
-            _tc(f"class add dev lo parent 1: classid 1:{number} htb rate {mbit}mbit burst 32k cburst 32k")
+            _tc(f"class add dev lo parent 1: classid 1:{number} htb rate {mbit}mbit burst {burst} cburst {burst}")
             port = endpoint.rpartition(":")[2]
             match = f"u32 match ip sport {port} 0xffff flowid 1:{number}"
             _tc(f"filter add dev lo protocol ip parent 1: prio 1 {match}")

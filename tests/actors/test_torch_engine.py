@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config
 from actors.engines import decoders
 from actors.engines.sampler import sample
 from actors.engines.torch_engine import TorchEngine
+from actors.worker import Rollout, Worker
 from areal_like.sampling import uniforms
-from areal_like.types import Limits
+from areal_like.types import Lease, Limits, Prompt
 from tests.actors.tiny_models import (
     CONFIGS,
     FUSED,
@@ -243,3 +245,97 @@ def test_knobs_are_checked():
         TorchEngine(new_model(), slots=0)
     with pytest.raises(ValueError, match="kv_policy"):
         TorchEngine(new_model(), kv_policy="forget")
+
+
+@pytest.mark.parametrize("give_back", [False, True])
+def test_cancelled_leases_free_their_slots_within_one_decode_step(give_back):
+    """The worker and the embedded engine together: no later decode step samples for a lease that was cancelled, and who
+    waits for a slot runs in the very next one."""
+
+    class Client:
+        handed_back = None
+
+        def credit(self, ended):
+            pass
+
+        def give_back(self, ids, partials, leaving):
+            self.handed_back = ids, partials
+
+    async def workflow(engine, reward, prompt, limits, request, filler):
+        await engine.generate(prompt.tokens, limits, request)
+
+    class Task:
+        stop_tokens = ()
+
+        def prompt(self, split, row):
+            return Prompt(prompts_of(5)[0], None, 100)
+
+    async def main():
+        engine, client = TorchEngine(new_model(), slots=4), Client()
+        rollout = Rollout(0, 1.0, None, partial(workflow))
+        worker = Worker(Task(), engine, None, client, rollout, {0: "digest"})
+        worker.start([Lease(0, 0, "train", 3, 3), Lease(1, 1, "train", 2, 2)])
+        while engine.stats()["tokens"] < 20:
+            await asyncio.sleep(0)
+        assert engine.stats()["running"] == 4 and engine.stats()["waiting"] == 1
+        decode, decoded = engine._decode, []
+        engine._decode = lambda: (decoded.append([r.name for r in engine._table.requests]), decode())[1]
+        worker.cancel([0], give_back)
+        while len(decoded) < 3:
+            await asyncio.sleep(0)
+        assert sum("0/0" in names for names in decoded) <= 1, "at most the step that was being made"
+        assert decoded[1:] == [["1/0", "1/1"]] * 2 or decoded[1:] == [["1/1", "1/0"]] * 2
+        if give_back:
+            ids, partials = client.handed_back
+            assert ids == [0] and {row[0] for row in partials[0][0]["samples"]} == {0, 1, 2}
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_preempted_sequences_go_on_as_if_nothing_had_happened():
+    """Too little memory for all: some are put back, and everybody gets the tokens that a large engine samples."""
+    prompts, counts = prompts_of(3, 9, 4, 4, 20, 6, 11, 2), [40, 12, 60, 30, 25, 50, 8, 33]
+    most = 130
+
+    async def main(**knobs):
+        engine = TorchEngine(new_model(), slots=6, **knobs)
+        held = []
+        decode = engine._decode
+        engine._decode = lambda: (held.append((len(engine._table), engine._cache.keys.shape)), decode())[1]
+        calls = (engine.generate(p, Limits(n, key=i)) for i, (p, n) in enumerate(zip(prompts, counts, strict=True)))
+        done = await asyncio.gather(*calls)
+        stats = engine.stats()
+        await engine.close()
+        return done, stats, held
+
+    plain, none, _ = asyncio.run(main())
+    small, stats, held = asyncio.run(main(kv_tokens=most))
+    assert none["preemptions"] == 0 and none["limit"] == 6
+    assert stats["preemptions"] >= 2 and stats["tokens"] == sum(counts) == none["tokens"]
+    assert max(shape[1] * shape[3] for _, shape in held) <= most, "slots times positions that are held in memory"
+    assert max(n for n, _ in held) > 1
+    for ours, theirs in zip(small, plain, strict=True):
+        np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+        assert (ours.finish, ours.runs) == (theirs.finish, theirs.runs)
+
+
+def test_a_preempted_sequence_that_is_aborted_hands_back_all_it_had():
+    async def main():
+        engine = TorchEngine(new_model(), slots=3, kv_tokens=60)
+        tasks = [
+            asyncio.create_task(engine.generate(p, Limits(50, key=i), str(i))) for i, p in enumerate(prompts_of(5, 6))
+        ]
+        while not engine.stats()["preemptions"]:
+            await asyncio.sleep(0)
+        (waiting,) = engine._waiting
+        engine.abort([waiting.name])
+        cut = await tasks[int(waiting.name)]
+        assert len(cut.tokens) > 10 and cut.finish == "abort" and cut.runs == [(0, len(cut.tokens))]
+        assert len(cut.logprobs) == len(cut.tokens)
+        with pytest.raises(ValueError, match="kv_tokens"):
+            await engine.generate(prompts_of(11)[0], Limits(50))
+        await engine.close()
+
+    asyncio.run(main())

@@ -1,6 +1,7 @@
 """The worker in a set order of events: a workflow that ends when told, a client that records."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from actors.reward_pool import RewardError
 from actors.worker import RESAMPLES, Rollout, Worker
 from areal_like.sampling import stream_key
-from areal_like.types import Group, Lease, Limits, Prompt, Sample
+from areal_like.types import Completion, Group, Lease, Limits, Prompt, Sample
 
 
 class Client:
@@ -18,6 +19,10 @@ class Client:
         self.failures: list[tuple] = []
         self.credits: list = []
         self.evaluations: list[tuple] = []
+        self.left: list[tuple] = []
+
+    def left_out(self, *left) -> None:
+        self.left.append((*left, len(self.groups)))
 
     def push(self, group: Group) -> None:
         self.groups.append(group)
@@ -46,6 +51,18 @@ class Task:
 
 class Engine:
     version = 3
+
+    def __init__(self) -> None:
+        self.calls: dict[str, asyncio.Future] = {}
+
+    async def generate(self, tokens, limits, request: str = "") -> Completion:
+        self.calls[request] = asyncio.get_running_loop().create_future()
+        return await self.calls[request]
+
+    def abort(self, requests) -> None:
+        for each in requests:
+            if each in self.calls and not self.calls[each].done():
+                self.calls[each].set_result(Completion(np.zeros(6, np.int32), np.zeros(6), [(3, 6)], "abort"))
 
 
 def sample(reward: float, version: int = 3) -> Sample:
@@ -117,6 +134,27 @@ def test_the_first_that_finish_make_the_group_and_the_rest_is_cut() -> None:
         await play.end("1/1", sample(0.1))
         assert [s.reward for s in play.client.groups[0].samples] == [0.1, 0.2]
         assert play.futures["1/0"].cancelled()
+
+    asyncio.run(scenario())
+
+
+def test_the_lengths_of_what_was_cut_are_told_before_the_push() -> None:
+    async def scenario() -> None:
+        play = Play()
+        ended = asyncio.get_running_loop().create_future()
+
+        async def workflow(engine, reward, prompt, limits, request, filler) -> Sample | None:
+            if request == "1/0":
+                return await ended
+            await engine.generate(prompt.tokens, limits, request)
+            return sample(9.0)
+
+        play.worker.rollout = replace(play.worker.rollout, workflow=workflow)
+        await play.lease(launch=3, need=1)
+        ended.set_result(sample(0.5))
+        await play.settle()
+        assert play.client.left == [(1, [6, 6], 0, 0)], "two, after six tokens each, while nothing was pushed"
+        assert [s.reward for s in play.client.groups[0].samples] == [0.5]
 
     asyncio.run(scenario())
 

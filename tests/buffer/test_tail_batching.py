@@ -11,15 +11,20 @@ import msgpack
 import numpy as np
 import pytest
 
+from areal_like.config import load
 from areal_like.groups import encode_group
 from areal_like.partials import encode_partial
 from areal_like.types import Completion, Group, Sample, SoFar
 from buffer import filters
+from buffer.admission import Bound
 from buffer.entries import NO_SLOT, Stage
 from buffer.journal import SNAPSHOT, Record
+from buffer.policies import in_order
 from buffer.recovery import restore, snapshot
+from buffer.replay import Replay
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed, Sagc
+from scripts.preflight import preflight
 from tests.buffer.house import B, House, table
 
 HISTORIES = int(os.environ.get("HISTORIES", "2400")) // 20
@@ -54,6 +59,8 @@ class Run:
         self.checkpoint = 0
         self.trained: list[list[int]] = []
         self.interval = dice.choice([1, 1, 2])
+        self.streams = dice.random() < 0.5
+        self.orders: dict[int, list[int]] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -73,6 +80,8 @@ class Run:
         self.seen = 0
         self.served: list[list[int]] = self.trained.copy()
         self.house.hello("learner", *self.house.names, slots=1000)
+        if self.streams:
+            self.house.say("learner", "stream", {})
         self.publish()
         for name in self.house.names:
             self.update(name)
@@ -96,6 +105,7 @@ class Run:
 
     def want(self) -> None:
         index = len(self.served)
+        self.parts: list[int] = []
         if index < self.batches:
             self.house.say("learner", "want", {"index": index, "version": index // self.interval})
         self.listen()
@@ -136,6 +146,10 @@ class Run:
                     self.leased[who][group_id] = (launch, need, self.held[who])
                 carried = {meta["id"]: usable for meta, usable in body["partials"]}
                 assert not carried or self.staleness
+            elif kind == "part":
+                assert self.streams and body["index"] == len(self.served) and body["begin"] == len(self.parts)
+                self.parts += [name[0] for name in body["groups"]]
+                assert self.staleness or set(body["digests"]) == {body["version"]}, "strictly on-policy"
             elif kind == "batch":
                 self.check_batch([name[0] for name in body["groups"]], [name[1] for name in body["groups"]], body)
             assert kind != "refused", body
@@ -147,6 +161,8 @@ class Run:
         assert body["version"] - oldest <= self.staleness
         if self.staleness == 0:
             assert versions == {body["version"]}, "strictly on-policy"
+        assert ids[: len(self.parts)] == self.parts, "what was taken early is the batch's beginning"
+        assert self.orders.setdefault(len(self.served), ids) == ids, "after a crash the same groups in the same order"
         self.served.append(ids)
 
     def push(self, name: str, group_id: int, dull: bool) -> None:
@@ -333,3 +349,49 @@ def test_groups_that_are_filtered_are_refilled_and_long_prompts_come_all_the_sam
     waits = [trained_in[each] - cut for each, cut in first_cut.items() if each in trained_in]
     assert len(run.trained) == 12 and run.house.state.replay.ledger()["active"] == 0 and waits
     assert max(waits) <= 6, "each 1.5 x 4 start, so every third round is long"
+
+
+def test_a_learner_that_streams_gets_groups_as_they_finish_and_the_batch_in_that_order() -> None:
+    house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
+    house.say("learner", "stream", {})
+    told: list[list[int]] = []
+    for group_id in (5, 1, 4, 0):
+        house.push(owner(house, group_id), group_id, 0)
+        told = [[name[0] for name in body["groups"]] for _, kind, body in house.router.sent if kind == "part"]
+    assert told == [[5], [1], [4]], "the last one comes with the batch"
+    assert house.batches() == [[5, 1, 4, 0]]
+    assert house.state.replay.count(Stage.SERVED) == 4 and house.state.replay.entries[5].slot == 0
+
+
+def test_without_asking_batches_are_in_the_order_of_the_prompts_and_come_whole() -> None:
+    house = started(SyncScheduler(Fixed(group_size=8)))
+    for group_id in (3, 1, 2, 0):
+        house.push(owner(house, group_id), group_id, 0)
+    assert house.batches() == [[0, 1, 2, 3]]
+    assert not [kind for _, kind, _ in house.router.sent if kind == "part"]
+
+
+@pytest.mark.parametrize("versions", [(0, 0), (1, 2), (2, 2)])
+def test_strict_rounds_serve_nothing_but_the_current_version(versions: tuple[int, int]) -> None:
+    """The last check, behind admission: whatever was let in, neither an older nor a newer token is trained."""
+    replay = Replay(Bound(0, 1), partial(in_order))
+    for group_id, made in enumerate([(0, 0), versions]):
+        replay.admit(group_id, group_id, 2, 2, "a", 0, 0.0)
+        head, payload = head_of(group_id, made[1], 2, oldest=made[0])
+        replay.push(head, payload, 1, 0.0)
+    assert [entry.id for entry in replay.serve(0)] == [0]
+    replay.finish(0)
+    if versions[0] < 1:
+        assert replay.serve(1) == [] and replay.dropped["stale"] == 1
+    else:
+        with pytest.raises(RuntimeError, match="off-policy"):
+            replay.serve(1)
+
+
+def test_going_on_from_older_tokens_says_that_it_is_off_policy() -> None:
+    assert SyncScheduler(Fixed(), oversample_prompts=1.25).warning() == ""
+    warned = SyncScheduler(Fixed(), oversample_prompts=1.25, max_staleness=2).warning()
+    assert "no longer strictly on-policy" in warned
+    overrides = ["mode=sync", "scheduler.oversample_prompts=1.25", "scheduler.max_staleness=2"]
+    assert preflight(load(["quickstart", *overrides])) == warned
+    assert preflight(load(["quickstart", *overrides, "partial_rollout=restart"])) == ""

@@ -118,7 +118,7 @@ def test_payloads_and_caches_are_exact():
     assert found["buffer"]["group at most"] == sizes[0] and found["buffer"]["batch at most"] == sum(sizes)
     whole = int(found["step"]["longest sequence (tokens)"])
     cache = SlotCache(learner.model.config, 64, learner.model.device, torch.float32)
-    cache.reserve(whole)
+    cache.reserve(64, whole)
     assert found["actor"]["KV cache, 64 such sequences"] == nbytes([cache.keys, cache.values])
 
 

@@ -11,7 +11,8 @@ from buffer.journal import SNAPSHOT, Record
 from buffer.policies import in_order
 from buffer.recovery import snapshot
 from buffer.replay import Replay
-from scripts.ledger import ACTIVE, TRAINED, Books
+from scripts.ledger import ACTIVE, TRAINED, Books, bias, table
+from scripts.offered import Offer
 
 
 def group(group_id: int, length: int, reward: float) -> tuple[Head, bytes]:
@@ -56,3 +57,19 @@ def test_a_batch_that_is_trained_again_after_a_crash_counts_once() -> None:
     _, records, _ = played()
     again = [record for record in records if record.kind in ("serve", "finish")]
     assert Books().read(records + again)[TRAINED].count == 2
+
+
+def test_what_was_cut_or_redrawn_is_shown_and_counts_as_offered() -> None:
+    _, records, _ = played()
+    at = next(n for n, record in enumerate(records) if record.kind == "push")
+    records.insert(at, Record("left_out", [0, [40, 60], 1], b""))
+    books = Books()
+    accounts = books.read(records)
+    assert (accounts[TRAINED].cut, accounts[TRAINED].redrawn) == (2, 1)
+    shown = [column.header for column in table(accounts).columns]
+    assert "cut" in shown and "redrawn" in shown
+    assert Offer([10], [40, 60]) in books.offers and Offer([20], []) in books.offers
+    assert bias(accounts, books.offers) < 15 / np.mean([10, 40, 60, 20, 300, 30]) - 1 + 1e-9
+    early = Books()
+    early.read(records, steps=1)
+    assert early.accounts[TRAINED].count == 2 and "filtered: zero_variance" not in early.accounts

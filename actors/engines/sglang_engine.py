@@ -1,0 +1,366 @@
+"""The SGLang engine: a `RolloutEngine` over SGLang servers, which it starts or joins. It speaks HTTP only.
+
+    generate() → a server that is ready, the one with the fewest requests → tokens, logprobs, label per token → versions
+    load()     → what has changed, as a patch → every server: pause, patch, compare digests, label, continue
+    watch()    → servers are started, given their weights, watched, and started again when they die
+
+A *label* stands for what `load` was given, and the server files each token under the label that it had then; so
+versions are exact however updates and requests meet. Tokens under a label that was not given here are an error.
+
+What a server holds is known by its digest, or nothing is: then it gets all weights before it gets any request. `_held`
+is a copy of the weights that servers are to hold, since the subscriber writes the next ones over its own.
+
+A request that was cut by somebody else than `abort` (a server that died or paused with `abort`) goes on, here or on
+another server, from the tokens that came back. Waits for a server that is ready (unblocked by `watch`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from actors.engines import sglang_flags, sglang_patch, sglang_weights
+from actors.engines.sglang_replies import Piece, joined, piece_of, question
+from actors.engines.sglang_server import Server, ServerGone, ServerRefused
+from areal_like.models import state_of
+from areal_like.types import Completion, Finish, Limits
+from areal_like.weights.state import State, Update
+
+log = logging.getLogger(__name__)
+_TRIES = 5
+"""Answers in a row without a single token, before a request is given up."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """A `generate` that is under way: its id at the server that works on it now, if any, and what there is of it."""
+
+    name: str
+    work: asyncio.Task | None = None
+    rid: str = ""
+    server: Server | None = None
+    aborted: bool = False
+    pieces: list[Piece] = field(default_factory=list)
+
+
+class SglangEngine:
+    """A `RolloutEngine` (see `areal_like.interfaces`) for `model`, of which it keeps the config and the bits. `folder`
+    is for the servers' logs and the model's config.
+
+    `url`: join the server that runs there; it must have been started with our loader (`docs/gpu.md`), and belongs to
+    this actor alone. "": start `replicas` servers, each over `tp_size` devices. `server`: more of their arguments, as
+    `{mem-fraction-static: 0.8}`. `slots`: most sequences at once, over all servers; more wait. `dtype` of the servers;
+    null: float32 on the CPU, else bfloat16.
+    `pause_mode`: at an update running sequences stay as they are (in_place), are computed anew under the new weights
+    (retract), or are broken off and sent again (abort). `kv_policy`: "flush": what is kept of prompts is never used
+    under newer weights; "keep": it is. (Of a sequence that is running, in_place keeps it in any case.)
+    `start_timeout`: seconds for a server to be ready. `max_restarts` per server.
+    Raises ValueError for knobs out of range or that would make logprobs differ from the learner's.
+    """
+
+    needs_model = True
+    needs_folder = True
+
+    def __init__(  # noqa: PLR0913 (each is a knob)
+        self,
+        model: PreTrainedModel,
+        folder: Path,
+        *,
+        url: str = "",
+        replicas: int = 1,
+        tp_size: int = 1,
+        slots: int = 64,
+        device: Literal["cuda", "cpu"] = "cuda",
+        dtype: str | None = None,
+        pause_mode: Literal["in_place", "retract", "abort"] = "retract",
+        kv_policy: Literal["flush", "keep"] = "flush",
+        server: Mapping[str, Any] | None = None,
+        start_timeout: float = 600.0,
+        max_restarts: int = 3,
+    ):
+        if min(replicas, tp_size, slots) < 1 or (url and replicas > 1):
+            raise ValueError("replicas, tp_size and slots must be at least 1; a server that is joined (url) is one")
+        self.slots, self.digest = slots, ""
+        self._vocab_size, self._positions = model.config.vocab_size, model.config.max_position_embeddings
+        self._mode, self._flush = pause_mode, kv_policy == "flush"
+        self._start_timeout, self._max_restarts, self._ranks = start_timeout, max_restarts, tp_size
+        self._held, self._held_digest = _copied(state_of(model)), ""
+        if url:
+            self._servers = [Server("SGLang", url=url)]
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            wanted = sglang_flags.Wanted(device, dtype, tp_size, -(-slots // replicas), dict(server or {}))
+            arguments, environment = sglang_flags.command(model, folder, wanted)
+            self._servers = [
+                Server(f"SGLang {i}", arguments=arguments, environment=environment, log=folder / f"server-{i}.log")
+                for i in range(replicas)
+            ]
+        self._label, self._versions, self._version = "areal-0", {"areal-0": 0}, 0
+        self._updating = asyncio.Lock()
+        self._free = asyncio.Semaphore(slots)
+        self._calls: set[_Call] = set()
+        self._errands: set[asyncio.Task] = set()
+        self._closed = False
+        self._busy_since: float | None = None
+        self._totals = dict.fromkeys(
+            ("tokens", "updates", "busy_seconds", "apply_seconds", "pause_seconds", "pauses", "joins", "restarts"), 0.0
+        )
+        self._totals |= dict.fromkeys(("patch_bytes", "whole_updates", "unchecked_updates", "resampled"), 0.0)
+
+    @property
+    def version(self) -> int:
+        """Set from outside where the bits that are held turn out to be those of that version."""
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._version = self._versions[self._label] = version
+
+    # ---- generating -------------------------------------------------------------------------------------------------
+
+    async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
+        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot.
+
+        Raises ValueError (empty prompt, unknown token id, longer than the model's positions) and RuntimeError (the
+        server gives no tokens, closed engine).
+        """
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+        self._check(tokens, limits)
+        call = _Call(request)
+        self._note_busy()
+        self._calls.add(call)
+        call.work = asyncio.get_running_loop().create_task(self._finish(call, tokens, limits))
+        try:
+            return await call.work
+        except asyncio.CancelledError:
+            if call.aborted and call.work.cancelled():  # while it waited: see `abort`
+                return Completion(*joined(call.pieces), "abort")
+            raise
+        finally:
+            self._note_busy()
+            self._calls.discard(call)
+
+    def _check(self, tokens: np.ndarray, limits: Limits) -> None:
+        if len(tokens) == 0 or limits.max_tokens < 1:
+            raise ValueError("a request needs at least one prompt token and max_tokens of at least 1")
+        if tokens.min() < 0 or tokens.max() >= self._vocab_size:
+            raise ValueError(f"prompt has token ids outside 0..{self._vocab_size - 1}")
+        if len(tokens) + limits.max_tokens > self._positions:
+            raise ValueError(
+                f"{len(tokens)} prompt tokens + max_tokens {limits.max_tokens} exceed the model's "
+                f"{self._positions} positions"
+            )
+
+    async def _finish(self, call: _Call, tokens: np.ndarray, limits: Limits) -> Completion:
+        """Ask until the completion is whole, or aborted."""
+        fruitless = 0
+        async with self._free:
+            self._totals["joins"] += 1
+            while True:
+                done = joined(call.pieces)
+                if finish := _finish_of(done[0], limits, call.aborted):
+                    return Completion(*done, finish)
+                if fruitless >= _TRIES:
+                    raise RuntimeError(f"{fruitless} answers in a row without a token to {len(tokens)} prompt tokens")
+                piece = await self._ask(call, np.concatenate([tokens, done[0]]), len(done[0]), limits)
+                if piece is not None:
+                    fruitless = 0 if len(piece.tokens) else fruitless + 1
+                    call.pieces.append(piece)
+                    self._totals["tokens"] += len(piece.tokens)
+
+    async def _ask(self, call: _Call, tokens: np.ndarray, done: int, limits: Limits) -> Piece | None:
+        """One request to one server; None where it is to be asked again. Raises RuntimeError."""
+        server = await self._pick()
+        call.rid, call.server = uuid.uuid4().hex, server  # of one length: SGLang aborts whatever begins with the id
+        label, server.load = self._label, server.load + 1
+        try:
+            asked = question(call.rid, tokens, done, limits, label if self._flush else None)
+            answer = await server.post("/generate", asked)
+            piece = piece_of(answer, self._versions, label if label == self._label else None)
+            if piece is None or (self._flush and piece.is_stale(label)):
+                self._totals["resampled"] += 1
+                return None
+            return piece
+        except ServerGone:
+            await asyncio.sleep(0.1)  # `watch` will see it
+            return None
+        except asyncio.CancelledError:
+            self._send_abort(call)  # frees the slot there
+            raise
+        finally:
+            server.load -= 1
+            call.server = None
+
+    async def _pick(self) -> Server:
+        while True:
+            ready = [server for server in self._servers if server.ready.is_set()]
+            if ready:
+                return min(ready, key=lambda server: server.load)
+            waits = [asyncio.ensure_future(server.ready.wait()) for server in self._servers]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for each in waits:
+                    each.cancel()
+
+    def _note_busy(self) -> None:
+        now = monotonic()
+        if self._busy_since is not None:
+            self._totals["busy_seconds"] += now - self._busy_since
+        self._busy_since = now if self._calls else None
+
+    def abort(self, requests: Iterable[str]) -> None:
+        """End the named requests now; their callers get what was sampled so far, with finish "abort"."""
+        names = set(requests)
+        for call in self._calls:
+            if call.name in names:
+                self._cut(call)
+
+    def _cut(self, call: _Call) -> None:
+        call.aborted = True
+        if call.server is not None:
+            self._send_abort(call)
+        elif call.work is not None:
+            call.work.cancel()  # it waits for a slot, or for a server
+
+    def _send_abort(self, call: _Call) -> None:
+        if call.server is not None:
+            errand = asyncio.get_running_loop().create_task(self._abort(call.server, call.rid))
+            self._errands.add(errand)
+            errand.add_done_callback(self._errands.discard)
+
+    @staticmethod
+    async def _abort(server: Server, rid: str) -> None:
+        """A server that stands still would lose the tokens of what is aborted: it is told afterwards."""
+        with suppress(ServerGone, ServerRefused):
+            await server.open.wait()
+            await server.post("/abort_request", {"rid": rid})
+
+    # ---- weights ----------------------------------------------------------------------------------------------------
+
+    async def load(self, update: Update) -> None:
+        """Give new weights to all servers; returns when every later token is from the new version."""
+        async with self._updating:
+            begin, base = monotonic(), self._held_digest
+            fits = bool(base) and update.state.specs == self._held.specs
+            patch = await asyncio.to_thread(
+                sglang_patch.write, update.state, update.digest, self._held if fits else None
+            )
+            self._held, self._held_digest = _copied(update.state), update.digest
+            self._label = f"areal-{len(self._versions)}"
+            self._versions[self._label] = update.version
+            ready = [server for server in self._servers if server.ready.is_set()]
+            await asyncio.gather(*(self._give(server, patch, base) for server in ready))
+            self._version, self.digest = update.version, update.digest
+            self._totals["updates"] += 1
+            self._totals["apply_seconds"] += monotonic() - begin
+
+    async def _give(self, server: Server, patch: np.ndarray, base: str, mode: Any = None) -> None:
+        """Weights for one server. One that does not take them is out of service, and starts anew."""
+        weights = sglang_weights.Weights(self._held, self._held_digest, self._label, patch, base)
+        mode, running = mode or self._mode, server.load > 0
+        flush = self._flush and mode != "in_place"
+        try:
+            outcome = await sglang_weights.give(server, weights, self._ranks, mode, flush)
+        except (ServerGone, ServerRefused) as error:
+            log.error("%s did not take new weights: %s", server.name, error)
+            server.fail()
+            return
+        self._totals["patch_bytes"] += outcome.nbytes
+        self._totals["whole_updates"] += outcome.whole
+        self._totals["unchecked_updates"] += not outcome.checked
+        if running:
+            self._totals["pauses"] += 1
+            self._totals["pause_seconds"] += outcome.pause_seconds
+
+    # ---- servers ----------------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Start the servers and keep them running, for ever. Raises RuntimeError when that does not work any more."""
+        keepers = [asyncio.ensure_future(self._keep(server)) for server in self._servers]
+        try:
+            await asyncio.gather(*keepers)
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+
+    async def _keep(self, server: Server) -> None:
+        lives, was_ready = 0, False
+        while True:
+            problem = await self._bring_up(server)
+            if not problem:
+                was_ready = True
+                problem = await server.until_dead()
+            server.ready.clear()
+            lives += 1
+            log.error("%s %s", server.name, problem)
+            if not was_ready or lives > self._max_restarts:
+                raise RuntimeError(f"{server.name} {problem} ({lives} times){server.last_words()}")
+            self._totals["restarts"] += 1
+
+    async def _bring_up(self, server: Server) -> str:
+        """Start a server and give it its weights; returns what went wrong, if anything did. Raises ValueError for a
+        server that could never be used."""
+        try:
+            await server.start(self._start_timeout)
+            self._ranks = sglang_flags.checked(await server.get("/server_info"))
+            async with self._updating:
+                if not self._held_digest:
+                    self._held_digest = self._held.digest()
+                await sglang_weights.holds(server, self._held, self._held_digest, self._ranks)
+                ask = sglang_patch.question(self._held, self._held_digest)
+                await self._give(server, ask, self._held_digest, "abort")
+                if not server.digest:
+                    return "did not take its weights"
+                server.ready.set()
+        except (ServerGone, ServerRefused) as error:
+            return str(error)
+        log.info("%s is ready at %s", server.name, server.url)
+        return ""
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the servers that were started here."""
+        return [server.pid for server in self._servers if server.pid]
+
+    def stats(self) -> dict[str, float]:
+        """Running totals, and `running`, `waiting` as of now. As of the embedded engine, and: `restarts` of servers;
+        `patch_bytes` sent to them; `whole_updates`: with all weights; `unchecked_updates`: whose digest the server
+        could not compare; `resampled`: requests sampled anew since their version or their prefix was in doubt."""
+        self._note_busy()
+        running = sum(server.load for server in self._servers)
+        return {**self._totals, "running": float(running), "waiting": float(len(self._calls) - running)}
+
+    async def close(self) -> None:
+        """End the servers that were started here; every caller gets its partial completion with finish "abort"."""
+        self._closed = True
+        for call in self._calls:
+            self._cut(call)
+        for errand in self._errands:
+            errand.cancel()
+        for server in self._servers:
+            await server.close()
+
+
+def _finish_of(tokens: np.ndarray, limits: Limits, aborted: bool) -> Finish | None:
+    """How a completion with these tokens (int32 [n], all so far) has ended; None if it goes on."""
+    if len(tokens) and int(tokens[-1]) in limits.stop:
+        return "stop"
+    if len(tokens) >= limits.max_tokens:
+        return "length"
+    return "abort" if aborted else None
+
+
+def _copied(state: State) -> State:
+    return State(state.specs, state.buffer.copy())

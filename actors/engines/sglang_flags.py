@@ -1,0 +1,102 @@
+"""With which arguments our SGLang servers are started, and which servers may be used at all."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from actors.engines.sglang_loader import LOAD_FORMAT
+
+FOR_CPU = {
+    "device": "cpu",
+    "attention-backend": "torch_native",
+    "sampling-backend": "pytorch",
+    "disable-cuda-graph": True,
+    "disable-overlap-schedule": True,
+    "max-total-tokens": 65536,
+}
+OURS = {"model-path", "load-format", "dtype", "tp-size", "tp", "host", "port", "custom-weight-loader", "device"}
+"""Arguments that the engine sets from its own knobs."""
+CHANGE_LOGPROBS = ("preferred_sampling_params", "quantization", "speculative_algorithm")
+"""Settings of a server under which its logprobs are not those of the published weights (or not of all tokens)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The engine's knobs that concern a server; `more` are further arguments."""
+
+    device: str
+    dtype: str | None
+    tp_size: int
+    slots: int
+    more: dict[str, Any]
+
+
+def command(model: PreTrainedModel, folder: Path, wanted: Wanted) -> tuple[list[str], dict[str, str]]:
+    """Arguments and environment of a server for a model. Raises ValueError for arguments that are not free.
+
+    The server reads the weights of a local folder itself; of a model that was made here it gets the config, and later
+    all weights.
+    """
+    more = {str(key).replace("_", "-"): value for key, value in wanted.more.items()}
+    if taken := sorted(OURS & more.keys()):
+        raise ValueError(f"engine.server: {', '.join(taken)}: the engine sets that itself")
+    if changing := sorted(each for each in CHANGE_LOGPROBS if each.replace("_", "-") in more):
+        raise ValueError(
+            f"engine.server: {', '.join(changing)}: behaviour logprobs would differ from the learner's; leave it out"
+        )
+    flags: dict[str, Any] = dict(FOR_CPU) if wanted.device == "cpu" else {"device": wanted.device}
+    flags |= {
+        "dtype": wanted.dtype or ("float32" if wanted.device == "cpu" else "bfloat16"),
+        "tp-size": wanted.tp_size,
+        "max-running-requests": wanted.slots,
+        "skip-tokenizer-init": True,
+        "sleep-on-idle": True,
+        "log-level": "warning",
+        "custom-weight-loader": LOAD_FORMAT,
+        **_source(model, folder),
+        **more,
+    }
+    environment = {"HF_HUB_OFFLINE": "1", "SGLANG_RETURN_ORIGINAL_LOGPROB": "0"}
+    if wanted.device == "cpu":
+        environment["SGLANG_USE_CPU_ENGINE"] = "1"
+    return _as_arguments(flags), environment
+
+
+def _source(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
+    path = Path(model.name_or_path or "")
+    if model.name_or_path and (path / "config.json").is_file():
+        return {"model-path": str(path.resolve())}
+    made, config = folder / "model", copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(made)
+    return {"model-path": str(made.resolve()), "load-format": "dummy"}
+
+
+def _as_arguments(flags: Mapping[str, Any]) -> list[str]:
+    """`{a: 1, b: True, c: False}` → `--a 1 --b`."""
+    arguments: list[str] = []
+    for key, value in flags.items():
+        if value is False or value is None:
+            continue
+        arguments.append(f"--{key}")
+        if value is not True:
+            arguments += [str(each) for each in (value if isinstance(value, list | tuple) else [value])]
+    return arguments
+
+
+def checked(info: Mapping[str, Any]) -> int:
+    """Tensor-parallel ranks of a server, by its `/server_info`. Raises ValueError for one that must not be used."""
+    for key in CHANGE_LOGPROBS:
+        if info.get(key):
+            raise ValueError(f"the SGLang server has {key}={info[key]!r}: its logprobs would not be the learner's")
+    if LOAD_FORMAT not in (info.get("custom_weight_loader") or []):
+        raise ValueError(f"the SGLang server was started without --custom-weight-loader {LOAD_FORMAT}")
+    if int(info.get("dp_size") or 1) > 1:
+        raise ValueError("the SGLang server has dp_size above 1: let the engine start replicas instead")
+    return int(info.get("tp_size") or 1)

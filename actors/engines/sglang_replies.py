@@ -1,0 +1,116 @@
+"""Requests to an SGLang server and what comes back, as plain data. Pure.
+
+Token ids in, token ids out. A request names every sampling parameter, so that no default of a server or of a model's
+folder (`generation_config.json`) cuts the distribution: behaviour logprobs are those of softmax(logits / temperature),
+as the learner computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from areal_like.types import Limits, Runs
+
+NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_new_tokens": 0,
+}
+"""Parameters of which any other value would make logprobs differ from the learner's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens int32 [n], logprobs float32 [n], and `runs` of versions. `cached`: prompt tokens that were not computed
+    but kept from before; `first`: the label of the first token."""
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    runs: Runs
+    cached: int
+    first: str | None
+
+    def is_stale(self, label: str) -> bool:
+        """Were kept prompt tokens used although other weights had come before the first token was sampled? (Kept ones
+        are shared among requests with the same label only; but this one may have waited through an update.)"""
+        return self.cached > 0 and self.first is not None and self.first != label
+
+
+def question(rid: str, tokens: np.ndarray, done: int, limits: Limits, share: str | None) -> dict[str, Any]:
+    """The body of a request: `done` tokens at the end of `tokens` are the completion's own. `share`: only requests with
+    the same share what is kept of prompts; None: all."""
+    sampling = {
+        **NEUTRAL,
+        "max_new_tokens": limits.max_tokens - done,
+        "temperature": limits.temperature,
+        "stop_token_ids": list(limits.stop),
+        "ignore_eos": not limits.stop,
+        "sampling_seed": limits.key & 0x7FFFFFFF,  # heeded by servers with --enable-deterministic-inference only
+        "skip_special_tokens": False,
+    }
+    body = {"rid": rid, "input_ids": tokens.tolist(), "sampling_params": sampling, "return_logprob": True}
+    return body if share is None else body | {"extra_key": share}
+
+
+def piece_of(answer: Mapping[str, Any], versions: Mapping[str, int], only: str | None) -> Piece | None:
+    """What an answer brings. Versions come from the server's spans; a server without spans is believed only if there
+    was one label (`only`) all the time, else the answer is worth nothing: None. Raises RuntimeError for an answer that
+    does not add up, and for tokens made by weights that nobody here has given to the server."""
+    meta = answer["meta_info"]
+    _refuse_errors(meta["finish_reason"])
+    tokens = np.array(answer.get("output_ids") or [], np.int32)
+    rows = meta.get("output_token_logprobs") or []
+    logprobs = np.array([row[0] for row in rows], np.float32)
+    if [row[1] for row in rows] != tokens.tolist() or np.isnan(logprobs).any():
+        raise RuntimeError("SGLang's tokens and logprobs do not agree, or are no numbers")
+    if not len(tokens):
+        return Piece(tokens, logprobs, [], 0, None)
+    spans = meta.get("weight_versions")
+    if not spans:
+        if only is None:
+            return None
+        spans = [{"version": only, "start": 0, "end": len(tokens)}]
+    cached = int(meta.get("cached_tokens") or 0)
+    return Piece(tokens, logprobs, _runs(spans, len(tokens), versions), cached, spans[0]["version"])
+
+
+def _refuse_errors(reason: Mapping[str, Any] | None) -> None:
+    """An abort that is none: a request which the server could not run ends with a status."""
+    if reason and reason["type"] == "abort" and reason.get("status_code") not in (None, 503):
+        raise RuntimeError(f"SGLang could not run a request: {reason.get('message')}")
+
+
+def _runs(spans: Sequence[Mapping[str, Any]], count: int, versions: Mapping[str, int]) -> Runs:
+    runs: Runs = []
+    at = 0
+    for span in spans:
+        if span["version"] not in versions:
+            raise RuntimeError(f"SGLang sampled with weights {span['version']!r}, which were not given to it here")
+        if span["start"] != at or span["end"] <= at:
+            raise RuntimeError(f"SGLang's versions do not cover its tokens: {spans}")
+        runs.append((versions[span["version"]], span["end"] - at))
+        at = span["end"]
+    if at != count:
+        raise RuntimeError(f"SGLang's versions do not cover its {count} tokens: {spans}")
+    return runs
+
+
+def joined(pieces: Sequence[Piece]) -> tuple[np.ndarray, np.ndarray, Runs]:
+    """Tokens, logprobs and runs of pieces that follow one another."""
+    runs: Runs = []
+    for version, count in (run for piece in pieces for run in piece.runs):
+        if runs and runs[-1][0] == version:
+            runs[-1] = (version, runs[-1][1] + count)
+        else:
+            runs.append((version, count))
+    tokens = [np.zeros(0, np.int32), *(piece.tokens for piece in pieces)]
+    logprobs = [np.zeros(0, np.float32), *(piece.logprobs for piece in pieces)]
+    return np.concatenate(tokens), np.concatenate(logprobs), runs

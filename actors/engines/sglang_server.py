@@ -1,0 +1,211 @@
+"""One SGLang server: a process of ours that is started, watched and ended, or one that runs already; spoken to by HTTP.
+
+A server of ours dies with this process, however that ends: Linux kills it (PR_SET_PDEATHSIG). Its own children ask for
+the same, but only once they have started; so a guard in their process group kills all that is left in it when its
+pipe to this process breaks. Nothing is retried here: who calls decides what a failure means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+try:
+    import aiohttp
+except ModuleNotFoundError:  # the base install: `Server` says what to do
+    aiohttp = None  # type: ignore[assignment]
+
+_LIBC = ctypes.CDLL(None)  # loaded before any fork
+_PR_SET_PDEATHSIG = 1
+_POLL_SECONDS = 0.25
+_MISSES = 20
+"""Polls in a row that a server which is not ours must leave unanswered to count as dead."""
+_LOG_LINES = 15
+_GUARD = ["sh", "-c", "read _; kill -KILL 0"]
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class ServerGone(RuntimeError):
+    """The server does not answer: it has died, or is about to."""
+
+
+class ServerRefused(RuntimeError):
+    """The server has answered that it will not, or could not; the text says why."""
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """Of our own if there is `arguments`, those of `sglang.launch_server` but host and port, and a file for its `log`;
+    else at `url`. `environment` is added to this process's own.
+
+    Raises ValueError where the extra `sglang` is not installed.
+
+    `digest` is that of the weights it is known to hold ("": unknown); `ready` is set while it may be given requests;
+    `open` while it is not paused; `load` counts the requests that it works on. They are the engine's to keep.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        url: str = "",
+        arguments: list[str] | None = None,
+        environment: dict[str, str] | None = None,
+        log: Path | None = None,
+    ):
+        if aiohttp is None:
+            raise ValueError("engine=sglang needs more: pip install -e .[sglang] -c constraints-sglang.txt")
+        self.name, self.url = name, url.rstrip("/")
+        self.digest, self.load = "", 0
+        self.ready, self.open = asyncio.Event(), asyncio.Event()
+        self.open.set()
+        self._arguments, self._environment, self._log = arguments, environment or {}, log
+        self._process: subprocess.Popen | None = None
+        self._guard: subprocess.Popen | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._failed = False
+
+    @property
+    def is_ours(self) -> bool:
+        return self._arguments is not None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self, timeout: float) -> None:
+        """Returns once the server is healthy. Raises ServerGone (with the tail of its log) if it ends before that, or
+        takes more than `timeout` seconds."""
+        if self._session is None:
+            # Sequences take as long as they take; and each has a connection of its own.
+            limits = aiohttp.ClientTimeout(total=None, sock_connect=10)
+            self._session = aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=0))
+        self._failed, self.digest = False, ""
+        if self._arguments is not None:
+            self.kill()
+            self._spawn(self._arguments)
+        self.open.set()
+        try:
+            async with asyncio.timeout(timeout):
+                while not await self._answers("/health" if self.is_ours else "/ping"):
+                    if not self.is_alive():
+                        raise ServerGone(f"{self.name} ended before it was ready{self.last_words()}")
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            raise ServerGone(f"{self.name} was not ready after {timeout:.0f} s{self.last_words()}") from None
+
+    def _spawn(self, arguments: list[str]) -> None:
+        assert self._log
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        address = ["--host", "127.0.0.1", "--port", str(port)]
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "sglang.launch_server", *arguments, *address],
+                cwd=REPOSITORY,
+                env=os.environ | self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                process_group=0,
+                preexec_fn=_die_with_parent,
+            )
+        self._guard = subprocess.Popen(_GUARD, stdin=subprocess.PIPE, process_group=self._process.pid)
+
+    def is_alive(self) -> bool:
+        """Of our own process; others are not known to be dead."""
+        return self._process is None or self._process.poll() is None
+
+    async def until_dead(self) -> str:
+        """Waits until the server is dead; returns how that showed."""
+        missed = 0
+        while missed < _MISSES:
+            await asyncio.sleep(_POLL_SECONDS)
+            if self._failed:
+                return "did not take new weights"
+            if self._process is not None:
+                if (code := self._process.poll()) is not None:
+                    return f"ended with exit code {code}"
+            else:
+                missed = 0 if await self._answers() else missed + 1
+        return "does not answer"
+
+    async def _answers(self, path: str = "/ping") -> bool:
+        """Does the server answer at all, and is all well? (One that is paused is well to "/ping", not to "/health".)"""
+        assert self._session
+        try:
+            async with self._session.get(self.url + path, timeout=aiohttp.ClientTimeout(total=10)) as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """Raises ServerGone, ServerRefused."""
+        return await self._ask("GET", path, None)
+
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Raises ServerGone, ServerRefused."""
+        return await self._ask("POST", path, body)
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        assert self._session
+        try:
+            async with self._session.request(method, self.url + path, json=body) as answer:
+                text = await answer.text()
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise ServerGone(f"{self.name} at {self.url} does not answer {path}: {error!r}") from None
+        if answer.status == 200:
+            return json.loads(text) if text.startswith("{") else {}
+        if answer.status == 503:
+            raise ServerGone(f"{self.name} is not well: {text[:2000]}")
+        raise ServerRefused(f"{self.name}: {path}: {answer.status} {text[:2000]}")
+
+    def last_words(self) -> str:
+        """The end of its log, to go behind an error message."""
+        if self._log is None or not self._log.exists():
+            return ""
+        lines = self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        return f"; its log is {self._log}, which ends with\n" + "\n".join(f"  {line}" for line in lines)
+
+    def fail(self) -> None:
+        """It holds nobody knows what: out of service, until `until_dead` has returned and it is started anew."""
+        self.ready.clear()
+        self._failed = True
+
+    def kill(self) -> None:
+        """End a server of ours, with all that it has started, at once."""
+        self.ready.clear()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+        if self._guard is not None:
+            assert self._guard.stdin
+            self._guard.stdin.close()
+            self._guard.wait()
+            self._guard = None
+
+    async def close(self) -> None:
+        self.kill()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None

@@ -1,0 +1,144 @@
+"""How an SGLang server gets new weights: the one order of calls in which nothing wrong is ever sampled from.
+
+    pause → begin → a patch → (it failed: all weights, then their digest is asked for) → end → label → continue
+
+The label, which the server writes beside every token from then on, is set only after the digest of what the server
+holds was compared inside it. A server that can't compare (it stores weights in a way that `sglang_loader` can't follow)
+gets all weights each time, by the model's own loader; `Outcome.checked` is then False. Whatever goes wrong otherwise
+raises ServerGone or ServerRefused, and the server stays paused: it must not go on with weights that nobody knows.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import pickle
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from actors.engines import sglang_patch
+from actors.engines.sglang_loader import APPLIED, LOAD_FORMAT
+from actors.engines.sglang_server import Server, ServerRefused
+from areal_like.models import tensors_of
+from areal_like.weights.state import State
+
+PauseMode = Literal["in_place", "retract", "abort"]
+BUCKET_BYTES = 1 << 30
+"""Most bytes of whole weights in one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`whole`: all weights were sent. `checked`: the server has compared the digest."""
+
+    whole: bool
+    checked: bool
+    nbytes: int
+    pause_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a server is to hold: `patch` (uint8, see `sglang_patch`) leads there from the weights with digest `base`."""
+
+    state: State
+    digest: str
+    label: str
+    patch: np.ndarray
+    base: str
+
+
+def serialised(tensors: list[tuple[str, torch.Tensor]], ranks: int) -> list[str]:
+    """What SGLang takes for tensors: per rank base64 of a pickle, with the bytes in it. (Its own helper would put the
+    tensors into shared memory, which only a child of the server could open.)"""
+    return [base64.b64encode(pickle.dumps(tensors, protocol=4)).decode()] * ranks
+
+
+async def give(server: Server, weights: Weights, ranks: int, mode: PauseMode, flush: bool) -> Outcome:
+    """Bring a server to these weights. Raises ServerGone, ServerRefused: then it is paused, its weights unknown."""
+    message = serialised([(sglang_patch.NAME, torch.from_numpy(weights.patch))], ranks)  # before it stands still
+    known = server.digest and server.digest == weights.base
+    server.open.clear()
+    begin = time.monotonic()
+    await server.post("/pause_generation", {"mode": mode})
+    server.digest = ""
+    await _begin(server)
+    nbytes, whole, checked = weights.patch.nbytes, False, True
+    try:
+        if not known:
+            raise ServerRefused("what it holds is not known")
+        await _patch(server, message, weights.digest)
+    except ServerRefused:
+        whole = True
+        nbytes, checked = await _give_all(server, weights, ranks)
+    await server.post("/end_weight_update", {})
+    if flush:
+        await server.post("/flush_cache", {})
+    await server.post("/update_weight_version", {"new_version": weights.label, "abort_all_requests": False})
+    server.digest = weights.digest
+    await server.post("/continue_generation", {})
+    server.open.set()
+    return Outcome(whole, checked, nbytes, time.monotonic() - begin)
+
+
+async def _begin(server: Server) -> None:
+    try:
+        await server.post("/begin_weight_update", {})
+    except ServerRefused:  # one that was left open by an actor that died
+        await server.post("/end_weight_update", {})
+        await server.post("/begin_weight_update", {})
+
+
+async def _patch(server: Server, message: list[str], digest: str) -> None:
+    """Raises ServerRefused unless the server has confirmed the digest."""
+    body = {"serialized_named_tensors": message, "load_format": LOAD_FORMAT, "flush_cache": False}
+    answer = await server.post("/update_weights_from_tensor", body)
+    if answer.get("message") != APPLIED + digest:
+        raise ServerRefused(f"{server.name}: no confirmation of the weights: {answer.get('message')!r}")
+
+
+async def _give_all(server: Server, weights: Weights, ranks: int) -> tuple[int, bool]:
+    """By the model's own loader; returns the bytes, and whether the digest was compared. Raises ServerRefused."""
+    for bucket in buckets(weights.state):
+        body = {"serialized_named_tensors": serialised(bucket, ranks), "flush_cache": False}
+        await server.post("/update_weights_from_tensor", body)
+    question = sglang_patch.question(weights.state, weights.digest)
+    message = serialised([(sglang_patch.NAME, torch.from_numpy(question))], ranks)
+    try:
+        await _patch(server, message, weights.digest)
+    except ServerRefused as error:
+        if "LoaderUnable" not in str(error):
+            raise
+        return weights.state.nbytes, False
+    return weights.state.nbytes, True
+
+
+async def holds(server: Server, state: State, digest: str, ranks: int) -> bool:
+    """Whether a server that is not serving yet has these weights."""
+    question = sglang_patch.question(state, digest)
+    message = serialised([(sglang_patch.NAME, torch.from_numpy(question))], ranks)
+    await _begin(server)
+    with contextlib.suppress(ServerRefused):
+        await _patch(server, message, digest)
+        server.digest = digest
+    await server.post("/end_weight_update", {})
+    return server.digest == digest
+
+
+def buckets(state: State) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """The tensors of a state, at most `BUCKET_BYTES` at a time (one that is larger comes alone)."""
+    bucket: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, tensor in tensors_of(state):
+        if bucket and size + tensor.nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor.clone()))  # a storage of its own: a view would be sent with the whole buffer
+        size += tensor.nbytes
+    if bucket:
+        yield bucket

@@ -1,0 +1,57 @@
+"""Gradients that are taken group by group while a round still runs: what that asks for, as helpers of the learner.
+
+The stream trainer of RollPacker (arXiv 2509.21009): groups that are done are gone through forwards and backwards at
+once, under the weights of the round; nothing is applied. A loss is a sum over tokens, so the sums of all groups,
+divided at the end by the denominator of the whole batch, are the gradient of that batch. For this a step must be one
+pass over one minibatch, and nothing that a token's gradient depends on may be known only at the end of the batch.
+
+Groups are taken in the order of the batch, one at a time, whether they came early or with the batch: so a batch that is
+trained again, after a crash or in a replay, gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from areal_like.types import Batch
+from learners.advantages import marked
+from learners.losses.contract import LossFunction, plan_of
+from learners.step import Step
+
+
+def check_stream(
+    loss: LossFunction, advantage: Callable[..., Any], minibatches: int, epochs: int, by_staleness: bool
+) -> None:
+    """Raise ValueError for what can't be taken group by group."""
+    if minibatches > 1 or epochs > 1:
+        raise ValueError("stream takes one step per batch: num_minibatches and num_minibatch_epochs must be 1")
+    if plan_of(loss):
+        raise ValueError("stream: this loss weighs all tokens of a batch before it takes a gradient")
+    if marked(advantage, "needs_batch"):
+        raise ValueError("stream: this advantage is normalised over the whole batch")
+    if by_staleness:
+        raise ValueError("stream can't measure grad_norm_by_staleness")
+
+
+def is_start_of(taken: Sequence[Batch], batch: Batch) -> bool:
+    """Whether the batch begins with the groups of these parts, at the same version."""
+    groups = [(part.index, part.version, group.id) for part in taken for group in part.groups]
+    return groups == [(batch.index, batch.version, group.id) for group in batch.groups[: len(groups)]]
+
+
+def joined(steps: Sequence[Step]) -> Step:
+    """What was found out group by group, as of one step: enough for its metrics. Uses the steps up."""
+    first, *others = steps
+    for each in others:
+        first.tally.join(each.tally)
+        first.input_tokens += each.input_tokens
+        first.backward_tokens += each.backward_tokens
+        first.denominator += each.denominator
+    for name in ("start", "behaviour", "staleness"):
+        setattr(first, name, torch.cat([getattr(each, name) for each in steps]))
+    total = sum(loss for each in steps for loss in each.losses)
+    first.losses = [total / first.denominator] if first.denominator else []
+    return first

@@ -1,0 +1,66 @@
+"""What was offered for training, of which some was cut: how long cut responses would have become. Pure.
+
+Closing a group at its first responses, or a round at its first groups, leaves out long answers, and of those only a
+lower bound of their length is known. Lengths are taken to be log-normal within a prompt, with one spread for all
+prompts, around medians that are log-normal as well (lengths in RL of reasoning models roughly are); the parameters come
+from an EM algorithm over whole and cut lengths. With nothing cut it changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+ROUNDS = 200
+_erfc = np.vectorize(math.erfc, otypes=[float])
+
+
+class Offer(NamedTuple):
+    """One prompt's samples, in tokens: `whole` responses, and how long others were when they were `cut`."""
+
+    whole: Sequence[int]
+    cut: Sequence[int]
+
+
+def lengths(offers: Sequence[Offer]) -> np.ndarray:
+    """Of all samples, prompt by prompt: as they were, or, where they were cut, as they are expected to have become
+    (no more than the longest whole one, or than what is known): float64 [samples]."""
+    tokens = np.array([n for offer in offers for n in (*offer.whole, *offer.cut)], np.float64)
+    cut = np.array([i >= len(offer.whole) for offer in offers for i in range(len(offer.whole) + len(offer.cut))], bool)
+    if not cut.any() or cut.all():
+        return tokens
+    group = np.repeat(np.arange(len(offers)), [len(offer.whole) + len(offer.cut) for offer in offers])
+    centre, spread = _fit(np.log(tokens), cut, group)
+    above = (np.log(tokens[cut]) - centre[group[cut]]) / spread
+    expected = np.exp(centre[group[cut]] + spread**2 / 2) * _tail(above - spread) / np.maximum(_tail(above), 1e-300)
+    longest = tokens[~cut].max()
+    tokens[cut] = np.maximum(tokens[cut], np.minimum(expected, longest))
+    return tokens
+
+
+def _tail(z: np.ndarray) -> np.ndarray:
+    """P(standard normal > z)."""
+    return _erfc(z / math.sqrt(2)) / 2
+
+
+def _fit(logs: np.ndarray, cut: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, float]:
+    """Centre of each group and spread within groups, of logarithms of lengths that are lower bounds where `cut`."""
+    sizes = np.bincount(group)
+    middle, between, within = float(logs.mean()), float(logs.var()) + 1e-6, float(logs.var()) + 1e-6
+    centre = np.full(len(sizes), middle)
+    for _ in range(ROUNDS):
+        spread = math.sqrt(within)
+        above = np.clip((logs[cut] - centre[group[cut]]) / spread, -30, 30)
+        hazard = np.exp(-(above**2) / 2) / math.sqrt(2 * math.pi) / np.maximum(_tail(above), 1e-300)
+        mean, square = logs.copy(), np.zeros(len(logs))
+        mean[cut] += spread * (hazard - above)
+        square[cut] = within * np.maximum(0.0, 1 + above * hazard - hazard**2)
+        sure = 1 / (sizes / within + 1 / between)  # variance of a group's centre, given its samples
+        centre = sure * (np.bincount(group, mean) / within + middle / between)
+        within = float(np.mean((mean - centre[group]) ** 2 + square + sure[group])) + 1e-9
+        middle = float(centre.mean())
+        between = float(np.mean((centre - middle) ** 2 + sure)) + 1e-9
+    return centre, math.sqrt(within)

@@ -1,0 +1,137 @@
+"""Tiny random models in real SGLang servers on the CPU, and what transformers says of the same weights.
+
+Who imports this is skipped where SGLang is not installed.
+"""
+
+import asyncio
+import copy
+import importlib.util
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import torch
+
+if importlib.util.find_spec("sglang") is None:
+    pytest.skip("SGLang is not installed (scripts/setup_sglang_cpu.sh)", allow_module_level=True)
+
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from actors.engines.sglang_engine import SglangEngine
+from areal_like.models import publishable, state_of
+from areal_like.types import Limits
+from areal_like.weights.state import Update
+
+torch.set_num_threads(1)
+VOCAB = 70  # SGLang pads it to 128
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+CONFIGS = {
+    "qwen2": Qwen2Config(**SHAPE, tie_word_embeddings=True),
+    "llama": LlamaConfig(**SHAPE, tie_word_embeddings=False),
+    "qwen3": Qwen3Config(**SHAPE, tie_word_embeddings=True, head_dim=32),
+}
+START_SECONDS = 240
+
+
+def new_model(kind, seed=0):
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[kind]), attn_implementation="eager").eval()
+    for parameter in model.parameters():  # biases and norms start at 0 and 1: a mix-up would not show
+        if parameter.ndim == 1:
+            parameter.data += 0.1 * torch.randn(parameter.shape)
+    return model
+
+
+def logprobs_of(model, prompt, response, temperature=1.0):
+    """float32 [R]: what the model's own forward says."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
+    return (logits / temperature).log_softmax(-1).gather(-1, torch.as_tensor(response).long()[:, None])[:, 0].numpy()
+
+
+def greedy_of(model, prompt, count):
+    ids = torch.as_tensor(np.asarray(prompt, np.int64))[None]
+    done = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False
+    )
+    return done[0, len(prompt) :].tolist()
+
+
+def prompts_of(*lengths, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, VOCAB, length).astype(np.int32) for length in lengths]
+
+
+class Published:
+    """A model that changes a little with each version, as bits and as the learner's own weights."""
+
+    def __init__(self, kind):
+        self.model = new_model(kind)
+        publishable(self.model)
+        self.version = 0
+        self._random = torch.Generator().manual_seed(1)
+
+    def step(self, share=0.02):
+        """Change about this share of all elements; returns the update."""
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                hit = torch.rand(parameter.shape, generator=self._random) < share
+                parameter[hit] *= 1.05
+        publishable(self.model)
+        self.version += 1
+        return self.update()
+
+    def update(self):
+        state = state_of(self.model)
+        return Update(self.version, state.digest(), state)
+
+    def frozen(self):
+        """A copy of the model as it is now."""
+        return copy.deepcopy(self.model)
+
+
+def engine_for(published, folder, **knobs):
+    engine = SglangEngine(
+        published.model, folder, **{"device": "cpu", "slots": 32, "start_timeout": START_SECONDS, **knobs}
+    )
+    engine.digest = state_of(published.model).digest()
+    return engine
+
+
+@asynccontextmanager
+async def serving(engine):
+    """The engine, watched, with its servers ready; closed at the end."""
+    watch = asyncio.create_task(engine.watch())
+    try:
+        ready = asyncio.gather(*(server.ready.wait() for server in engine._servers))
+        await asyncio.wait([watch, ready], return_when=asyncio.FIRST_COMPLETED, timeout=START_SECONDS)
+        if watch.done():
+            watch.result()
+        assert ready.done(), "the server was not ready in time"
+        yield engine
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await engine.close()
+
+
+async def slow_down(engine, seconds):
+    """Make every forward pass of the servers take that much longer: windows for updates to land in."""
+    for server in engine._servers:
+        await server.post("/slow_down", {"forward_sleep_time": seconds or None})
+
+
+async def generate(engine, prompt, count=12, temperature=1.0, stop=(), request="", key=0):
+    return await engine.generate(prompt, Limits(count, temperature, tuple(stop), key), request)

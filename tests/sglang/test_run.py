@@ -1,0 +1,56 @@
+"""A whole run with `engine=sglang`: buffer, learner, an actor with its server, which is killed in the middle."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from scripts.audit import audit
+from tests.integration.runs import REPOSITORY, rows, summary
+from tests.sglang import servers  # skips where there is no SGLang
+
+pytestmark = pytest.mark.integration
+
+
+def server_of(run):
+    """The process of the run's server, a child of the actor; None where there is none."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args=", "-ww"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(maxsplit=2) for line in listed.splitlines()]
+    actors = [pid for pid, _, args in rows if args.startswith("actor-0 ") and str(run) in args]
+    return next((int(pid) for pid, parent, args in rows if parent in actors and "sglang" in args), None)
+
+
+def test_a_run_whose_server_is_killed_goes_on(tmp_path):
+    steps, run = 12, tmp_path / "run"
+    command = [sys.executable, "-m", "scripts.train", "configs/sglang_cpu.yaml", f"run.dir={tmp_path}", "run.name=run"]
+    command += [f"run.steps={steps}", "run.target_reward=null", "eval.every=0", "eval.prompts=4", "groups_per_batch=8"]
+    command += ["buffer.keep_journal=true", "checkpoint.every=100"]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    end = threading.Timer(servers.START_SECONDS * 1.2, process.kill)
+    end.start()
+    try:
+        while process.poll() is None and not ((run / "metrics.jsonl").exists() and len(rows(run)) >= 4):
+            time.sleep(0.1)
+        assert process.poll() is None, process.communicate()[0]
+        os.kill(server_of(run), signal.SIGKILL)
+        said, _ = process.communicate()
+    finally:
+        end.cancel()
+        process.kill()
+    assert process.returncode == 0, said
+    found = summary(run)
+    assert found["steps"] == steps and found["staleness_max"] <= found["staleness_bound"]
+    log = (run / "logs" / "actor-0.log").read_text()
+    assert log.count("SGLang 0 is ready") == 2 and "ending after an error" not in log, log
+    assert server_of(run) is None
+    ledger = found["ledger"]
+    left = sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
+    assert ledger["admitted"] == ledger["trained"] + left + ledger["active"]
+    assert ledger["trained"] == steps * 8
+    assert not any(audit(run).findings.values()), audit(run).findings
+    fresh = [row for row in rows(run) if "mismatch_kl" in row]
+    assert fresh and max(row["mismatch_max"] for row in fresh) < 1e-3, "engine and learner agree on the same weights"
