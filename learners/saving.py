@@ -1,7 +1,7 @@
 """What leaves the learner: published bits, model folders, and its part of a checkpoint. A part of `TorchLearner`.
 
-With several ranks each has a part of the weights. Rank 0 gathers them to publish or save, and each has a file of its own
-in a checkpoint.
+With several ranks each has a part of the weights. Rank 0 gathers them to publish or save; each has a file of its own in
+a checkpoint.
 """
 
 from __future__ import annotations
