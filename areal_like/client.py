@@ -195,6 +195,9 @@ class LearnerClient:
     When the connection has been made anew, the learner says again what the buffer may not have heard: hello, its newest
     weights, what it has trained, and its open request. The buffer takes each of these twice without harm, and a batch
     that comes twice is not taken twice.
+
+    A learner of several ranks has one of these on each. Rank 0 is the learner, and speaks as if it were alone; others
+    only ask for their shares.
     """
 
     def __init__(
@@ -207,6 +210,7 @@ class LearnerClient:
         self._taken = 0
         self._rings = RingReader()
         self._order = threading.Lock()
+        self._index = -1
         self._said: dict[str, dict[str, Any]] = {}  # kind → the newest body, in the order in which to say them again
 
     def _say(self, kind: str, body: dict[str, Any]) -> None:
@@ -231,8 +235,13 @@ class LearnerClient:
 
     def want(self, index: int, version: int) -> None:
         """Ask for a batch; it comes when it is complete."""
-        self._taken = 0
+        self._taken, self._index = 0, index
         self._say("want", {"index": index, "version": version})
+
+    def want_share(self, index: int, rank: int) -> None:
+        """Ask for the share of a rank other than 0; it comes when the learner is served that batch."""
+        self._index = index
+        self._say("want_share", {"index": index, "rank": rank})
 
     def stream(self, take: Callable[[Batch], None]) -> None:
         """From now on, while `batch` waits, call `take` with groups of the batch as they finish: a `Batch` of those
@@ -245,9 +254,9 @@ class LearnerClient:
         self.pausing = True
 
     def batch(self, may_pause: bool = True) -> tuple[Batch, dict[str, Any]]:
-        """The batch asked for and what the buffer tells about it; waits, and says so now and then. Raises Stopped;
-        without `may_pause` only when all is drained."""
-        index = self._said["want"]["index"]
+        """The batch (or share) asked for and what the buffer tells about it; waits, and says so now and then. Raises
+        Stopped; without `may_pause` only when all is drained."""
+        index = self._index
         message = self._wait_for("batch", f"batch {index}", lambda body: body["index"] == index, may_pause)
         return self._decode(message), message.body["info"]
 
@@ -266,7 +275,8 @@ class LearnerClient:
         groups = [decode_group(*pair) for pair in zip(heads, payloads, strict=True)]
         for group, actor in zip(groups, message.body["actors"], strict=True):
             group.actor = actor
-        batch = Batch(message.body["index"], message.body["version"], groups, allowed)
+        places = message.body.get("info", {}).pop("places", None)
+        batch = Batch(message.body["index"], message.body["version"], groups, allowed, places)
         if allowed > 0:
             for sample in batch.samples:
                 mask_old_tokens(sample, allowed)

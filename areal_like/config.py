@@ -281,6 +281,11 @@ def _refuse_other_ages(config: Any) -> None:
         raise ConfigError(f"{AGES} needs sizing=fixed and no scheduler.oversample_prompts: all places are set", AGES)
 
 
+def ranks_of(config: Any) -> int:
+    """The processes that the learner is spread over."""
+    return int(config.learner.get("ranks", 1))
+
+
 def _refuse_odd_training(config: dict[str, Any]) -> None:
     """What loss, advantage and learner ask of one another; the learner itself would say so when it starts."""
     learner = config["learner"]
@@ -291,6 +296,11 @@ def _refuse_odd_training(config: dict[str, Any]) -> None:
     if epochs > 1 and "single_pass" in marks("loss", config["loss"]["name"]):
         key = "learner.num_minibatch_epochs"
         raise ConfigError(f"{key}: loss={config['loss']['name']} diverges with more than 1, got {epochs}", key)
+    if known.get("ranks", 1) > 1 and (
+        known.get("lora") is not None or known.get("stream") or known.get("grad_norm_by_staleness")
+    ):
+        key = "learner.ranks"
+        raise ConfigError(f"{key}: learner.lora, .stream and .grad_norm_by_staleness work with 1 rank only", key)
     advantage = config["advantage"]["name"]
     if known.get("stream") is True:
         _refuse_stream(config, known)

@@ -8,7 +8,7 @@ float32 on values that the published dtype can represent.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +84,7 @@ def tensors_of(state: State) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 @torch.no_grad()
-def read_state(tensors: dict[str, torch.Tensor], state: State, done: Callable[[int], None] | None = None) -> None:
+def read_state(tensors: Mapping[str, torch.Tensor], state: State, done: Callable[[int], None] | None = None) -> None:
     """Round tensors to the state's dtypes (nearest even) and write their bits into it. `done` is told after each tensor
     how many bytes of the buffer are written."""
     offset = 0

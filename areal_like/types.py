@@ -161,13 +161,15 @@ class Lease(NamedTuple):
 class Batch:
     """What the learner trains on: `index` counts batches from 0, `version` is the train version it is served for.
 
-    Tokens of versions before `oldest_allowed` are not trained; the samples' loss masks say so already.
+    Tokens of versions before `oldest_allowed` are not trained; the samples' loss masks say so already. Where the
+    learner has several ranks this is the share of one of them, and `places` are its groups' in the whole batch.
     """
 
     index: int
     version: int
     groups: list[Group]
     oldest_allowed: int = 0
+    places: list[int] | None = None
 
     @property
     def samples(self) -> list[Sample]:

@@ -74,6 +74,8 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "trained": {"index": int},
     "checkpointed": {"step": int},
     "finish": {"reason": str, "steps": int},
+    # another rank of the learner → buffer
+    "want_share": {"index": int, "rank": int},
     # buffer → actor
     "welcome": {},
     "lease": {"leases": list, "partials": list},
@@ -82,7 +84,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "pushed": {"ids": list},
     "announce": {"manifest": dict},
     "cancel": {"ids": list, "give_back": bool},
-    # buffer → learner, supervisor
+    # buffer → learner (and its ranks), supervisor
     "batch": {"index": int, "version": int, "oldest_allowed": int, "info": dict, "actors": list, **_TABLE},
     "report": {"report": dict},
     "part": {"index": int, "version": int, "oldest_allowed": int, "begin": int, "actors": list, **_TABLE},

@@ -86,12 +86,14 @@ class Controller:
 
     def _serve(self, now: float) -> None:
         state = self.state
+        if state.shares.wanted:
+            state.shares.answer(state.outbox)
         if state.wanted is None or state.learner is None:
             return
         index, version = state.wanted.body["index"], state.wanted.body["version"]
-        if state.served and state.served[0]["index"] == index:  # it was lost on its way
+        if index in state.shares.served:  # it was lost on its way
             state.wanted = None
-            state.outbox.put(state.learner, "batch", *state.served)
+            state.outbox.put(state.learner, "batch", *state.shares.served[index].share(0))
             return
         if state.stopping == "now" and index % state.replay.bound.interval == 0:
             self._tell_to_stop()
@@ -112,10 +114,11 @@ class Controller:
         info = state.gauges.batch_info(entries, version, allowed, now) | levels(state, now)
         info |= state.gauges.decision(index)
         body = {"index": index, "version": version, "oldest_allowed": allowed, "info": info}
-        body |= pack_heads([entry.head for entry in entries if entry.head])
         body["actors"] = [entry.maker for entry in entries]
-        state.served = body, [frame_of(entry.payload) for entry in entries]
-        state.outbox.put(state.learner, "batch", *state.served)
+        heads = [entry.head for entry in entries if entry.head]
+        served = state.shares.put(body, heads, [frame_of(entry.payload) for entry in entries])
+        state.outbox.put(state.learner, "batch", *served.share(0))
+        state.shares.answer(state.outbox)
 
     def _serve_part(self, index: int, version: int) -> None:
         """What is there already of the batch that is wanted, for a learner that takes gradients meanwhile. Its groups

@@ -251,6 +251,12 @@ class Handlers:
         self._only_the_learner(peer)
         self.state.parts = 0
 
+    def _on_want_share(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        index = message.body["index"]
+        if index < self.state.steps:
+            raise WireError(f"batch {index} is trained already")
+        self.state.shares.want(peer, index, message.body["rank"])
+
     def _on_trained(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         self._only_the_learner(peer)
         self._trained_before(message.body["index"] + 1)
@@ -263,8 +269,7 @@ class Handlers:
         for index in range(self.state.steps, steps):
             self.state.replay.finish(index)
         self.state.steps = max(self.state.steps, steps)
-        if self.state.served and self.state.served[0]["index"] < steps:
-            self.state.served = None
+        self.state.shares.trained(self.state.steps)
 
     def _on_checkpointed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         self._only_the_learner(peer)

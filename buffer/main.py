@@ -26,6 +26,7 @@ from buffer.prompts import PromptCursor
 from buffer.relays import Relays
 from buffer.replay import Replay
 from buffer.run_state import RunState
+from buffer.shares import Shares
 from buffer.slots import Slots
 
 log = logging.getLogger(__name__)
@@ -55,11 +56,11 @@ def restore(role: Role, replay: Replay) -> tuple[int, Journal | None]:
 
 
 def main(role: Role) -> None:
-    config = role.config
+    config, ranks = role.config, configs.ranks_of(role.config)
     router = Router(role.endpoint("buffer"), role.keys)
     if config.replay:
         role.offer("buffer", router.endpoint)
-        Playback(router, Path(config.replay) / "journal", config.weight_sync_interval).run()
+        Playback(router, Path(config.replay) / "journal", config.weight_sync_interval, ranks).run()
     task = build("task", config.task, config.run.seed)
     scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
     bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
@@ -84,6 +85,7 @@ def main(role: Role) -> None:
         config.buffer.max_bytes,
         config.run.steps,
         steps,
+        shares=Shares(ranks),
         relays=Relays(config.weights.fanout),
     )
     controller = Controller(

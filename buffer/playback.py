@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.bus import Router
-from areal_like.groups import Head, pack_heads, unpack_heads
+from areal_like.groups import Head, unpack_heads
 from areal_like.wire import Message, WireError
 from buffer.journal import SNAPSHOT, JournalError, scan
+from buffer.outbox import Outbox
+from buffer.shares import Shares
 
 log = logging.getLogger(__name__)
 RecordedGroup = tuple[Head, bytes]
@@ -53,12 +55,13 @@ def count_batches(folder: Path) -> int:
 
 
 class Playback:
-    """Serves recorded batches to one learner until the process is ended."""
+    """Serves recorded batches to one learner, and its ranks, until the process is ended."""
 
-    def __init__(self, router: Router, folder: Path, interval: int):
+    def __init__(self, router: Router, folder: Path, interval: int, ranks: int = 1):
         self.router, self.folder, self.interval = router, folder, interval
         self._batches = enumerate(recorded_batches(folder))
         self._next: tuple[int, Any] = (-1, None)
+        self._shares, self._outbox = Shares(ranks), Outbox(router, None)
         self._sizes: dict[int, int] = {}
         self._began: float | None = None
         self.served = self.trained = self.samples = self.staleness_sum = self.staleness_max = 0
@@ -77,10 +80,15 @@ class Playback:
             self.router.send(peer, "welcome", {})
         elif message.kind == "want":  # batches come whole, also to a learner that would take their groups one by one
             self._serve(peer, message.body["index"])
+        elif message.kind == "want_share":
+            self._shares.want(peer, **message.body)
+            self._shares.answer(self._outbox)
         elif message.kind == "trained":
+            self._shares.trained(message.body["index"] + 1)
             self.trained += self._sizes.pop(message.body["index"], 0)
         elif message.kind in ("status", "finish"):
             self.router.send(peer, "report", {"report": self._report()})
+        self._outbox.flush()
 
     def _serve(self, peer: bytes, index: int) -> None:
         """Send batch `index`; nothing after the last one, which the learner asks for ahead and never trains."""
@@ -102,8 +110,10 @@ class Playback:
         self.staleness_max = max(self.staleness_max, *staleness)
         info = {"evaluations": [], "seconds": time.monotonic() - self._began}
         body = {"index": index, "version": version, "oldest_allowed": oldest_allowed, "info": info}
-        body |= pack_heads([head for head, _ in groups]) | {"actors": [""] * len(groups)}
-        self.router.send(peer, "batch", body, [payload for _, payload in groups])
+        body["actors"] = [""] * len(groups)
+        heads, payloads = [head for head, _ in groups], [payload for _, payload in groups]
+        self._outbox.put(peer, "batch", *self._shares.put(body, heads, payloads).share(0))
+        self._shares.answer(self._outbox)
 
     def _report(self) -> dict[str, Any]:
         seconds = time.monotonic() - self._began if self._began else 0.0

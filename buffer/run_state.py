@@ -21,6 +21,7 @@ from buffer.prompts import PromptCursor
 from buffer.relays import Relays
 from buffer.replay import Replay
 from buffer.schedulers import Scheduler
+from buffer.shares import Shares
 from buffer.sizing import check_sizes
 
 
@@ -31,9 +32,9 @@ class RunState:
     (None: the end is not known). `version` is the newest that the actors were told of (-1: none), `manifest` its
     description; `published` is the learner's newest; `digests` has the digests of all recent ones. `steps` batches have
     been trained; `wanted` is the learner's open request; `parts`: it wants groups as they finish, and so many of that
-    batch have been sent (None: it does not); `served` is the last batch sent, body and payloads, until it is trained:
-    it may be asked for again. `stopping`: the run is to end, "now" or ("drain") once what was admitted is trained.
-    Times are those of the monotonic clock, in seconds."""
+    batch have been sent (None: it does not); `shares` the batches sent, until they are trained: they may be asked for
+    again. `stopping`: the run is to end, "now" or ("drain") once what was admitted is trained. Times are those of the
+    monotonic clock, in seconds."""
 
     router: Router
     outbox: Outbox
@@ -53,7 +54,6 @@ class RunState:
     learner: bytes | None = None
     wanted: Message | None = None
     parts: int | None = None
-    served: tuple[dict[str, Any], list[Any]] | None = None
     started_at: float | None = None
     progress_at: float = 0.0
     stopping: Literal["", "now", "drain"] = ""
@@ -62,6 +62,7 @@ class RunState:
     fleet: Fleet = field(default_factory=Fleet)
     relays: Relays = field(default_factory=Relays)
     gauges: Gauges = field(default_factory=Gauges)
+    shares: Shares = field(default_factory=Shares)
     failures: Failures = field(init=False)
     samples_per_batch: int = field(init=False)
 

@@ -2,7 +2,7 @@
 
 `V(state)` is read where the logits of the next token are, so a value belongs to the state in which a token was chosen,
 and costs one dot product beside the policy's forward pass. The head starts at 0, is trained by its own AdamW, is never
-published and is part of the checkpoint.
+published and is part of the checkpoint. Every rank of a learner has the same head, and sums its gradient over ranks.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from learners.ranks import Ranks
 
 
 class Critic:
     """`lr` > 0 of the head. `trunk` scales the value loss's gradient into the policy's weights; 0 keeps it out, so that
     only the policy loss moves the policy."""
 
-    def __init__(self, hidden_size: int, device: torch.device, *, lr: float, trunk: float):
-        self._head = nn.Linear(hidden_size, 1, device=device)
+    def __init__(self, model: PreTrainedModel, ranks: Ranks, *, lr: float, trunk: float):
+        self._head = nn.Linear(model.config.hidden_size, 1, device=model.device)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
         self._optimizer = torch.optim.AdamW(self._head.parameters(), lr=lr, weight_decay=0.0)
-        self._trunk = trunk
+        self._trunk, self._ranks = trunk, ranks
 
     def values(self, hidden: Tensor) -> Tensor:
         """Values [N] of states [N, hidden size]."""
@@ -47,6 +50,9 @@ class Critic:
 
     def step(self) -> None:
         """One step; a gradient that is not finite is left out."""
+        for p in self._head.parameters():
+            if p.grad is not None:
+                self._ranks.add_up(p.grad)
         if all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in self._head.parameters()):
             self._optimizer.step()
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from areal_like.types import Batch
 from learners.advantages import varied
+from learners.ranks import Ranks
 
 PEAKED = {"loss/ratio", "loss/behaviour_weight", "loss/trace_weight"}
 """Names of which the maximum matters as well: `NAME/mean` and `NAME/max`."""
@@ -42,6 +43,16 @@ class Tally:
         """`observed`: name → [N], bool or floating point; `staleness` int64 [N]; `advantages` [N]."""
         for name, values in observed.items():
             self._pieces.setdefault(prefix + name, []).append((values.detach(), staleness, advantages))
+
+    def merge(self, ranks: Ranks) -> None:
+        """Put together what each rank has observed of its own tokens."""
+        if ranks.count == 1:
+            return
+        own = {name: [torch.cat(column).cpu() for column in zip(*p, strict=True)] for name, p in self._pieces.items()}
+        self._pieces = {}
+        for each in ranks.gathered(own):
+            for name, (values, staleness, advantages) in each.items():
+                self._pieces.setdefault(name, []).append((values, staleness, advantages))
 
     def join(self, other: Tally) -> None:
         """Take over what another one was told."""

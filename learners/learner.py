@@ -19,17 +19,16 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from areal_like.models import read_state, save_as_published, specs_of
+from areal_like.models import specs_of
 from areal_like.types import Batch
-from areal_like.weights.state import State
 from learners.adapters import Adapters
 from learners.advantages import Episodes, marked, turns_of
 from learners.attention import use_packed_attention
@@ -41,6 +40,9 @@ from learners.losses.contract import LossFunction, is_single_pass, needs_proxima
 from learners.objective import Objective
 from learners.optim import MasterAdamW
 from learners.packing import Columns, MicroBatch, pack
+from learners.ranks import Ranks
+from learners.saving import Saving
+from learners.sharding import prepare
 from learners.step import Step
 from learners.streaming import check_stream, is_start_of, joined
 
@@ -48,7 +50,7 @@ Advantage = Callable[..., np.ndarray]
 """An advantage function whose knobs are bound; `learners.advantages` has the two forms."""
 
 
-class TorchLearner(Objective):
+class TorchLearner(Objective, Saving):
     """Trains a transformers model with a policy loss.
 
     `loss` and `advantage` come with their knobs bound. `temperature` > 0 is the one that actors sample with. A batch
@@ -59,7 +61,10 @@ class TorchLearner(Objective):
     trains a critic (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the
     policy. `grad_norm_by_staleness` measures the gradient's norm per bucket of staleness as well, for one backward pass
     per bucket. `lora` {rank, alpha, targets} trains adapters instead of the model (`learners.adapters`); {} takes their
-    defaults. `stream` see `take`. The other knobs are those of `learners.objective`.
+    defaults. `stream` see `take`. `ranks` processes share the work; each has its part of the weights
+    (`learners.sharding`). On `device`, matrices are multiplied in `compute_dtype`; weights and sums over tokens stay in
+    float32. `checkpoint_activations` saves memory for a third more computing; `compile` has torch compile the layers.
+    At most `max_logits` logits are made at once (`learners.logprobs`). Other knobs are those of `learners.objective`.
     """
 
     needs_model = True
@@ -88,32 +93,31 @@ class TorchLearner(Objective):
         grad_norm_by_staleness: bool = False,
         lora: Mapping[str, Any] | None = None,
         stream: bool = False,
+        ranks: int = 1,
+        compute_dtype: Literal["float32", "bfloat16"] = "float32",
+        device: Literal["cpu", "cuda"] = "cpu",
+        checkpoint_activations: bool = False,
+        compile: bool = False,
+        max_logits: int = 67_108_864,
         **objective: Any,
     ):
         super().__init__(**objective)
         _check(loss, advantage, temperature, num_minibatches, num_minibatch_epochs, critic_lr)
         if stream:
             check_stream(loss, advantage, num_minibatches, num_minibatch_epochs, grad_norm_by_staleness)
-        self.streams, self._taken = stream, list[Step]()
-        self.model = model.float().eval()
+        self.streams, self._taken, self.ranks = stream, list[Step](), Ranks(ranks)
+        self.model = model.float().eval().to(device)
         use_packed_attention(self.model)
         dtype = getattr(torch, publish_dtype)
         self._specs = specs_of(self.model, publish_dtype)
         self._adapters = None if lora is None else Adapters(self.model, seed, dtype, **lora)
-        own_reference = self.needs_reference and self._adapters is None
-        self._reference = _frozen(self.model, dtype) if own_reference else self.model
-        self.optimizer = MasterAdamW(
-            self.model,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            warmup_steps=warmup_steps,
-            clip_grad=clip_grad,
-            publish_dtype=torch.float32 if self._adapters else dtype,
-        )
-        hidden_size, device = self.model.config.hidden_size, self.model.device
-        self._critic = Critic(hidden_size, device, lr=critic_lr, trunk=critic_trunk) if critic_lr else None
+        self._reference = _frozen(self.model, dtype) if self.needs_reference and lora is None else self.model
+        prepare([self.model, self._reference], self.ranks, max_logits, compile, checkpoint_activations)
+        adamw = partial(MasterAdamW, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps)
+        dtype = torch.float32 if self._adapters else dtype
+        self.optimizer = adamw(self.model, clip_grad=clip_grad, publish_dtype=dtype, ranks=self.ranks)
+        self._critic = Critic(self.model, self.ranks, lr=critic_lr, trunk=critic_trunk) if critic_lr else None
+        self._device, self._autocast = torch.device(device), compute_dtype == "bfloat16"
         self._loss, self._plan, self._advantage = loss, plan_of(loss), advantage
         self._temperature, self._seed = temperature, seed
         self._num_minibatches, self._num_epochs = num_minibatches, num_minibatch_epochs
@@ -121,7 +125,8 @@ class TorchLearner(Objective):
         self._norm_by_staleness = grad_norm_by_staleness
 
     def train(self, batch: Batch) -> dict[str, Any]:
-        """One train step. Returns metrics: those of `batch_metrics`, and what the step did to the model.
+        """One train step on a batch, or this rank's share of it. Returns metrics, of the whole batch: those of
+        `batch_metrics`, and what the step did to the model.
 
         Means are over trained tokens of all minibatches; what the loss itself observed is under `loss/`. `kl/k1`,
         `kl/k3` and `ess` compare the policy at the start of the step with the behaviour policy; losses that ask for
@@ -134,7 +139,8 @@ class TorchLearner(Objective):
         lr = self.optimizer.current_lr
         step = self._streamed(batch) if self.streams else self._in_minibatches(batch)
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
-        return batch_metrics(batch) | zero_variance_by_staleness(batch) | step.metrics() | more
+        batch = batch if self.streams else step.batch  # that of all ranks
+        return batch_metrics(batch) | zero_variance_by_staleness(batch) | step.metrics(self.ranks) | more
 
     def take(self, part: Batch) -> None:
         """Take the gradients of some groups of the next batch, in the order that they have in it. Only with `stream`.
@@ -176,6 +182,7 @@ class TorchLearner(Objective):
 
     def _in_minibatches(self, batch: Batch) -> Step:
         step = self._begin(batch)
+        batch = step.batch
         for epoch in range(self._num_epochs):
             minibatches = self._minibatches(batch, step.columns, epoch)
             if epoch == 0 and needs_proximal(self._loss):
@@ -185,47 +192,22 @@ class TorchLearner(Objective):
             for number, samples in enumerate(minibatches):
                 step.losses.append(self._accumulate(step, samples, at_start=epoch == number == 0))
                 self._apply(step)
+        step.start = self.ranks.merged(step.start, step.own)
         return step
-
-    def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
-        """The published bits of the current weights, in `into` or a fresh buffer that is the caller's to keep; `done`
-        as for `read_state`."""
-        state = into or State(self._specs)
-        tensors = self._adapters.merged() if self._adapters else dict(self.model.named_parameters())
-        read_state(tensors, state, done)
-        return state
-
-    def save(self, folder: str) -> None:
-        """Write the published weights as a Hugging Face model folder; adapters, if any, go to its folder `adapter`."""
-        save_as_published(self.model, self.snapshot(), folder)
-        if self._adapters:
-            self._adapters.save(f"{folder}/adapter")
-
-    def save_state(self, folder: Path) -> None:
-        """Write what the next train step depends on besides its batch: master weights, optimizer state, critic."""
-        state = self.optimizer.state_dict()
-        if self._critic:
-            state["critic"] = self._critic.state_dict()
-        torch.save(state, folder / "learner.pt")
-
-    def load_state(self, folder: Path) -> None:
-        """Go on from what `save_state` wrote; the same next batch then gives the same bits."""
-        state = torch.load(folder / "learner.pt", weights_only=True)
-        self.optimizer.load_state_dict(state)
-        if self._critic:
-            self._critic.load_state_dict(state["critic"])
 
     def _begin(self, batch: Batch) -> Step:
         """The batch on the device, with everything that must be known before the weights move."""
-        step = Step(batch, self.model.device, self.shares)
+        whole, own = self.ranks.whole(batch)
+        step = Step(whole, own, self._device, self.shares)
         trained = [np.flatnonzero(step.columns.lengths)]
         if self.needs_reference:
             step.reference = torch.zeros_like(step.behaviour)
             with self._adapters.off() if self._adapters else nullcontext():
                 for part, logprobs in self._logprobs(step, trained, self._reference):
                     step.reference[part.trained] = logprobs
+            step.reference = self.ranks.merged(step.reference, step.own)
         if self._critic:
-            step.values = self._values(step, trained)
+            step.values = self.ranks.merged(self._values(step, trained), step.own)
         if needs_uniform(self._loss):
             step.draw(self._seed)
         self._advantages(step)
@@ -259,10 +241,15 @@ class TorchLearner(Objective):
         return minibatches
 
     def _microbatches(self, columns: Columns, samples: np.ndarray) -> Iterator[MicroBatch]:
-        samples = samples[columns.lengths[samples] > 0]
+        """This rank's micro-batches of the given samples; as many as others have, the last ones without tokens."""
+        samples = samples[(columns.lengths[samples] > 0) & columns.own[samples]]
         lengths = columns.lengths[samples].tolist()
-        for cut in pack(lengths, max_tokens=self._max_tokens, min_microbatches=self._min_microbatches):
-            yield columns.microbatch(samples[cut], self.model.device)
+        cuts = pack(lengths, max_tokens=self._max_tokens, min_microbatches=self._min_microbatches)
+        count = self.ranks.most(len(cuts))
+        for cut in cuts:
+            yield columns.microbatch(samples[cut], self._device)
+        for _ in range(count - len(cuts)):
+            yield columns.nothing(self._device)
 
     @torch.no_grad()
     def _logprobs(
@@ -271,15 +258,22 @@ class TorchLearner(Objective):
         """Logprobs of all trained tokens of some minibatches, micro-batch by micro-batch, without gradient."""
         if minibatches:
             for part in self._microbatches(step.columns, np.concatenate(minibatches)):
-                yield part, forward_logprobs(model, part, self._temperature)[0]
+                with self._precision():
+                    yield part, forward_logprobs(model, part, self._temperature)[0]
 
     @torch.no_grad()
     def _values(self, step: Step, minibatches: list[np.ndarray]) -> Tensor:
         assert self._critic
         values = torch.zeros_like(step.behaviour)
         for part in self._microbatches(step.columns, np.concatenate(minibatches)):
-            values[part.trained] = self._critic.values(forward_with_states(self.model, part, self._temperature)[2])
+            with self._precision():
+                hidden = forward_with_states(self.model, part, self._temperature)[2]
+            values[part.trained] = self._critic.values(hidden)
         return values
+
+    def _precision(self) -> torch.autocast:
+        """Inside, matrices are multiplied in `compute_dtype`; weights and sums over tokens stay in float32."""
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast)
 
     def _planned(self, step: Step, samples: np.ndarray, at_start: bool) -> Columns:
         """Let the loss weigh all tokens of a minibatch; returns the columns that need a gradient."""
@@ -288,12 +282,14 @@ class TorchLearner(Objective):
         if self._plan.needs_current:
             for part, logprobs in self._logprobs(step, [samples], self.model):
                 current[part.trained] = logprobs
+            current = self.ranks.merged(current, step.own)
         places = step.on_device(step.columns.tokens_of(samples))
         if at_start:
             step.start[places] = current[places]
         minibatch = step.loss_batch(places, current[places], step.sample[places], with_proximal=False)
         weights, observed = self._plan.weigh(minibatch)
-        step.observe(observed, places, "loss/")
+        mine = step.own[places]
+        step.observe({name: values[mine] for name, values in observed.items()}, places[mine], "loss/")
         step.weights = torch.zeros_like(step.behaviour).index_copy(0, places, weights)
         return step.columns.only((step.weights != 0).cpu().numpy()) if self._plan.skips else step.columns
 
@@ -312,26 +308,32 @@ class TorchLearner(Objective):
         total, by_staleness = 0.0, dict[str, Tensor]()
         for part in self._microbatches(columns, samples):
             loss, outputs = self._forward(step, part, denominator, at_start)
-            step.backward_tokens += part.input_ids.numel()
+            step.backward_tokens += part.input_ids.numel() if len(part.trained) else 0
             if self._norm_by_staleness:
                 self._backward_by_staleness(loss, outputs, step.staleness[part.trained], by_staleness)
             else:
                 loss.backward()
             total += loss.item()
+        self.optimizer.collect()
         if by_staleness:
             self.optimizer.gradient.copy_(torch.stack(list(by_staleness.values())).sum(0))
             for suffix, gradient in by_staleness.items():
                 step.bucket_norms.setdefault(suffix, []).append(torch.linalg.vector_norm(gradient).item())
-        return total
+        return self.ranks.sum(total)
 
     def _forward(self, step: Step, part: MicroBatch, denominator: float, at_start: bool) -> tuple[Tensor, list[Tensor]]:
         """The loss of one micro-batch, and the per-token tensors [N] through which its gradient flows."""
         values = None
+        with self._precision():
+            if self._critic:
+                current, entropy, hidden = forward_with_states(self.model, part, self._temperature)
+            else:
+                current, entropy = forward_logprobs(self.model, part, self._temperature)
         if self._critic:
-            current, entropy, hidden = forward_with_states(self.model, part, self._temperature)
             values = self._critic.values(hidden)
-        else:
-            current, entropy = forward_logprobs(self.model, part, self._temperature)
+        outputs = [t for t in (current, entropy, values) if t is not None]
+        if not len(part.trained):
+            return torch.stack([t.sum() for t in outputs]).sum(), outputs
         if at_start:
             step.start[part.trained] = current.detach()
         batch = step.loss_batch(part.trained, current, part.sequence, needs_proximal(self._loss))
@@ -344,7 +346,7 @@ class TorchLearner(Objective):
             targets = step.targets[part.trained]
             loss = loss + self._critic.loss(values, targets, batch.share, denominator)
             step.observe({"value_error": (values - targets) ** 2}, part.trained)
-        return loss, [t for t in (current, entropy, values) if t is not None]
+        return loss, outputs
 
     def _backward_by_staleness(
         self, loss: Tensor, outputs: list[Tensor], staleness: Tensor, sums: dict[str, Tensor]

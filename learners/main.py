@@ -22,6 +22,7 @@ from typing import Any
 
 from areal_like import checkpoints
 from areal_like.client import LearnerClient, Stopped
+from areal_like.config import ranks_of
 from areal_like.interfaces import Trainer
 from areal_like.metrics import MetricsLog
 from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, end_gently, on_pause, run_role
@@ -47,6 +48,13 @@ def build_trainer(config: Any) -> Trainer:
     model = build("model", config.model, config.run.seed, vocab_size)
     loss, advantage = bind("loss", config.loss), bind("advantage", config.advantage)
     return build("learner", config.learner, model, loss, advantage, config.sampling.temperature, config.run.seed)
+
+
+def lead(role: Role) -> Trainer:
+    """The learner of several ranks, of which this process is the first: it waits for the others."""
+    from learners import rank  # imports torch
+
+    return rank.Lead(rank.meet(role, 0))
 
 
 @dataclass
@@ -270,7 +278,7 @@ def _later(evaluations: list[dict[str, Any]], seconds: float) -> list[dict[str, 
 
 
 def main(role: Role) -> None:
-    trainer = build_trainer(role.config)
+    trainer = build_trainer(role.config) if ranks_of(role.config) == 1 else lead(role)
     checkpoint = checkpoints.latest(role.run)
     link_timeout = role.config.buffer.heartbeat_timeout
     client = LearnerClient(role.find("buffer"), role.name, link_timeout=link_timeout, keys=role.keys)

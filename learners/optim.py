@@ -4,6 +4,10 @@ Invariant: model parameters == round(master) to the published dtype, bit for bit
 step. Gradients are taken at the rounded values, the step is taken on the master, so that small steps add up instead of
 being rounded away. Parameters and gradients are views of one flat buffer each: zeroing, the norm, clipping, AdamW and
 rounding are one call each, however many tensors there are. The learner drives it: zero → backward … → step.
+
+With several ranks each of them holds its part of every parameter (`learners.sharding`), and all of this for that part
+alone: the step is elementwise, and the norm is summed over ranks. FSDP owns the parts' memory, so gradients are copied
+into the flat buffer, and rounded weights out of it.
 """
 
 from __future__ import annotations
@@ -13,7 +17,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from learners.ranks import Ranks
+from learners.sharding import own_part
 
 
 class MasterAdamW:
@@ -23,7 +30,7 @@ class MasterAdamW:
     lr · k / warmup_steps. `clip_grad` is the largest global L2 norm; 0 switches clipping off.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - torch's own knobs, and ours
         self,
         model: nn.Module,
         *,
@@ -34,24 +41,29 @@ class MasterAdamW:
         warmup_steps: int,
         clip_grad: float,
         publish_dtype: torch.dtype,
+        ranks: Ranks,
     ):
         self.lr, self.warmup_steps, self.clip_grad = lr, warmup_steps, clip_grad
         self.steps = 0
         self.skipped_steps = 0
-        self._dtype = publish_dtype
+        self._dtype, self._ranks = publish_dtype, ranks
         trained = [p for p in model.parameters() if p.requires_grad]
         matrices = [p for p in trained if p.ndim >= 2]
         vectors = [p for p in trained if p.ndim < 2]
-        self._master = torch.cat([p.detach().float().flatten() for p in matrices + vectors])
+        self._parameters = matrices + vectors
+        own = [own_part(p.detach()) for p in self._parameters]
+        self._master = torch.cat([part.float().flatten() for part in own])
         self._weights = torch.empty_like(self._master)
         self.gradient = torch.zeros_like(self._master)
+        sizes, sharded = [part.numel() for part in own], self._ranks.count > 1
+        weights = [flat.view_as(part) for flat, part in zip(self._weights.split(sizes), own, strict=True)]
+        gradients = [flat.view_as(part) for flat, part in zip(self.gradient.split(sizes), own, strict=True)]
+        self._copied = (own, weights, gradients) if sharded else None
+        if not sharded:
+            for p, weight, gradient in zip(self._parameters, weights, gradients, strict=True):
+                p.data, p.grad = weight, gradient
         self._round()
-        offset = 0
-        for p in matrices + vectors:
-            place = slice(offset, offset := offset + p.numel())
-            p.data = self._weights[place].view(p.shape)
-            p.grad = self.gradient[place].view(p.shape)
-        cut = sum(p.numel() for p in matrices)
+        cut, offset = sum(sizes[: len(matrices)]), sum(sizes)
         groups = []
         for place, decay in ((slice(0, cut), weight_decay), (slice(cut, offset), 0.0)):
             part = nn.Parameter(self._master[place])
@@ -67,14 +79,26 @@ class MasterAdamW:
 
     def zero_grad(self) -> None:
         self.gradient.zero_()
+        if self._copied:
+            for p in self._parameters:
+                p.grad = None
+
+    @torch.no_grad()
+    def collect(self) -> Tensor:
+        """The gradient of this rank's part, flat, with all backward passes since `zero_grad` in it."""
+        if self._copied:
+            for p, gradient in zip(self._parameters, self._copied[2], strict=True):
+                if p.grad is not None:
+                    gradient.copy_(own_part(p.grad))
+        return self.gradient
 
     @torch.no_grad()
     def step(self) -> float:
-        """Clip, step and round; returns the gradient's norm before clipping.
+        """Clip, step and round; returns the gradient's norm, over all ranks, before clipping. Call `collect` before.
 
         A norm that is not finite leaves weights and moments untouched and counts in `skipped_steps`.
         """
-        norm = torch.linalg.vector_norm(self.gradient).item()
+        norm = self._ranks.norm(self.gradient)
         if not math.isfinite(norm):
             self.skipped_steps += 1
             return norm
@@ -89,6 +113,9 @@ class MasterAdamW:
 
     def _round(self) -> None:
         self._weights.copy_(self._master.to(self._dtype))
+        if self._copied:
+            for part, weight in zip(*self._copied[:2], strict=True):
+                part.copy_(weight)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on; tensors are copies."""

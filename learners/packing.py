@@ -74,12 +74,13 @@ class MicroBatch:
 class Columns:
     """A batch of n samples as flat arrays.
 
-    Per sample [n]: `lengths` input tokens (0 where no token is trained). Per trained token, in the order of the
-    samples [N]: `sample`, `place` in the response, `behaviour` float32, `version`.
+    Per sample [n]: `lengths` input tokens (0 where no token is trained), `own` bool: is it this rank's to compute. Per
+    trained token, in the order of the samples [N]: `sample`, `place` in the response, `behaviour` float32, `version`.
     """
 
-    def __init__(self, batch: Batch):
+    def __init__(self, batch: Batch, own: np.ndarray | None = None):
         samples = batch.samples
+        self.own = np.ones(len(samples), bool) if own is None else own
         prompts = np.array([s.prompt_length for s in samples], np.int64)
         responses = np.array([s.response_length for s in samples], np.int64)
         _check(samples, prompts, responses)
@@ -126,6 +127,12 @@ class Columns:
     def trained_tokens(self, samples: np.ndarray) -> int:
         """Number of trained tokens of the given samples."""
         return int(self._trained_counts[samples].sum())
+
+    def nothing(self, device: torch.device) -> MicroBatch:
+        """One token of input, none trained: for a rank that has less to do than others."""
+        token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        none = token[0, :0]
+        return MicroBatch(token, token, Layout.of(np.ones(1, np.int64), device), none, none, none, none)
 
     def microbatch(self, samples: np.ndarray, device: torch.device) -> MicroBatch:
         """The given samples (int [n], each with a trained token) as one row."""

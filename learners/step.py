@@ -17,10 +17,12 @@ from areal_like.types import Batch
 from learners.diagnostics import Tally, drift
 from learners.losses.contract import LossBatch, log_ratio
 from learners.packing import Columns
+from learners.ranks import Ranks
 
 
 class Step:
-    """A batch of n samples with N trained tokens.
+    """A batch of n samples with N trained tokens, whole on every rank; `own` bool [N] are those of the samples
+    that this rank computes.
 
     `start` [N] is each trained token's logprob before the first update (NaN where nobody asked for it); `reference`
     [N], `values` [N], `targets` [N] (of the values), `share` [N], `uniform` [N] and `weights` [N] are None where the
@@ -28,13 +30,14 @@ class Step:
     still to be divided by (0: nothing; see `learners.streaming`).
     """
 
-    def __init__(self, batch: Batch, device: torch.device, share: Any):
+    def __init__(self, batch: Batch, own: np.ndarray, device: torch.device, share: Any):
         self.batch, self.device = batch, device
-        self.columns = columns = Columns(batch)
+        self.columns = columns = Columns(batch, own)
         self.groups = np.repeat(np.arange(len(batch.groups)), [len(g.samples) for g in batch.groups])
         self.behaviour = self.on_device(columns.behaviour)
         self.staleness = self.on_device(batch.version - columns.version)
         self.sample = self.on_device(columns.sample)
+        self.own = self.on_device(own[columns.sample])
         self.group = self.on_device(self.groups[columns.sample])
         self.share = None if share is None else self.on_device(share(columns))
         self.start = torch.full_like(self.behaviour, torch.nan)
@@ -90,7 +93,10 @@ class Step:
         """Keep one number per token at `places` for the metrics."""
         self.tally.add(observed, self.staleness[places], self.advantages[places], prefix)
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, ranks: Ranks) -> dict[str, float]:
+        """Of all ranks: each hands in what it has observed."""
+        self.tally.merge(ranks)
+        self.backward_tokens = sum(ranks.gathered(self.backward_tokens))
         known = ~self.start.isnan()
         moved = log_ratio(self.start, self.behaviour, known)[known]
         metrics = self.tally.metrics() | drift(moved.cpu().numpy(), self.staleness[known].cpu().numpy())

@@ -160,25 +160,32 @@ def learner_of(plain: dict[str, Any], model: Any, longest: Lengths) -> Figures:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     held = 0 if known["lora"] is None else count
     wants_reference = plain["learner"].get("kl_loss") or plain["learner"].get("kl_reward")
+    ranks, copies = (
+        known["ranks"],
+        1 if known["ranks"] == 1 else 2,
+    )  # FSDP owns its parts' memory, the optimizer its own
     minibatch = math.ceil(plain["groups_per_batch"] / known["num_minibatches"]) * group_size(plain) * longest.whole
-    row = min(max(known["max_tokens"], longest.whole), minibatch)
+    row = min(max(known["max_tokens"], longest.whole), math.ceil(minibatch / ranks))
     share = longest.response / longest.whole
     layers, layer = model.config.num_hidden_layers, layer_floats(model.config)
-    hidden = model.config.hidden_size
+    hidden, vocabulary = model.config.hidden_size, model.config.vocab_size
     figures = {
+        "ranks, of which one needs (n)": ranks,
         "trained parameters (n)": trained,
-        "weights": FLOAT * (trained + held),
-        "reference": FLOAT * count if wants_reference and known["lora"] is None else 0,
-        "master weights": FLOAT * trained,
-        "Adam's moments": 2 * FLOAT * trained,
-        "gradient": FLOAT * trained,
+        "weights": FLOAT * copies * (trained + held) // ranks,
+        "reference": FLOAT * count // ranks if wants_reference and known["lora"] is None else 0,
+        "master weights": FLOAT * trained // ranks,
+        "Adam's moments": 2 * FLOAT * trained // ranks,
+        "gradient": FLOAT * copies * trained // ranks,
         "published versions (host)": 2 * update_bytes(plain, count),
         f"activations of {row} tokens": FLOAT * row * layers * layer,
         "(with checkpointing)": FLOAT * row * (layers * hidden + layer),
-        "logits of their trained tokens": LOGIT_COPIES * FLOAT * round(row * share) * model.config.vocab_size,
-        "(per 1024 of them)": LOGIT_COPIES * FLOAT * 1024 * model.config.vocab_size,
+        "logits at once": LOGIT_COPIES
+        * FLOAT
+        * min(round(row * share) * vocabulary, max(known["max_logits"], vocabulary)),
     }
-    beside = ("trained parameters (n)", "published versions (host)", "(with checkpointing)", "(per 1024 of them)")
+    kept = f"activations of {row} tokens" if known["checkpoint_activations"] else "(with checkpointing)"
+    beside = ("ranks, of which one needs (n)", "trained parameters (n)", "published versions (host)", kept)
     return summed(figures, tuple(name for name in figures if name not in beside))
 
 

@@ -93,7 +93,8 @@ def score(
     """Go through the record. Returns the digest of the weights at the end as well."""
     from learners.main import build_trainer
 
-    learner: Any = build_trainer(configs.replace(config, "learner.name", SCORING_LEARNER))
+    alone = configs.replace(configs.replace(config, "learner.name", SCORING_LEARNER), "learner.ranks", 1)
+    learner: Any = build_trainer(alone)
     if checkpoint:
         learner.load_state(checkpoint)
     losses = {name: bind("loss", spec) for name, spec in specs.items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from areal_like.config import ranks_of
+
 
 @dataclass(frozen=True, slots=True)
 class RoleSpec:
@@ -20,7 +22,10 @@ def plan(config: Any) -> list[RoleSpec]:
     """The processes of a run, in the order in which they are started. A replay has no actors: all is recorded."""
     threads, count = config.actors.threads, 0 if config.replay else config.actors.count
     actors = [RoleSpec(f"actor-{i}", "actors.main", threads, False) for i in range(count)]
-    return [RoleSpec("buffer", "buffer.main", 1, True), RoleSpec("learner", "learners.main", threads, True), *actors]
+    # The other ranks come first, so that one that has died is seen before the learner that has lost it.
+    ranks = [RoleSpec(f"learner-{rank}", "learners.rank", threads, True) for rank in range(1, ranks_of(config))]
+    core = [RoleSpec("buffer", "buffer.main", 1, True), *ranks, RoleSpec("learner", "learners.main", threads, True)]
+    return [*core, *actors]
 
 
 def describe(roles: list[RoleSpec]) -> str:

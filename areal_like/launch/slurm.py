@@ -101,7 +101,10 @@ class SlurmLauncher(LocalLauncher):
             return [Part(tuple(role.name for role in roles), len(roles), max(role.threads for role in roles), {})]
         core, actors = ([role for role in roles if role.essential is essential] for essential in (True, False))
         names = [tuple(role.name for role in some) for some in (core, actors)]
-        parts = [Part(names[0], 1, sum(role.threads for role in core), self.learner_part or {})]
+        options, ranks = dict(self.learner_part or {}), len(core) - 1
+        if ranks > 1 and "gpus-per-task" in options:
+            options["gpus-per-task"] = ranks * int(options["gpus-per-task"])  # of the one task that holds them all
+        parts = [Part(names[0], 1, sum(role.threads for role in core), options)]
         most = max((role.threads for role in actors), default=1)
         return [*parts, Part(names[1], len(actors), most, self.actors_part or {})] if actors else parts
 

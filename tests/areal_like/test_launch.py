@@ -15,7 +15,8 @@ import pytest
 
 from areal_like import config as configs
 from areal_like.launch.local import REPOSITORY, LocalLauncher, RunFailed
-from areal_like.launch.plan import RoleSpec, plan
+from areal_like.launch.plan import RoleSpec, describe, plan
+from areal_like.launch.slurm import SlurmLauncher
 from areal_like.process import EXIT_TERMINATED
 
 MODULE = "tests.areal_like.acting_role"
@@ -67,6 +68,15 @@ def test_the_plan_starts_the_buffer_first_and_lets_only_actors_die() -> None:
     roles = plan(configs.load(["configs/quickstart.yaml", "actors.count=3"]))
     assert [role.name for role in roles] == ["buffer", "learner", "actor-0", "actor-1", "actor-2"]
     assert [role.name for role in roles if role.essential] == ["buffer", "learner"]
+
+
+def test_other_ranks_of_the_learner_are_processes_before_it_which_may_not_die() -> None:
+    roles = plan(configs.load(["configs/quickstart.yaml", "actors.count=1", "learner.ranks=3"]))
+    assert [role.name for role in roles] == ["buffer", "learner-1", "learner-2", "learner", "actor-0"]
+    assert [role.name for role in roles if not role.essential] == ["actor-0"]
+    assert describe(roles).count("learners.rank") == 2
+    part = SlurmLauncher(Path("run"), 0, learner_part={"gpus-per-task": 1}, actors_part={}).parts(roles)[0]
+    assert (part.tasks, part.cpus, part.options) == (1, 4, {"gpus-per-task": 3}), "all ranks on one node"
 
 
 def test_the_run_is_over_when_the_learner_is_done(launcher: LocalLauncher) -> None:

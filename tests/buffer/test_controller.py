@@ -186,7 +186,7 @@ def test_a_payload_in_shared_memory_is_served_by_its_place_and_its_block_release
     house.say("learner", "want", {"index": 0, "version": 0})
     assert house.batches() == [[0, 1, 2, 3]]
     assert [bytes(entry.payload) for entry in house.state.replay.in_stage(Stage.SERVED)] == [bytes(group(0, 0)[1])] * 4
-    assert all(len(frame) == DESCRIPTOR_BYTES for frame in house.state.served[1])
+    assert all(len(frame) == DESCRIPTOR_BYTES for frame in house.state.shares.served[0].payloads)
     assert not [kind for _, kind, _ in house.router.sent if kind == "released"]
     house.say("learner", "trained", {"index": 0})
     who, kind, body = house.router.sent[-1]

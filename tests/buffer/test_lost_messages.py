@@ -38,7 +38,7 @@ def test_a_batch_that_was_trained_is_not_served_again() -> None:
     house.say("learner", "trained", {"index": 0})
     want(house, 0)
     assert len(house.batches()) == 1 and "trained already" in refusals(house)[-1]
-    assert house.state.served is None, "its payloads are let go"
+    assert not house.state.shares.served, "its payloads are let go"
 
 
 def test_trained_counts_once_however_often_it_is_said_and_tells_of_those_before() -> None:

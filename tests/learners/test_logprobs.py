@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from learners.attention import use_packed_attention
-from learners.logprobs import forward_logprobs, token_logprobs
+from learners.logprobs import forward_logprobs, token_logprobs, use_logprob_head
 from learners.packing import Columns
 from tests.learners.batches import make_batch, tiny_model
 
@@ -25,6 +25,7 @@ def test_equals_a_plain_forward_per_sample(temperature):
             expected.append(np.log(p[sample.tokens[sample.prompt_length + r]]))
             entropies.append(-(p * np.log(p)).sum())
     use_packed_attention(model)
+    use_logprob_head(model, 1 << 20)
     columns = Columns(batch)
     row = columns.microbatch(np.arange(len(batch.samples)), torch.device("cpu"))
     logprobs, entropy = forward_logprobs(model, row, temperature)

@@ -5,8 +5,10 @@ import torch
 from torch import nn
 
 from learners.optim import MasterAdamW
+from learners.ranks import Ranks
 
 KNOBS = {
+    "ranks": Ranks(1),
     "lr": 1e-2,
     "betas": (0.9, 0.95),
     "eps": 1e-8,

@@ -137,5 +137,18 @@ def test_activations_are_near_what_autograd_keeps():
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         learner.train(batch)
     names = [name for name in found["learner"] if name.startswith("activations of")]
-    expected = found["learner"][names[0]] + found["learner"]["logits of their trained tokens"]
+    expected = found["learner"][names[0]] + found["learner"]["logits at once"]
     assert expected / 1.5 < sum(kept.values()) < expected * 1.5
+
+
+def test_ranks_share_what_training_needs_and_few_logits_are_made_at_once():
+    def learner_of(*overrides):
+        return estimate.estimate(configs.load([*SMALL, *overrides]))["learner"]
+
+    one, four = learner_of(), learner_of("learner.ranks=4")
+    for name in ("master weights", "Adam's moments"):
+        assert four[name] == one[name] // 4
+    assert four["ranks, of which one needs (n)"] == 4
+    few = learner_of("learner.max_logits=1000", "learner.checkpoint_activations=true")
+    assert few["logits at once"] == estimate.LOGIT_COPIES * 4 * 1000 < one["logits at once"]
+    assert few["sum"] < one["sum"]

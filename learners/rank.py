@@ -1,0 +1,132 @@
+"""A learner of several ranks: rank 0 is the learner's process, and each other rank one that does as it says.
+
+    rank 0: train k             → all: their share of batch k from the buffer, the same train step together
+    rank 0: snapshot, save      → all: hand over their parts of the weights, tensor by tensor
+    rank 0: save_state or load  → all: each its own part
+
+Rank 0 says a word (`Ranks.told`) before each of them, so that all go through the same collectives in the same order.
+`Lead` does so in place of a trainer: `learners.main` does not know of ranks. A rank that has lost another one ends with
+an error, a little later than that one, so that a launcher sees first who has died; nobody goes on without a rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from areal_like.client import LearnerClient
+from areal_like.config import ranks_of
+from areal_like.process import RENDEZVOUS, Role, run_role
+from areal_like.registry import resolve
+from areal_like.types import Batch
+from areal_like.weights.state import State
+from learners.learner import TorchLearner
+from learners.main import build_trainer
+from learners.ranks import is_loss_of_a_rank, join
+
+LOSS_SECONDS = 2.0
+"""How much later than a rank that has died others end."""
+
+
+class LostRankError(RuntimeError):
+    """Another rank is gone, or can't be reached any more."""
+
+
+def meet(role: Role, rank: int) -> TorchLearner:
+    """Wait until all ranks are there, and make the trainer of `rank` of them."""
+    across = resolve("launcher", role.config.launcher["name"]).ACROSS_HOSTS
+    with naming_losses():
+        join(rank, ranks_of(role.config), role.run / RENDEZVOUS / "ranks", local=not across)
+    trainer = build_trainer(role.config)
+    if not isinstance(trainer, TorchLearner):
+        raise ValueError("learner.ranks needs learner.name=torch")
+    return trainer
+
+
+@contextlib.contextmanager
+def naming_losses() -> Iterator[None]:
+    """Turns what a collective says of a rank that is gone into LostRankError."""
+    try:
+        yield
+    except Exception as error:
+        if not is_loss_of_a_rank(error):
+            raise
+        time.sleep(LOSS_SECONDS)
+        raise LostRankError("another rank of the learner is gone, or out of reach: see logs/learner*.log") from error
+
+
+class Lead:
+    """Rank 0's trainer: what it is asked to do, all ranks do."""
+
+    def __init__(self, trainer: TorchLearner):
+        self._trainer = trainer
+
+    def train(self, batch: Batch) -> dict[str, Any]:
+        with self._all("train", batch.index):
+            return self._trainer.train(batch)
+
+    def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
+        with self._all("hand_over"):
+            return self._trainer.snapshot(into, done)
+
+    def save(self, folder: str) -> None:
+        with self._all("hand_over"):
+            self._trainer.save(folder)
+
+    def save_state(self, folder: Path) -> None:
+        """Returns when each rank has written its part."""
+        with self._all("save_state", folder):
+            self._trainer.save_state(folder)
+
+    def load_state(self, folder: Path) -> None:
+        with self._all("load_state", folder):
+            self._trainer.load_state(folder)
+
+    @contextlib.contextmanager
+    def _all(self, what: str, about: Any = None) -> Iterator[None]:
+        with naming_losses():
+            self._trainer.ranks.told((what, about))
+            yield
+            self._trainer.ranks.barrier()
+
+
+def follow(trainer: TorchLearner, client: LearnerClient) -> None:
+    """Do what rank 0 says, for ever. The share of the next batch is asked for before this one is trained."""
+    asked, rank = -1, trainer.ranks.rank
+    while True:
+        what, about = trainer.ranks.told(None)
+        if what == "train":
+            if about != asked:
+                client.want_share(about, rank)
+            batch, _ = client.batch()
+            client.want_share(asked := about + 1, rank)
+            trainer.train(batch)
+        elif what == "hand_over":
+            trainer.hand_over()
+        else:
+            {"save_state": trainer.save_state, "load_state": trainer.load_state}[what](about)
+        trainer.ranks.barrier()
+
+
+def main(role: Role) -> None:
+    # In a collective Python has no say, and there is nothing to put in order here. A rank that has time to end lets
+    # rank 0 write its checkpoint, and ends when it does.
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN if role.grace else signal.SIG_DFL)
+    trainer = meet(role, int(role.name.removeprefix("learner-")))
+    client = LearnerClient(
+        role.find("buffer"), role.name, link_timeout=role.config.buffer.heartbeat_timeout, keys=role.keys
+    )
+    try:
+        with naming_losses():
+            follow(trainer, client)
+    finally:
+        client.close()
+
+
+if __name__ == "__main__":
+    run_role(main)

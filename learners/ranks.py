@@ -1,0 +1,136 @@
+"""The ranks of a learner: processes that each hold a share of every batch, and of the model (`learners.sharding`).
+
+Numbers per token or sample are small beside the model's work, so every rank holds those of the whole batch: what must
+see all of it (advantages, plans of losses, denominators) is computed on each rank from the same numbers, as one rank
+would compute it. Only forward and backward passes are shared out. Each number is made by the one rank whose sample it
+is of, so putting them together rounds nothing. With one rank nothing here communicates.
+
+All ranks must call these methods in the same order. The learner drives this.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from areal_like.types import Batch, Group
+
+PATIENCE = timedelta(days=30)
+"""A rank waits for others as long as they live: rank 0 may wait long for its batch. Death breaks the connection."""
+
+
+def join(rank: int, ranks: int, store: Path, *, local: bool) -> None:
+    """Meet the other ranks by way of the file `store`, which all can reach; returns when all are there.
+
+    Tensors on the CPU and objects go by gloo, those on a GPU by NCCL. `local`: all ranks are on this host, and need
+    not listen to any other.
+    """
+    if local and os.path.exists("/sys/class/net/lo"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    backend = "cpu:gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        backend += ",cuda:nccl"
+    store.parent.mkdir(exist_ok=True)
+    dist.init_process_group(
+        backend, store=dist.FileStore(str(store), ranks), rank=rank, world_size=ranks, timeout=PATIENCE
+    )
+
+
+class Ranks:
+    """`count` ranks, of which this process is `rank`. Raises ValueError unless `join` was called for so many."""
+
+    def __init__(self, count: int):
+        joined = dist.get_world_size() if dist.is_initialized() else 1
+        if count < 1 or count != joined:
+            raise ValueError(f"learner.ranks is {count}, but {joined} processes have joined")
+        self.count, self.rank = count, dist.get_rank() if count > 1 else 0
+
+    def whole(self, batch: Batch) -> tuple[Batch, np.ndarray]:
+        """The whole batch, from this rank's share of it; and bool [n], its own samples.
+
+        Samples of others have no token ids (zeros in their place); all else is there.
+        """
+        if self.count == 1:
+            return batch, np.ones(len(batch.samples), bool)
+        assert batch.places is not None
+        mine = dict(zip(batch.places, batch.groups, strict=True))
+        placed: dict[int, tuple[int, Group]] = {}
+        for rank, groups in enumerate(self.gathered({place: without_tokens(group) for place, group in mine.items()})):
+            placed |= {place: (rank, mine.get(place, group)) for place, group in groups.items()}
+        if sorted(placed) != list(range(len(placed))):
+            raise RuntimeError(f"the ranks' shares of batch {batch.index} do not make a whole")
+        ordered = [placed[place] for place in range(len(placed))]
+        own = np.repeat([rank == self.rank for rank, _ in ordered], [len(group.samples) for _, group in ordered])
+        return Batch(batch.index, batch.version, [group for _, group in ordered], batch.oldest_allowed), own
+
+    def merged(self, values: Tensor, own: Tensor) -> Tensor:
+        """Numbers [N] of which each rank knows those where its own `own` bool [N] is True. Exact, NaN included."""
+        if self.count == 1:
+            return values
+        merged = torch.where(own, values, 0.0)
+        dist.all_reduce(merged)
+        return merged
+
+    def sum(self, value: float) -> float:
+        """The sum over ranks, in float64."""
+        return float(self._reduced(value, torch.float64, dist.ReduceOp.SUM)) if self.count > 1 else value
+
+    def most(self, value: int) -> int:
+        return int(self._reduced(value, torch.int64, dist.ReduceOp.MAX)) if self.count > 1 else value
+
+    def _reduced(self, value: float, dtype: torch.dtype, op: Any) -> float:
+        reduced = torch.tensor(value, dtype=dtype)
+        dist.all_reduce(reduced, op)
+        return reduced.item()
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Put the sum over ranks in the tensor's place."""
+        if self.count > 1:
+            dist.all_reduce(tensor)
+
+    def norm(self, shard: Tensor) -> float:
+        """L2 norm of a vector of which each rank holds a part."""
+        norm = torch.linalg.vector_norm(shard)
+        return norm.item() if self.count == 1 else self.sum(norm.double().item() ** 2) ** 0.5
+
+    def gathered(self, thing: Any) -> list[Any]:
+        """Each rank's thing, by rank."""
+        if self.count == 1:
+            return [thing]
+        everybody: list[Any] = [None] * self.count
+        dist.all_gather_object(everybody, thing)
+        return everybody
+
+    def barrier(self) -> None:
+        """Returns when all ranks are here."""
+        if self.count > 1:
+            dist.barrier()
+
+    def told(self, thing: Any) -> Any:
+        """What rank 0 has handed in; others hand in anything."""
+        if self.count == 1:
+            return thing
+        box = [thing]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+
+def is_loss_of_a_rank(error: BaseException) -> bool:
+    """Whether an error of a collective means that another process has gone, not that this one did something wrong."""
+    words = ("closed by peer", "reset by peer", "broken pipe", "connection refused")
+    known = isinstance(error, dist.DistNetworkError | dist.DistBackendError)
+    return known or (isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words))
+
+
+def without_tokens(group: Group) -> Group:
+    """A group with small zeros in the place of token ids: only who computes on it needs them."""
+    return replace(group, samples=[replace(s, tokens=np.zeros(len(s.tokens), np.int8)) for s in group.samples])

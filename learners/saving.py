@@ -1,0 +1,68 @@
+"""What leaves the learner: published bits, model folders, and its part of a checkpoint. A part of `TorchLearner`.
+
+With several ranks each has a part of the weights. Rank 0 gathers them to publish or save; each has a file of its own in
+a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from areal_like.models import read_state, save_as_published
+from areal_like.weights.state import State, TensorSpec
+from learners.adapters import Adapters
+from learners.critic import Critic
+from learners.optim import MasterAdamW
+from learners.ranks import Ranks
+from learners.sharding import Whole
+
+
+class Saving:
+    model: PreTrainedModel
+    optimizer: MasterAdamW
+    ranks: Ranks
+    _specs: list[TensorSpec]
+    _adapters: Adapters | None
+    _critic: Critic | None
+    _device: torch.device
+
+    def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
+        """The published bits of the current weights, in `into` or a fresh buffer that is the caller's to keep; `done`
+        as for `read_state`. Rank 0's to call, while others `hand_over`."""
+        state = into or State(self._specs)
+        read_state(self._adapters.merged() if self._adapters else Whole(self.model), state, done)
+        return state
+
+    def hand_over(self) -> None:
+        """Another rank's part in rank 0's `snapshot` or `save`."""
+        for _ in Whole(self.model).values():
+            pass
+
+    def save(self, folder: str) -> None:
+        """Write the published weights as a Hugging Face model folder; adapters, if any, go to its folder `adapter`."""
+        save_as_published(self.model, self.snapshot(), folder)
+        if self._adapters:
+            self._adapters.save(f"{folder}/adapter")
+
+    def save_state(self, folder: Path) -> None:
+        """Write what the next train step depends on besides its batch: master weights, optimizer state, critic."""
+        state = self.optimizer.state_dict()
+        if self._critic:
+            state["critic"] = self._critic.state_dict()
+        torch.save(state, folder / self._file)
+
+    def load_state(self, folder: Path) -> None:
+        """Go on from what `save_state` wrote; the same next batch then gives the same bits."""
+        state = torch.load(folder / self._file, weights_only=True, map_location=self._device)
+        self.optimizer.load_state_dict(state)
+        if self._critic:
+            self._critic.load_state_dict(state["critic"])
+
+    @property
+    def _file(self) -> str:
+        """Of a checkpoint, where this rank's part is."""
+        return "learner.pt" if self.ranks.count == 1 else f"learner-{self.ranks.rank}-of-{self.ranks.count}.pt"

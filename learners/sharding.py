@@ -1,0 +1,101 @@
+"""What is done to a model's layers before it is trained: sharding over ranks (FSDP2), activation checkpointing and
+compiling.
+
+`fully_shard` (torch.distributed.fsdp; ZeRO stage 3, arXiv 1910.02054) gives each rank a part of every parameter, its
+gradient and its optimizer state, and gathers a layer's parameters when it computes. Gradients are SUMS over ranks: the
+loss is divided by the denominator of the whole minibatch. Every rank must go through the same number of forward and
+backward passes. Names, shapes and values of the parameters stay as they are. The learner drives this.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from learners.logprobs import use_logprob_head
+from learners.ranks import Ranks
+
+
+def layers_of(model: PreTrainedModel) -> list[nn.Module]:
+    """The decoder's layers, in order."""
+    return list(model.get_decoder().layers)
+
+
+def recompute_activations(model: PreTrainedModel) -> None:
+    """Keep only the inputs of each layer for the backward pass, and compute the rest again there (arXiv 1604.06174)."""
+    for layer in layers_of(model):
+        layer.forward = functools.partial(_recomputed, layer.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """torch.compile for each layer, for rows of any length."""
+    for layer in layers_of(model):
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+def prepare(
+    models: list[PreTrainedModel], ranks: Ranks, max_logits: int, compile: bool, checkpoint_activations: bool
+) -> None:
+    """Logprobs in pieces, and all that was asked for, in the one order in which it fits together. A model that comes
+    twice is prepared once."""
+    for model in dict.fromkeys(models):
+        use_logprob_head(model, max_logits)
+        if compile:
+            compile_layers(model)
+        if checkpoint_activations:
+            recompute_activations(model)
+        shard(model, ranks)
+
+
+def shard(model: PreTrainedModel, ranks: Ranks) -> None:
+    """Each rank keeps its part of every parameter. Nothing with one rank."""
+    if ranks.count == 1:
+        return
+    mesh = init_device_mesh(model.device.type, (ranks.count,))
+    for layer in layers_of(model):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a parameter or gradient; the tensor itself where it is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Whole(Mapping[str, Tensor]):
+    """A model's parameters by name, gathered from all ranks one by one as they are looked up.
+
+    Every rank has to look them up in the same order. This is the one place where weights are put together.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._parameters = dict(model.named_parameters())
+
+    def __getitem__(self, name: str) -> Tensor:
+        parameter = self._parameters[name].detach()
+        return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)

@@ -1,0 +1,107 @@
+"""Train steps of one learner on several ranks: real processes over gloo, each fed its share as the buffer would cut it.
+
+    python -m tests.learners.ranked RANK RANKS FOLDER
+
+trains every case of `CASES` and leaves what came of it in FOLDER/RANK.pt. One start of Python and torch per rank has to
+do for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from areal_like.types import Batch
+from buffer.shares import split
+from learners.advantages import gae, group
+from learners.learner import TorchLearner
+from learners.losses.clipped import decoupled_ppo, ppo
+from learners.losses.delightful import dg_kondo
+from learners.losses.targets import tpo
+from learners.ranks import join
+from tests.learners.batches import make_batch, tiny_model
+
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """`knobs` of a learner over `model`; its batches have `groups` groups."""
+
+    loss: Callable[..., Any] = decoupled_ppo
+    advantage: Callable[..., Any] = group
+    model: str = "qwen2"
+    groups: int = 5
+    knobs: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = {
+    "plain": Case(),
+    "other cut": Case(knobs={"max_tokens": 23}),
+    "minibatches gone through again": Case(ppo, knobs={"num_minibatches": 3, "num_minibatch_epochs": 2}),
+    "reference": Case(knobs={"kl_loss": 0.1, "kl_reward": 0.05, "normalise": "sequence_mean"}),
+    "critic": Case(advantage=gae, knobs={"critic_lr": 1e-2, "critic_trunk": 0.1}),
+    "plan that skips": Case(partial(dg_kondo, keep=0.3)),
+    "plan over groups": Case(tpo, model="llama"),
+    "ranks without a group": Case(model="qwen3", groups=1),
+    "pieces and recomputing": Case(knobs={"max_logits": 40, "checkpoint_activations": True}),
+    "bfloat16": Case(knobs={"compute_dtype": "bfloat16"}),
+}
+
+
+def batches(case: Case) -> list[Batch]:
+    return [make_batch(np.random.default_rng(i), index=i, groups=case.groups) for i in range(STEPS)]
+
+
+def share(batch: Batch, rank: int, ranks: int) -> Batch:
+    """What the buffer serves a rank."""
+    if ranks == 1:
+        return batch
+    places = split([sum(len(sample.tokens) for sample in each.samples) for each in batch.groups], ranks)[rank]
+    return Batch(batch.index, batch.version, [batch.groups[place] for place in places], places=places)
+
+
+def train(case: Case, rank: int, ranks: int) -> dict[str, Any]:
+    """Metrics of each step, and the weights in the end (on rank 0)."""
+    knobs = {"lr": 1e-2, "num_minibatches": 1, "publish_dtype": "float32"} | case.knobs
+    model = tiny_model(case.model)
+    learner = TorchLearner(model, case.loss, partial(case.advantage), 1.0, 0, ranks=ranks, **knobs)
+    rows = [learner.train(share(batch, rank, ranks)) for batch in batches(case)]
+    held = sum(state.numel() for state in learner.optimizer.state_dict()["adamw"][0].values())
+    if rank:
+        learner.hand_over()
+    return {"rows": rows, "held": held, "weights": None if rank else torch.from_numpy(learner.snapshot().buffer)}
+
+
+def train_on(ranks: int, folder: Path, seconds: float = 240.0) -> list[dict[str, Any]]:
+    """By rank: name of a case → what `train` gave there."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.learners.ranked"]
+    running = [subprocess.Popen([*command, str(r), str(ranks), str(folder)], env=environment) for r in range(ranks)]
+    try:
+        assert [process.wait(seconds) for process in running] == [0] * ranks
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
+
+
+def main() -> None:
+    rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    join(rank, ranks, folder / "store", local=True)
+    torch.save({name: train(case, rank, ranks) for name, case in CASES.items()}, folder / f"{rank}.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Options that change how a step is computed, and not what: each against the plain learner, on one rank."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from learners.advantages import group
+from learners.attention import use_packed_attention
+from learners.learner import TorchLearner
+from learners.logprobs import forward_logprobs, use_logprob_head
+from learners.losses.clipped import decoupled_ppo
+from learners.packing import Columns
+from learners.sharding import layers_of
+from tests.learners.batches import VOCAB, make_batch, tiny_model
+
+
+def learner_of(**knobs) -> TorchLearner:
+    knobs = {"num_minibatches": 1, "entropy_bonus": 0.1, "clip_grad": 0.0, "publish_dtype": "float32"} | knobs
+    return TorchLearner(tiny_model(), decoupled_ppo, partial(group), 0.9, 0, **knobs)
+
+
+def gradient_of(learner: TorchLearner) -> torch.Tensor:
+    learner.train(make_batch(np.random.default_rng(0)))
+    return learner.optimizer.gradient.clone()
+
+
+class Widths:
+    """Stands in front of a head and keeps how many positions it was given each time."""
+
+    def __init__(self, model):
+        self.seen, head = [], model.get_output_embeddings()
+        inner = head.forward
+        head.forward = lambda states: (self.seen.append(states.shape[1]), inner(states))[1]
+
+
+@pytest.mark.parametrize("max_logits", [1, 3 * VOCAB, 7 * VOCAB + 5])
+def test_logprobs_and_entropy_in_pieces_are_those_of_the_whole_and_logits_are_never_whole(max_logits):
+    columns, rng = Columns(make_batch(np.random.default_rng(1))), np.random.default_rng(2)
+    row = columns.microbatch(np.arange(len(columns.own)), torch.device("cpu"))
+    weights = torch.from_numpy(rng.normal(size=(2, len(row.targets))).astype(np.float32))
+    found = []
+    for most in (1 << 20, max_logits):
+        model = tiny_model()
+        widths = Widths(model)
+        use_packed_attention(model)
+        use_logprob_head(model, most)
+        logprobs, entropy = forward_logprobs(model, row, 0.7)
+        (logprobs @ weights[0] + entropy @ weights[1]).backward()
+        found.append((logprobs.detach(), entropy.detach(), *(p.grad for p in model.parameters())))
+        assert max(widths.seen) == min(len(row.targets), max(1, most // VOCAB)), "forward and backward"
+    for whole, pieces in zip(*found, strict=True):
+        torch.testing.assert_close(pieces, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_changes_its_logits_behind_the_head_is_refused():
+    model = tiny_model()
+    model.config.final_logit_softcapping = 30.0
+    with pytest.raises(ValueError, match="final_logit_softcapping"):
+        use_logprob_head(model, 1 << 20)
+    with pytest.raises(ValueError, match="max_logits"):
+        learner_of(max_logits=0)
+
+
+def test_recomputed_activations_give_the_same_gradient_for_a_second_forward_pass_of_each_layer():
+    plain, again = learner_of(), learner_of(checkpoint_activations=True)
+    passes = {}
+    for name, learner in (("plain", plain), ("again", again)):
+        layer = layers_of(learner.model)[0]
+        layer.input_layernorm.register_forward_hook(
+            lambda *_, name=name: passes.update({name: passes.get(name, 0) + 1})
+        )
+    torch.testing.assert_close(gradient_of(again), gradient_of(plain), rtol=0, atol=0)
+    assert passes["again"] == 2 * passes["plain"]
+
+
+def test_bfloat16_multiplies_in_bfloat16_and_keeps_weights_and_gradients_in_float32():
+    plain, coarse = learner_of(), learner_of(compute_dtype="bfloat16")
+    seen = []
+    layers_of(coarse.model)[0].mlp.down_proj.register_forward_hook(lambda m, args, output: seen.append(output.dtype))
+    expected, gradient = gradient_of(plain), gradient_of(coarse)
+    assert set(seen) == {torch.bfloat16} and gradient.dtype == torch.float32
+    cosine = torch.nn.functional.cosine_similarity(gradient, expected, dim=0).item()
+    assert 0.98 < cosine < 1 - 1e-7
+
+
+def test_compiled_layers_give_the_same_gradient_whatever_the_length(monkeypatch):
+    graphs = []
+    backend = {"backend": lambda graph, inputs: (graphs.append(graph), graph.forward)[1]}  # no C++ compiler: seconds
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, **backend))
+    compiled, plain = learner_of(compile=True), learner_of()
+    for index in range(5):
+        batch = make_batch(np.random.default_rng(index), index=index)
+        assert compiled.train(batch)["loss"] == pytest.approx(plain.train(batch)["loss"], rel=1e-4, abs=1e-6)
+    torch.testing.assert_close(compiled.optimizer.gradient, plain.optimizer.gradient, rtol=1e-3, atol=1e-5)
+    assert graphs
