@@ -122,6 +122,14 @@ def test_a_run_learns_over_three_nodes(start: Callable[..., Run]) -> None:
     assert logs == {"buffer", "learner", *(f"actor-{i}" for i in range(4))}
 
 
+def test_a_learner_of_two_ranks_is_packed(start: Callable[..., Run]) -> None:
+    knobs = ["groups_per_batch=4", "run.target_reward=null", "eval.every=0", "eval.prompts=8", "actors.count=1"]
+    run = start(*knobs, "run.steps=5", "learner.ranks=2")
+    run.until("its first step", run.steps)
+    assert len(set(places("PACK").values())) == 1 and len(places("PACK")) == 3
+    assert run.finish()["steps"] == 5
+
+
 def test_actors_whose_process_or_node_dies_are_started_elsewhere_and_nothing_is_lost(
     cluster: Any, start: Callable[..., Run]
 ) -> None:

@@ -145,6 +145,11 @@ def test_usr1_makes_a_checkpoint_and_the_job_goes_on_by_itself(cluster: Cluster,
     assert not any(audit(job.folder).findings.values())
 
 
+def test_a_learner_of_two_ranks(cluster: Cluster, place: Path) -> None:
+    job = Job(cluster, place, "ranks", *TRAINED, "run.steps=5", "learner.ranks=2")
+    assert job.finish()["steps"] == 5 and any((job.folder / "logs").glob("learner-1.*.log"))
+
+
 def test_a_node_that_fails_takes_its_actors_along_and_no_more(cluster: Cluster, place: Path) -> None:
     """Its slurmd and all that this has started are killed at once. Leases return, and the actors begin anew elsewhere,
     or wait until there is room."""
