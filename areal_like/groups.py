@@ -22,6 +22,8 @@ import numpy as np
 from areal_like.types import Group, Runs, Sample
 from areal_like.wire import WireError
 
+OR = " or "
+"""Between digests, where a version has several."""
 FINISHES = ("stop", "length", "abort")
 ROW = np.dtype(
     [("prompt", "<i4"), ("response", "<i4"), ("finish", "<i2"), ("turns", "<i2"), ("runs", "<i4"), ("reward", "<f8")]
@@ -84,10 +86,14 @@ def _starts(counts: np.ndarray) -> np.ndarray:
 
 
 def pack_heads(heads: Sequence[Head]) -> dict[str, Any]:
-    """The table of several groups; inverse of `unpack_heads`."""
+    """The table of several groups; inverse of `unpack_heads`. Where they disagree on the digest of a version (weights
+    that came out otherwise after a resume, or a lie), the table has all that they say: see `OR`."""
     digests: dict[int, str] = {}
     for head in heads:
-        digests |= head.digests
+        if not head.digests.items() <= digests.items():
+            for version, digest in head.digests.items():
+                said = digests.setdefault(version, digest)
+                digests[version] = said if digest in said.split(OR) else f"{said}{OR}{digest}"
     return {
         "groups": [(head.id, head.samples, head.seconds) for head in heads],
         "rows": b"".join([head.rows for head in heads]),

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
+from areal_like.groups import OR
 from areal_like.types import Batch
 
 FILE = "published.log"
@@ -46,9 +47,10 @@ class Attestation:
             self._known[version].add(digest)
 
     def check(self, batch: Batch) -> None:
-        """Raises AttestationError, which names group, actor and version."""
+        """Raises AttestationError, which names the version, and the first group of the batch that has tokens of it: a
+        batch has one word for each version."""
         for group in batch.groups:
-            for version, digest in group.digests.items():
+            for version, digest in ((v, d) for v, text in group.digests.items() for d in text.split(OR)):
                 if digest not in self._known.get(version, ()):
                     made = f"group {group.id} of {group.actor or 'an actor before the resume'}"
                     raise AttestationError(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_like.groups import ROW, RUN, decode_group, encode_group, pack_heads, unpack_heads
+from areal_like.groups import OR, ROW, RUN, decode_group, encode_group, pack_heads, unpack_heads
 from areal_like.types import Group, Sample
 from areal_like.wire import WireError, decode, encode
 
@@ -133,3 +133,13 @@ def test_rewards_of_turns_that_make_no_sense_are_refused_when_they_are_read(pair
     assert good.samples[0].turn_rewards == [(2, 0.5)]
     with pytest.raises(WireError, match="reward of a turn"):
         decode_group(*encode_group(group_of(1, [replace(member, turn_rewards=pairs)])))
+
+
+def test_groups_that_disagree_on_a_version_are_all_heard() -> None:
+    """Whatever their order: no digest hides another."""
+    head = unpack_heads(table())[0]
+    version = head.versions[0]
+    other = replace(head, id=head.id + 1, digests=head.digests | {version: "another"})
+    for heads in ([head, other], [other, head], [head, other, head]):
+        said = pack_heads(heads)["digests"][version].split(OR)
+        assert sorted(said) == sorted([head.digests[version], "another"])

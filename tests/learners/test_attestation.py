@@ -40,6 +40,15 @@ def test_what_was_published_is_known_after_a_resume(tmp_path: Path) -> None:
     Attestation(tmp_path).check(batch({1: "d1", 2: "other"}))
 
 
+def test_a_version_that_was_published_twice_may_be_named_both_ways_in_a_batch(tmp_path: Path) -> None:
+    record = Attestation(tmp_path)
+    record.add(1, "before")
+    record.add(1, "after")
+    record.check(batch({1: "after or before"}))
+    with pytest.raises(AttestationError, match="digest lie,"):
+        record.check(batch({1: "after or lie"}))
+
+
 def test_a_replay_asks_the_record_of_the_run_that_is_replayed(tmp_path: Path) -> None:
     recorded, replay = tmp_path / "recorded", tmp_path / "replay"
     for folder in (recorded, replay):

@@ -273,6 +273,7 @@ def test_ray_over_the_nodes_of_a_job_goes_on_after_a_checkpoint(cluster: Cluster
     pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
     folder, log = place / "by-ray", place / "by-ray.log"
     command = ["sbatch", "--parsable", "--nodes=2", "--cpus-per-task=3", f"--output={log}"]
+    command += [f"--export=ALL,PYTHON={sys.executable}"]
     command += ["scripts/slurm/train_ray.sbatch", "configs/quickstart.yaml", f"run.dir={place}", "run.name=by-ray"]
     knobs = [*TIMED, "run.steps=300", "checkpoint.every=1000", "resume=auto", "actors.count=4"]
     job = cluster.run(*command, *knobs, cwd=REPOSITORY).strip()
