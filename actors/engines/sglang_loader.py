@@ -156,7 +156,12 @@ class Places:
             torch.distributed.all_reduce(low, torch.distributed.ReduceOp.MIN, group=group)
             torch.distributed.all_reduce(high, torch.distributed.ReduceOp.MAX, group=group)
         if not torch.equal(low, high):
-            raise LoaderError(f"{spec.name}: not all of it is stored, or its copies differ")
+            wrong = int((low != high).sum())
+            kinds = ", ".join(f"{tuple(box.size)} {box.target.dtype} from {box.start}" for box in boxes)
+            raise LoaderError(
+                f"{spec.name} {list(spec.shape)} {spec.dtype}: {wrong} elements are not stored, or their copies differ; it is "
+                f"in {len(boxes)} places: {kinds}"
+            )
         words = torch.zeros(spec.space, dtype=torch.uint8, device=device)
         words[: spec.nbytes] = low.to(shared).flatten().view(torch.uint8)
         return words.view(torch.int64)
