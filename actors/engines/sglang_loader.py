@@ -159,8 +159,8 @@ class Places:
             wrong = int((low != high).sum())
             kinds = ", ".join(f"{tuple(box.size)} {box.target.dtype} from {box.start}" for box in boxes)
             raise LoaderError(
-                f"{spec.name} {list(spec.shape)} {spec.dtype}: {wrong} elements are not stored, or copies differ; it is "
-                f"in {len(boxes)} places: {kinds}"
+                f"{spec.name}: not all of it is stored, or its copies differ ({wrong} elements of {list(spec.shape)} "
+                f"{spec.dtype}; it is in {len(boxes)} places: {kinds})"
             )
         words = torch.zeros(spec.space, dtype=torch.uint8, device=device)
         words[: spec.nbytes] = low.to(shared).flatten().view(torch.uint8)
