@@ -20,7 +20,7 @@ from areal_like.groups import pack_heads
 from areal_like.ring import frame_of
 from buffer.handlers import Handlers
 from buffer.injection import lets_train
-from buffer.leasing import admit, can_serve_more, evaluate
+from buffer.leasing import admit, can_serve, evaluate
 from buffer.run_state import RunState
 from buffer.status import levels, status, waits
 
@@ -104,7 +104,7 @@ class Controller:
         if not entries:
             if ready:
                 self._serve_part(index, version)
-            if state.stopping == "drain" and not can_serve_more(state):
+            if state.stopping == "drain" and not can_serve(state, index):
                 self._tell_to_stop()
             return
         state.wanted = None

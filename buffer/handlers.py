@@ -293,7 +293,7 @@ class Handlers:
     def _on_stop(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         """A person asks the run to end."""
         self.state.stopping = "drain" if message.body["drain"] else "now"
-        log.info("asked to %s", "admit no more and train what is here" if message.body["drain"] else "stop")
+        log.info("asked to %s", "train what is here and make the last batch whole" if message.body["drain"] else "stop")
         self.state.router.send(peer, "report", {"report": status(self.state)})
 
     def _on_status(self, peer: bytes, actor: Actor | None, message: Message) -> None:

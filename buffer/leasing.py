@@ -70,7 +70,7 @@ def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, n
     carried: dict[int, int] = {}
     if entry:
         carried = state.replay.assign(entry, actor.name, actor.version)
-    elif state.stopping:
+    elif state.stopping and not _completes_a_batch(state):
         return None
     elif _bytes_to_come(state) > state.max_bytes and state.replay.slots.next >= _slots_wanted(state):
         # Never the slots that the learner waits for: its batch is what frees memory.
@@ -125,8 +125,9 @@ def _round(state: RunState, version: int) -> Round:
     replay, batches = state.replay, state.replay.bound.batches
     unfinished = replay.count(Stage.RUNNING) + replay.count(Stage.QUEUED) - len(replay.spares)
     to_come = math.inf
-    if state.last_batch is not None:
-        to_come = (state.last_batch - state.steps) * batches.size(state.steps) - len(replay.entries)
+    lasts = [last for last in (state.last_batch, _drains_to(state)) if last is not None]
+    if lasts:
+        to_come = (min(lasts) - state.steps) * batches.size(state.steps) - len(replay.entries)
     left = batches.first(state.steps + 1) - replay.admitted_slots
     return Round(left, unfinished, len(replay.spares), to_come, version >= replay.bound.batch_version(state.steps))
 
@@ -148,10 +149,23 @@ def _send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> N
     state.router.send(actor.peer, "lease", body, [partial.payload for partial, _ in partials])
 
 
-def can_serve_more(state: RunState) -> bool:
-    """Where nothing more is admitted: may what is here become another batch?"""
-    to_come, waiting = (
-        sum(state.replay.count(stage) for stage in stages)
-        for stages in ((Stage.RUNNING, Stage.QUEUED), (Stage.WAITING,))
-    )
-    return to_come > 0 and to_come + waiting >= state.replay.bound.batches.size(state.steps)
+def _drains_to(state: RunState) -> int | None:
+    """The first batch that is not trained any more, where a run drains: what is here fills all before it but the last,
+    and that one is made whole by new groups. Said anew each time, since the sizes of batches may change."""
+    if state.stopping != "drain":
+        return None
+    batches = state.replay.bound.batches
+    return batches.of(batches.first(state.steps) + len(state.replay.entries) - 1) + 1
+
+
+def _completes_a_batch(state: RunState) -> bool:
+    """Where a run drains: is the next slot one of a batch that it still trains?"""
+    last = _drains_to(state)
+    return last is not None and state.replay.slots.next < state.replay.bound.batches.first(last)
+
+
+def can_serve(state: RunState, batch: int) -> bool:
+    """Where a run drains: may this batch still come? Not if it is beyond the last, nor if nothing is under way."""
+    last = _drains_to(state)
+    under_way = state.replay.count(Stage.RUNNING) + state.replay.count(Stage.QUEUED)
+    return last is not None and batch < last and (under_way > 0 or _completes_a_batch(state))

@@ -1,8 +1,8 @@
 """End a run from anywhere: `python -m scripts.stop RUN [--drain]`.
 
 Without --drain the learner stops at its next batch, writes a checkpoint, and the run can be gone on with (`resume`).
-With --drain no group is admitted any more; what is complete or can become so is trained; then the run ends as one that
-has made all its steps: checkpoint, last evaluation, summary.
+With --drain all groups that were admitted are trained, and no more new ones than make the last batch whole; then the
+run ends as one that has made all its steps: checkpoint, last evaluation, summary.
 """
 
 from __future__ import annotations

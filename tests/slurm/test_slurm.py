@@ -124,9 +124,7 @@ def test_a_heterogeneous_job_has_the_learner_here_and_the_actors_there(cluster: 
     assert {nodes["actor-0"], nodes["actor-1"]} == {"n2", "n3"}
     cluster.run(sys.executable, "-m", "scripts.stop", str(job.folder), "--drain", cwd=REPOSITORY)
     found = job.finish()
-    dropped = found["ledger"]["dropped"]
-    assert found["stopped_because"] == "it was drained" and dropped.keys() <= {"end of run"}
-    assert sum(dropped.values()) < 16, "at most a batch that nothing could complete"
+    assert found["stopped_because"] == "it was drained" and not found["ledger"]["dropped"]
     assert_balanced(found["ledger"])
 
 

@@ -1,0 +1,113 @@
+"""A run that drains: all that was admitted is trained, and it ends."""
+
+import os
+import random
+
+import pytest
+
+from buffer import filters
+from buffer.schedulers import SyncScheduler
+from buffer.sizing import Fixed
+from tests.buffer.house import B, House, asynchronous
+from tests.buffer.test_tail_batching import SIZINGS, Run
+
+HISTORIES = int(os.environ.get("HISTORIES", "2400")) // 40
+
+
+def drain(house: House) -> None:
+    house.say("someone", "stop", {"drain": True})
+
+
+def stops(house: House) -> list[dict]:
+    return [body for who, kind, body in house.router.sent if kind == "stop" and who == "learner"]
+
+
+def push_all(house: House, version: int) -> int:
+    """Every group that runs is pushed. Returns how many."""
+    running = [(actor.name, each) for actor in house.state.fleet for each in sorted(actor.running)]
+    for name, group_id in running:
+        house.push(name, group_id, version)
+    return len(running)
+
+
+def started(scheduler, **rules) -> House:
+    house = House(scheduler, **rules)
+    house.start()
+    house.say("learner", "want", {"index": 0, "version": 0})
+    return house
+
+
+def train(house: House, index: int) -> None:
+    house.say("learner", "want", {"index": index + 1, "version": index + 1})
+    house.say("learner", "trained", {"index": index})
+    house.publish(index + 1)
+    house.apply(index + 1)
+
+
+def test_the_last_batch_is_made_whole() -> None:
+    house = started(asynchronous(max_staleness=1, max_inflight_groups=6))
+    assert len(house.leases()) == 6 > B
+    drain(house)
+    push_all(house, 0)
+    assert len(house.leases()) == 8, "two more than were admitted"
+    push_all(house, 0)
+    assert not stops(house)
+    train(house, 0)
+    assert not stops(house)
+    train(house, 1)
+    assert stops(house) == [{"drain": True}] and len(house.leases()) == 8
+    ledger = house.state.replay.ledger()
+    assert ledger["admitted"] == ledger["trained"] == 8
+
+
+def test_a_group_that_leaves_untrained_is_replaced() -> None:
+    house = started(asynchronous(max_staleness=1, max_inflight_groups=4), group_filter=filters.none)
+    drain(house)
+    name, failed = next((actor.name, min(actor.running)) for actor in house.state.fleet if actor.running)
+    house.say(name, "failed", {"id": failed, "reason": "rejected", "detail": ""})
+    assert len(house.leases()) == 5 and push_all(house, 0) == 4
+    train(house, 0)
+    assert stops(house) and house.state.replay.ledger()["trained"] == 4
+
+
+def test_nothing_here_ends_at_once() -> None:
+    house = started(asynchronous(max_staleness=0))
+    push_all(house, 0)
+    house.state.stopping = "drain"
+    train(house, 0)
+    assert stops(house) and house.state.replay.ledger()["trained"] == B == len(house.leases())
+
+
+def test_a_queue_of_deferred_groups_is_trained_too() -> None:
+    house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
+    drain(house)
+    for group_id in (5, 4, 3, 2):
+        house.push(house.state.replay.entries[group_id].actor, group_id, 0)
+    for group_id in (0, 1):
+        actor = house.state.replay.entries[group_id].actor
+        house.say(actor, "give_back", {"ids": [group_id], "partials": [], "leaving": False})
+    train(house, 0)
+    assert push_all(house, 1) == B
+    train(house, 1)
+    assert stops(house)
+    ledger = house.state.replay.ledger()
+    assert ledger["trained"] == ledger["admitted"] == 2 * B
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("sizing", SIZINGS)
+def test_whatever_has_happened_a_drained_run_leaves_nothing(sizing: str, staleness: int) -> None:
+    for number in range(HISTORIES // 4):
+        dice = random.Random(number)
+        run = Run(dice, sizing, batches=1000, staleness=staleness)
+        for _ in range(dice.randint(0, 120)):
+            run.step()
+        drain(run.house)
+        for _ in range(5000):
+            if stops(run.house) and len(run.trained) == len(run.served):
+                break
+            run.step(calm=True)
+        else:
+            pytest.fail(f"history {number}: the buffer is stuck")
+        ledger = run.house.state.replay.ledger()
+        assert ledger["active"] == 0 and not set(ledger["dropped"]) - {"rejected"}, (number, ledger)
