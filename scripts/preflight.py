@@ -19,6 +19,7 @@ from buffer.sizing import check_sizes
 def preflight(config: Config) -> str:
     """Returns what a person should be told before the run begins (empty: nothing). Raises ConfigError, ValueError,
     OSError."""
+    build("launcher", config.launcher, Path(config.run.dir), config.actors.max_restarts)
     sizing = build("sizing", config.sizing)
     scheduler = build("scheduler", config.scheduler, sizing)
     check_sizes(sizing, config.groups_per_batch)

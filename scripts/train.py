@@ -165,7 +165,7 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     watch = Watch(config, folder, plain)
     try:
         signals.check()
-        launcher.start(roles)
+        launcher.start(roles, signals.check)
         with watch:
             while not launcher.poll():
                 signals.check()

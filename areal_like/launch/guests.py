@@ -6,8 +6,9 @@ The run's files and its other processes are not theirs: a guest that dies too of
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 
-from areal_like.launch.local import Death, LocalLauncher, in_words
+from areal_like.launch.local import Death, LocalLauncher, in_words, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.process import EXIT_USER_ERROR
 
@@ -17,7 +18,7 @@ class Guests(LocalLauncher):
 
     given_up: list[str]
 
-    def start(self, roles: list[RoleSpec]) -> None:
+    def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
         self.given_up = []
         (self.run / "logs").mkdir(exist_ok=True)
         for role in roles:

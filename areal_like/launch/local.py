@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,10 @@ def spawn(command: list[str], threads: int, log: Path) -> Group:
         )
 
 
+def nothing() -> None:
+    """Nothing to check."""
+
+
 class LocalLauncher:
     """`max_restarts` per actor. `ready_timeout` seconds is what roles wait for one another at the start.
 
@@ -113,7 +117,8 @@ class LocalLauncher:
         """Where the processes are to be, for people; empty: all are here."""
         return ""
 
-    def start(self, roles: list[RoleSpec]) -> None:
+    def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
+        """`check` is called again and again where something has to be waited for, and may raise."""
         (self.run / "logs").mkdir(exist_ok=True)
         shutil.rmtree(self.run / RENDEZVOUS, ignore_errors=True)  # of a starter that was killed
         self._prepare()

@@ -17,11 +17,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from areal_like.launch.local import REPOSITORY, Group, LocalLauncher, RunFailed, spawn
+from areal_like.launch import ray_cluster
+from areal_like.launch.local import REPOSITORY, Group, LocalLauncher, RunFailed, nothing, spawn
 from areal_like.launch.plan import RoleSpec
 from areal_like.process import EXIT_NODE_FAILED
 
@@ -29,15 +31,18 @@ GRACE_SECONDS = 10
 """What the learner has to write a checkpoint after SIGTERM."""
 SECONDS_BETWEEN_ASKING = 1.0
 """Whether a host that Ray moves to another node is there."""
+SECONDS_OF_WAITING = 0.2
+"""For places, before signals are looked at."""
 CALLS_AT_ONCE = 4
 """Of a host: one waits for the end of its role, while others send signals."""
 
 
 class RayLauncher(LocalLauncher):
     """`address` of a cluster; "auto": the one that this machine belongs to, or else one that is started here and ends
-    with the run. `learner_place`, `buffer_place` and `actor_place` are what a place has, as in Ray's placement groups,
-    e.g. {CPU: 8, GPU: 1, high_memory: 1}; a CPU per thread where nothing is said of CPUs. The learner and the buffer
-    are packed, on one node if one is large enough, actors are spread. Places are waited for during `ready_timeout`."""
+    with the run; "local": always such a one. `learner_place`, `buffer_place` and `actor_place` are what a place has, as
+    in Ray's placement groups, e.g. {CPU: 8, GPU: 1, high_memory: 1}; a CPU per thread where nothing is said of CPUs.
+    The learner and the buffer are packed, on one node if one is large enough, actors are spread. Places are waited for
+    during `ready_timeout`."""
 
     ACROSS_HOSTS = True
     END_SECONDS = GRACE_SECONDS + 2.0
@@ -56,6 +61,9 @@ class RayLauncher(LocalLauncher):
         super().__init__(run, max_restarts, ready_timeout=ready_timeout)
         self.address = address
         self._wanted = {"learner": learner_place, "buffer": buffer_place, "actor": actor_place}
+        for kind, place in self._wanted.items():
+            if place is not None:
+                ray_cluster.check_place(kind, {"CPU": 1} | dict(place))
         self._groups: list[Any] = []
         self._hosts: dict[str, Any] = {}
 
@@ -80,35 +88,32 @@ class RayLauncher(LocalLauncher):
 
     # ---- life-cycle -------------------------------------------------------------------------------------------------
 
-    def start(self, roles: list[RoleSpec]) -> None:
-        try:
-            import ray  # noqa: F401
-        except ImportError:
-            raise RunFailed("launcher=ray needs Ray: pip install -e '.[ray]'") from None
-        self._connect(roles)
-        self._reserve(roles)
+    def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
+        if find_spec("ray") is None:
+            raise RunFailed("launcher=ray needs Ray: pip install -e '.[ray]'")
+        self._connect(roles, check)
+        self._reserve(roles, check)
         super().start(roles)
 
-    def _connect(self, roles: list[RoleSpec]) -> None:
+    def _connect(self, roles: list[RoleSpec], check: Callable[[], None]) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
+        address = None if self.address == ray_cluster.LOCAL else ray_cluster.answering(self.address, check)
+        where: dict[str, Any] = {"address": address}
+        if address is None:
+            ray_cluster.keep_to_oneself()
+            needed = _sum(place for _, places in self.groups(roles) for _, place in places)
+            cpus, gpus = needed.pop("CPU"), needed.pop("GPU", 0.0)
+            needed.pop("memory", None)  # it has what this machine has
+            where = {"address": "local", "num_cpus": cpus, "num_gpus": gpus, "resources": needed}
+            where["include_dashboard"] = False
         import ray
 
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
         own = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-        common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "runtime_env": {"env_vars": own}}
         with _handlers_kept():
-            try:
-                ray.init(address=self.address, **common)
-            except ConnectionError as error:
-                if self.address != "auto":
-                    raise RunFailed(
-                        f"launcher.address={self.address}: no Ray cluster answers there ({error})"
-                    ) from None
-                needed = _sum(place for _, places in self.groups(roles) for _, place in places)
-                cpus, gpus = needed.pop("CPU"), needed.pop("GPU", 0.0)
-                ray.init(num_cpus=cpus, num_gpus=gpus, resources=needed, include_dashboard=False, **common)
+            ray.init(**where, log_to_driver=False, logging_level="error", runtime_env={"env_vars": own})
 
-    def _reserve(self, roles: list[RoleSpec]) -> None:
-        """Get the places, and a host into each."""
+    def _reserve(self, roles: list[RoleSpec], check: Callable[[], None]) -> None:
+        """Get the places, and a host into each. `check` is called while they are waited for."""
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -117,7 +122,10 @@ class RayLauncher(LocalLauncher):
         for strategy, places in self.groups(roles):
             group = placement_group([place for _, place in places], strategy=strategy)
             self._groups.append(group)
-            if not group.wait(max(0.1, deadline - time.monotonic())):
+            while not group.wait(SECONDS_OF_WAITING):
+                check()
+                if time.monotonic() < deadline:
+                    continue
                 raise RunFailed(
                     f"Ray has had no place for {', '.join(name for name, _ in places)} for {self.ready_timeout:.0f} s "
                     f"(launcher.ready_timeout). Asked for: {_in_words(_sum(place for _, place in places))}; "
@@ -246,6 +254,7 @@ def _sum(places: Any) -> dict[str, float]:
 
 
 def _in_words(place: Mapping[str, float]) -> str:
-    """Without what Ray adds of its own (node:…, memory in bytes)."""
-    shown = {name: amount for name, amount in place.items() if ":" not in name and "memory" not in name}
-    return ", ".join(f"{amount:g} {name}" for name, amount in shown.items() if "_group_" not in name) or "nothing"
+    """Without what Ray adds of its own (node:…, what is in placement groups already)."""
+    theirs = (":", "_group_", "object_store_memory")
+    shown = {name: amount for name, amount in place.items() if not any(each in name for each in theirs)}
+    return ", ".join(f"{amount:g} {name}" for name, amount in shown.items()) or "nothing"

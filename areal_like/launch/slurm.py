@@ -91,7 +91,12 @@ class SlurmLauncher(LocalLauncher):
             None if actors_part is None else dict(actors_part),
         )
         self.script = Path(script) if script else REPOSITORY / SCRIPT
-        self.container, self.python = shlex.split(container or ""), python or sys.executable
+        if not self.script.is_file():
+            raise ValueError(f"launcher.script: there is no {self.script}")
+        try:
+            self.container, self.python = shlex.split(container or ""), python or sys.executable
+        except ValueError as error:
+            raise ValueError(f"launcher.container: {container!r}: {error}") from None
 
     # ---- outside of the job -----------------------------------------------------------------------------------------
 

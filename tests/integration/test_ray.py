@@ -179,3 +179,25 @@ def test_a_run_that_finds_no_place_says_what_it_asked_for(start: Callable[..., R
     said = run.said()
     assert run.process.returncode == 1
     assert "no place for buffer, learner for 2 s" in said and "3 GPU" in said and "the cluster has 9 CPU" in said
+
+
+def test_ctrl_c_is_heard_while_places_are_waited_for(start: Callable[..., Run]) -> None:
+    """There would be time to wait in: ten minutes."""
+    run = start(*TIMED, "launcher.actor_place={CPU: 1, unheard_of: 1}", "launcher.ready_timeout=600")
+    pending = lambda: any(each["state"] == "PENDING" for each in ray.util.placement_group_table().values())  # noqa: E731
+    run.until("its wish", pending)
+    run.process.send_signal(signal.SIGINT)
+    assert "ended by SIGINT" in run.said() and run.process.returncode == 130
+
+
+def test_a_cluster_of_its_own_lets_in_nobody_else_and_ends_with_the_run(start: Callable[..., Run]) -> None:
+    """Ray binds to all addresses of a host: who reaches them could have it run anything."""
+    run = start(*TIMED, "run.steps=100000", "launcher.address=local")
+    run.until("its first step", run.steps)
+    ours = psutil.Process(run.process.pid).children(recursive=True)
+    (head,) = [each for each in ours if "gcs_server" in each.name()]
+    assert head.environ()["RAY_AUTH_MODE"] == "token" and len(head.environ()["RAY_AUTH_TOKEN"]) == 64
+    run.process.send_signal(signal.SIGINT)
+    assert "ended by SIGINT" in run.said()
+    psutil.wait_procs(ours, timeout=60)
+    assert not [each for each in ours if each.is_running()]

@@ -1,0 +1,83 @@
+"""Ray clusters that answer, refuse, or keep silent, each played by a process; and places that there can't be."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_like.launch import ray_cluster
+from areal_like.launch.local import RunFailed, nothing
+from areal_like.launch.plan import RoleSpec
+from areal_like.launch.ray import RayLauncher
+from scripts import train
+
+SILENT = "import time\nprint('Unauthenticated: InvalidAuthToken', file=__import__('sys').stderr, flush=True)\n"
+SILENT += "time.sleep(600)"
+
+
+class Interrupted(Exception):
+    pass
+
+
+def played(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    monkeypatch.setattr(ray_cluster, "_PROBE", code)
+
+
+def test_the_address_that_a_cluster_tells_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    played(monkeypatch, "print('something of Ray')\nprint('10.0.0.1:6379')")
+    assert ray_cluster.answering("auto", nothing) == "10.0.0.1:6379"
+
+
+def test_no_cluster_is_fine_unless_one_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    played(monkeypatch, "import sys\nprint('none was found', file=sys.stderr)\nsys.exit(3)")
+    assert ray_cluster.answering("auto", nothing) is None
+    with pytest.raises(RunFailed, match=r"launcher.address=10.0.0.1:6379: no Ray cluster answers there \(none was"):
+        ray_cluster.answering("10.0.0.1:6379", nothing)
+
+
+def test_a_cluster_that_never_answers_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also "auto": it may be meant, and be down."""
+    played(monkeypatch, SILENT)
+    with pytest.raises(RunFailed, match=r"machine belongs to: no answer within 1 s.* launcher.address=local"):
+        ray_cluster.answering("auto", nothing, 1.0)
+
+
+def test_a_signal_is_heard_while_a_cluster_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    played(monkeypatch, SILENT)
+
+    def check() -> None:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        ray_cluster.answering("auto", check, 600.0)
+
+
+@pytest.mark.parametrize("place", [{"CPU": -1}, {"CPU": "many"}, {"GPU": 1.5}, {"CPU": 0}, {"GPU": float("nan")}])
+def test_a_place_that_there_cannot_be_is_refused(place: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"launcher.actor_place: "):
+        RayLauncher(Path("runs/a"), 1, actor_place=place)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "told"),
+    [
+        (["launcher=ray", "launcher.actor_place={CPU: -1}"], "launcher.actor_place: CPU: -1 is no amount"),
+        (["launcher=slurm", "launcher.container=\"'unclosed\""], "launcher.container: "),
+        (["launcher=slurm", "launcher.script=nowhere.sbatch"], "launcher.script: there is no nowhere.sbatch"),
+    ],
+)
+def test_knobs_of_a_launcher_are_checked_before_anything_is_made(knobs: list[str], told: str, tmp_path: Path) -> None:
+    arguments = ["configs/quickstart.yaml", f"run.dir={tmp_path}", *knobs]
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
+        train.prepare(train.parse(arguments), arguments)
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_placement_names_every_resource() -> None:
+    launcher = RayLauncher(Path("runs/a"), 1, learner_place={"GPU": 1, "high_memory": 2, "memory": 1000})
+    told = launcher.placement([RoleSpec("learner", "learners.main", 3, True), RoleSpec("actor-0", "", 1, False)])
+    assert "  learner     3 CPU, 1 GPU, 2 high_memory, 1000 memory\n" in told
+    assert "  actor-0     1 CPU\n" in told
