@@ -91,7 +91,7 @@ class SlurmLauncher(LocalLauncher):
             None if actors_part is None else dict(actors_part),
         )
         self.script = Path(script) if script else REPOSITORY / SCRIPT
-        if not self.script.is_file():
+        if "SLURM_JOB_ID" not in os.environ and not self.script.is_file():  # in a job it has been read
             raise ValueError(f"launcher.script: there is no {self.script}")
         try:
             self.container, self.python = shlex.split(container or ""), python or sys.executable

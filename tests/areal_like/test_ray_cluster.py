@@ -65,7 +65,7 @@ def test_a_place_that_there_cannot_be_is_refused(place: dict[str, Any]) -> None:
     ("knobs", "told"),
     [
         (["launcher=ray", "launcher.actor_place={CPU: -1}"], "launcher.actor_place: CPU: -1 is no amount"),
-        (["launcher=slurm", "launcher.container=\"'unclosed\""], "launcher.container: "),
+        (["launcher=slurm", 'launcher.container="\'unclosed"'], "launcher.container: "),
         (["launcher=slurm", "launcher.script=nowhere.sbatch"], "launcher.script: there is no nowhere.sbatch"),
     ],
 )
