@@ -2,7 +2,8 @@
 
 The run is found through its folder (rendezvous, keys). Actors join and leave at any time: they get the newest weights,
 then leases; when one leaves gently (Ctrl-C, SIGTERM) what there is of its groups goes back to the buffer, and when one
-is killed its leases go to others. Ends when the run does; with --stay it waits for the run to be gone on with.
+is killed its leases go to others. Ends when the run does; with --stay it waits for the run to begin, or to be gone on
+with.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 from areal_like.bus import BusError
 from areal_like.launch.guests import Guests
 from areal_like.launch.plan import RoleSpec
-from scripts.running import Running
+from areal_like.process import RENDEZVOUS
+from scripts.running import NotRunning, Running
 from scripts.train import EXIT_INTERRUPTED, Interrupted, Signals
 
 POLL_SECONDS = 0.1
@@ -26,10 +28,17 @@ POLL_SECONDS = 0.1
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scripts.join", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
-    parser.add_argument("--actors", type=int, default=1, metavar="N", help="how many (default: 1)")
+    parser.add_argument("--actors", type=positive, default=1, metavar="N", help="how many (default: 1)")
     parser.add_argument("--max-restarts", type=int, metavar="N", help="of each (default: actors.max_restarts)")
-    parser.add_argument("--stay", action="store_true", help="when the run stops before its end, wait until it goes on")
+    parser.add_argument("--stay", action="store_true", help="wait while the run does not run, until it has ended")
     return parser.parse_args(argv)
+
+
+def positive(text: str) -> int:
+    """An argument that is a count. Raises ValueError."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
 def guests(count: int, threads: int) -> list[RoleSpec]:
@@ -39,12 +48,14 @@ def guests(count: int, threads: int) -> list[RoleSpec]:
 
 
 def accompany(args: argparse.Namespace, signals: Signals) -> bool:
-    """Run guests until the run's buffer is gone (True), or all of them are. Raises Interrupted, ConfigError."""
+    """Run guests until the run's buffer is gone (True), or all of them are. Raises Interrupted, ConfigError; NotRunning
+    also where files of a run are there whose processes were killed."""
     running = Running(args.run)
     actors = running.config.actors
     restarts = actors.max_restarts if args.max_restarts is None else args.max_restarts
     launcher, told = Guests(args.run, restarts), 0
     try:
+        running.report()
         launcher.start(guests(args.actors, actors.threads))
         print(f"{args.actors} actors join {args.run} (logs: {args.run}/logs/guest-*)", flush=True)
         while running.rendezvous() == running.offered:
@@ -64,19 +75,28 @@ def accompany(args: argparse.Namespace, signals: Signals) -> bool:
         running.close()
 
 
+def until_it_runs(run: Path, signals: Signals) -> None:
+    """Or has ended. Raises Interrupted."""
+    while not (run / RENDEZVOUS / "buffer.json").exists() and not (run / "summary.json").exists():
+        signals.check()
+        time.sleep(POLL_SECONDS)
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     signals = Signals()
     try:
         while True:
-            if not accompany(args, signals):
-                return 1
+            try:
+                if not accompany(args, signals):
+                    return 1
+            except NotRunning:
+                if not args.stay:
+                    raise
             if not args.stay or (args.run / "summary.json").exists():
                 print("the run has ended")
                 return 0
-            while not (args.run / "rendezvous" / "buffer.json").exists():
-                signals.check()
-                time.sleep(POLL_SECONDS)
+            until_it_runs(args.run, signals)
     except Interrupted:
         return EXIT_INTERRUPTED
     except (ValueError, OSError, BusError) as error:

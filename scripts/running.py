@@ -17,8 +17,12 @@ PATIENCE = 10.0
 """Seconds that the buffer has to answer; it takes a fifth of a second at most, unless its disk hangs."""
 
 
+class NotRunning(ConfigError):
+    """There is no buffer now, or none that answers."""
+
+
 class Running:
-    """The buffer of the run in `folder`. Raises ConfigError where none can be reached from here."""
+    """The buffer of the run in `folder`. Raises ConfigError where none can be reached from here, of it NotRunning."""
 
     def __init__(self, folder: Path):
         if not (folder / "config.yaml").is_file():
@@ -28,7 +32,7 @@ class Running:
         offered = self.rendezvous()
         if offered is None:
             ended = "it has ended" if (folder / "summary.json").exists() else "it does not run now"
-            raise ConfigError(f"{folder}: no buffer can be talked to: {ended}")
+            raise NotRunning(f"{folder}: no buffer can be talked to: {ended}")
         _check_host(offered)
         self.offered = offered
         self.client = SupervisorClient(offered["endpoint"], self.config.security.key_folder)
@@ -41,10 +45,10 @@ class Running:
             return None
 
     def report(self) -> dict[str, Any]:
-        """The buffer's status. Raises ConfigError if it does not answer."""
+        """The buffer's status. Raises NotRunning if it does not answer."""
         report = self.client.report(PATIENCE)
         if report is None:
-            raise ConfigError(
+            raise NotRunning(
                 f"{self.folder}: the buffer has not answered for {PATIENCE:.0f} s: it was killed, or its host is gone "
                 f"(its log: {self.folder}/logs)"
             )

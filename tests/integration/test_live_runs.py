@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from scripts import elastic, status, stop
+from scripts import elastic, join, running, status, stop
 from scripts.audit import audit
 from scripts.running import Running
 from tests.integration.runs import REPOSITORY, rows, summary
@@ -154,25 +154,53 @@ def test_guests_work_leave_gently_and_end_with_the_run(live: Live) -> None:
     live.until_steps(1)
     command = [sys.executable, "-m", "scripts.join", str(live.folder), "--actors", "2"]
     first = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
-    running = Running(live.folder)
+    seen = Running(live.folder)
     working = lambda count: (  # noqa: E731
-        sum(actor["stats"].get("tokens", 0) > 0 for actor in running.report()["actors"].values()) >= count
+        sum(actor["stats"].get("tokens", 0) > 0 for actor in seen.report()["actors"].values()) >= count
     )
     live.until("their work", lambda: working(4))
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=60)
-    live.until("their absence", lambda: len(running.report()["actors"]) == 2)
+    live.until("their absence", lambda: len(seen.report()["actors"]) == 2)
     log = (live.folder / "logs" / "buffer.log").read_text()
     assert log.count("leaves;") == 2 and "no sign of life" not in log
     second = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     live.until("others' work", lambda: working(4))
-    running.client.stop(drain=True)
-    running.close()
+    seen.client.stop(drain=True)
+    seen.close()
     assert live.end()[0] == 0
     said, _ = second.communicate(timeout=60)
     assert second.returncode == 0 and "the run has ended" in said
     assert summary(live.folder)["staleness_max"] <= 1
     assert not any(audit(live.folder).findings.values())
+
+
+def test_guests_of_a_run_that_was_killed_say_so_or_wait_until_it_goes_on(
+    live: Live, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rendezvous is still there: nobody was left to remove it."""
+    live.until_steps(1)
+    live.process.kill()
+    live.end()
+    monkeypatch.setattr(running, "PATIENCE", 1.0)
+    assert join.main([str(live.folder)]) == 2
+    assert "the buffer has not answered" in capsys.readouterr().err
+    assert not any((live.folder / "logs").glob("guest-*"))
+    command = [sys.executable, "-m", "scripts.join", str(live.folder), "--stay"]
+    guests = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    live.start("resume=auto")
+    live.until("the guest", lambda: any((live.folder / "logs").glob("guest-*")))
+    assert stop.main([str(live.folder), "--drain"]) == 0
+    assert live.end()[0] == 0
+    said, _ = guests.communicate(timeout=60)
+    assert guests.returncode == 0 and "the run has ended" in said
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "many"])
+def test_no_guests_are_no_guests(count: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        join.main(["runs/any", "--actors", count])
+    assert "--actors" in capsys.readouterr().err
 
 
 def test_actors_come_go_and_are_killed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
