@@ -16,12 +16,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from areal_like.bus import own_address
 from areal_like.launch import ray_cluster
 from areal_like.launch.local import REPOSITORY, Group, LocalLauncher, RunFailed, nothing, spawn
 from areal_like.launch.plan import RoleSpec
@@ -36,6 +38,53 @@ SECONDS_OF_WAITING = 0.2
 CALLS_AT_ONCE = 4
 """Of a host: one waits for the end of its role, while others send signals."""
 
+HOLD_SECONDS = 30.0
+"""For a host to reach the starter."""
+_KEEPALIVE = {  # a machine that has vanished is noticed after three minutes
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 60,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 20,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 6,
+}
+
+
+def _end_with(starter: socket.socket) -> None:
+    """End this process when the connection breaks; Linux then ends the role (`end_with_starter`)."""
+    with contextlib.suppress(OSError):
+        starter.recv(1)
+    os._exit(1)
+
+
+class Host:
+    """Runs in a process of Ray's, in the place of one role. The role ends when this process does, however that is.
+
+    Ray ends this process when the starter is gone, unless its head is gone, too; then it lives on. So each host holds a
+    connection to the starter, over which nothing is ever said, and ends when that breaks."""
+
+    def __init__(self) -> None:
+        self._process: Group | None = None
+
+    def begin(self, arguments: list[str], threads: int, log: str, starter: tuple[str, int]) -> None:
+        """Start the role with these arguments for Python. `starter` is the address to hold on to. Raises OSError."""
+        held = socket.create_connection(starter, HOLD_SECONDS)
+        held.settimeout(None)
+        for option, value in _KEEPALIVE.items():
+            held.setsockopt(*option, value)
+        threading.Thread(target=_end_with, args=(held,), daemon=True).start()
+        command = [sys.executable, *arguments, "--starter", str(os.getpid())]
+        self._process = spawn(command, threads, Path(f"{log}.{socket.gethostname()}.log"))
+
+    def wait(self) -> int:
+        """The role's exit code, when it has ended."""
+        assert self._process
+        return self._process.wait()
+
+    def signal(self, number: int, whole_group: bool) -> None:
+        """Send the role, or all of its group, a signal."""
+        if self._process:
+            send = self._process.end if whole_group else self._process.send_signal
+            send(signal.Signals(number))
+
 
 class RayLauncher(LocalLauncher):
     """`address` of a cluster; "auto": the one that this machine belongs to, or else one that is started here and ends
@@ -46,6 +95,7 @@ class RayLauncher(LocalLauncher):
 
     ACROSS_HOSTS = True
     END_SECONDS = GRACE_SECONDS + 2.0
+    HOST: type = Host
 
     def __init__(
         self,
@@ -66,6 +116,7 @@ class RayLauncher(LocalLauncher):
                 ray_cluster.check_place(kind, {"CPU": 1} | dict(place))
         self._groups: list[Any] = []
         self._hosts: dict[str, Any] = {}
+        self._held: socket.socket | None = None
 
     # ---- placement, as data -----------------------------------------------------------------------------------------
 
@@ -110,7 +161,10 @@ class RayLauncher(LocalLauncher):
 
         own = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
         with _handlers_kept():
-            ray.init(**where, log_to_driver=False, logging_level="error", runtime_env={"env_vars": own})
+            try:
+                ray.init(**where, log_to_driver=False, logging_level="error", runtime_env={"env_vars": own})
+            except Exception as error:  # Ray's are of many kinds, that of a slow start has none of its own
+                raise RunFailed(f"launcher.address={self.address}: Ray does not start: {error}") from error
 
     def _reserve(self, roles: list[RoleSpec], check: Callable[[], None]) -> None:
         """Get the places, and a host into each. `check` is called while they are waited for."""
@@ -136,10 +190,12 @@ class RayLauncher(LocalLauncher):
                 where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
                 options: dict[str, Any] = {"num_cpus": place["CPU"], "num_gpus": place.get("GPU", 0.0)}
                 options |= {"max_restarts": -1, "max_concurrency": CALLS_AT_ONCE, "scheduling_strategy": where}
-                self._hosts[name] = ray.remote(Host).options(**options).remote()
+                self._hosts[name] = ray.remote(self.HOST).options(**options).remote()
 
     def _prepare(self) -> None:
-        """There are no local sockets."""
+        """There are no local sockets. What hosts hold on to is never accepted: the kernel keeps such connections, and
+        breaks them when this process ends, however that is."""
+        self._held = socket.create_server((own_address(), 0), backlog=socket.SOMAXCONN)
 
     def _label(self, role: RoleSpec, lives: int) -> str:
         return f"{role.name}.{lives + 1}" if lives else role.name
@@ -147,7 +203,9 @@ class RayLauncher(LocalLauncher):
     def _spawn(self, role: RoleSpec, lives: int) -> Any:
         name, run = self._label(role, lives), self.run.resolve()
         command = ["-m", role.module, "--name", name, "--run", str(run), "--grace", str(GRACE_SECONDS)]
-        return Elsewhere(self._hosts[role.name], command, role.threads, str(run / "logs" / name))
+        assert self._held
+        what = (command, role.threads, str(run / "logs" / name), self._held.getsockname())
+        return Elsewhere(self._hosts[role.name], name, what)
 
     def _pid(self, process: Any) -> int:
         return 0
@@ -164,13 +222,15 @@ class RayLauncher(LocalLauncher):
                 ray.util.remove_placement_group(group)  # which ends its hosts, too
             with _handlers_kept():
                 ray.shutdown()
+        if self._held:
+            self._held.close()
 
 
 class Elsewhere:
     """A role's process on a node of the cluster, as far as a launcher asks for a `Group`."""
 
-    def __init__(self, host: Any, command: list[str], threads: int, log: str):
-        self._host, self._what = host, (command, threads, log)
+    def __init__(self, host: Any, name: str, what: tuple[Any, ...]):
+        self._host, self._name, self._what = host, name, what
         self._ended: Any = None
         self._begin()
 
@@ -188,9 +248,15 @@ class Elsewhere:
                 return ray.get(self._ended)
             ray.get(self._begun)
             self._ended = self._host.wait.remote()
-        except ray.exceptions.RayActorError:
+        except ray.exceptions.RayActorError as error:
             if self._ended:
                 return EXIT_NODE_FAILED
+            if error.actor_init_failed:
+                reason = str(error).strip().splitlines()[-1].strip()
+                raise RunFailed(
+                    f"{self._name} has a place on a node where its host can't start ({reason}): does the node have "
+                    f"this project at {REPOSITORY}, with its Python and packages?"
+                ) from None
             if time.monotonic() - self._asked_at > SECONDS_BETWEEN_ASKING:
                 self._begin()
         return None
@@ -208,29 +274,6 @@ class Elsewhere:
             if time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired(["a role's process"], timeout)
             time.sleep(0.02)
-
-
-class Host:
-    """Runs in a process of Ray's, in the place of one role. The role ends when this process does, however that is."""
-
-    def __init__(self) -> None:
-        self._process: Group | None = None
-
-    def begin(self, arguments: list[str], threads: int, log: str) -> None:
-        """Start the role with these arguments for Python."""
-        command = [sys.executable, *arguments, "--starter", str(os.getpid())]
-        self._process = spawn(command, threads, Path(f"{log}.{socket.gethostname()}.log"))
-
-    def wait(self) -> int:
-        """The role's exit code, when it has ended."""
-        assert self._process
-        return self._process.wait()
-
-    def signal(self, number: int, whole_group: bool) -> None:
-        """Send the role, or all of its group, a signal."""
-        if self._process:
-            send = self._process.end if whole_group else self._process.send_signal
-            send(signal.Signals(number))
 
 
 @contextlib.contextmanager

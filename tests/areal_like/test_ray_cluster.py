@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from areal_like.launch import ray_cluster
-from areal_like.launch.local import RunFailed, nothing
+from areal_like.launch.local import REPOSITORY, RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray import RayLauncher
 from scripts import train
@@ -81,3 +85,28 @@ def test_the_placement_names_every_resource() -> None:
     told = launcher.placement([RoleSpec("learner", "learners.main", 3, True), RoleSpec("actor-0", "", 1, False)])
     assert "  learner     3 CPU, 1 GPU, 2 high_memory, 1000 memory\n" in told
     assert "  actor-0     1 CPU\n" in told
+
+
+HOST = """
+import sys, time
+from areal_like.launch.ray import Host
+Host().begin(["-c", "import time; time.sleep(600)"], 1, sys.argv[1], ("127.0.0.1", int(sys.argv[2])))
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_host_ends_when_its_starter_does_though_nobody_tells_it(tmp_path: Path) -> None:
+    """As when Ray's head has died with the starter. Nobody accepts the connection: the kernel holds it."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        command = [sys.executable, "-c", HOST, str(tmp_path / "actor-0"), str(held.getsockname()[1])]
+        host = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+        assert host.stdout and host.stdout.readline() == "begun\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            host.wait(0.5)
+        role = psutil.Process(host.pid).children()[0]
+    try:
+        assert host.wait(60) == 1
+    finally:
+        host.kill()
+        role.kill()  # this one has not asked to end with its starter

@@ -54,7 +54,7 @@ class Run:
         path = self.folder / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
-    def until(self, what: str, event: Callable[[], Any], seconds: float = 120.0) -> Any:
+    def until(self, what: str, event: Callable[[], Any], seconds: float = 300.0) -> Any:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if found := event():
@@ -66,7 +66,7 @@ class Run:
         raise AssertionError(f"waited in vain for {what}:\n{self.said()}")
 
     def said(self) -> str:
-        return self.process.communicate(timeout=60)[0]
+        return self.process.communicate(timeout=120)[0]
 
     def finish(self) -> dict[str, Any]:
         said = self.process.communicate(timeout=240)[0]
@@ -179,6 +179,12 @@ def test_a_run_that_finds_no_place_says_what_it_asked_for(start: Callable[..., R
     said = run.said()
     assert run.process.returncode == 1
     assert "no place for buffer, learner for 2 s" in said and "3 GPU" in said and "the cluster has 9 CPU" in said
+
+
+def test_a_node_that_lacks_the_project_ends_the_run_with_a_word(start: Callable[..., Run]) -> None:
+    run = start(*TIMED, "launcher.name=tests.integration.hostless:HostlessLauncher")
+    said = run.said()
+    assert run.process.returncode == 1 and "its host can't start (ModuleNotFoundError: No module named" in said
 
 
 def test_ctrl_c_is_heard_while_places_are_waited_for(start: Callable[..., Run]) -> None:

@@ -1,0 +1,14 @@
+"""A Ray launcher whose hosts can't start, as on nodes that lack the project."""
+
+from __future__ import annotations
+
+from areal_like.launch.ray import Host, RayLauncher
+
+
+class BrokenHost(Host):
+    def __init__(self) -> None:
+        raise ModuleNotFoundError("No module named 'areal_like'")
+
+
+class HostlessLauncher(RayLauncher):
+    HOST = BrokenHost
