@@ -27,10 +27,32 @@ NODES, CPUS = 3, 3
 """Of the cluster, and of each node, whatever the machine has."""
 
 
+PATIENCE = 240.0
+"""Seconds for a node to start; Ray's own 30 are too few on a busy machine."""
+
+
+def patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
+    """As `get_node`, but for a node that is not there yet."""
+
+    def get(*arguments: Any) -> Any:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return get_node(*arguments)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+    return get
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
+    from ray._private import services
     from ray.cluster_utils import Cluster
 
+    services.get_node = patient(services.get_node)
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": CPUS, "include_dashboard": False})
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
