@@ -300,4 +300,4 @@ def _in_words(place: Mapping[str, float]) -> str:
     """Without what Ray adds of its own (node:…, what is in placement groups already)."""
     theirs = (":", "_group_", "object_store_memory")
     shown = {name: amount for name, amount in place.items() if not any(each in name for each in theirs)}
-    return ", ".join(f"{amount:g} {name}" for name, amount in shown.items()) or "nothing"
+    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(shown.items())) or "nothing"
