@@ -302,7 +302,9 @@ def test_blocks_are_encoded_while_others_are_still_cast(tmp_path: Path, monkeypa
     gate, encoded = Gate(moved(before, 1)), []
     encode = Encoder.encode
     monkeypatch.setattr(
-        Encoder, "encode", lambda self, block, *rest: encoded.append(block.start) or encode(self, block, *rest)
+        Encoder,
+        "encode",
+        lambda self, block, *rest: encoded.append(block.segments[0].start) or encode(self, block, *rest),
     )
     learner = threading.Thread(target=source.publisher.publish, args=(1, gate))
     learner.start()
