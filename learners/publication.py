@@ -43,6 +43,8 @@ ENCODERS = 2
 """Threads that encode blocks side by side."""
 STALL_SECONDS = 600.0
 """So long a publication may take before the learner gives up."""
+BROKEN_OFF = -1
+"""In place of the bytes that are cast: there will be no more."""
 
 Encoded = tuple[Coded, bytes, float]
 """A block, its bytes, and the seconds that they took."""
@@ -156,8 +158,10 @@ class Publication:
         self._thread.start()
         try:
             snapshot(into=state, done=self._is_cast)
-        finally:
-            self._is_cast(state.nbytes)
+        except BaseException:
+            self._is_cast(BROKEN_OFF)
+            raise
+        self._is_cast(state.nbytes)
 
     def _all(self, state: State) -> State:
         self._cast = state.nbytes
@@ -248,9 +252,11 @@ class Publication:
     def _wait_for(self, nbytes: int) -> None:
         """Until the learner has cast so much."""
         with self._progress:
-            while self._cast < nbytes:
+            while 0 <= self._cast < nbytes:
                 if not self._progress.wait(STALL_SECONDS):
                     raise TimeoutError("the learner has not cast its weights")
+            if self._cast == BROKEN_OFF:
+                raise RuntimeError("the learner could not cast its weights")
 
     def _each(self, call: Callable[[Block], Encoded], blocks: Sequence[Block]) -> Iterable[Encoded]:
         """The results for all blocks, in order; of large weights several at a time, for kernels need no interpreter."""

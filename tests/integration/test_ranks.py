@@ -26,6 +26,7 @@ RUN = [*FEW, "run.steps=30", "learner.publish_dtype=float32", "actors.count=1", 
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(900)
 def test_a_killed_rank_ends_the_run_by_name_and_the_run_gone_on_with_is_that_of_one_rank(tmp_path: Path) -> None:
     run = tmp_path / "two"
     process = start(tmp_path, "two", *RUN, "learner.ranks=2")
@@ -62,6 +63,7 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_gone_on_with_is_that_of_
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(900)
 def test_actors_and_relays_follow_two_ranks_and_one_joins_late(tmp_path: Path) -> None:
     """Both sides hold every digest against all bits; the buffer takes no other. What is saved is what was published."""
     knobs = ["learner.ranks=2", "actors.count=2", "weights.fanout=1", "weights.sweep_every=1", "run.steps=100000"]

@@ -319,6 +319,16 @@ def test_blocks_are_encoded_while_others_are_still_cast(tmp_path: Path, monkeypa
     source.publisher.close()
 
 
+def test_weights_that_were_not_cast_to_the_end_are_not_announced(source: Source) -> None:
+    before = State([TensorSpec("w", "bfloat16", (1024, 256))])
+    source.publish(0, before)
+    with pytest.raises(ZeroDivisionError):
+        source.publisher.publish(1, lambda into, done: done(into.nbytes // 2) or 1 / 0)
+    with pytest.raises(RuntimeError, match="could not cast its weights"):
+        source.publisher.wait()
+    assert [manifest["version"] for manifest in source.manifests] == [0]
+
+
 def test_what_fails_beside_the_learner_is_told_to_it(source: Source) -> None:
     source.publish(0, state(1, 100))
     source.publisher._publication._announce = lambda manifest: 1 / 0
