@@ -1,6 +1,7 @@
 """Runs whose learner has two ranks. One is killed, the run is gone on with, and it was the run of one rank; what both
 publish is followed by actors, relays, and who comes late."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from areal_like import checkpoints
+from areal_like.config import ConfigError
 from areal_like.models import state_of
 from scripts.audit import audit
 from scripts.running import Running
@@ -79,7 +81,8 @@ def test_actors_and_relays_follow_two_ranks_and_one_joins_late(tmp_path: Path) -
         while sum(each.get("deltas", 0) >= 2 and each.get("tokens", 0) > 0 for each in stats) < 3:
             assert time.monotonic() < deadline and process.poll() is None, stats
             time.sleep(0.05)
-            stats = [actor["stats"] for actor in running.report()["actors"].values()]
+            with contextlib.suppress(ConfigError):  # a buffer that gets no processor for a while
+                stats = [actor["stats"] for actor in running.report()["actors"].values()]
         running.client.stop(drain=True)
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0, output
