@@ -66,9 +66,9 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_gone_on_with_is_that_of_
 
 @pytest.mark.integration
 @pytest.mark.timeout(900)
-def test_actors_and_relays_follow_two_ranks_and_one_joins_late(tmp_path: Path) -> None:
+def test_an_actor_follows_two_ranks_and_one_that_joins_late_follows_it(tmp_path: Path) -> None:
     """Both sides hold every digest against all bits; the buffer takes no other. What is saved is what was published."""
-    knobs = ["learner.ranks=2", "actors.count=2", "weights.fanout=1", "weights.sweep_every=1", "run.steps=100000"]
+    knobs = ["learner.ranks=2", "actors.count=1", "weights.fanout=1", "weights.sweep_every=1", "run.steps=100000"]
     process = start(tmp_path, "run", *FEW, *knobs, "checkpoint.every=100000")
     run = tmp_path / "run"
     guest = running = None
@@ -78,7 +78,7 @@ def test_actors_and_relays_follow_two_ranks_and_one_joins_late(tmp_path: Path) -
         guest = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         running = Running(run)
         deadline, stats = time.monotonic() + 200, list[dict]()
-        while sum(each.get("deltas", 0) >= 2 and each.get("tokens", 0) > 0 for each in stats) < 3:
+        while sum(each.get("deltas", 0) >= 2 and each.get("tokens", 0) > 0 for each in stats) < 2:
             assert time.monotonic() < deadline and process.poll() is None, stats
             time.sleep(0.05)
             with contextlib.suppress(ConfigError):  # a buffer that gets no processor for a while
@@ -96,7 +96,7 @@ def test_actors_and_relays_follow_two_ranks_and_one_joins_late(tmp_path: Path) -
                 each.communicate(timeout=60)
     reasons = {key for stat in stats for key in stat if key.startswith("full_syncs/")}
     assert reasons <= {"full_syncs/no way from here"}, "who was too far behind; nobody was led astray"
-    assert sum(stat["weight_bytes_relayed"] > 0 for stat in stats) >= 2, "a tree of one above the other"
+    assert sum(stat["weight_bytes_relayed"] > 0 for stat in stats) == 1, "one actor is served by the other"
     published = (run / "published.log").read_text().split()
     assert len(set(published[1::2])) == len(published) // 2 > 3
     final = AutoModelForCausalLM.from_pretrained(run / "checkpoints" / "final")
