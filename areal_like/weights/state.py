@@ -112,7 +112,8 @@ class State:
         at = 0
         for spec in self.specs:
             first, end = spec.cuts(self.parts)[self.part : self.part + 2]
-            yield spec, self.buffer[at : at + min(end, spec.nbytes) - first].view(BITS[spec.dtype])
+            length = max(0, min(end, spec.nbytes) - first)  # a part may begin in the padding, and have nothing
+            yield spec, self.buffer[at : at + length].view(BITS[spec.dtype])
             at += end - first
 
     def lanes(self) -> Lanes:

@@ -4,7 +4,7 @@ rank would have published, to the bit and to the digest."""
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from areal_like.weights.digest import text_of
@@ -23,7 +23,8 @@ def in_parts(whole: State, parts: int) -> list[State]:
     return states
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100, deadline=None)
+@example(shapes=[(), (5,)], dtype="bfloat16", parts=2)
 @given(
     shapes=st.lists(st.lists(st.integers(0, 70), max_size=3).map(tuple), min_size=1, max_size=5),
     dtype=st.sampled_from(DTYPES),
