@@ -1,8 +1,9 @@
 """Weights on to other actors: what this actor's subscriber holds is served as the learner's publisher would serve it.
 
-The server and the history are the publisher's own (`areal_like.weights.server`, `.history`); what is different is where
-versions come from. Deltas are handed on as they came, once they are verified and applied here. The replica's bits serve
-for whole weights, copied when somebody needs them; while the replica changes there are none: who asks hears "later".
+The server and the histories, one of each part, are the publisher's own (`areal_like.weights.server`, `.history`); what
+is different is where versions come from. Deltas are handed on as they came, once they are verified and applied here.
+The replica's bits serve for whole weights, copied when somebody needs them; while the replica changes there are none:
+who asks hears "later".
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from areal_like.weights.delta import ends_of
 from areal_like.weights.history import History
 from areal_like.weights.layout import Layout
-from areal_like.weights.replica import Message, Replica
+from areal_like.weights.replica import Replica, Way
 from areal_like.weights.server import WeightServer
 
 
@@ -24,9 +25,9 @@ class Relay:
         self, endpoint: str, progress: Callable[[], int], *, keep: int, anchor_every: int, keys: str | None = None
     ):
         self._keep, self._anchor_every = keep, anchor_every
-        self._layout: Layout | None = None
-        self._history: History | None = None
-        self._server = WeightServer(endpoint, keys, lambda: self._history, progress, as_client=True)
+        self._layouts: list[Layout] = []
+        self._histories: list[History] = []
+        self._server = WeightServer(endpoint, keys, self._history, progress, as_client=True)
         self.offer = {"endpoint": self._server.endpoint, "key": self._server.key}
 
     @property
@@ -35,20 +36,26 @@ class Relay:
 
     def begin(self, replica: Replica) -> None:
         """The replica's bits are going to change."""
-        if self._history:
-            self._history.release(replica.state)
+        for history in self._histories:
+            history.release(replica.state)
 
-    def add(self, replica: Replica, deltas: Sequence[Message] | None) -> None:
-        """The replica holds another version, to which `deltas` have led from the one before; None: whole weights."""
-        if self._history is None or self._layout is not replica.layout:
-            self._layout, deltas = replica.layout, None
-            self._history = History(replica.layout, keep=self._keep, anchor_every=self._anchor_every)
-        if not deltas:
-            self._history.add(replica.version, replica.digest, replica.state, None)
-            return
-        for delta in deltas:
-            version, digest = ends_of(delta)
-            self._history.add(version, digest, replica.state if version == replica.version else None, delta)
+    def add(self, replica: Replica, ways: Sequence[Way]) -> None:
+        """The replica holds another version, to which its parts have come by these ways; by none: as they were."""
+        if self._layouts is not replica.layouts:
+            self._layouts, ways = replica.layouts, ()
+            knobs = {"keep": self._keep, "anchor_every": self._anchor_every}
+            self._histories = [History(layout, **knobs) for layout in replica.layouts]
+        for part, history in enumerate(self._histories):
+            way = ways[part] if ways else Way(replica.version, [])
+            if way.anchor is not None:
+                history.add(*replica.held(part), replica.state, None)
+                continue
+            for delta in way.messages:
+                version, digest = ends_of(delta)
+                history.add(version, digest, replica.state if version == replica.version else None, delta)
+
+    def _history(self, part: int) -> History | None:
+        return self._histories[part] if 0 <= part < len(self._histories) else None
 
     def close(self) -> None:
         self._server.close()

@@ -1,8 +1,9 @@
 """Where an actor gets weights from: relays, if it was told of any, and the learner's publisher in the end.
 
-One is asked at a time, the nearest first. A relay that says nothing for a while, or has nothing new to say, or has not
-what is asked for, is left for the next one, and for some time after; the publisher is last, and is waited for: what is
-missing is asked for again, for a connection that broke loses messages.
+Weights come in parts. A relay has all of them; the publisher is one server per part, each on a rank of the learner. One
+source is asked at a time, the nearest first. A relay that says nothing for a while, or has nothing new to say, or has
+not what is asked for, is left for the next one, and for some time after; the publisher is last, and is waited for: what
+is missing is asked for again, for a connection that broke loses messages.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ AVOID_SECONDS = 60.0
 """For so long one that was left is not asked again."""
 
 Row = tuple[int, int, int, str]
-"""(base, version, bytes, checksum) of a part."""
+"""(base, version, bytes, checksum) of a leg (`areal_like.weights.history`)."""
 
 
 class Superseded(Exception):
@@ -52,26 +53,27 @@ class Sources:
 
     def __init__(self, name: str, connect: Callable[..., AsyncDealer]):
         self._name, self._connect = name, connect
-        self._dealer: AsyncDealer | None = None
-        self._endpoint = ""
+        self._dealers: list[AsyncDealer] = []
+        self._endpoints: list[str] = []
         self._relays: list[list[str]] = []
-        self._publisher = ""
+        self._publisher: list[str] = []
         self._avoided: dict[str, float] = {}
         self.received = self.relayed = self.left = 0
 
     def set(self, manifest: dict[str, Any]) -> None:
         """Those that an announcement names, from now on."""
-        relays = manifest.get("relays", [])
-        self._relays, self._publisher = [[str(part) for part in relay] for relay in relays], manifest["endpoint"]
+        self._relays = [[str(each) for each in relay] for relay in manifest.get("relays", [])]
+        self._publisher = [str(endpoint) for endpoint in manifest["parts"]]
         self._choose()
 
     def leave(self, reason: object) -> bool:
         """Turn to the next one. False: there is none."""
-        if self._endpoint == self._publisher:
+        if not self._is_relay():
             return False
-        log.warning("%s: weights are fetched elsewhere than from the relay %s: %s", self._name, self._endpoint, reason)
+        (relay,) = self._endpoints
+        log.warning("%s: weights are fetched elsewhere than from the relay %s: %s", self._name, relay, reason)
         self.left += 1
-        self._avoided[self._endpoint] = time.monotonic()
+        self._avoided[relay] = time.monotonic()
         self._choose()
         return True
 
@@ -79,30 +81,35 @@ class Sources:
         now = time.monotonic()
         self._avoided = {each: since for each, since in self._avoided.items() if now - since < AVOID_SECONDS}
         offers = [offer for offer in self._relays if offer[0] not in self._avoided]
-        endpoint, key = offers[0] if offers else (self._publisher, "")
-        if self._dealer is None or endpoint != self._endpoint:
+        endpoints, key, peer = self._publisher, "", "learner's publisher"
+        if offers:
+            endpoints, key, peer = [offers[0][0]], offers[0][1], "relay"
+        if endpoints != self._endpoints:
             self.close()
-            peer = "learner's publisher" if endpoint == self._publisher else "relay"
-            self._dealer, self._endpoint = self._connect(endpoint, self._name, peer, key=key), endpoint
+            self._dealers = [self._connect(endpoint, self._name, peer, key=key) for endpoint in endpoints]
+            self._endpoints = endpoints
 
-    async def plan(self, version: int, held: int, digest: str, other_relays: Callable[[], bool]) -> list[Row]:
-        """The parts that lead from what is held to a version, or to the newest that the source has. Raises Superseded
-        where none do, or where there are `other_relays` to ask meanwhile; Unreachable; Desync."""
-        body = {"version": version, "held": held, "digest": digest}
-        self._send("sync", body)
+    async def plan(
+        self, part: int, version: int, held: int, digest: str, other_relays: Callable[[], bool]
+    ) -> list[Row]:
+        """The legs that lead from what is held of a part to a version, or to the newest that the source has. Raises
+        Superseded where none do, or where there are `other_relays` to ask meanwhile; Unreachable; Desync."""
+        dealer = self._dealer(part)
+        body = {"part": part, "version": version, "held": held, "digest": digest}
+        dealer.send("sync", body)
         heard = moved = time.monotonic()
         progress = -1
         while True:
-            message = await self._within(LOOK_SECONDS)
+            message = await _within(dealer, LOOK_SECONDS)
             now = time.monotonic()
             if message is None:
-                if self._silent(now - heard):
-                    self._send("sync", body)
+                if self._silent(dealer, now - heard):
+                    dealer.send("sync", body)
                     heard = now
-            elif message.body.get("version") == version:  # else left over from what was given up
+            elif (message.body.get("part"), message.body.get("version")) == (part, version):  # else left over
                 heard = now
                 if message.kind == "plan":
-                    return self._checked(message.body["parts"])
+                    return self._checked(message.body["legs"])
                 if message.kind == "later" and message.body["progress"] != progress:
                     moved, progress = now, message.body["progress"]
             if other_relays():
@@ -110,71 +117,63 @@ class Sources:
             if self._is_relay() and now - moved > PATIENCE_SECONDS:
                 raise Unreachable(f"it waits for version {version} itself, and for {PATIENCE_SECONDS:.0f} s in vain")
 
-    def _checked(self, parts: Sequence[Any]) -> list[Row]:
-        if not parts:
+    def _checked(self, legs: Sequence[Any]) -> list[Row]:
+        if not legs:
             raise Superseded
-        for row in parts:
+        for row in legs:
             if not isinstance(row, list) or [type(each) for each in row] != [int, int, int, str]:
                 raise Desync("wrong plan")
-        return [tuple(row) for row in parts]
+        return [tuple(row) for row in legs]
 
-    async def fetch(self, base: int, version: int, into: np.ndarray) -> None:
-        """Fill `into` with a part. Raises Superseded, Unreachable, Desync."""
-        offsets = iter(range(0, into.nbytes, CHUNK_BYTES))
+    async def fetch(self, part: int, row: Row, put: Callable[[int, np.ndarray], None]) -> None:
+        """Hand a leg chunk by chunk to `put(offset, uint8)`, in any order. Raises Superseded, Unreachable, Desync."""
+        base, version, nbytes, _ = row
+        dealer, offsets = self._dealer(part), iter(range(0, nbytes, CHUNK_BYTES))
+        about = {"part": part, "base": base, "version": version}
         waiting: set[int] = set()
 
         def ask(offset: int | None) -> None:
             if offset is not None:
                 waiting.add(offset)
-                self._send("fetch", {"base": base, "version": version, "offset": offset, "size": CHUNK_BYTES})
+                dealer.send("fetch", {**about, "offset": offset, "size": CHUNK_BYTES})
 
         for _ in range(CHUNKS_IN_FLIGHT):
             ask(next(offsets, None))
         while waiting:
-            message = await self._within(RELAY_SECONDS if self._is_relay() else RETRY_SECONDS)
+            message = await _within(dealer, RELAY_SECONDS if self._is_relay() else RETRY_SECONDS)
             if message is None:
-                self._silent(RETRY_SECONDS)
+                self._silent(dealer, RETRY_SECONDS)
                 for offset in sorted(waiting):
                     ask(offset)
                 continue
             body = message.body
-            if message.kind == "gone" and body["version"] == version:
+            if message.kind == "gone" and (body["part"], body["version"]) == (part, version):
                 raise Superseded
-            if message.kind != "chunk" or (body["base"], body["version"]) != (base, version):
+            if message.kind != "chunk" or {key: body[key] for key in about} != about:
                 continue  # left over from a fetch that was given up
             offset = body["offset"]
             if offset not in waiting:
                 continue
-            expected = min(CHUNK_BYTES, into.nbytes - offset)
+            expected = min(CHUNK_BYTES, nbytes - offset)
             if message.payload.nbytes != expected:
                 raise Desync("wrong size", f"a chunk of {message.payload.nbytes} bytes where {expected} were asked for")
-            into[offset : offset + expected] = np.frombuffer(message.payload, np.uint8)
+            put(offset, np.frombuffer(message.payload, np.uint8))
             self.received += expected
             self.relayed += expected if self._is_relay() else 0
             waiting.discard(offset)
             ask(next(offsets, None))
 
     def _is_relay(self) -> bool:
-        return self._endpoint != self._publisher
+        return self._endpoints != self._publisher
 
-    def _send(self, kind: str, body: dict[str, Any]) -> None:
-        assert self._dealer
-        self._dealer.send(kind, body)
+    def _dealer(self, part: int) -> AsyncDealer:
+        return self._dealers[0 if self._is_relay() else part]
 
-    async def _within(self, seconds: float) -> Message | None:
-        """The next message, or None after so many seconds."""
-        assert self._dealer
-        try:
-            return await asyncio.wait_for(self._dealer.receive(), seconds)
-        except TimeoutError:
-            return None
-
-    def _silent(self, seconds: float) -> bool:
+    def _silent(self, dealer: AsyncDealer, seconds: float) -> bool:
         """Nothing has come for so long: is the publisher to be asked again? Raises Unreachable if it is a relay's turn
         to be left, BusError if the publisher does not let this actor in."""
-        assert self._dealer
         try:
-            self._dealer.link.check()
+            dealer.link.check()
         except BusError as error:
             if self._is_relay():
                 raise Unreachable(error) from None
@@ -187,6 +186,14 @@ class Sources:
         return True
 
     def close(self) -> None:
-        if self._dealer:
-            self._dealer.close()
-            self._dealer = None
+        for dealer in self._dealers:
+            dealer.close()
+        self._dealers, self._endpoints = [], []
+
+
+async def _within(dealer: AsyncDealer, seconds: float) -> Message | None:
+    """The next message, or None after so many seconds."""
+    try:
+        return await asyncio.wait_for(dealer.receive(), seconds)
+    except TimeoutError:
+        return None

@@ -1,13 +1,14 @@
 """Weights in: fetches announced versions while the engine generates, verifies them, and applies them in one go.
 
-    announcement ─► sync (held version, digest) ─► plan ─► parts, in chunks ─► checked ─► applied to the replica ─► load
+    announcement ─► sync (held version, digest) ─► plan ─► legs, in chunks ─► checked ─► applied to the replica ─► load
 
 Waits for an announcement (unblocked by the buffer) and then for the plan and chunks (unblocked by the publisher, or by
-a relay: `actors.sources`). The replica (`areal_like.weights.replica`) lies beside the live weights; only when all parts
-of a version are in it and the digest is right does the engine see the update, between two decode steps, so no token is
-sampled from a half-updated model. Large updates are applied to the replica in a thread, so generation goes on. Versions
-that were overtaken are skipped. Whatever does not fit (a checksum, a base, a digest) is counted by reason and ends in
-whole weights. What is held is handed on to others by `relay`, if there is one.
+a relay: `actors.sources`), for each part of the weights: there is one per rank of the learner. The replica
+(`areal_like.weights.replica`) lies beside the live weights; only when all of a version is in it and the digest is right
+does the engine see the update, between two decode steps, so no token is sampled from a half-updated model. Large
+updates are applied to the replica in a thread, so generation goes on. Versions that were overtaken are skipped.
+Whatever does not fit (a checksum, a base, a digest) is counted by reason and ends in whole weights. What is held is
+handed on to others by `relay`, if there is one.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ import numpy as np
 import xxhash
 
 from actors.relay import Relay
-from actors.sources import Sources, Superseded, Unreachable
+from actors.sources import Row, Sources, Superseded, Unreachable
 from areal_like.bus import AsyncDealer, BusError
 from areal_like.interfaces import RolloutEngine
 from areal_like.weights.delta import largest
-from areal_like.weights.replica import NOTHING, Desync, Replica
+from areal_like.weights.layout import Layout
+from areal_like.weights.replica import NOTHING, Desync, Replica, Way
 from areal_like.weights.state import BITS, State, TensorSpec, Update
 
 log = logging.getLogger(__name__)
@@ -106,10 +108,10 @@ class Subscriber:
         publisher sends wrong bits again and again."""
         version, digest = manifest["version"], manifest["digest"]
         self.digests[version] = digest
-        self.replica.shape(self._specs(manifest), manifest["block_bytes"])
+        self.replica.shape(self._specs(manifest), manifest["block_bytes"], len(manifest["parts"]))
         held = self.replica.same_bits(version, digest)
         if held and self.relay:
-            self.relay.add(self.replica, None)
+            self.relay.add(self.replica, ())
         if digest == self.engine.digest:  # the same bits under a new number: nothing to transfer
             self.engine.version = version
             return
@@ -134,69 +136,96 @@ class Subscriber:
     def _specs(self, manifest: dict[str, Any]) -> list[TensorSpec]:
         specs = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in manifest["tensors"]]
         unknown = {spec.dtype for spec in specs} - set(BITS)
-        if unknown or sum(spec.space for spec in specs) != manifest["bytes"]:
+        if unknown or sum(spec.space for spec in specs) != manifest["bytes"] or not manifest["parts"]:
             raise BusError(f"{self.name}: the manifest of version {manifest['version']} does not add up")
         return specs
 
     async def _renew(self, manifest: dict[str, Any]) -> tuple[int, str]:
         """Bring the replica to the manifest's version, or to another one that was announced: returns which, and its
         digest. Raises Desync, Superseded, Unreachable."""
-        replica, begin = self.replica, time.monotonic()
-        anchor, messages = None, []
+        begin = time.monotonic()
+        plans = await self._plans(manifest)
+        target = plans[0][-1][1]
+        if target not in self.digests:
+            raise Superseded
+        whole = any(base == NOTHING for legs in plans for base, *_ in legs)
+        if whole and self.replica.version != NOTHING:
+            self.full_syncs["no way from here"] += 1
+        ways = [await self._fetched(part, legs) for part, legs in enumerate(plans)]
+        fetched = time.monotonic()
+        await self._take(ways, target)
+        self.totals["fetch_seconds"] += fetched - begin
+        self.totals["replica_seconds"] += time.monotonic() - fetched
+        self.totals["anchors" if whole else "deltas"] += 1
+        return target, self.digests[target]
+
+    async def _plans(self, manifest: dict[str, Any]) -> list[list[Row]]:
+        """For each part the legs of its way, all to one version. Raises Desync, Superseded, Unreachable."""
 
         def other_relays() -> bool:
             return self._newest is not None and self._newest.get("relays") != manifest.get("relays")
 
-        parts = await self.sources.plan(manifest["version"], replica.version, replica.digest, other_relays)
-        target = parts[-1][1]
-        if target not in self.digests:
+        async def plan(part: int, version: int) -> list[Row]:
+            return await self.sources.plan(part, version, *self.replica.held(part), other_relays)
+
+        plans = [await plan(part, manifest["version"]) for part in range(len(manifest["parts"]))]
+        newest = max(legs[-1][1] for legs in plans)
+        for part, legs in enumerate(plans):
+            if legs[-1][1] != newest:  # a source led us further with another part
+                plans[part] = await plan(part, newest)
+        if len({legs[-1][1] for legs in plans}) > 1:
             raise Superseded
-        for base, version, nbytes, checksum in parts:
+        return plans
+
+    async def _fetched(self, part: int, legs: list[Row]) -> Way:
+        """What brings a part forward; an anchor is written to its place at once."""
+        replica, anchor, messages = self.replica, None, []
+        layout = replica.layouts[part]
+        for leg in legs:
+            base, version, nbytes, checksum = leg
             if base == NOTHING:
                 anchor = version
-                if replica.version != NOTHING:
-                    self.full_syncs["no way from here"] += 1
                 if self.relay:
                     await asyncio.to_thread(self.relay.begin, replica)
-                replica.forget()
-                await self.sources.fetch(base, version, self._room(nbytes, replica.state.nbytes, replica.state.buffer))
+                replica.forget(part)
+                if nbytes != layout.nbytes:
+                    raise Desync("wrong size", f"{nbytes} bytes are announced")
+                await self.sources.fetch(part, leg, partial(_put, layout, replica.state.buffer))
                 continue
-            message = self._room(nbytes, largest(replica.layout))
-            await self.sources.fetch(base, version, message)
+            if not 0 <= nbytes <= largest(layout):
+                raise Desync("wrong size", f"{nbytes} bytes are announced")
+            message = np.empty(nbytes, np.uint8)
+            await self.sources.fetch(part, leg, partial(_put_plainly, message))
             if xxhash.xxh3_64_hexdigest(message.data) != checksum:
                 raise Desync("wrong checksum", f"of the delta from version {base}")
             messages.append(message.data)
-        fetched = time.monotonic()
-        await self._take(anchor, messages, target)
-        self.totals["fetch_seconds"] += fetched - begin
-        self.totals["replica_seconds"] += time.monotonic() - fetched
-        self.totals["deltas" if anchor is None else "anchors"] += 1
-        return target, self.digests[target]
+        return Way(anchor, messages)
 
-    async def _take(self, anchor: int | None, messages: list[memoryview], version: int) -> None:
+    async def _take(self, ways: list[Way], version: int) -> None:
         def work() -> None:
             if self.relay:
                 self.relay.begin(self.replica)
-            self.replica.take(anchor, messages, version, self.digests[version])
+            self.replica.take(ways, version, self.digests[version])
             taken = self.totals["anchors"] + self.totals["deltas"] + 1
             if taken % self._sweep_every == 0 and not self.replica.sweep():
                 raise Desync("wrong sweep", "bits of the replica have changed by themselves")
             if self.relay:
-                self.relay.add(self.replica, messages if anchor is None else None)
+                self.relay.add(self.replica, ways)
 
         if self.replica.state.nbytes < THREAD_FROM:
             work()
         else:
             await asyncio.to_thread(work)
 
-    @staticmethod
-    def _room(nbytes: int, most: int, memory: np.ndarray | None = None) -> np.ndarray:
-        """uint8 [nbytes]; `memory` has just the right size. Raises Desync if that is more than there can be."""
-        if not 0 <= nbytes <= most or (memory is not None and nbytes != memory.nbytes):
-            raise Desync("wrong size", f"{nbytes} bytes are announced")
-        return np.empty(nbytes, np.uint8) if memory is None else memory
-
     def close(self) -> None:
         self.sources.close()
         if self.relay:
             self.relay.close()
+
+
+def _put(layout: Layout, buffer: np.ndarray, offset: int, chunk: np.ndarray) -> None:
+    layout.copy_in(chunk, offset, buffer)
+
+
+def _put_plainly(message: np.ndarray, offset: int, chunk: np.ndarray) -> None:
+    message[offset : offset + chunk.size] = chunk

@@ -126,8 +126,9 @@ class Trainer(Protocol):
         ...
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
-        """The weights to publish: the very bits that the next step differentiates. Written into `into`, a state of the
-        same tensors, if there is one; `done` is told how many bytes of its buffer are written, as they are."""
+        """The weights to publish, or this rank's part of them: the very bits that the next step differentiates. Written
+        into `into`, a state of the same tensors and part, if there is one; `done` is told how many bytes of its buffer
+        are written, as they are."""
         ...
 
     def save_state(self, folder: Path) -> None:

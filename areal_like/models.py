@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from areal_like.weights.changes import Changes
-from areal_like.weights.state import State, TensorSpec
+from areal_like.weights.state import ALIGN, State, TensorSpec
 
 _BITS_AS_NUMPY = {1: np.uint8, 2: np.int16, 4: np.int32}
 """Width in bytes → a type that NumPy and torch share."""
@@ -73,24 +73,25 @@ def specs_of(model: PreTrainedModel, dtype: str = "bfloat16") -> list[TensorSpec
 
 
 def _as_torch(spec: TensorSpec, bits: np.ndarray) -> torch.Tensor:
-    """The tensor whose bits these are, in the same memory."""
-    return torch.from_numpy(bits.view(_BITS_AS_NUMPY[spec.itemsize])).view(getattr(torch, spec.dtype)).view(spec.shape)
+    """The tensor whose bits these are, flat, in the same memory."""
+    return torch.from_numpy(bits.view(_BITS_AS_NUMPY[spec.itemsize])).view(getattr(torch, spec.dtype))
 
 
 def tensors_of(state: State) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and tensor, in the published dtype, of each part of a state; they share its memory."""
     for spec, bits in state.tensors():
-        yield spec.name, _as_torch(spec, bits)
+        yield spec.name, _as_torch(spec, bits).view(spec.shape)
 
 
 @torch.no_grad()
 def read_state(tensors: Mapping[str, torch.Tensor], state: State, done: Callable[[int], None] | None = None) -> None:
-    """Round tensors to the state's dtypes (nearest even) and write their bits into it. `done` is told after each tensor
-    how many bytes of the buffer are written."""
+    """Round tensors to the state's dtypes (nearest even) and write their bits into it; of a state that is a part, the
+    elements that it has. `done` is told after each tensor how many bytes of the buffer are written."""
     offset = 0
     for spec, bits in state.tensors():
-        _as_torch(spec, bits).copy_(tensors[spec.name].detach())
-        offset += spec.space
+        tensor = tensors[spec.name].detach()
+        _as_torch(spec, bits).view(tensor.shape).copy_(tensor)
+        offset += -(-bits.nbytes // ALIGN) * ALIGN
         if done:
             done(offset)
 
@@ -100,7 +101,7 @@ def write_state(state: State, tensors: dict[str, torch.Tensor], changes: Changes
     """Copy published bits into tensors of the same names and shapes; the values are exact in float32. With `changes`
     only what those name."""
     for index, (spec, bits) in enumerate(state.tensors()):
-        source, target = _as_torch(spec, bits).view(-1), tensors[spec.name]
+        source, target = _as_torch(spec, bits), tensors[spec.name]
         if changes is None:
             target.copy_(source.view(spec.shape))
             continue

@@ -15,7 +15,7 @@ import msgpack
 
 from areal_like.nesting import check_nesting
 
-SCHEMA = 5
+SCHEMA = 6
 MAX_FRAMES = 1 << 16
 MAX_FRAME_BYTES = 256 << 20
 MAX_HEADER_BYTES = 16 << 10
@@ -91,12 +91,12 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     # buffer → anybody
     "refused": {"reason": str},
     # subscriber → publisher or relay, and back
-    "sync": {"version": int, "held": int, "digest": str},
-    "plan": {"version": int, "parts": list},
-    "fetch": {"base": int, "version": int, "offset": int, "size": int},
-    "later": {"version": int, "progress": int},
-    "chunk": {"base": int, "version": int, "offset": int},
-    "gone": {"version": int},
+    "sync": {"part": int, "version": int, "held": int, "digest": str},
+    "plan": {"part": int, "version": int, "legs": list},
+    "fetch": {"part": int, "base": int, "version": int, "offset": int, "size": int},
+    "later": {"part": int, "version": int, "progress": int},
+    "chunk": {"part": int, "base": int, "version": int, "offset": int},
+    "gone": {"part": int, "version": int},
 }
 
 

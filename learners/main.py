@@ -29,7 +29,7 @@ from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, end_gently, on_p
 from areal_like.registry import bind, build, resolve
 from areal_like.types import Batch
 from learners.attestation import Attestation
-from learners.publication import Coding
+from learners.publication import Alone, Coding, Others
 from learners.publisher import Publisher
 
 log = logging.getLogger(__name__)
@@ -50,11 +50,12 @@ def build_trainer(config: Any) -> Trainer:
     return build("learner", config.learner, model, loss, advantage, config.sampling.temperature, config.run.seed)
 
 
-def lead(role: Role) -> Trainer:
-    """The learner of several ranks, of which this process is the first: it waits for the others."""
+def lead(role: Role) -> tuple[Trainer, Others]:
+    """The learner of several ranks, of which this process is the first, and those others; it waits for them."""
     from learners import rank  # imports torch
 
-    return rank.Lead(rank.meet(role, 0))
+    trainer = rank.meet(role, 0)
+    return rank.Lead(trainer), rank.OtherRanks(trainer.ranks)
 
 
 @dataclass
@@ -278,7 +279,7 @@ def _later(evaluations: list[dict[str, Any]], seconds: float) -> list[dict[str, 
 
 
 def main(role: Role) -> None:
-    trainer = build_trainer(role.config) if ranks_of(role.config) == 1 else lead(role)
+    trainer, others = (build_trainer(role.config), Alone()) if ranks_of(role.config) == 1 else lead(role)
     checkpoint = checkpoints.latest(role.run)
     link_timeout = role.config.buffer.heartbeat_timeout
     client = LearnerClient(role.find("buffer"), role.name, link_timeout=link_timeout, keys=role.keys)
@@ -291,7 +292,8 @@ def main(role: Role) -> None:
         attestation.add(manifest["version"], manifest["digest"])
         client.published(manifest)
 
-    publisher = Publisher(role.endpoint("weights"), Coding.of(role.config.weights), announce, role.keys)
+    coding = Coding.of(role.config.weights)
+    publisher = Publisher(role.endpoint("weights"), coding, announce, role.keys, others)
     try:
         with MetricsLog(role.run / "metrics.jsonl", done=checkpoint[0] if checkpoint else 0) as metrics:
             loop = TrainLoop(role, trainer, client, publisher, attestation, metrics)

@@ -7,6 +7,10 @@ The learner stands still only while its weights are cast into a spare buffer, an
 through yet. The thread takes each block as soon as it is cast. Two buffers take turns: what was the newest version is
 the base of the next, and then its spare. With `overlap` false the learner waits for the end, and otherwise nothing is
 different: the truth that the overlapped order is held against.
+
+Each of a learner's ranks does this with its own part of the weights, and serves it; one rank has the only part. When
+all parts of a version can be fetched the ranks tell one another their parts' lanes, which add up to the digest of the
+whole, and the first rank announces it. Nobody ever has more of the weights than its part.
 """
 
 from __future__ import annotations
@@ -17,9 +21,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from queue import SimpleQueue
 from typing import Any, Protocol
+
+import numpy as np
 
 from areal_like.weights.codec import Encoder, Lanes, Mode
 from areal_like.weights.compiled import kernels_for
@@ -28,7 +34,7 @@ from areal_like.weights.digest import text_of
 from areal_like.weights.history import History
 from areal_like.weights.layout import Block, Layout
 from areal_like.weights.planes import CODINGS, Coded, pack
-from areal_like.weights.state import State
+from areal_like.weights.state import ALIGN, State
 
 log = logging.getLogger(__name__)
 BESIDE_FROM = 1 << 18
@@ -37,6 +43,8 @@ ENCODERS = 2
 """Threads that encode blocks side by side."""
 STALL_SECONDS = 600.0
 """So long a publication may take before the learner gives up."""
+BROKEN_OFF = -1
+"""In place of the bytes that are cast: there will be no more."""
 
 Encoded = tuple[Coded, bytes, float]
 """A block, its bytes, and the seconds that they took."""
@@ -47,6 +55,40 @@ class Snapshot(Protocol):
     """`Trainer.snapshot`."""
 
     def __call__(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State: ...
+
+
+class Others(Protocol):
+    """Those who publish the other parts."""
+
+    def begin(self, version: int) -> None:
+        """The learner is going to publish a version: they are to do the same."""
+        ...
+
+    def gathered(self, report: Any) -> list[Any]:
+        """The reports of all parts, by part. Called once per version, by the thread."""
+        ...
+
+
+class Alone:
+    """There are no others."""
+
+    def begin(self, version: int) -> None:
+        pass
+
+    def gathered(self, report: Any) -> list[Any]:
+        return [report]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Of a part that can be fetched at `endpoint`: the lanes of its bits, the bytes that its server has sent so far,
+    and numbers that add up over parts, if it came as a delta. `error` tells that it can't be fetched, and why."""
+
+    endpoint: str = ""
+    lanes: Sequence[int] = (0, 0)
+    sent: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +112,13 @@ class Coding:
 
 class Publication:
     """Makes versions known: `publish` is called by the learner, `announce(manifest)` by the thread, version by version;
-    they can be fetched at `endpoint`, which whoever serves them sets before the first.
-    What goes wrong in the thread is raised in the learner, by its next call."""
+    this part of them can be fetched at `endpoint`, which whoever serves it sets before the first, as he does `sent`, a
+    count of bytes. What goes wrong in the thread is raised in the learner, by its next call."""
 
-    def __init__(self, coding: Coding, announce: Announce):
+    def __init__(self, coding: Coding, announce: Announce, others: Others):
         self.endpoint = ""
-        self._coding, self._announce = coding, announce
+        self.sent: Callable[[], int] = int
+        self._coding, self._announce, self._others = coding, announce, others
         self.history: History | None = None
         self._newest: State | None = None
         self._spare: State | None = None
@@ -90,20 +133,23 @@ class Publication:
         self._thread: threading.Thread | None = None
         self.manifest: dict[str, Any] = {}
         self.metrics: dict[str, float] = {}
+        self.sent_by_others = 0
 
     def publish(self, version: int, snapshot: Snapshot) -> float:
         """Take a snapshot and have it published. Returns the seconds for which the learner stood still."""
         begin = time.monotonic()
         self.wait()
+        self._others.begin(version)
         if self._newest is None or self.history is None:
-            self._make_known(version, self._whole(snapshot()))
+            self._make_known(version, self._all(snapshot()))
             return time.monotonic() - begin
-        state = self._spare or State(self._newest.specs)
+        newest = self._newest
+        state = self._spare or State(newest.specs, part=newest.part, parts=newest.parts)
         self.history.release(state)
         if self._coding.overlap and state.nbytes >= BESIDE_FROM:
             self._publish_beside(version, state, snapshot)
         else:
-            self._make_known(version, self._whole(snapshot(into=state)))
+            self._make_known(version, self._all(snapshot(into=state)))
         return time.monotonic() - begin
 
     def _publish_beside(self, version: int, state: State, snapshot: Snapshot) -> None:
@@ -112,12 +158,19 @@ class Publication:
         self._thread.start()
         try:
             snapshot(into=state, done=self._is_cast)
-        finally:
-            self._is_cast(state.nbytes)
+        except BaseException:
+            self._is_cast(BROKEN_OFF)
+            raise
+        self._is_cast(state.nbytes)
 
-    def _whole(self, state: State) -> State:
+    def _all(self, state: State) -> State:
         self._cast = state.nbytes
         return state
+
+    @property
+    def part(self) -> int:
+        """Which one this is."""
+        return self._newest.part if self._newest else 0
 
     def wait(self) -> None:
         """Until what was published is announced. Raises what went wrong in the thread."""
@@ -143,60 +196,80 @@ class Publication:
             self._error = error
 
     def _make_known(self, version: int, state: State) -> None:
-        if self.history is None:
-            layout = Layout(state.specs, self._coding.block_bytes)
-            self._layout = layout
-            several = self._coding.overlap and kernels_for(layout.nbytes) is not None
-            self._pool = ThreadPoolExecutor(ENCODERS, "encoding") if several else None
-            for _ in range(ENCODERS if several else 1):
-                self._encoders.put(Encoder(layout, self._coding.mode, self._coding.dense_above))
-            self._lanes = Lanes(layout, state.words)
-            self.history = History(layout, keep=self._coding.keep, anchor_every=self._coding.anchor_every)
-            digest, message = text_of(self._lanes.total(), state.words.size), None
-        elif self._coding.coding == "delta":
-            digest, message = self._encoded(version, state)
-        else:
-            self._wait_for(state.nbytes)
-            digest, message = state.digest(), None
-        self.history.add(version, digest, state, message)
-        self._newest, self._spare = state, self._newest
-        self._versions += 1
-        if (
-            self._coding.coding == "delta"
-            and self._versions % self._coding.sweep_every == 0
-            and state.digest() != digest
-        ):
-            raise RuntimeError(f"the digest of version {version} is not that of its bits")
-        tensors = [[spec.name, spec.dtype, list(spec.shape)] for spec in state.specs]
+        try:
+            report = self._added(version, state)
+        except Exception as error:
+            self._others.gathered(Report(error=f"{type(error).__name__}: {error}"))  # they wait for this part
+            raise
+        reports: list[Report] = self._others.gathered(report)
+        for part, each in enumerate(reports):
+            if each.error:
+                raise RuntimeError(f"part {part} of version {version} was not published: {each.error}")
+        nbytes = sum(spec.space for spec in state.specs)
+        lanes = np.array([each.lanes for each in reports], np.uint64).sum(axis=0, dtype=np.uint64)
+        self.metrics = _metrics(sum((each.counts for each in reports), Counter()), nbytes)
+        self.sent_by_others = sum(each.sent for each in reports) - report.sent
         self.manifest = {
             "version": version,
-            "digest": digest,
-            "bytes": state.nbytes,
-            "tensors": tensors,
+            "digest": text_of(lanes, nbytes // ALIGN),
+            "bytes": nbytes,
+            "tensors": [[spec.name, spec.dtype, list(spec.shape)] for spec in state.specs],
             "block_bytes": self._coding.block_bytes,
-            "endpoint": self.endpoint,
+            "parts": [each.endpoint for each in reports],
         }
         self._announce(self.manifest)
+
+    def _added(self, version: int, state: State) -> Report:
+        """Encode this part and let it be fetched."""
+        counts, message = Counter[str](), None
+        if self.history is None:
+            lanes = self._begin(state).total()
+        elif self._coding.coding == "delta":
+            lanes, message, counts = self._encoded(version, state)
+        else:
+            self._wait_for(state.nbytes)
+            lanes = state.lanes()
+        assert self.history
+        self.history.add(version, text_of(lanes, state.words.size), state, message)
+        self._newest, self._spare = state, self._newest
+        self._versions += 1
+        due = self._coding.coding == "delta" and self._versions % self._coding.sweep_every == 0
+        if due and not np.array_equal(state.lanes(), lanes):
+            raise RuntimeError(f"the digest of version {version} is not that of its bits")
+        return Report(self.endpoint, lanes.tolist(), self.sent(), counts)
+
+    def _begin(self, state: State) -> Lanes:
+        """With the first version."""
+        layout = Layout(state.specs, self._coding.block_bytes, state.part, state.parts, apart=True)
+        several = self._coding.overlap and kernels_for(layout.nbytes) is not None
+        self._pool = ThreadPoolExecutor(ENCODERS, "encoding") if several else None
+        for _ in range(ENCODERS if several else 1):
+            self._encoders.put(Encoder(layout, self._coding.mode, self._coding.dense_above))
+        self._layout, self._lanes = layout, Lanes(layout, state.words)
+        self.history = History(layout, keep=self._coding.keep, anchor_every=self._coding.anchor_every)
+        return self._lanes
 
     def _wait_for(self, nbytes: int) -> None:
         """Until the learner has cast so much."""
         with self._progress:
-            while self._cast < nbytes:
+            while 0 <= self._cast < nbytes:
                 if not self._progress.wait(STALL_SECONDS):
                     raise TimeoutError("the learner has not cast its weights")
+            if self._cast == BROKEN_OFF:
+                raise RuntimeError("the learner could not cast its weights")
 
     def _each(self, call: Callable[[Block], Encoded], blocks: Sequence[Block]) -> Iterable[Encoded]:
         """The results for all blocks, in order; of large weights several at a time, for kernels need no interpreter."""
         return self._pool.map(call, blocks) if self._pool else map(call, blocks)
 
-    def _encoded(self, version: int, state: State) -> tuple[str, bytes]:
-        """Digest and message of the step from the newest version to `state`."""
+    def _encoded(self, version: int, state: State) -> tuple[np.ndarray, bytes, Counter[str]]:
+        """Lanes, message and counts of the step from the newest version to `state`."""
         assert self._layout and self._newest and self._lanes and self.history
         layout, base, lanes = self._layout, self._newest.buffer, self._lanes
-        seconds, blocks, codeds, changes = 0.0, [], Counter[str](), 0
+        blocks, counts = [], Counter[str]()
 
         def encode(block: Block) -> Encoded:
-            self._wait_for(block.stop)
+            self._wait_for(block.end)
             encoder, begin = self._encoders.get(), time.monotonic()
             coded = encoder.encode(block, base, state.buffer, lanes)
             packed = pack(coded)  # before the encoder's memory is used again
@@ -205,24 +278,33 @@ class Publication:
 
         for block, (coded, packed, taken) in zip(layout.blocks, self._each(encode, layout.blocks), strict=True):
             blocks.append(packed)
-            _count(codeds, coded, [segment.nbytes for segment in block.segments])
-            changes += int(coded.changes.sum(dtype="int64"))
-            seconds += taken
-        digest = text_of(self._lanes.total(), state.words.size)
-        head = Head(self.history.version, version, self.history.digest, digest, self._coding.mode)
+            _count(counts, coded, block)
+            counts["nanoseconds"] += int(1e9 * taken)
+        total = lanes.total()
+        head = Head(
+            self.history.version, version, self.history.digest, text_of(total, state.words.size), self._coding.mode
+        )
         message = write(head, layout, blocks)
-        elements = sum(segment.count for block in layout.blocks for segment in block.segments if not segment.plain)
-        self.metrics = {
-            "publish/delta_bytes": len(message),
-            "publish/ratio": state.nbytes / len(message),
-            "publish/density": changes / max(1, elements),
-            "publish/encode_seconds": seconds,
-            **{f"publish/share_{name}": codeds[name] / max(1, state.nbytes) for name in CODINGS},
-        }
-        return digest, message
+        counts["delta_bytes"] = len(message)
+        return total, message, counts
 
 
-def _count(into: Counter[str], coded: Coded, sizes: list[int]) -> None:
-    """Bytes of weights per coding."""
-    for coding, nbytes in zip(coded.codings.tolist(), sizes, strict=True):
-        into[CODINGS[coding]] += nbytes
+def _count(into: Counter[str], coded: Coded, block: Block) -> None:
+    """Elements, how many have changed, and bytes of weights per coding."""
+    for coding, segment in zip(coded.codings.tolist(), block.segments, strict=True):
+        into[CODINGS[coding]] += segment.nbytes
+        into["elements"] += 0 if segment.plain else segment.count
+    into["changes"] += int(coded.changes.sum(dtype="int64"))
+
+
+def _metrics(counts: Counter[str], nbytes: int) -> dict[str, float]:
+    """Of a version that came as deltas of so many bytes of weights; else nothing."""
+    if not counts["delta_bytes"]:
+        return {}
+    return {
+        "publish/delta_bytes": counts["delta_bytes"],
+        "publish/ratio": nbytes / counts["delta_bytes"],
+        "publish/density": counts["changes"] / max(1, counts["elements"]),
+        "publish/encode_seconds": counts["nanoseconds"] / 1e9,
+        **{f"publish/share_{name}": counts[name] / max(1, nbytes) for name in CODINGS},
+    }

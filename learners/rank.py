@@ -1,11 +1,13 @@
 """A learner of several ranks: rank 0 is the learner's process, and each other rank one that does as it says.
 
     rank 0: train k             → all: their share of batch k from the buffer, the same train step together
-    rank 0: snapshot, save      → all: hand over their parts of the weights, tensor by tensor
+    rank 0: publish version v   → all: each encodes and serves its own part of the weights, beside the next train step
     rank 0: save_state or load  → all: each its own part
+    rank 0: save                → all: hand over their parts of the weights, tensor by tensor
 
 Rank 0 says a word (`Ranks.told`) before each of them, so that all go through the same collectives in the same order.
-`Lead` does so in place of a trainer: `learners.main` does not know of ranks. A rank that has lost another one ends with
+`Lead` does so in place of a trainer, and `OtherRanks` for a publisher: the loop in `learners.main` does not know of
+ranks. A rank that has lost another one ends with
 an error, a little later than that one, so that a launcher sees first who has died; nobody goes on without a rank.
 """
 
@@ -26,7 +28,9 @@ from areal_like.types import Batch
 from areal_like.weights.state import State
 from learners.learner import TorchLearner
 from learners.main import build_trainer
-from learners.ranks import is_loss_of_a_rank, join
+from learners.publication import Coding
+from learners.publisher import Publisher
+from learners.ranks import Ranks, is_loss_of_a_rank, join
 
 LOSS_SECONDS = 2.0
 """How much later than a rank that has died others end."""
@@ -70,7 +74,8 @@ class Lead:
             return self._trainer.train(batch)
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
-        with self._all("hand_over"):
+        """Of this rank's part: `OtherRanks.begin` has said the word."""
+        with naming_losses():
             return self._trainer.snapshot(into, done)
 
     def save(self, folder: str) -> None:
@@ -94,11 +99,31 @@ class Lead:
             self._trainer.ranks.barrier()
 
 
-def follow(trainer: TorchLearner, client: LearnerClient) -> None:
+class OtherRanks:
+    """`learners.publication.Others`: each rank publishes its part when rank 0 does. All ranks have to make one of these
+    at the same time."""
+
+    def __init__(self, ranks: Ranks):
+        self._ranks, self._beside = ranks, ranks.beside()
+
+    def begin(self, version: int) -> None:
+        if self._ranks.rank == 0:
+            with naming_losses():
+                self._ranks.told(("publish", version))
+
+    def gathered(self, report: Any) -> list[Any]:
+        with naming_losses():
+            return self._beside.gathered(report)
+
+
+def follow(trainer: TorchLearner, client: LearnerClient, publisher: Publisher) -> None:
     """Do what rank 0 says, for ever. The share of the next batch is asked for before this one is trained."""
     asked, rank = -1, trainer.ranks.rank
     while True:
         what, about = trainer.ranks.told(None)
+        if what == "publish":  # rank 0 goes on as soon as its own part is cast
+            publisher.publish(about, trainer.snapshot)
+            continue
         if what == "train":
             if about != asked:
                 client.want_share(about, rank)
@@ -117,14 +142,18 @@ def main(role: Role) -> None:
     # rank 0 write its checkpoint, and ends when it does.
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN if role.grace else signal.SIG_DFL)
-    trainer = meet(role, int(role.name.removeprefix("learner-")))
+    rank = int(role.name.removeprefix("learner-"))
+    trainer = meet(role, rank)
+    coding, endpoint = Coding.of(role.config.weights), role.endpoint(f"weights-{rank}")
+    publisher = Publisher(endpoint, coding, lambda _: None, role.keys, OtherRanks(trainer.ranks))
     client = LearnerClient(
         role.find("buffer"), role.name, link_timeout=role.config.buffer.heartbeat_timeout, keys=role.keys
     )
     try:
         with naming_losses():
-            follow(trainer, client)
+            follow(trainer, client, publisher)
     finally:
+        publisher.close()
         client.close()
 
 

@@ -53,6 +53,14 @@ class Ranks:
         if count < 1 or count != joined:
             raise ValueError(f"learner.ranks is {count}, but {joined} processes have joined")
         self.count, self.rank = count, dist.get_rank() if count > 1 else 0
+        self._group: dist.ProcessGroup | None = None
+
+    def beside(self) -> Ranks:
+        """The same ranks by connections of their own: for one other thread, which then need not know what this one
+        does meanwhile. Only objects go that way."""
+        ranks = Ranks(self.count)
+        ranks._group = dist.new_group(backend="gloo", timeout=PATIENCE) if self.count > 1 else None
+        return ranks
 
     def whole(self, batch: Batch) -> tuple[Batch, np.ndarray]:
         """The whole batch, from this rank's share of it; and bool [n], its own samples.
@@ -107,7 +115,7 @@ class Ranks:
         if self.count == 1:
             return [thing]
         everybody: list[Any] = [None] * self.count
-        dist.all_gather_object(everybody, thing)
+        dist.all_gather_object(everybody, thing, group=self._group)
         return everybody
 
     def barrier(self) -> None:

@@ -1,7 +1,7 @@
 """What leaves the learner: published bits, model folders, and its part of a checkpoint. A part of `TorchLearner`.
 
-With several ranks each has a part of the weights. Rank 0 gathers them to publish or save; each has a file of its own in
-a checkpoint.
+With several ranks each has a part of the weights: it publishes that, and has a file of its own in a checkpoint. Only
+for a model folder does rank 0 put them together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from learners.adapters import Adapters
 from learners.critic import Critic
 from learners.optim import MasterAdamW
 from learners.ranks import Ranks
-from learners.sharding import Whole
+from learners.sharding import OwnPart, Whole
 
 
 class Saving:
@@ -31,20 +31,29 @@ class Saving:
     _device: torch.device
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
-        """The published bits of the current weights, in `into` or a fresh buffer that is the caller's to keep; `done`
-        as for `read_state`. Rank 0's to call, while others `hand_over`."""
-        state = into or State(self._specs)
-        read_state(self._adapters.merged() if self._adapters else Whole(self.model), state, done)
+        """The published bits of the current weights, of this rank's part of them, in `into` or a fresh buffer that is
+        the caller's to keep; `done` as for `read_state`. All ranks have to call this at the same time."""
+        state = into or State(self._specs, part=self.ranks.rank, parts=self.ranks.count)
+        own = self._adapters.merged() if self._adapters else OwnPart(self.model, self._specs, self.ranks)
+        read_state(own, state, done)
+        return state
+
+    def gathered(self) -> State:
+        """The published bits of all ranks' parts. Rank 0's to call, while others `hand_over`."""
+        if self.ranks.count == 1:
+            return self.snapshot()
+        state = State(self._specs)
+        read_state(Whole(self.model), state)
         return state
 
     def hand_over(self) -> None:
-        """Another rank's part in rank 0's `snapshot` or `save`."""
+        """Another rank's part in rank 0's `gathered` or `save`."""
         for _ in Whole(self.model).values():
             pass
 
     def save(self, folder: str) -> None:
         """Write the published weights as a Hugging Face model folder; adapters, if any, go to its folder `adapter`."""
-        save_as_published(self.model, self.snapshot(), folder)
+        save_as_published(self.model, self.gathered(), folder)
         if self._adapters:
             self._adapters.save(f"{folder}/adapter")
 

@@ -10,7 +10,7 @@ backward passes. Names, shapes and values of the parameters stay as they are. Th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from areal_like.weights.state import TensorSpec
 from learners.logprobs import use_logprob_head
 from learners.ranks import Ranks
 
@@ -81,10 +82,70 @@ def own_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+class OwnPart(Mapping[str, Tensor]):
+    """Of each of a model's parameters, by name, the elements that this rank publishes, flat: those of the words that
+    begin in its shard (`areal_like.weights.state`). With one rank the parameters as they are.
+
+    A shard may end within a word, as those of vectors do. The few elements that the word lacks come from the ranks that
+    follow, so every rank has to make one of these at the same time.
+    """
+
+    def __init__(self, model: nn.Module, specs: Sequence[TensorSpec], ranks: Ranks):
+        self._own = {name: own_part(parameter.detach()) for name, parameter in model.named_parameters()}
+        self._specs, self._ranks = {spec.name: spec for spec in specs}, ranks
+        edges = [(spec, *edge) for spec in specs for edge in _edges(spec, ranks.count)]
+        self._lacking: dict[str, Tensor] = {}
+        if not edges:
+            return
+        values = torch.cat([self._known(*edge) for edge in edges])
+        ranks.add_up(values)  # as bits: each of them is known to one rank, and zero on all others
+        stretches = values.split([end - first for *_, first, end in edges])
+        for (spec, rank, *_), bits in zip(edges, stretches, strict=True):
+            if rank == ranks.rank:
+                self._lacking[spec.name] = bits.view(torch.float32)
+
+    def _known(self, spec: TensorSpec, _: int, first: int, end: int) -> Tensor:
+        """int32 [end - first]: the bits of those elements of a stretch that are in this rank's shard."""
+        begin, stop = spec.shards(self._ranks.count)[self._ranks.rank :][:2]
+        bits = torch.zeros(end - first, dtype=torch.int32)
+        a, b = max(first, begin), min(end, stop)
+        if a < b:
+            shard = self._own[spec.name].reshape(-1)[a - begin : b - begin]
+            bits[a - first : b - first] = shard.float().view(torch.int32).cpu()
+        return bits
+
+    def __getitem__(self, name: str) -> Tensor:
+        own, spec, ranks = self._own[name], self._specs[name], self._ranks
+        if ranks.count == 1:
+            return own
+        begin = spec.shards(ranks.count)[ranks.rank]
+        own = own.reshape(-1)[_starts(spec, ranks.count)[ranks.rank] - begin :]
+        lacking = self._lacking.get(name)
+        return own if lacking is None else torch.cat([own, lacking.to(own.device)])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own)
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+
+def _starts(spec: TensorSpec, parts: int) -> list[int]:
+    """The element with which each part of the published weights begins, and the end."""
+    return [min(spec.count, cut // spec.itemsize) for cut in spec.cuts(parts)]
+
+
+def _edges(spec: TensorSpec, parts: int) -> list[tuple[int, int, int]]:
+    """(part, first, end) of the elements at the end of a part that are not in the shard of its rank."""
+    shards, starts = spec.shards(parts), _starts(spec, parts)
+    stretches = [(part, max(shards[part + 1], starts[part]), starts[part + 1]) for part in range(parts)]
+    return [(part, first, end) for part, first, end in stretches if first < end]
+
+
 class Whole(Mapping[str, Tensor]):
     """A model's parameters by name, gathered from all ranks one by one as they are looked up.
 
-    Every rank has to look them up in the same order. This is the one place where weights are put together.
+    Every rank has to look them up in the same order. This is the one place where weights are put together, to be saved.
     """
 
     def __init__(self, model: nn.Module):

@@ -32,7 +32,7 @@ _SLACK = 8192
 
 
 class Lanes:
-    """The digest's lanes of each segment of a state (uint64 [segments, 2]): they add up to those of the whole."""
+    """The digest's lanes of each segment of a layout (uint64 [segments, 2]): they add up to those of the whole."""
 
     def __init__(self, layout: Layout, words: np.ndarray):
         self._place = {segment: i for i, segment in enumerate(s for block in layout.blocks for s in block.segments)}

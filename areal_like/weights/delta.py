@@ -1,4 +1,5 @@
-"""One message that leads from one version's weights to another's: a head, and the coded blocks of `planes`.
+"""One message that leads from one version's weights to another's: a head, and the coded blocks of `planes`. Where
+weights come in parts it is of one part, and so are its digests.
 
 The head names both versions and their digests, the mode and the layout. Steps must be applied exactly once, so who
 applies asks first whether it holds just the bits of `base`, and compares digests after. `read` looks at everything, all
@@ -89,4 +90,4 @@ def advance(delta: Delta, layout: Layout, state: State, lanes: Lanes) -> str:
     """Apply a delta that was read; returns the digest of what is there now. Who calls has compared the base."""
     for block, coded in zip(layout.blocks, delta.blocks, strict=True):
         apply(block, coded, state.buffer, lanes)
-    return text_of(lanes.total(), state.words.size)
+    return text_of(lanes.total(), layout.nbytes // 8)

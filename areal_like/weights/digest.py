@@ -28,13 +28,8 @@ Lanes = np.ndarray
 """uint64 [2]."""
 
 
-def digest_of(words: np.ndarray) -> str:
-    """The digest of a state's words (uint64 [n]): 32 hexadecimal digits."""
-    return text_of(lanes_of(words, 0), words.size)
-
-
 def text_of(lanes: Lanes, size: int) -> str:
-    """Lanes as text; the number of words is mixed in."""
+    """Lanes of all words as text, 32 hexadecimal digits; the number of words is mixed in."""
     first, second = (int(lane) for lane in lanes + mixed(np.array([size], np.uint64), 0))
     return f"{first:016x}{second:016x}"
 

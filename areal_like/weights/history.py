@@ -3,7 +3,8 @@
 Whoever asks says what it holds, and gets the fewest bytes that lead from there to the newest version: the chain of
 deltas since, or one merged from them; or an anchor (whole weights), with the deltas since that. An anchor is a copy of
 the newest weights, made when somebody needs one and the last is old: it does not change while it is fetched, and costs
-nothing where nobody joins late. No sockets; safe for several threads.
+nothing where nobody joins late. Where weights come in parts there is a history of each. No sockets; safe for several
+threads.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from areal_like.weights.state import State
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A message that can be fetched: from version `base` (NOTHING: an anchor, which has no checksum: its digest is
-    compared) to `version`."""
+class Leg:
+    """A message that can be fetched, and leads from version `base` (NOTHING: an anchor, which has no checksum: its
+    digest is compared) to `version`."""
 
     base: int
     version: int
@@ -32,14 +33,14 @@ class Part:
     checksum: str
 
     @staticmethod
-    def of(base: int, version: int, message: Message) -> Part:
-        return Part(base, version, len(message), xxhash.xxh3_64_hexdigest(message))
+    def of(base: int, version: int, message: Message) -> Leg:
+        return Leg(base, version, len(message), xxhash.xxh3_64_hexdigest(message))
 
     def row(self) -> list[int | str]:
         return [self.base, self.version, self.nbytes, self.checksum]
 
 
-MOST_PARTS = 32
+MOST_LEGS = 32
 """In a plan: more are merged, whatever they weigh."""
 
 HEADS = 4096
@@ -47,30 +48,31 @@ HEADS = 4096
 
 
 class History:
-    """Of weights with this layout. The last `keep` deltas are kept, and those since the anchor, as long as they are not
-    more than twice the weights together; an anchor serves for at most `anchor_every` versions."""
+    """Of weights, or the part of them, with this layout. The last `keep` deltas are kept, and those since the anchor,
+    as long as they are not more than twice the weights together; an anchor serves for at most `anchor_every`
+    versions."""
 
     def __init__(self, layout: Layout, *, keep: int, anchor_every: int):
         self._layout, self._keep, self._anchor_every = layout, keep, anchor_every
         self._lock = threading.Lock()
         self._states: dict[int, State] = {}  # the two newest versions, whole
-        self._chain: dict[int, tuple[Part, Message]] = {}  # base → the delta to the next version, without gaps
-        self._merged: dict[tuple[int, int], tuple[Part, bytes]] = {}
+        self._chain: dict[int, tuple[Leg, Message]] = {}  # base → the delta to the next version, without gaps
+        self._merged: dict[tuple[int, int], tuple[Leg, bytes]] = {}
         self._digests: dict[int, str] = {}  # of the bases in the chain
-        self._anchor: tuple[Part, np.ndarray] | None = None
+        self._anchor: tuple[Leg, np.ndarray] | None = None
         self.version, self.digest = NOTHING, ""
 
     def add(self, version: int, digest: str, state: State | None, message: Message | None) -> None:
         """`state` is the newest now, and must not change until it is released (None: nobody holds it whole); `message`
         leads there from the one before (None: none does)."""
-        part = None if message is None else Part.of(self.version, version, message)
+        leg = None if message is None else Leg.of(self.version, version, message)
         with self._lock:
             self._merged.clear()
-            if part is None or message is None:
+            if leg is None or message is None:
                 self._chain.clear()
                 self._digests.clear()
             else:
-                self._chain[self.version] = (part, message)
+                self._chain[self.version] = (leg, message)
                 self._digests[self.version] = self.digest
             self._states = {old: kept for old, kept in self._states.items() if old == self.version}
             if state is not None:
@@ -83,7 +85,7 @@ class History:
         with self._lock:
             self._states = {version: kept for version, kept in self._states.items() if kept is not state}
 
-    def plan(self, version: int, held: int, digest: str) -> list[Part] | None:
+    def plan(self, version: int, held: int, digest: str) -> list[Leg] | None:
         """What to fetch, in this order, to get to `version` from the version `held`, if its bits have that digest;
         nothing if there is no way any more. None: not yet; the version, or any whole state, is still to come."""
         with self._lock:
@@ -95,7 +97,7 @@ class History:
             return self._from_anchor(version) or ([] if self._states else None)
 
     def payload(self, base: int, version: int) -> memoryview | None:
-        """The bytes of a part, if they are still here."""
+        """The bytes of a leg, if they are still here."""
         with self._lock:
             if base == NOTHING:
                 same = self._anchor is not None and self._anchor[0].version == version
@@ -105,21 +107,21 @@ class History:
                     return memoryview(found[1])
             return None
 
-    def _way(self, base: int, version: int) -> list[Part]:
+    def _way(self, base: int, version: int) -> list[Leg]:
         """The chain between two versions, or the merged delta if that is shorter; nothing if there is none."""
         chain = [self._chain[start] for start in self._chain if base <= start < version]
         if not chain or chain[0][0].base != base or chain[-1][0].version != version:
             return []
-        parts = [part for part, _ in chain]
+        legs = [leg for leg, _ in chain]
         if len(chain) == 1:
-            return parts
+            return legs
         if (base, version) not in self._merged:
             message = merge([read(data, self._layout) for _, data in chain], self._layout)
-            self._merged[base, version] = (Part.of(base, version, message), message)
+            self._merged[base, version] = (Leg.of(base, version, message), message)
         merged = self._merged[base, version][0]
-        return [merged] if merged.nbytes < _size(parts) or len(parts) > MOST_PARTS else parts
+        return [merged] if merged.nbytes < _size(legs) or len(legs) > MOST_LEGS else legs
 
-    def _from_anchor(self, version: int) -> list[Part]:
+    def _from_anchor(self, version: int) -> list[Leg]:
         """By the anchor, if it is not too old; else by a new one, of the wanted version if possible."""
         if self._anchor:
             start = self._anchor[0].version
@@ -131,8 +133,8 @@ class History:
             way = self._way(start, version)
             if way or start == version:
                 copy = self._anchor[1] if self._anchor else np.empty(self._layout.nbytes, np.uint8)
-                copy[:] = self._states[start].buffer
-                self._anchor = (Part(NOTHING, start, copy.nbytes, ""), copy)
+                self._layout.copy_out(self._states[start].buffer, copy)
+                self._anchor = (Leg(NOTHING, start, copy.nbytes, ""), copy)
                 return [self._anchor[0], *way]
         return []
 
@@ -141,7 +143,7 @@ class History:
         wanted = self._anchor[0].version if self._anchor else self.version
         if self.version - wanted >= self._anchor_every:
             wanted = self.version
-        size = _size([part for part, _ in self._chain.values()])
+        size = _size([leg for leg, _ in self._chain.values()])
         for base in list(self._chain):
             kept = len(self._chain) <= self._keep or base >= wanted
             if kept and (size <= 2 * nbytes or len(self._chain) == 1):
@@ -150,5 +152,5 @@ class History:
             del self._digests[base]
 
 
-def _size(parts: list[Part]) -> int:
-    return sum(part.nbytes for part in parts)
+def _size(legs: list[Leg]) -> int:
+    return sum(leg.nbytes for leg in legs)

@@ -2,18 +2,23 @@
 
     nothing held ──anchor──► version a ──delta──► version v ──delta──► ...      anything wrong ──► nothing held
 
-All messages of an update are read and checked before the first is applied; a delta is applied only to the very bits
-that it was made from, and the digest is compared after each. When something does not fit, `Desync` says what, and the
-replica holds nothing until it is given whole weights: there is no way on from doubtful bits. No I/O.
+Weights come in parts, one of each of the learner's ranks, and parts come to a version together, each by a way of its
+own. All messages of an update are read and checked before the first is applied; a delta is applied only to the very
+bits that it was made from, its part's digest is compared after each, and that of the whole at the end. When something
+does not fit, `Desync` says what, and the replica holds nothing until it is given whole weights: there is no way on from
+doubtful bits. No I/O.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from areal_like.weights.changes import Changes
 from areal_like.weights.codec import Lanes
-from areal_like.weights.delta import DeltaError, advance, read
+from areal_like.weights.delta import Delta, DeltaError, advance, read
 from areal_like.weights.digest import text_of
 from areal_like.weights.layout import Layout
 from areal_like.weights.state import State, TensorSpec
@@ -31,62 +36,89 @@ class Desync(Exception):
         self.reason = reason
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What has been fetched to bring a part forward: with `anchor`, that version's bits of it have been written to the
+    state; then deltas."""
+
+    anchor: int | None
+    messages: Sequence[Message]
+
+
+class _Part:
+    """What is held of a part of the weights: `version`, with the lanes and the digest of its bits."""
+
+    def __init__(self, layout: Layout, state: State):
+        self.layout = layout
+        self.begin(NOTHING, state)
+
+    def begin(self, version: int, state: State) -> None:
+        """Its bits have been written anew."""
+        self.version, self.lanes = version, Lanes(self.layout, state.words)
+        self.digest = text_of(self.lanes.total(), self.layout.nbytes // 8)
+
+
 class Replica:
     """Begins with `state`, the bits of which belong to whatever version has their digest, or with nothing."""
 
     def __init__(self, state: State | None = None):
-        self.version, self.digest = NOTHING, ""
+        self.digest = ""
         self._initial = state
-        self._lanes: Lanes | None = None
+        self._parts: list[_Part] = []
         self._changes: Changes | None = None
-        self.state, self.layout = State([]), Layout([], 4096)
+        self.state, self.layouts = State([]), list[Layout]()
 
-    def shape(self, specs: list[TensorSpec], block_bytes: int) -> None:
-        """The weights to come have these tensors and blocks. What is held is kept if it fits."""
-        if self._lanes is not None and (self.layout.specs, self.layout.block_bytes) == (specs, block_bytes):
+    @property
+    def version(self) -> int:
+        """NOTHING unless all parts have the same."""
+        versions = {part.version for part in self._parts}
+        return versions.pop() if len(versions) == 1 else NOTHING
+
+    def held(self, part: int) -> tuple[int, str]:
+        """Version and digest of a part."""
+        held = self._parts[part]
+        return held.version, "" if held.version == NOTHING else held.digest
+
+    def shape(self, specs: list[TensorSpec], block_bytes: int, parts: int = 1) -> None:
+        """The weights to come have these tensors, blocks and parts. What is held is kept if it fits."""
+        if len(self.layouts) == parts and (self.layouts[0].specs, self.layouts[0].block_bytes) == (specs, block_bytes):
             return
         self.forget()
-        self.layout = Layout(specs, block_bytes)
+        self.layouts = [Layout(specs, block_bytes, part, parts) for part in range(parts)]
         if self._initial is not None and self._initial.specs == specs:
             self.state = self._initial
         elif self.state.specs != specs:
             self.state = State(specs)
         self._initial = None
-        self._lanes = Lanes(self.layout, self.state.words)
+        self._parts = [_Part(layout, self.state) for layout in self.layouts]
         self.digest = self._digest()
         self._changes = Changes(self.digest)
 
-    def forget(self) -> None:
-        """Hold nothing; the memory may then be written to."""
-        self.version, self.digest, self._changes = NOTHING, "", None
+    def forget(self, part: int | None = None) -> None:
+        """Hold nothing, or nothing of one part; the memory may then be written to."""
+        for each in self._parts if part is None else [self._parts[part]]:
+            each.version = NOTHING
+        self.digest, self._changes = "", None
 
     def same_bits(self, version: int, digest: str) -> bool:
         """Are these bits already here? Then they count as that version from now on."""
         if not digest or digest != self.digest:
             return False
-        self.version = version
+        self._hold(version)
         return True
 
-    def take(self, anchor: int | None, messages: Sequence[Message], version: int, digest: str) -> None:
-        """Go on by deltas to a version with that digest; first, with `anchor`, from that version, whose bits have been
-        written to `state.buffer`. Raises Desync."""
-        assert self._lanes is not None
+    def take(self, ways: Sequence[Way], version: int, digest: str) -> None:
+        """Go on to a version with that digest, each part by its way. Raises Desync."""
         try:
-            deltas = [read(message, self.layout) for message in messages]
-            if anchor is not None:
-                self._lanes = Lanes(self.layout, self.state.words)
-                self.version, self.digest = anchor, self._digest()
-            for delta in deltas:
-                head = delta.head
-                if (head.base, head.base_digest) != (self.version, self.digest):
-                    raise Desync("wrong base", f"a delta from version {head.base}, and here is {self.version}")
-                self.version = NOTHING
-                self.digest = advance(delta, self.layout, self.state, self._lanes)
-                if self._changes:
-                    self._changes.add(delta, self.layout)
-                if self.digest != head.digest:
-                    raise Desync("wrong digest", f"after the delta from version {head.base} to {head.version}")
-                self.version = head.version
+            deltas = [
+                [read(message, part.layout) for message in way.messages]
+                for part, way in zip(self._parts, ways, strict=True)
+            ]
+            for part, way, steps in zip(self._parts, ways, deltas, strict=True):
+                if way.anchor is not None:
+                    part.begin(way.anchor, self.state)
+                self._advance(part, steps)
+            self.digest = self._digest()
             if (self.version, self.digest) != (version, digest):
                 raise Desync("wrong digest", f"of version {version}: here is {self.version}")
         except DeltaError as error:
@@ -95,6 +127,19 @@ class Replica:
         except BaseException:
             self.forget()
             raise
+
+    def _advance(self, part: _Part, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            head = delta.head
+            if (head.base, head.base_digest) != (part.version, part.digest):
+                raise Desync("wrong base", f"a delta from version {head.base}, and here is {part.version}")
+            part.version = NOTHING
+            part.digest = advance(delta, part.layout, self.state, part.lanes)
+            if self._changes:
+                self._changes.add(delta, part.layout)
+            if part.digest != head.digest:
+                raise Desync("wrong digest", f"after the delta from version {head.base} to {head.version}")
+            part.version = head.version
 
     def changes(self) -> Changes | None:
         """What has changed since this was last asked, or whatever else was then held; None: it may be anything."""
@@ -108,6 +153,10 @@ class Replica:
             self.forget()
         return right
 
+    def _hold(self, version: int) -> None:
+        for part in self._parts:
+            part.version = version
+
     def _digest(self) -> str:
-        assert self._lanes is not None
-        return text_of(self._lanes.total(), self.state.words.size)
+        lanes = sum((part.lanes.total() for part in self._parts), np.zeros(2, np.uint64))
+        return text_of(lanes, self.state.words.size)

@@ -1,10 +1,11 @@
-"""Serves a history of weights, in chunks, to whoever asks: the learner's publisher does, and relays beside actors.
+"""Serves histories of weights, in chunks, to whoever asks: each rank of the learner that of its part of the weights,
+and relays beside actors those of all parts.
 
-Who says `sync` says which version it wants, which one it holds and the digest of that, and gets a plan: which parts
-(`areal_like.weights.history`) lead there; none if none do. Parts are fetched in chunks; one that is no longer held is
-answered with `gone`, and the asker turns to the newest. A plan may lead to another version than was asked for, the
-newest here: one who is behind is brought forward by a relay that is not at the end itself. Where there is nothing new
-for the asker yet, the answer is `later`, with how far things have come, now and again until a plan can be made.
+Who says `sync` says which version of which part it wants, which one it holds and the digest of that, and gets a plan:
+which legs (`areal_like.weights.history`) lead there; none if none do. They are fetched in chunks; what is no longer
+held is answered with `gone`, and the asker turns to the newest. A plan may lead to another version than was asked for,
+the newest here: one who is behind is brought forward by a relay that is not at the end itself. Where there is nothing
+new for the asker yet, the answer is `later`, with how far things have come, now and again until a plan can be made.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MOST_WAITING = 10_000
 
 
 class WeightServer:
-    """Serves what `history()` returns, if anything yet, on `endpoint`, in a thread of its own. `progress()` is any
+    """Serves what `history(part)` returns, if anything yet, on `endpoint`, in a thread of its own. `progress()` is any
     number that grows while more is on its way. `keys` see `areal_like.keys`; with `as_client` it shows a client's pair,
     and not the server's."""
 
@@ -40,7 +41,7 @@ class WeightServer:
         self,
         endpoint: str,
         keys: str | None,
-        history: Callable[[], History | None],
+        history: Callable[[int], History | None],
         progress: Callable[[], int] = int,
         *,
         as_client: bool = False,
@@ -81,29 +82,32 @@ class WeightServer:
                 self._later(peer, message)
 
     def _plan(self, peer: bytes, message: Message) -> None:
-        history = self._history()
-        version, held, digest = (message.body[key] for key in ("version", "held", "digest"))
-        parts = history.plan(version, held, digest) if history else None
-        if history and not parts and NOTHING < held < history.version:  # who has just joined knows of no other version
-            parts = history.plan(history.version, held, digest) or parts
-        if parts is not None:
-            self._router.send(peer, "plan", {"version": version, "parts": [part.row() for part in parts]})
+        part, version, held, digest = (message.body[key] for key in ("part", "version", "held", "digest"))
+        history = self._history(part)
+        legs = history.plan(version, held, digest) if history else None
+        if history and not legs and NOTHING < held < history.version:  # who has just joined knows of no other version
+            legs = history.plan(history.version, held, digest) or legs
+        if legs is not None:
+            rows = [leg.row() for leg in legs]
+            self._router.send(peer, "plan", {"part": part, "version": version, "legs": rows})
         elif len(self._waiting) < MOST_WAITING:
             self._waiting[peer] = message
 
     def _later(self, peer: bytes, message: Message) -> None:
-        self._router.send(peer, "later", {"version": message.body["version"], "progress": self._progress()})
+        about = {key: message.body[key] for key in ("part", "version")}
+        self._router.send(peer, "later", {**about, "progress": self._progress()})
 
     def _chunk(self, peer: bytes, message: Message) -> None:
-        base, version, offset, size = (message.body[key] for key in ("base", "version", "offset", "size"))
-        history = self._history()
+        part, base, version, offset, size = (message.body[key] for key in ("part", "base", "version", "offset", "size"))
+        history = self._history(part)
         payload = history.payload(base, version) if history else None
         if payload is None or not 0 <= offset < payload.nbytes or size < 1:
-            self._router.send(peer, "gone", {"version": version})
+            self._router.send(peer, "gone", {"part": part, "version": version})
             return
         chunk = payload[offset : offset + min(size, MAX_CHUNK_BYTES)]
         self.bytes_sent += chunk.nbytes
-        self._router.send(peer, "chunk", {"base": base, "version": version, "offset": offset}, [chunk])
+        about = {"part": part, "base": base, "version": version, "offset": offset}
+        self._router.send(peer, "chunk", about, [chunk])
 
     def close(self) -> None:
         self._ending.set()

@@ -4,18 +4,21 @@ bfloat16 and the 8-bit floats have no NumPy type: their bits are held as unsigne
 multiple of `ALIGN` bytes, and what is between two of them is zero, so the buffer is a sequence of whole words as well.
 Equal bits mean an equal digest (`areal_like.weights.digest`), which is how "the learner and the actor hold the same
 weights" is proven.
+
+A learner of several ranks cuts every tensor by rows (FSDP), and publishes in *parts*: rank r's part has the whole words
+that begin in its shard, so parts tile the weights, and what is known of words (changes, lanes) adds up over parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from areal_like.weights.digest import digest_of
+from areal_like.weights.digest import Lanes, lanes_of, text_of
 
 if TYPE_CHECKING:
     from areal_like.weights.changes import Changes
@@ -55,16 +58,43 @@ class TensorSpec:
         """Bytes that it takes in a state's buffer."""
         return -(-self.nbytes // ALIGN) * ALIGN
 
+    def shards(self, ranks: int) -> list[int]:
+        """The element with which each rank's shard begins, and the end: the first ranks have as many rows as another
+        (torch.chunk), the last ones what is left."""
+        rows = self.shape[0] if self.shape else 1
+        each, row = -(-rows // ranks), self.count // max(1, rows)
+        return [min(rows, rank * each) * row for rank in range(ranks)] + [self.count]
+
+    def cuts(self, parts: int) -> list[int]:
+        """The byte with which each part begins, and the end: whole words."""
+        starts = [first * self.itemsize for first in self.shards(parts)]
+        return [min(self.space, -(-start // ALIGN) * ALIGN) for start in starts]
+
+
+def spans(specs: Sequence[TensorSpec], part: int, parts: int) -> list[tuple[int, int]]:
+    """Where a part lies in the whole weights: bytes [start, stop), those that meet as one."""
+    found, offset = list[tuple[int, int]](), 0
+    for spec in specs:
+        start, stop = (offset + cut for cut in spec.cuts(parts)[part : part + 2])
+        offset += spec.space
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        elif start < stop:
+            found.append((start, stop))
+    return found
+
 
 class State:
-    """Tensors one after the other in `buffer` (uint8 [nbytes]) in the order of `specs`.
+    """A model's weights, or one of the `parts` of them, tensor by tensor in `buffer` (uint8 [nbytes]) in the order of
+    `specs`, which is the table of the whole in any case.
 
     A `buffer` that is given is used as it is. Raises ValueError if it has another size or is not aligned.
     """
 
-    def __init__(self, specs: list[TensorSpec], buffer: np.ndarray | None = None):
-        self.specs = specs
-        self.nbytes = sum(spec.space for spec in specs)
+    def __init__(self, specs: list[TensorSpec], buffer: np.ndarray | None = None, *, part: int = 0, parts: int = 1):
+        self.specs, self.part, self.parts = specs, part, parts
+        self._spans = spans(specs, part, parts)
+        self.nbytes = sum(stop - start for start, stop in self._spans)
         self.buffer = np.zeros(self.nbytes, np.uint8) if buffer is None else buffer
         if self.buffer.nbytes != self.nbytes:
             raise ValueError(f"weights buffer holds {self.buffer.nbytes} bytes where the tensors need {self.nbytes}")
@@ -77,15 +107,27 @@ class State:
         return self.buffer.view(np.uint64)
 
     def tensors(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
-        """(spec, flat view of its bits [count]); writing to the view writes to the buffer."""
-        start = 0
+        """(spec, flat view of the bits of those of its elements that are here); writing to the view writes to the
+        buffer."""
+        at = 0
         for spec in self.specs:
-            yield spec, self.buffer[start : start + spec.nbytes].view(BITS[spec.dtype])
-            start += spec.space
+            first, end = spec.cuts(self.parts)[self.part : self.part + 2]
+            length = max(0, min(end, spec.nbytes) - first)  # a part may begin in the padding, and have nothing
+            yield spec, self.buffer[at : at + length].view(BITS[spec.dtype])
+            at += end - first
+
+    def lanes(self) -> Lanes:
+        """Of the digest, by a sweep over all bits; those of all parts add up to those of the whole."""
+        lanes, at = np.zeros(2, np.uint64), 0
+        for start, stop in self._spans:
+            length = (stop - start) // ALIGN
+            lanes += lanes_of(self.words[at : at + length], start // ALIGN)
+            at += length
+        return lanes
 
     def digest(self) -> str:
         """By a sweep over all bits."""
-        return digest_of(self.words)
+        return text_of(self.lanes(), self.words.size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ import torch
 
 from actors.relay import Relay
 from actors.subscriber import Subscriber
-from areal_like.weights.history import Part
+from areal_like.weights.history import Leg
 from areal_like.weights.replica import NOTHING
 from areal_like.weights.server import WeightServer
 from areal_like.weights.state import State, Update
@@ -75,10 +75,11 @@ async def _follow(pipe: Connection, number: int) -> None:
 
 async def _scatter(subscriber: Subscriber, manifest: dict[str, Any]) -> None:
     subscriber.sources.set(manifest)
-    ((base, version, nbytes, checksum),) = await subscriber.sources.plan(manifest["version"], NOTHING, "", bool)
+    (leg,) = await subscriber.sources.plan(0, manifest["version"], NOTHING, "", bool)
+    base, version, nbytes, checksum = leg
     message = np.empty(nbytes, np.uint8)
-    await subscriber.sources.fetch(base, version, message)
-    if Part.of(base, version, message.data).checksum != checksum:
+    await subscriber.sources.fetch(0, leg, lambda at, chunk: np.copyto(message[at : at + chunk.size], chunk))
+    if Leg.of(base, version, message.data).checksum != checksum:
         raise AssertionError("wrong checksum")
     count = nbytes // 6
     index, values = torch.from_numpy(message[: 4 * count].view(np.int32)), message[4 * count :].view(np.int16)
@@ -101,8 +102,8 @@ class Blob:
     def __init__(self, message: bytes):
         self._message = message
 
-    def plan(self, version: int, held: int, digest: str) -> list[Part]:
-        return [Part.of(0, version, self._message)]
+    def plan(self, version: int, held: int, digest: str) -> list[Leg]:
+        return [Leg.of(0, version, self._message)]
 
     def payload(self, base: int, version: int) -> memoryview:
         return memoryview(self._message)
@@ -183,11 +184,11 @@ class Bench:
             began = time.monotonic()
             index = (old != new).nonzero().flatten().to(torch.int32)
             blob = Blob(index.numpy().tobytes() + new[index].numpy().tobytes())
-            server = WeightServer(ANY_PORT, None, lambda blob=blob: blob)  # type: ignore[misc]
+            server = WeightServer(ANY_PORT, None, lambda _, blob=blob: blob)  # type: ignore[misc]
             connecting = time.monotonic()
             self._limit([server.endpoint])
             limited = time.monotonic() - connecting
-            self._announce({"version": 1, "digest": "gather", "endpoint": server.endpoint})
+            self._announce({"version": 1, "digest": "gather", "parts": [server.endpoint]})
             at, _ = self._arrivals()
             best, nbytes = min(best, at - began - limited), server.bytes_sent
             server.close()

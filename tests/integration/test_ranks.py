@@ -1,28 +1,40 @@
-"""A run whose learner has two ranks: one of them is killed, the run is gone on with, and it was the run of one rank."""
+"""Runs whose learner has two ranks. One is killed, the run is gone on with, and it was the run of one rank; what both
+publish is followed by actors, relays, and who comes late."""
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM
 
 from areal_like import checkpoints
-from tests.integration.runs import rows, summary, train
+from areal_like.config import ConfigError
+from areal_like.models import state_of
+from scripts.audit import audit
+from scripts.running import Running
+from tests.integration.runs import REPOSITORY, rows, summary, train
 from tests.integration.test_resume import pid_of, start, trained_ids, wait_for_step
 
-RUN = ["run.steps=30", "run.target_reward=null", "eval.every=0", "eval.prompts=4", "learner.publish_dtype=float32"]
-RUN += ["groups_per_batch=5", "sizing.group_size=4", "actors.count=1", "checkpoint.every=3", "learner.max_tokens=128"]
+FEW = ["run.target_reward=null", "eval.every=0", "eval.prompts=4"]
+FEW += ["groups_per_batch=5", "sizing.group_size=4", "learner.max_tokens=128"]
+RUN = [*FEW, "run.steps=30", "learner.publish_dtype=float32", "actors.count=1", "checkpoint.every=3"]
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(900)
 def test_a_killed_rank_ends_the_run_by_name_and_the_run_gone_on_with_is_that_of_one_rank(tmp_path: Path) -> None:
     run = tmp_path / "two"
     process = start(tmp_path, "two", *RUN, "learner.ranks=2")
     wait_for_step(run, 5, process)
     os.kill(pid_of(run, "learner-1"), signal.SIGKILL)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 1 and "error: learner-1 was killed by SIGKILL" in output, output
     checkpoint = checkpoints.latest(run)
     assert checkpoint and sorted(path.name for path in checkpoint[1].glob("*.pt")) == [
@@ -36,6 +48,11 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_gone_on_with_is_that_of_
     trained = [group_id for batch in trained_ids(run)[:30] for group_id in batch]
     assert sorted(trained) == list(range(5 * 30)), "a prompt was skipped, or trained twice"
 
+    digests = [line.split() for line in (run / "published.log").read_text().splitlines()]
+    assert len({version for version, _ in digests}) == len(digests), "versions came out bit for bit as before the crash"
+    saved = AutoModelForCausalLM.from_pretrained(run / "checkpoints" / "final")
+    assert state_of(saved, "float32").digest() == summary(run)["weights_digest"] == digests[-1][1]
+
     one = train(tmp_path, "one", *RUN, f"replay={run}")
     for alone, together in zip(rows(one), rows(run), strict=True):
         for key in ("loss", "grad_norm", "entropy", "reward/mean", "tokens", "staleness/mean"):
@@ -45,3 +62,43 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_gone_on_with_is_that_of_
     assert ours.keys() == theirs.keys()
     for name, weights in ours.items():
         np.testing.assert_allclose(weights, theirs[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(900)
+def test_an_actor_follows_two_ranks_and_one_that_joins_late_follows_it(tmp_path: Path) -> None:
+    """Both sides hold every digest against all bits; the buffer takes no other. What is saved is what was published."""
+    knobs = ["learner.ranks=2", "actors.count=1", "weights.fanout=1", "weights.sweep_every=1", "run.steps=100000"]
+    process = start(tmp_path, "run", *FEW, *knobs, "checkpoint.every=100000")
+    run = tmp_path / "run"
+    guest = running = None
+    try:
+        wait_for_step(run, 2, process)
+        command = [sys.executable, "-m", "scripts.join", str(run)]
+        guest = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        running = Running(run)
+        deadline, stats = time.monotonic() + 200, list[dict]()
+        while sum(each.get("deltas", 0) >= 2 and each.get("tokens", 0) > 0 for each in stats) < 2:
+            assert time.monotonic() < deadline and process.poll() is None, stats
+            time.sleep(0.05)
+            with contextlib.suppress(ConfigError):  # a buffer that gets no processor for a while
+                stats = [actor["stats"] for actor in running.report()["actors"].values()]
+        running.client.stop(drain=True)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+        assert guest.wait(60) == 0, guest.communicate()[0]
+    finally:
+        if running:
+            running.close()
+        for each in (guest, process):
+            if each and each.poll() is None:
+                each.terminate()
+                each.communicate(timeout=60)
+    reasons = {key for stat in stats for key in stat if key.startswith("full_syncs/")}
+    assert reasons <= {"full_syncs/no way from here"}, "who was too far behind; nobody was led astray"
+    assert sum(stat["weight_bytes_relayed"] > 0 for stat in stats) == 1, "one actor is served by the other"
+    published = (run / "published.log").read_text().split()
+    assert len(set(published[1::2])) == len(published) // 2 > 3
+    final = AutoModelForCausalLM.from_pretrained(run / "checkpoints" / "final")
+    assert state_of(final).digest() == summary(run)["weights_digest"] == published[-1]
+    assert not any(audit(run).findings.values())

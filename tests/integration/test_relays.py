@@ -162,7 +162,7 @@ def test_a_relay_is_a_server_with_a_key_of_its_own(tmp_path: Path, monkeypatch) 
             stranger = Subscriber(RecordingEngine(), "stranger", lambda *_: None, keys=who)
             stranger.sources.set({**manifest, "relays": [[endpoint, key]]})
             with pytest.raises(Unreachable):
-                await stranger.sources.plan(0, -1, "", bool)
+                await stranger.sources.plan(0, 0, -1, "", bool)
             stranger.close()
 
     asyncio.run(asyncio.wait_for(follow(), SECONDS))

@@ -302,7 +302,9 @@ def test_blocks_are_encoded_while_others_are_still_cast(tmp_path: Path, monkeypa
     gate, encoded = Gate(moved(before, 1)), []
     encode = Encoder.encode
     monkeypatch.setattr(
-        Encoder, "encode", lambda self, block, *rest: encoded.append(block.start) or encode(self, block, *rest)
+        Encoder,
+        "encode",
+        lambda self, block, *rest: encoded.append(block.segments[0].start) or encode(self, block, *rest),
     )
     learner = threading.Thread(target=source.publisher.publish, args=(1, gate))
     learner.start()
@@ -315,6 +317,16 @@ def test_blocks_are_encoded_while_others_are_still_cast(tmp_path: Path, monkeypa
     source.publisher.wait()
     assert len(encoded) == 8 and source.manifests[-1]["digest"] == gate.sent.digest()
     source.publisher.close()
+
+
+def test_weights_that_were_not_cast_to_the_end_are_not_announced(source: Source) -> None:
+    before = State([TensorSpec("w", "bfloat16", (1024, 256))])
+    source.publish(0, before)
+    with pytest.raises(ZeroDivisionError):
+        source.publisher.publish(1, lambda into, done: done(into.nbytes // 2) or 1 / 0)
+    with pytest.raises(RuntimeError, match="could not cast its weights"):
+        source.publisher.wait()
+    assert [manifest["version"] for manifest in source.manifests] == [0]
 
 
 def test_what_fails_beside_the_learner_is_told_to_it(source: Source) -> None:

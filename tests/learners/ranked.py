@@ -79,7 +79,7 @@ def train(case: Case, rank: int, ranks: int) -> dict[str, Any]:
     held = sum(state.numel() for state in learner.optimizer.state_dict()["adamw"][0].values())
     if rank:
         learner.hand_over()
-    return {"rows": rows, "held": held, "weights": None if rank else torch.from_numpy(learner.snapshot().buffer)}
+    return {"rows": rows, "held": held, "weights": None if rank else torch.from_numpy(learner.gathered().buffer)}
 
 
 def train_on(ranks: int, folder: Path, seconds: float = 240.0) -> list[dict[str, Any]]:

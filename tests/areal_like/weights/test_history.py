@@ -7,10 +7,10 @@ import pytest
 from areal_like.weights.codec import Encoder, Lanes
 from areal_like.weights.delta import Head, write
 from areal_like.weights.digest import text_of
-from areal_like.weights.history import History, Part
+from areal_like.weights.history import History, Leg
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack
-from areal_like.weights.replica import NOTHING, Desync, Replica
+from areal_like.weights.replica import NOTHING, Desync, Replica, Way
 from areal_like.weights.state import State, TensorSpec
 
 SPECS = [
@@ -18,68 +18,90 @@ SPECS = [
     TensorSpec("w", "bfloat16", (70, 81)),
     TensorSpec("v", "float32", (65, 64)),
 ]
-LAYOUT = Layout(SPECS, 8192)
+BLOCK = 8192
 
 
 class Learner:
-    """Versions of weights that change as told, in a history."""
+    """Versions of weights that change as told, in a history; or in several parts, each with a history of its own."""
 
-    def __init__(self, keep: int = 4, anchor_every: int = 20, mode: str = "ulp", seed: int = 0):
+    def __init__(self, keep: int = 4, anchor_every: int = 20, mode: str = "ulp", seed: int = 0, parts: int = 1):
         self.rng, self.mode, self.version = np.random.default_rng(seed), mode, 0
-        self.history = History(LAYOUT, keep=keep, anchor_every=anchor_every)
-        self.state = State(SPECS, self.rng.integers(0, 256, State(SPECS).nbytes, dtype=np.uint8))
-        self.lanes, self.encoder = Lanes(LAYOUT, self.state.words), Encoder(LAYOUT, mode)
-        self.digests = {0: self.state.digest()}
-        self.history.add(0, self.digests[0], self.state, None)
-        self._spare = State(SPECS)
+        self.layouts = [Layout(SPECS, BLOCK, part, parts, apart=True) for part in range(parts)]
+        self.histories = [History(layout, keep=keep, anchor_every=anchor_every) for layout in self.layouts]
+        self.whole = State(SPECS, self.rng.integers(0, 256, State(SPECS).nbytes, dtype=np.uint8))
+        self.states, self._spares = ([State(SPECS, part=part, parts=parts) for part in range(parts)] for _ in range(2))
+        self.digests = {0: self.whole.digest()}
+        self._take_apart(self.states)
+        self.lanes = [Lanes(layout, state.words) for layout, state in zip(self.layouts, self.states, strict=True)]
+        self.encoders = [Encoder(layout, mode) for layout in self.layouts]
+        for history, state in zip(self.histories, self.states, strict=True):
+            history.add(0, state.digest(), state, None)
+
+    @property
+    def history(self) -> History:
+        (history,) = self.histories
+        return history
+
+    def _take_apart(self, states: list[State]) -> None:
+        for part, state in enumerate(states):
+            Layout(SPECS, BLOCK, part, len(states)).copy_out(self.whole.buffer, state.buffer)
 
     def step(self, density: float) -> None:
         """The next version. As in a publication, the state of the version before the last is written over."""
-        self.history.release(self._spare)
-        new = self._spare
-        new.buffer[:] = self.state.buffer
-        for _, bits in new.tensors():
+        for _, bits in self.whole.tensors():
             bits[self.rng.random(bits.size) < density] ^= bits.dtype.type(self.rng.choice([1, 2, 0x8000, 0x7F80]))
-        blocks = [pack(self.encoder.encode(b, self.state.buffer, new.buffer, self.lanes)) for b in LAYOUT.blocks]
-        digest = text_of(self.lanes.total(), new.words.size)
-        head = Head(self.version, self.version + 1, self.digests[self.version], digest, self.mode)
+        for history, spare in zip(self.histories, self._spares, strict=True):
+            history.release(spare)
+        self._take_apart(self._spares)
         self.version += 1
-        self.digests[self.version] = digest
-        self.history.add(self.version, digest, new, write(head, LAYOUT, blocks))
-        self.state, self._spare = new, self.state
+        total = np.zeros(2, np.uint64)
+        for part, (layout, history) in enumerate(zip(self.layouts, self.histories, strict=True)):
+            lanes, old, new = self.lanes[part], self.states[part], self._spares[part]
+            blocks = [pack(self.encoders[part].encode(b, old.buffer, new.buffer, lanes)) for b in layout.blocks]
+            digest = text_of(lanes.total(), new.words.size)
+            head = Head(history.version, self.version, history.digest, digest, self.mode)
+            history.add(self.version, digest, new, write(head, layout, blocks))
+            total += lanes.total()
+        self.digests[self.version] = text_of(total, self.whole.words.size)
+        self.states, self._spares = self._spares, self.states
 
 
 class Actor:
-    def __init__(self) -> None:
+    def __init__(self, parts: int = 1) -> None:
         self.replica, self.fetched, self.desyncs = Replica(), 0, []
-        self.replica.shape(SPECS, 8192)
+        self.replica.shape(SPECS, BLOCK, parts)
 
-    def sync(self, learner: Learner, version: int, spoil=lambda part, data: data) -> bool:
+    def sync(self, learner: Learner, version: int, spoil=lambda leg, data: data) -> bool:
         """Go to a version; `spoil` may change what arrives, or lose it (None). Did it work?"""
-        replica = self.replica
-        parts = learner.history.plan(version, replica.version, replica.digest)
-        if not parts:
-            return False
-        anchor, messages = None, []
-        for part in parts:
-            payload = learner.history.payload(part.base, part.version)
-            assert payload is not None and payload.nbytes == part.nbytes
-            data = spoil(part, bytes(payload))
-            if data is None:
+        ways = []
+        for part, history in enumerate(learner.histories):
+            way = self._fetched(part, history, version, spoil)
+            if way is None:
                 return False
-            self.fetched += len(data)
-            if part.base == NOTHING:
-                anchor = part.version
-                replica.forget()
-                replica.state.buffer[:] = np.frombuffer(data, np.uint8)
-            else:
-                messages.append(data)
+            ways.append(way)
         try:
-            replica.take(anchor, messages, version, learner.digests[version])
+            self.replica.take(ways, version, learner.digests[version])
         except Desync as error:
             self.desyncs.append(error.reason)
             return False
         return True
+
+    def _fetched(self, part: int, history: History, version: int, spoil) -> Way | None:
+        anchor, messages = None, []
+        for leg in history.plan(version, *self.replica.held(part)) or ():
+            payload = history.payload(leg.base, leg.version)
+            assert payload is not None and payload.nbytes == leg.nbytes
+            data = spoil(leg, bytes(payload))
+            if data is None:
+                return None
+            self.fetched += len(data)
+            if leg.base == NOTHING:
+                anchor = leg.version
+                self.replica.forget(part)
+                self.replica.layouts[part].copy_in(np.frombuffer(data, np.uint8), 0, self.replica.state.buffer)
+            else:
+                messages.append(data)
+        return Way(anchor, messages) if messages or anchor is not None else None
 
 
 def holds(actor: Actor, learner: Learner) -> bool:
@@ -93,11 +115,11 @@ class Mishaps:
     def __init__(self, chance: np.random.Generator):
         self.chance, self.old = chance, []
 
-    def __call__(self, part: Part, data: bytes) -> bytes | None:
+    def __call__(self, leg: Leg, data: bytes) -> bytes | None:
         kind = self.chance.random()
         if kind < 0.03:
             return None
-        if part.base == NOTHING:
+        if leg.base == NOTHING:
             return data
         at = self.chance.integers(len(data))
         if kind < 0.06:
@@ -114,19 +136,19 @@ def disturbed(actor: Actor, chance: np.random.Generator) -> Actor | None:
     """The actor after what may happen to it; None: asleep, or busy."""
     event = chance.random()
     if event < 0.01:
-        return Actor()
+        return Actor(len(actor.replica.layouts))
     if event < 0.02 and actor.replica.version != NOTHING:
         actor.replica.state.buffer[chance.integers(actor.replica.state.nbytes)] ^= 1
         assert not actor.replica.sweep(), "a full sweep sees a bit that has changed by itself"
     return actor if event < 0.02 or event > 0.3 else None
 
 
-@pytest.mark.parametrize("mode", ["ulp", "absolute"])
-def test_a_thousand_versions_with_every_mishap(mode: str) -> None:
+@pytest.mark.parametrize(("mode", "parts"), [("ulp", 1), ("absolute", 1), ("ulp", 3)])
+def test_a_thousand_versions_with_every_mishap(mode: str, parts: int) -> None:
     """Joins, restarts, sleep, losses, broken messages, bits that rot: after each acknowledged version the actor's bits
     are the learner's, and at every other moment it knows that it holds nothing, or what."""
-    learner, chance = Learner(mode=mode), np.random.default_rng(1)
-    actors, acknowledged, spoil = [Actor() for _ in range(3)], 0, Mishaps(chance)
+    learner, chance = Learner(mode=mode, parts=parts), np.random.default_rng(1)
+    actors, acknowledged, spoil = [Actor(parts) for _ in range(3)], 0, Mishaps(chance)
     reasons: set[str] = set()
     for _ in range(1000):
         learner.step(float(chance.choice([0.0, 0.0005, 0.01, 0.01, 0.1, 0.6])))
@@ -138,6 +160,7 @@ def test_a_thousand_versions_with_every_mishap(mode: str) -> None:
             if awake.sync(learner, learner.version, spoil):
                 acknowledged += 1
                 assert awake.replica.version == learner.version and holds(awake, learner)
+                assert learner.digests[learner.version] == learner.whole.digest()
             assert awake.replica.version == NOTHING or holds(awake, learner)
             reasons |= set(awake.desyncs)
     assert acknowledged > 1500 and {"broken delta", "wrong base"} <= reasons
@@ -159,15 +182,15 @@ def test_fifty_versions_asleep() -> None:
             for p in learner.history.plan(learner.version, learner.version - 1, learner.digests[learner.version - 1])
         )
     before = actor.fetched
-    (part,) = learner.history.plan(50, 0, learner.digests[0])
-    assert (part.base, part.version) == (0, 50) and part.nbytes < 0.8 * chain
-    assert actor.sync(learner, 50) and holds(actor, learner) and actor.fetched - before == part.nbytes
+    (leg,) = learner.history.plan(50, 0, learner.digests[0])
+    assert (leg.base, leg.version) == (0, 50) and leg.nbytes < 0.8 * chain
+    assert actor.sync(learner, 50) and holds(actor, learner) and actor.fetched - before == leg.nbytes
     short = Learner(keep=4, anchor_every=20)
     assert late.replica.digest == short.digests[0]
     for _ in range(50):
         short.step(0.01)
-    parts = short.history.plan(50, 0, short.digests[0])
-    assert parts[0].base == NOTHING
+    legs = short.history.plan(50, 0, short.digests[0])
+    assert legs[0].base == NOTHING
     assert late.sync(short, 50) and holds(late, short)
 
 
@@ -177,7 +200,7 @@ def test_late_joiners_share_an_anchor_until_it_is_old() -> None:
     for _ in range(24):
         learner.step(0.0005)
         newcomer = Actor()
-        plans.append([part.base for part in learner.history.plan(learner.version, NOTHING, "")])
+        plans.append([leg.base for leg in learner.history.plan(learner.version, NOTHING, "")])
         assert newcomer.sync(learner, learner.version) and holds(newcomer, learner)
     starts = [i for i, plan in enumerate(plans) if plan == [NOTHING]]
     assert starts == [0, 10, 20] and all(plan[0] == NOTHING for plan in plans)
@@ -206,11 +229,11 @@ def test_another_base_is_never_built_on() -> None:
     other.step(0.01)
     assert other.history.plan(1, 0, actor.replica.digest)[0].base == NOTHING
     with pytest.raises(Desync, match="wrong base"):
-        actor.replica.take(None, [bytes(other.history.payload(0, 1))], 1, other.digests[1])
+        actor.replica.take([Way(None, [bytes(other.history.payload(0, 1))])], 1, other.digests[1])
     assert actor.replica.version == NOTHING
-    assert actor.sync(learner, 1) and actor.fetched > 2 * learner.state.nbytes
+    assert actor.sync(learner, 1) and actor.fetched > 2 * learner.whole.nbytes
     with pytest.raises(Desync, match="wrong base"):
-        actor.replica.take(None, [delta], 1, learner.digests[1])  # a second time
+        actor.replica.take([Way(None, [delta])], 1, learner.digests[1])  # a second time
 
 
 def test_bits_that_are_not_what_the_head_says_are_noticed() -> None:
@@ -220,8 +243,8 @@ def test_bits_that_are_not_what_the_head_says_are_noticed() -> None:
     learner.step(0.01)
     with pytest.raises(Desync, match="wrong digest"):
         replica = actor.replica
-        replica._lanes = Lanes(LAYOUT, replica.state.words)
-        replica.take(None, [bytes(learner.history.payload(0, 1))], 1, learner.digests[1])
+        replica._parts[0].lanes = Lanes(replica.layouts[0], replica.state.words)  # as they now are
+        replica.take([Way(None, [bytes(learner.history.payload(0, 1))])], 1, learner.digests[1])
     assert actor.replica.version == NOTHING
 
 
@@ -230,5 +253,5 @@ def test_what_is_kept_stays_bounded() -> None:
     assert Actor().sync(learner, 0)
     for _ in range(40):
         learner.step(0.5)
-        kept = sum(part.nbytes for part, _ in learner.history._chain.values())
-        assert kept <= 2 * learner.state.nbytes + 4096
+        kept = sum(leg.nbytes for leg, _ in learner.history._chain.values())
+        assert kept <= 2 * learner.whole.nbytes + 4096
