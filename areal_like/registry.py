@@ -47,6 +47,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "single_turn": "actors.workflows:single_turn",
         "best_of_n": "actors.workflows:best_of_n",
         "multi_turn": "actors.workflows:multi_turn",
+        "agent": "actors.agents.workflow:agent",
     },
     "environment": {
         "tools": "actors.tools:Tools",

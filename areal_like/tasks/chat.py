@@ -29,7 +29,7 @@ class TokenizerCodec:
 
     def reply(self, text: str, *, closed: bool = True) -> np.ndarray:
         """Raises ValueError for a chat template that changes earlier turns when another follows."""
-        return self.continuation([{"role": "user", "content": text}], closed=closed) if self._chat else self.encode(text)
+        return self.continuation([{"role": "user", "content": text}], closed=closed)
 
     def opening(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = ()) -> np.ndarray:
         """Raises ValueError for messages that the chat template does not take, or tools without a template."""

@@ -1,7 +1,7 @@
 """Copy and Reverse: say the digits of the prompt again, forwards or backwards.
 
-The prompt is `digits SEP` (as text, `digits>`). With a fixed length the response is exactly `digits` tokens and nothing stops it early;
-with `min_digits` the length varies and the response must end with EOS.
+The prompt is `digits SEP`, as text `digits>`. With a fixed length the response is exactly `digits` tokens and nothing
+stops it early; with `min_digits` the length varies and the response must end with EOS.
 """
 
 from __future__ import annotations
