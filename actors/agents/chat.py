@@ -191,8 +191,8 @@ def _text(place: str, content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list) else [None]
-    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
-    if not all(isinstance(text, str) for text in texts):
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if len(texts) != len(parts):
         raise Refused(400, f"{place}: the content must be text, or parts of text", param=place)
     return "".join(texts)
 
