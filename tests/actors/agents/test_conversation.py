@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -277,6 +278,20 @@ def test_tool_calls_are_served_and_their_results_are_shown_in_the_templates_word
         len(f"Let me.\n{CALL}"),
         (len(sample.logprobs) - 1, 1.0),
     ]
+
+
+def test_the_example_of_the_docs_works():
+    pytest.importorskip("openai", reason="the package openai is not installed")
+    page = (Path(__file__).parents[3] / "docs" / "agents.md").read_text()
+    module: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], module)
+    codec = TokenizerCodec(words(), chat=True)
+    call = '<tool_call>{"name": "multiply", "arguments": {"a": 37, "b": 48}}</tool_call><eos>'
+    prompt = replace(chat_prompt(codec), answer="1776")
+    sample = play(
+        module["solve"], replace(limits_of(600), stop=(256,)), prompt, engine=Speaker(codec, call, "1776!<eos>")
+    )
+    assert sample.reward == 1.0 and "[tool]1776[assistant]1776!" in codec.decode(sample.tokens)
 
 
 def test_calls_that_can_not_be_read_stay_text():
