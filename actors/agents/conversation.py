@@ -50,7 +50,7 @@ class Conversation:
     """Of the sample `request`, under `limits` of its response. `codec` is its prompt's.
 
     `over` is set once it can't go on: `aborted` (the sample was broken off) or with a `failure` of the engine. `full`:
-    a request found no room for an answer any more. `refusal`: why the last of the requests that were refused was.
+    the last request found no room for an answer. `refusal`: why the last of the requests that were refused was.
     """
 
     def __init__(self, engine: RolloutEngine, codec: Codec, limits: Limits, request: str, terms: Terms):
@@ -82,6 +82,7 @@ class Conversation:
         transcript.said(completion)
         message = spoken(text, number, chat.tools, self.terms.call_marks)
         self.turns.append(Turn(number, [*chat.messages, message], chat.tools, transcript, completion))
+        self.full = False
         TOTALS["agent_turns"] += 1
         finish = "tool_calls" if "tool_calls" in message else completion.finish
         return Reply(number, message, finish, len(before), len(completion.tokens))

@@ -49,8 +49,9 @@ async def agent(  # noqa: PLR0913 (some are knobs)
     them.
 
     `limits.max_tokens` bounds the response, what the model was shown included. The reward is the agent's: one for the
-    whole, or one for each turn; where it gives none, the task's verifier scores the last turn. A sample that found no
-    room for another answer ends with finish "length", however its agent takes it. None where it was broken off.
+    whole, or one for each turn; where it gives none, the task's verifier scores the last turn. A sample whose last
+    request found no room for an answer ends with finish "length", however its agent takes it. None where the sample was
+    broken off.
     Raises AgentError for an agent that fails, takes too long, or has asked for nothing.
     """
     if prompt.codec is None or not hasattr(prompt.codec, "opening"):

@@ -17,7 +17,7 @@ from actors.workflows import multi_turn, single_turn
 from areal_like.tasks.chat import TokenizerCodec
 from areal_like.types import Completion, Prompt
 from tests.actors.agents.scene import TEXT, engine_of, limits_of, play, post, prompt_of, rollout, said, user, verifier
-from tests.actors.tiny_models import logprobs_of, new_model, update_of
+from tests.actors.tiny_models import VOCAB, logprobs_of, new_model, update_of
 from tests.folders import CONFIGS, byte_tokenizer
 
 REPLIES = ["12", "xyz", "0"]
@@ -210,6 +210,16 @@ def test_a_sample_without_room_ends_with_length_and_what_it_has_earned():
         assert sample.loss_mask.tolist() == [True] * 9 + [False] + [True] * 9
 
 
+def test_an_agent_that_makes_room_for_itself_goes_on():
+    async def thrifty(base_url, key, row):
+        status, _ = await post(base_url, key, {"messages": [user("1" * 120)]})
+        await said(base_url, key, row["messages"], max_tokens=3)
+        assert status == 400
+
+    sample = play(thrifty, replace(limits_of(), stop=tuple(range(VOCAB))))
+    assert (sample.response_length, sample.finish) == (1, "stop")
+
+
 def test_a_prompt_that_is_too_long_for_the_model_is_refused_in_words():
     async def long(base_url, key, row):
         status, answer = await post(base_url, key, {"messages": [user("1" * 120)]})
@@ -292,6 +302,20 @@ def test_the_example_of_the_docs_works():
         module["solve"], replace(limits_of(600), stop=(256,)), prompt, engine=Speaker(codec, call, "1776!<eos>")
     )
     assert sample.reward == 1.0 and "[tool]1776[assistant]1776!" in codec.decode(sample.tokens)
+
+
+def test_other_tools_are_another_conversation():
+    """They stand at its beginning."""
+
+    async def changing(base_url, key, row):
+        talk = [*row["messages"], await said(base_url, key, row["messages"])]
+        await said(base_url, key, [*talk, user("now")], tools=TOOLS)
+
+    codec = TokenizerCodec(words(), chat=True)
+    engine = Speaker(codec, "one<eos>", "two<eos>")
+    sample = play(changing, replace(limits_of(200), stop=(256,)), chat_prompt(codec), engine=engine)
+    prompt = "<add>[user]2+2?[assistant]one<eos>[user]now[assistant]"
+    assert sample.tokens.tolist() == codec.encode(prompt + "two<eos>").tolist() and sample.loss_mask.all()
 
 
 def test_calls_that_can_not_be_read_stay_text():
