@@ -208,7 +208,9 @@ class Worker:
             while pending and len(good) < lease.need:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for run in done:
-                    if error := run.exception():
+                    if run.cancelled():  # by itself: who cancels a group does not come here
+                        reason, detail = "failed", "the sample was cancelled"
+                    elif error := run.exception():
                         reason, detail = _reason(error), repr(error)
                     elif run.result() is not None:
                         good[runs[run]] = run.result()

@@ -96,6 +96,8 @@ async def _until_over(playing: Coroutine[Any, Any, Reward], conversation: Conver
             return None
         if not program.done():
             raise AgentError(f"the agent has not ended after {timeout:g} s")
+        if program.cancelled():  # by itself: this sample has not been
+            raise AgentError("the agent was cancelled from within")
         return program.result()
     finally:
         over.cancel()
