@@ -55,7 +55,7 @@ class Coding:
 
     coding: str = "delta"
     mode: Mode = "ulp"
-    dense_above: float = 0.25
+    dense_above: float = 1.0
     block_bytes: int = 16 << 20
     anchor_every: int = 50
     keep: int = 8

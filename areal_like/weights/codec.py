@@ -1,9 +1,9 @@
 """Weights before and after → coded blocks, and coded blocks → weights after. Keeps the digest's lanes up to date.
 
 Per segment the smallest coding is taken: nothing if nothing has changed; gaps and steps for few changes; a mask and
-steps for more (the two meet near a twelfth, both compressed); the bits themselves above `dense_above`, where comparing
-and coding cost more than they save, or where steps are so large that bits are shorter. With `mode: absolute` changes
-are u16 places and new values, which may be applied any number of times.
+steps for more (the two meet near a twelfth, both compressed); the bits themselves where steps are so many and large
+that bits are shorter, or, to save time, above a density of `dense_above`. With `mode: absolute` changes are u16 places
+and new values, which may be applied any number of times.
 
 NumPy is the truth; for large states compiled kernels do the same. Whether those try gaps, a mask or nothing at all is
 guessed from a sample, so that a dense update costs little more than a copy; the result is exact whatever the guess.
@@ -66,7 +66,7 @@ class _Scratch:
 class Encoder:
     """Encodes block after block of `layout`. Not for several threads at once."""
 
-    def __init__(self, layout: Layout, mode: Mode = "ulp", dense_above: float = 0.25):
+    def __init__(self, layout: Layout, mode: Mode = "ulp", dense_above: float = 1.0):
         self.layout, self.absolute = layout, mode == "absolute"
         self._dense_above = dense_above
         self._kernels = kernels_for(layout.nbytes)
@@ -148,7 +148,8 @@ class Encoder:
     def _steps(self, into: _Scratch, segment: Segment, before: np.ndarray, after: np.ndarray, tracked) -> tuple:
         (old_words, new_words), first, sums = tracked
         assert self._kernels
-        guess, most = sampled_density(before, after), int(segment.count * min(self._dense_above, 1.0))
+        guess, escapes = sampled(before, after)
+        most = int(segment.count * min(self._dense_above, 1.0))
         limit = min(int(segment.count * GAPS_BELOW), most)
         if guess <= 1.2 * GAPS_BELOW:
             changes = self._kernels.encode_gaps(
@@ -157,7 +158,7 @@ class Encoder:
             )  # fmt: skip
             if changes >= 0:
                 return (GAPS if changes else SKIP), changes
-        if guess <= 1.1 * self._dense_above:
+        if guess <= 1.1 * self._dense_above and _mask_bytes(segment, guess, escapes) < 1.1 * segment.width / 8:
             words, kept = mask_words(segment), into.fill.copy()
             mask = into.masks[self._masked : self._masked + words]
             changes = self._kernels.encode_mask(before, after, most, mask, into.short, into.big, into.fill)
@@ -178,7 +179,7 @@ class Encoder:
         if not self._kernels:
             places = np.flatnonzero(before != after)
             return (DENSE, 0, []) if places.size > most else code_places(segment, places, after[places])
-        if sampled_density(before, after) > 1.1 * self._dense_above:
+        if sampled(before, after)[0] > 1.1 * self._dense_above:
             return DENSE, 0, []
         counts = np.empty(-(-segment.count // plain.PART), np.uint32)
         near: np.ndarray = np.empty(most + _SLACK, np.uint16)
@@ -221,16 +222,22 @@ def code_places(segment: Segment, places: np.ndarray, values: np.ndarray) -> tup
 
 def _fits(segment: Segment, changes: int, escapes: int) -> bool:
     """Is a mask with steps shorter than the bits, before compression?"""
-    item = segment.width // 8
-    return segment.count / 8 + changes / 2 + escapes * item < segment.count * item
+    return _mask_bytes(segment, changes / segment.count, escapes / segment.count) < segment.width / 8
 
 
-def sampled_density(before: np.ndarray, after: np.ndarray) -> float:
-    """The share of changes in a few stretches spread over the segment."""
+def _mask_bytes(segment: Segment, density: float, escapes: float) -> float:
+    """Of a mask with steps, per element and before compression."""
+    return 1 / 8 + density / 2 + escapes * segment.width / 8
+
+
+def sampled(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
+    """The shares of changes, and of steps too large for a short code, in a few stretches spread over the segment."""
     step = max(_SAMPLE, before.size // _SAMPLES)
     pieces = [slice(start, start + _SAMPLE) for start in range(0, before.size, step)]
-    changed = sum(int(np.count_nonzero(before[piece] != after[piece])) for piece in pieces)
-    return changed / sum(before[piece].size for piece in pieces)
+    old, new = (np.concatenate([each[piece] for piece in pieces]) for each in (before, after))
+    changed = old != new
+    codes = plain.steps(old[changed], new[changed])
+    return codes.size / max(1, old.size), escapes_of(codes) / max(1, old.size)
 
 
 def apply(block: Block, coded: Coded, buffer: np.ndarray, lanes: Lanes | None = None) -> None:

@@ -329,7 +329,8 @@ def _ray_run(seconds: float, results: Connection) -> None:
     import ray
     from ray.util.queue import Queue
 
-    ray.init(num_cpus=PRODUCERS + 2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    ray.init(address="local", num_cpus=PRODUCERS + 2, **quiet)  # not a cluster that happens to run here
     queue = Queue(64)
 
     @ray.remote(num_cpus=1)

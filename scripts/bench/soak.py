@@ -85,6 +85,8 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-", dir=args.dir) as folder:
         parts = by_part(soak(args.trajectories, args.transport, args.journal, Path(folder)), args.trajectories)
+    if not all(parts):
+        parser.error(f"--trajectories {args.trajectories} is over too soon for a reading in each tenth of the run")
     table = Table(title="the buffer's resident memory, MB", title_justify="left")
     for column in ("part of the run", "median", "lowest", "highest"):
         table.add_column(column, justify="right")

@@ -28,6 +28,7 @@ from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack
 from areal_like.weights.state import State
 from learners.optim import MasterAdamW
+from learners.ranks import Ranks
 
 VOCAB, SEQUENCES, LENGTH = 8192, 4, 96
 KNOBS: dict[str, Any] = {
@@ -35,6 +36,13 @@ KNOBS: dict[str, Any] = {
     "num_hidden_layers": 8,
     "num_attention_heads": 8,
     "intermediate_size": 1536,
+}
+ADAMW: dict[str, Any] = {
+    "betas": (0.9, 0.95),
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "warmup_steps": 0,
+    "clip_grad": 1.0,
 }
 BLOCK_BYTES = 16 << 20
 NO_DIGEST = "0" * 32
@@ -64,9 +72,8 @@ def density(before: State, after: State) -> float:
 def trajectory(lr: float, steps: int) -> list[dict[str, float]]:
     rng = np.random.default_rng(0)
     successors = rng.integers(0, VOCAB, (VOCAB, 4))
-    model = qwen2(0, VOCAB, **KNOBS)  # type: ignore[arg-type]
-    knobs = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0, "warmup_steps": 0, "clip_grad": 1.0}
-    optimizer = MasterAdamW(model, lr=lr, publish_dtype=torch.bfloat16, **knobs)  # type: ignore[arg-type]
+    model = qwen2(0, VOCAB, **KNOBS)
+    optimizer = MasterAdamW(model, lr=lr, publish_dtype=torch.bfloat16, ranks=Ranks(1), **ADAMW)
     before, found = state_of(model), []
     for _ in range(steps):
         tokens = text(rng, successors)

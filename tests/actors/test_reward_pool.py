@@ -61,13 +61,13 @@ def test_workers_work_side_by_side_and_more_calls_wait():
 def test_a_call_that_overruns_is_killed_and_the_next_one_gets_a_new_worker(hang):
     async def test(pool):
         first = int(await pool.score("os:getpid"))
-        with pytest.raises(RewardTimeout, match=r"(sleep|match) took more than 0.3 s"):
+        with pytest.raises(RewardTimeout, match=r"(sleep|match) took more than 1.5 s"):
             await pool.score(*hang)
         assert not alive(first)
         assert await pool.score("os:getpid") != first
         assert (pool.calls, pool.timeouts, pool.errors) == (3, 1, 0)
 
-    in_pool(test, timeout=0.3)
+    in_pool(test, timeout=1.5)
 
 
 @pytest.mark.parametrize("crash", [("os:abort",), ("os:_exit", 3), ("sys:exit",)])
