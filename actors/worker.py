@@ -86,6 +86,7 @@ class Worker:
         self.started_at = self.started_at or time.monotonic()
         for lease in leases:
             if lease.split == "train":
+                self.cancel([lease.group_id])  # what an earlier session has left of it
                 group = self._groups[lease.group_id] = _Running(lease, carried.get(lease.group_id, Carried()))
                 group.task = self._spawn(self._run_group(group))
                 group.task.add_done_callback(partial(self._forget, group))
