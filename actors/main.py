@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from actors.agents import counts
 from actors.relay import Relay
 from actors.reward_pool import RewardPool
 from actors.rewards import reward_function
@@ -70,7 +71,7 @@ async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber
     while True:
         stats = worker.engine.stats() | pool.stats() | {"reward_resamples": float(worker.resampled)}
         stats["wall_seconds"] = time.monotonic() - worker.started_at if worker.started_at else 0.0
-        stats |= subscriber.stats()
+        stats |= subscriber.stats() | counts.stats()
         client.heartbeat(stats)
         await asyncio.sleep(HEARTBEAT_SECONDS)
 

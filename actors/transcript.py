@@ -6,6 +6,7 @@ was sampled by nobody: loss-masked, logprob 0, and filed under the version that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,6 +42,11 @@ class Transcript:
         """Tokens that the response may still have."""
         return self._limits.max_tokens - self._length
 
+    @property
+    def whole(self) -> Limits:
+        """Of the whole response."""
+        return self._limits
+
     def limits(self, most: int | None = None) -> Limits:
         """Of the model's next turn: at most `most` tokens; it goes on in the sample's stream of random numbers."""
         longest = self.room if most is None else min(most, self.room)
@@ -49,6 +55,17 @@ class Transcript:
     def unstopped(self, count: int) -> Limits:
         """Of `count` more tokens, whatever the room, that no stop token ends."""
         return replace(self._limits, max_tokens=count, stop=(), offset=self._limits.offset + self._length)
+
+    def branch(self, limits: Limits) -> Transcript:
+        """A copy that goes on by itself, under `limits` of the whole response, in a stream of its own."""
+        branch = Transcript(self._prompt, limits)
+        branch._parts, branch._length, branch._earned = [*self._parts], self._length, [*self._earned]
+        return branch
+
+    @property
+    def turns(self) -> int:
+        """Of the model's own, so far."""
+        return sum(part.trained for part in self._parts)
 
     def said(self, completion: Completion, trained: bool = True) -> None:
         self._add(_Part(completion.tokens, completion.logprobs, completion.runs, trained))
@@ -65,6 +82,14 @@ class Transcript:
     def earned(self, reward: float) -> None:
         """By the turn that ends here."""
         self._earned.append((self._length - 1, float(reward)))
+
+    def earned_by_turn(self, rewards: Sequence[float]) -> None:
+        """By each of the turns so far, in order. Raises ValueError for another number of rewards."""
+        lengths = np.cumsum([len(part.tokens) for part in self._parts])
+        ends = [int(end) - 1 for end, part in zip(lengths, self._parts, strict=True) if part.trained]
+        if len(rewards) != len(ends):
+            raise ValueError(f"{len(rewards)} rewards for {len(ends)} turns")
+        self._earned = [(end, float(reward)) for end, reward in zip(ends, rewards, strict=True)]
 
     def sample(self, reward: float | None, finish: Finish) -> Sample:
         """The whole; `reward` None: the sum of what the turns earned."""

@@ -10,11 +10,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from actors.agents.programs import AgentError
 from actors.resumption import Recorder
 from actors.reward_pool import RewardError
 from areal_like.client import ActorClient
@@ -26,8 +27,9 @@ from areal_like.types import Carried, Group, Lease, Limits, Prompt, Sample, SoFa
 log = logging.getLogger(__name__)
 _HELDOUT_STREAM = 1
 RESAMPLES = 2
-"""A sample whose reward crashed is drawn anew so many times, in its slot, before its group is given up."""
-CRASHED = "reward crashed"
+"""A sample whose reward or agent crashed is drawn anew so many times, in its slot, before its group is given up."""
+CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed"}
+"""What costs a sample and not yet its group → the reason in the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class Worker:
         self.started_at = self.started_at or time.monotonic()
         for lease in leases:
             if lease.split == "train":
+                self.cancel([lease.group_id])  # what an earlier session has left of it
                 group = self._groups[lease.group_id] = _Running(lease, carried.get(lease.group_id, Carried()))
                 group.task = self._spawn(self._run_group(group))
                 group.task.add_done_callback(partial(self._forget, group))
@@ -206,8 +209,10 @@ class Worker:
             while pending and len(good) < lease.need:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for run in done:
-                    if error := run.exception():
-                        reason, detail = CRASHED if isinstance(error, RewardError) else "failed", repr(error)
+                    if run.cancelled():  # by itself: who cancels a group does not come here
+                        reason, detail = "failed", "the sample was cancelled"
+                    elif error := run.exception():
+                        reason, detail = _reason(error), repr(error)
                     elif run.result() is not None:
                         good[runs[run]] = run.result()
                 if len(good) + len(pending) < lease.need:
@@ -239,17 +244,17 @@ class Worker:
         return sample
 
     async def _run_sample(self, group: _Running, prompt: Prompt, index: int) -> Sample | None:
-        """A reward that crashes costs this sample: another takes its place, with random numbers of its own. (A reward
-        that overruns its time is no crash: it is 0.)"""
+        """A reward or an agent that crashes costs this sample: another takes its place, with random numbers of its own.
+        (A reward that overruns its time is no crash: it is 0.)"""
         attempt, so_far = 0, group.carried.samples.get(index) or SoFar()
         while True:
             try:
                 return await self._try_sample(group, prompt, index, attempt, so_far)
-            except RewardError as error:
+            except tuple(CRASHES) as error:
                 if attempt == RESAMPLES or group.given_back:
                     raise
                 attempt, so_far = attempt + 1, SoFar()
-                self.resampled += 1
+                self.resampled += isinstance(error, RewardError)
                 group.redrawn += 1
                 log.warning("group %d: sample %d is drawn anew: %s", group.lease.group_id, index, error)
 
@@ -282,7 +287,7 @@ class Worker:
         try:
             prompt = self.task.prompt(lease.split, lease.row)
             key = stream_key(self.rollout.seed, _HELDOUT_STREAM, lease.row)
-            limits = self._limits(prompt, lease.temperature or 0.0, key)
+            limits = replace(self._limits(prompt, lease.temperature or 0.0, key), trained=False)
             sample = await self.rollout.workflow(self.engine, self.reward, prompt, limits, f"e{lease.group_id}", 0)
             if sample:
                 reward, length = sample.reward, sample.response_length
@@ -290,3 +295,7 @@ class Worker:
         except Exception:
             self._log_failure(f"held-out row {lease.row}")
         self.client.evaluated(lease.group_id, float(reward), length, versions)
+
+
+def _reason(error: BaseException) -> str:
+    return next((reason for kind, reason in CRASHES.items() if isinstance(error, kind)), "failed")

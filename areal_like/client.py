@@ -127,8 +127,11 @@ class ActorClient:
         self._ready.append(pushed.head.id)
 
     def _push_ready(self) -> None:
-        for start in range(0, len(self._ready), MAX_GROUPS_PER_PUSH):
-            ids = self._ready[start : start + MAX_GROUPS_PER_PUSH]
+        # Each group once, where it came last: blocks of the ring are taken in order, and one that is older than its
+        # forerunner passes for a repetition.
+        ready = [*dict.fromkeys(reversed(self._ready))][::-1]
+        for start in range(0, len(ready), MAX_GROUPS_PER_PUSH):
+            ids = ready[start : start + MAX_GROUPS_PER_PUSH]
             some = [self._unacknowledged[each] for each in ids if each in self._unacknowledged]
             self.dealer.send("push", pack_heads([each.head for each in some]), [each.frame for each in some])
         self._ready.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -64,6 +64,17 @@ class Codec(Protocol):
     def reply(self, text: str, *, closed: bool = True) -> np.ndarray:
         """The tokens that show `text` to the model after a turn of its own, up to where it goes on: int32 [n].
         `closed`: the turn had ended with a stop token."""
+        ...
+
+    def opening(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = ()) -> np.ndarray:
+        """The tokens of a conversation, up to where the model goes on: int32 [n]. Messages and tools are of OpenAI's
+        form, arguments of calls as objects. This and the next are for the workflow `agent` alone. Raises ValueError."""
+        ...
+
+    def continuation(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), *, closed: bool = True
+    ) -> np.ndarray:
+        """As `reply`, for any messages. Raises ValueError."""
         ...
 
 

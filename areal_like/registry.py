@@ -47,6 +47,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "single_turn": "actors.workflows:single_turn",
         "best_of_n": "actors.workflows:best_of_n",
         "multi_turn": "actors.workflows:multi_turn",
+        "agent": "actors.agents.workflow:agent",
     },
     "environment": {
         "tools": "actors.tools:Tools",
@@ -167,9 +168,7 @@ def check(kind: str, spec: Mapping[str, Any]) -> None:
     """
     name = spec.get("name")
     if not isinstance(name, str):
-        raise ConfigError(
-            f"{kind}.name: {name!r} is not the name of a component; one of {_list(COMPONENTS[kind])}", kind
-        )
+        raise ConfigError(f"{kind}.name: {name!r} is not the name of a component: {_list(COMPONENTS[kind])}", kind)
     _hold_against(_signature_of(kind, name), kind, name, {knob: v for knob, v in spec.items() if knob != "name"})
 
 

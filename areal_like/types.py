@@ -23,7 +23,8 @@ class Prompt:
     `tokens` int32 [P]; `answer` is what the task's verifier needs; `max_tokens` is the longest response that makes
     sense. `filler` [samples] holds, where the task has a `length_trace`, how many loss-masked tokens each sample
     decodes after its answer (sample i takes `filler[i % len(filler)]`); empty means none. `codec` turns text into
-    tokens and back (`areal_like.interfaces.Codec`); None where the task has no text.
+    tokens and back (`areal_like.interfaces.Codec`); None where the task has no text. `messages` is the prompt as chat
+    messages `{role, content}`, of which the codec's `opening` makes `tokens`; empty where the task has no text.
     """
 
     tokens: np.ndarray
@@ -31,6 +32,7 @@ class Prompt:
     max_tokens: int
     filler: tuple[int, ...] = ()
     codec: Any = None
+    messages: tuple[dict[str, str], ...] = ()
 
 
 class Outcome(NamedTuple):
@@ -49,6 +51,7 @@ class Limits:
     `key` names the random stream of this sample (see `areal_like.sampling`); `offset` is the position of the first
     sampled token within that stream, so that a second call for the same sample goes on where the first ended.
     `temperature` 0 means greedy; its logprobs are those of temperature 1. The stop token is part of the output.
+    `trained` False: an evaluation, of which nothing is trained.
     """
 
     max_tokens: int
@@ -56,6 +59,7 @@ class Limits:
     stop: tuple[int, ...] = ()
     key: int = 0
     offset: int = 0
+    trained: bool = True
 
 
 @dataclass(slots=True)

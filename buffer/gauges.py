@@ -104,6 +104,7 @@ class Gauges:
             }
             | _rewards(fleet)
             | _servers(fleet)
+            | _agents(fleet)
         )
         return self.rates
 
@@ -139,6 +140,14 @@ def _rewards(fleet: Fleet) -> dict[str, float]:
     for name in ("seconds_p50", "seconds_p99"):
         found[f"rewards/{name}"] = max(actor.stats.get(f"reward_{name}", 0.0) for actor in fleet)
     return found
+
+
+def _agents(fleet: Fleet) -> dict[str, float]:
+    """Totals of users' programs that talk to the actors' endpoints; nothing where there are none."""
+    if not fleet.total("agent_turns"):
+        return {}
+    totals = ("turns", "turns_left_out", "refused", "fields_ignored", "crashes")
+    return {f"agents/{name}": fleet.total(f"agent_{name}") for name in totals}
 
 
 def _sum(counts: Counter[int]) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from areal_like.expressions import evaluate
+from areal_like.tasks.characters import CharacterCodec
 from areal_like.tasks.generated import GeneratedTask
 from areal_like.types import Outcome, Prompt
 
@@ -20,20 +21,11 @@ CHARACTERS = "0123456789+-*=[]|?"
 """Token i is character i; `?` is what the desk shows for a call that it does not understand."""
 CALL_ENDS = CHARACTERS.index("]")
 EOS, PAD = len(CHARACTERS), len(CHARACTERS) + 1
-_PLACES = {character: token for token, character in enumerate(CHARACTERS)}
 
 
-class Characters:
-    """A token is a character."""
-
-    def encode(self, text: str) -> np.ndarray:
-        return np.array([_PLACES[character] for character in text], np.int32)
-
-    def decode(self, tokens: np.ndarray) -> str:
-        return "".join(CHARACTERS[token] for token in tokens.tolist() if token < EOS)
-
-    def reply(self, text: str, *, closed: bool = True) -> np.ndarray:
-        return self.encode(text)
+class Characters(CharacterCodec):
+    def __init__(self) -> None:
+        super().__init__(CHARACTERS)
 
 
 class Calculator(GeneratedTask):
@@ -47,6 +39,7 @@ class Calculator(GeneratedTask):
     vocab_size = PAD + 1
     pad_token = PAD
     stop_tokens: tuple[int, ...] = (EOS, CALL_ENDS)
+    codec = Characters()
 
     def __init__(
         self,
@@ -64,10 +57,6 @@ class Calculator(GeneratedTask):
         call_and_result = 2 * digits + 3 + 2 * digits + 1
         self._longest = 2 * call_and_result + 2 * digits + 1 if max_tokens is None else max_tokens
         super().__init__(seed, train_size, heldout_size, length_trace)
-
-    def prompt(self, split: str, row: int) -> Prompt:
-        plain = super().prompt(split, row)
-        return Prompt(plain.tokens, plain.answer, plain.max_tokens, plain.filler, Characters())
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         return share_in_place(Characters().decode(tokens), prompt.answer)

@@ -6,6 +6,7 @@ conversation with and without the new message.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -28,14 +29,26 @@ class TokenizerCodec:
 
     def reply(self, text: str, *, closed: bool = True) -> np.ndarray:
         """Raises ValueError for a chat template that changes earlier turns when another follows."""
+        return self.continuation([{"role": "user", "content": text}], closed=closed)
+
+    def opening(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = ()) -> np.ndarray:
+        """Raises ValueError for messages that the chat template does not take, or tools without a template."""
         if not self._chat:
-            return self.encode(text)
-        talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
-        before = self._render(talk)
-        after = self._render([*talk, {"role": "user", "content": text}], add_generation_prompt=True)
+            return np.array(self._tokenizer.encode(_as_they_stand(messages, tools)), np.int32)
+        return self.encode(self._render(messages, tools, add_generation_prompt=True))
+
+    def continuation(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), *, closed: bool = True
+    ) -> np.ndarray:
+        """Raises ValueError as `reply` and `opening`."""
+        if not self._chat:
+            return self.encode(_as_they_stand(messages, tools))
+        talk: list[dict[str, Any]] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
+        before = self._render(talk, tools)
+        after = self._render([*talk, *messages], tools, add_generation_prompt=True)
         said = before.rpartition(_SAID)[0] + _SAID
         if not after.startswith(said):
-            raise ValueError("the chat template writes earlier turns differently when another follows: no multi_turn")
+            raise ValueError("the chat template writes earlier turns differently when others follow: no multi_turn")
         rest = after[len(said) :]
         return self.encode(rest.removeprefix(self._end) if closed else rest)
 
@@ -44,5 +57,17 @@ class TokenizerCodec:
         """Of a turn, as the model itself writes it."""
         return self._tokenizer.eos_token or ""
 
-    def _render(self, messages: list[dict[str, str]], **more: Any) -> str:
-        return self._tokenizer.apply_chat_template(messages, tokenize=False, **more)
+    def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), **more: Any) -> str:
+        from jinja2 import TemplateError
+
+        given = {"tools": list(tools)} if tools else {}
+        try:
+            return self._tokenizer.apply_chat_template(list(messages), tokenize=False, **given, **more)
+        except TemplateError as error:
+            raise ValueError(f"the chat template does not take these messages: {error}") from None
+
+
+def _as_they_stand(messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> str:
+    if tools:
+        raise ValueError("tools need a chat template (task.chat_template)")
+    return "".join(message["content"] for message in messages)

@@ -1,7 +1,7 @@
 """Copy and Reverse: say the digits of the prompt again, forwards or backwards.
 
-The prompt is `digits SEP`. With a fixed length the response is exactly `digits` tokens and nothing stops it early;
-with `min_digits` the length varies and the response must end with EOS.
+The prompt is `digits SEP`, as text `digits>`. With a fixed length the response is exactly `digits` tokens and nothing
+stops it early; with `min_digits` the length varies and the response must end with EOS.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from areal_like.tasks.characters import CharacterCodec
 from areal_like.tasks.generated import GeneratedTask, until_stop
 from areal_like.types import Prompt
 
@@ -30,6 +31,7 @@ class Copy(GeneratedTask):
 
     vocab_size = 13
     pad_token = PAD
+    codec = CharacterCodec("0123456789>")
 
     def __init__(
         self,

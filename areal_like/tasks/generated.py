@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from areal_like.interfaces import Codec
 from areal_like.sampling import stream_key
 from areal_like.tasks.length_trace import trace_of
 from areal_like.types import Prompt
@@ -30,6 +31,9 @@ class GeneratedTask(ABC):
     Raises ValueError for an unknown split, and where the task has so few different prompts that none falls into a
     split; IndexError for a row outside its split.
     """
+
+    codec: Codec | None = None
+    """Where the tokens are text."""
 
     def __init__(self, seed: int, train_size: int, heldout_size: int, trace: Mapping[str, Any] | None):
         """A subclass calls this last: it draws a prompt of each split, so that an empty one shows at once."""
@@ -55,8 +59,11 @@ class GeneratedTask(ABC):
             content = xxhash.xxh3_64_intdigest(tokens.tobytes(), seed=stream_key(self._seed))
             if (content % _HELDOUT_ONE_IN == 0) == (split == "heldout"):
                 filler = self._trace.lengths(content) if self._trace else ()
-                return Prompt(tokens, answer, self._max_tokens(), filler)
+                return Prompt(tokens, answer, self._max_tokens(), filler, self.codec, self._messages(tokens))
         raise ValueError(f"the task has too few different prompts: none falls into the split {split!r}")
+
+    def _messages(self, tokens: np.ndarray) -> tuple[dict[str, str], ...]:
+        return ({"role": "user", "content": self.codec.decode(tokens)},) if self.codec else ()
 
     @abstractmethod
     def _draw(self, rng: np.random.Generator) -> tuple[np.ndarray, Any]:

@@ -113,14 +113,15 @@ class Jsonl:
         if not 0 <= row < self.size(split):
             raise IndexError(f"row {row} of split {split!r}, which has {self.size(split)}")
         source = self._rows[split][row]
-        tokens = np.array(self._encode(source.prompt), np.int32)
+        messages = self._messages(source.prompt)
+        tokens = self._codec.opening(messages)
         if not 1 <= len(tokens) <= self._max_prompt_tokens:
             raise ValueError(
                 f"{source.place} (row {row} of {split}): the prompt has {len(tokens)} tokens; "
                 f"task.max_prompt_tokens allows 1 to {self._max_prompt_tokens}"
             )
         filler = self._trace.lengths(source.hash(self._seed)) if self._trace else ()
-        return Prompt(tokens, source.answer, self._max_tokens, filler, self._codec)
+        return Prompt(tokens, source.answer, self._max_tokens, filler, self._codec, messages)
 
     def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[str, str]]:
         """The verifier of a response as "module:name", and its arguments (answer, response text)."""
@@ -166,15 +167,12 @@ class Jsonl:
         """Write the tokenizer beside a trained model, so that the folder can be loaded as a whole."""
         self._tokenizer.save_pretrained(folder)
 
-    def _encode(self, prompt: str | list[dict[str, str]]) -> list[int]:
-        if not self._chat:
-            return self._tokenizer.encode(f"{prompt}{self._suffix}")
+    def _messages(self, prompt: str | list[dict[str, str]]) -> tuple[dict[str, str], ...]:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
         messages[-1]["content"] += self._suffix
         if self._system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._system})
-        text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return tuple(messages)
 
 
 def _read(path: str, prompt_key: str, answer_key: str, chat: bool) -> list[Row]:

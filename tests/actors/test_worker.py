@@ -95,9 +95,9 @@ class Play:
         for _ in range(10):
             await asyncio.sleep(0)
 
-    async def end(self, request: str, result: Sample | Exception | None) -> None:
+    async def end(self, request: str, result: Sample | BaseException | None) -> None:
         future = self.futures[request]
-        future.set_exception(result) if isinstance(result, Exception) else future.set_result(result)
+        future.set_exception(result) if isinstance(result, BaseException) else future.set_result(result)
         await self.settle()
 
 
@@ -238,6 +238,30 @@ def test_a_cancelled_group_says_nothing() -> None:
         await play.settle()
         assert all(future.cancelled() for future in play.futures.values())
         assert play.client.groups == play.client.failures == []
+
+    asyncio.run(scenario())
+
+
+def test_a_sample_that_is_cancelled_from_within_is_a_failed_one() -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.lease()
+        await play.end("1/0", asyncio.CancelledError())
+        assert [failure[:2] for failure in play.client.failures] == [(1, "failed")]
+
+    asyncio.run(scenario())
+
+
+def test_a_lease_of_a_group_that_still_runs_here_takes_its_place() -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.lease()
+        before = dict(play.futures)
+        await play.lease()
+        assert all(future.cancelled() for future in before.values())
+        for index in range(3):
+            await play.end(f"1/{index}", sample(0.5))
+        assert len(play.client.groups) == 1 and not play.client.failures
 
     asyncio.run(scenario())
 

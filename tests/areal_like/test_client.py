@@ -1,5 +1,6 @@
 """What the learner's side makes of a batch, and of a connection that breaks."""
 
+import asyncio
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 
 from areal_like.bus import BusError, Router, routing_id
-from areal_like.client import LearnerClient, mask_old_tokens
+from areal_like.client import ActorClient, LearnerClient, mask_old_tokens
 from areal_like.groups import encode_group, pack_heads
+from areal_like.ring import Ring
 from areal_like.types import Batch, Group, Sample
 from areal_like.wire import ONLY_THE_LEARNER, Message
 from tests.faults.proxy import Proxy
@@ -39,6 +41,33 @@ def send_batch(router: Router, index: int) -> None:
     body = {"index": index, "version": index, "oldest_allowed": 0, "info": {}, "actors": ["actor-0"]}
     body |= pack_heads([head])
     router.send(routing_id("learner", os.getpid()), "batch", body, [payload])
+
+
+def test_a_group_that_is_pushed_twice_hides_no_other() -> None:
+    """The buffer takes blocks of an actor's memory in order, and an older one for a repetition."""
+
+    async def scenario() -> list[int]:
+        client = ActorClient.__new__(ActorClient)
+        client._ready, client._unacknowledged = [], {}
+        client._ring = Ring(1 << 16)
+        client._ring.readable = True
+        client.dealer = dealer = Dealer()  # type: ignore[assignment]
+        for each in (7, 8, 7, 9):
+            client.push(Group(each, [sample([(0, 2)])], {0: "d"}))
+        await asyncio.sleep(0)
+        (frames,) = dealer.sent
+        client._ring.close()
+        return [int.from_bytes(bytes(frame)[:8], "little") for frame in frames]
+
+    class Dealer:
+        def __init__(self) -> None:
+            self.sent: list[list[bytes]] = []
+
+        def send(self, kind: str, body: object, frames: list[bytes]) -> None:
+            self.sent.append(frames)
+
+    blocks = asyncio.run(scenario())
+    assert len(blocks) == 3 and blocks == sorted(set(blocks))
 
 
 @pytest.fixture

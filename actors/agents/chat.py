@@ -1,0 +1,277 @@
+"""Bodies of OpenAI's chat completions: what is asked, checked; what is answered. Pure.
+
+Fields that would change how tokens are sampled are refused, unless they say what holds anyway: behaviour logprobs
+have to be those that the learner computes for the same tokens. `sampling="ignore"` passes over them instead, and so
+does an evaluation, of which nothing is trained. Fields that change nothing (who asks; a seed, since tokens are drawn by
+the run's own) are passed over; fields that ask for more than there is are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MODEL = "policy"
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto", "none"),
+    "parallel_tool_calls": (True,),
+}
+"""Fields that cut or shift the distribution → the values that do not."""
+LACKING: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "echo": (False,),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+}
+"""Fields that ask for what there is not → the values that do not."""
+WITHOUT_EFFECT = {
+    "user", "metadata", "store", "service_tier", "seed", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "reasoning_effort", "verbosity",
+}  # fmt: skip
+READ = {
+    "model", "messages", "tools", "temperature", "max_tokens", "max_completion_tokens", "stop", "stream",
+    "stream_options",
+}  # fmt: skip
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+class Refused(Exception):
+    """An answer that is an error, as OpenAI writes them."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.status = status
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a conversation holds requests to: the sample's `temperature`; `ignore` sampling fields instead of refusing
+    them; the marks around a tool call."""
+
+    temperature: float
+    ignore: bool = False
+    call_marks: tuple[str, str] = ("<tool_call>", "</tool_call>")
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A request that can be answered. `messages` are plain: role, content (a text), and where there are any tool_calls
+    (with arguments as objects) and tool_call_id. `ignored` sampling fields were passed over."""
+
+    model: str
+    messages: list[dict[str, Any]]
+    tools: list[Any]
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    stream: bool
+    with_usage: bool
+    ignored: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the model said to a request, as it is served."""
+
+    number: int
+    message: dict[str, Any]
+    finish: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+def parse(body: Any, terms: Terms) -> Chat:
+    """Raises Refused."""
+    if not isinstance(body, dict):
+        raise Refused(400, "the body must be a JSON object")
+    given = {name: value for name, value in body.items() if value is not None}
+    unknown = given.keys() - READ - NEUTRAL.keys() - LACKING.keys() - WITHOUT_EFFECT
+    if unknown:
+        name = sorted(unknown)[0]
+        raise Refused(400, f"unknown field {name!r}", param=name, code="unknown_parameter")
+    for name in given.keys() & LACKING.keys():
+        if given[name] not in LACKING[name]:
+            raise Refused(400, f"{name}={given[name]!r} is not supported here", param=name, code="unsupported_value")
+    tools = _typed(given, "tools", list, [])
+    options = _typed(given, "stream_options", dict, {})
+    return Chat(
+        model=str(given.get("model", MODEL)),
+        messages=_messages(given.get("messages")),
+        tools=[] if given.get("tool_choice") == "none" else tools,
+        max_tokens=_max_tokens(given),
+        stop=_stop(given.get("stop", [])),
+        stream=_typed(given, "stream", bool, False),
+        with_usage=bool(options.get("include_usage", False)),
+        ignored=_hold_sampling(given, terms),
+    )
+
+
+def _hold_sampling(given: dict[str, Any], terms: Terms) -> int:
+    """The number of sampling fields that are passed over. Raises Refused."""
+    wrong = [name for name in NEUTRAL if name in given and given[name] not in NEUTRAL[name]]
+    temperature = given.get("temperature", terms.temperature)
+    if not isinstance(temperature, int | float) or abs(temperature - terms.temperature) > 1e-6:
+        wrong.append("temperature")
+    if wrong and not terms.ignore:
+        name = wrong[0]
+        held = f"the run samples at {terms.temperature:g}; " if name == "temperature" else ""
+        raise Refused(
+            400,
+            f"{name}={given[name]!r} is refused: {held}behaviour logprobs would differ from the learner's. "
+            "Leave it out, or set workflow.sampling=ignore",
+            param=name,
+            code="unsupported_value",
+        )
+    return len(wrong)
+
+
+def _max_tokens(given: dict[str, Any]) -> int | None:
+    found = [given[name] for name in ("max_tokens", "max_completion_tokens") if name in given]
+    for value in found:
+        if type(value) is not int or value < 1:
+            raise Refused(400, f"max_tokens must be an integer of at least 1, got {value!r}", param="max_tokens")
+    return min(found, default=None)
+
+
+def _stop(stop: Any) -> tuple[str, ...]:
+    texts = [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise Refused(400, "stop must be a text or a list of texts, none of them empty", param="stop")
+    return tuple(texts)
+
+
+def _typed(given: dict[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = given.get(name, default)
+    if not isinstance(value, kind):
+        raise Refused(400, f"{name} must be of the type {kind.__name__}", param=name)
+    return value
+
+
+# Messages
+
+
+def _messages(messages: Any) -> list[dict[str, Any]]:
+    if not isinstance(messages, list) or not messages:
+        raise Refused(400, "messages must be a list with at least one message", param="messages")
+    return [_message(f"messages[{place}]", message) for place, message in enumerate(messages)]
+
+
+def _message(place: str, message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict) or message.get("role") not in ROLES:
+        raise Refused(400, f"{place}: want an object with a role of {', '.join(ROLES)}", param=place)
+    plain: dict[str, Any] = {"role": ROLES[message["role"]], "content": _text(place, message.get("content"))}
+    if message.get("tool_calls"):
+        plain["tool_calls"] = [_call(place, call) for call in message["tool_calls"]]
+    if message.get("tool_call_id"):
+        plain["tool_call_id"] = str(message["tool_call_id"])
+    if message.get("name"):
+        plain["name"] = str(message["name"])
+    return plain
+
+
+def _text(place: str, content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [None]
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if len(texts) != len(parts):
+        raise Refused(400, f"{place}: the content must be text, or parts of text", param=place)
+    return "".join(texts)
+
+
+def _call(place: str, call: Any) -> dict[str, Any]:
+    try:
+        function, arguments = call["function"], call["function"].get("arguments") or {}
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return {"id": str(call["id"]), "type": "function", "function": {"name": function["name"], "arguments": parsed}}
+    except (TypeError, KeyError, AttributeError, ValueError):
+        wanted = "{id, type, function: {name, arguments}}"
+        raise Refused(400, f"{place}: a tool call is {wanted}", param=place) from None
+
+
+def spoken(text: str, number: int, tools: Sequence[Any], marks: tuple[str, str]) -> dict[str, Any]:
+    """What the model said as a plain message: where there are tools, calls in it become `tool_calls`, unless one of
+    them can't be read."""
+    before, *rest = text.split(marks[0]) if tools else [text]
+    try:
+        calls = [json.loads(part.partition(marks[1])[0]) for part in rest]
+        found = [(call["name"], call.get("arguments", {})) for call in calls]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        found = []
+    if not found:
+        return {"role": "assistant", "content": text}
+    return {
+        "role": "assistant",
+        "content": before.strip(),
+        "tool_calls": [
+            {"id": f"call_{number}_{place}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for place, (name, arguments) in enumerate(found)
+        ],
+    }
+
+
+# Answers
+
+
+def completion(chat: Chat, reply: Reply) -> dict[str, Any]:
+    choice = {"index": 0, "message": _served(reply.message), "logprobs": None, "finish_reason": reply.finish}
+    return _head("chat.completion", chat, reply) | {"choices": [choice], "usage": _usage(reply)}
+
+
+def events(chat: Chat, reply: Reply) -> list[str]:
+    """The same as server-sent events. The text comes in one piece, once it is whole."""
+    head = _head("chat.completion.chunk", chat, reply)
+    delta = _served(reply.message)
+    for place, call in enumerate(delta.get("tool_calls", ())):
+        call["index"] = place
+    last = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": reply.finish}
+    chunks = [head | {"choices": [last | {"delta": delta, "finish_reason": None}]}, head | {"choices": [last]}]
+    if chat.with_usage:
+        chunks.append(head | {"choices": [], "usage": _usage(reply)})
+    return [*(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks), "data: [DONE]\n\n"]
+
+
+def models() -> dict[str, Any]:
+    return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "areal_like"}]}
+
+
+def _head(kind: str, chat: Chat, reply: Reply) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{reply.number}", "object": kind, "created": int(time.time()), "model": chat.model}
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    total = reply.prompt_tokens + reply.completion_tokens
+    return {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.completion_tokens,
+        "total_tokens": total,
+    }
+
+
+def _served(message: dict[str, Any]) -> dict[str, Any]:
+    """A plain message as OpenAI writes it: arguments of calls as JSON text."""
+    if "tool_calls" not in message:
+        return dict(message)
+    calls = [
+        call | {"function": call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return message | {"content": message["content"] or None, "tool_calls": calls}

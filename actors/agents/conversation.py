@@ -1,0 +1,177 @@
+"""The requests of one sample's agent as token-exact conversations: a tree, one path of which becomes the sample.
+
+Each answered request is a *turn*. A request goes on from the turn whose messages, what was served included, are the
+longest beginning of its own: the model's tokens stay as they were sampled, and only messages that are new become
+tokens, which the model was shown (loss-masked). A request that goes on from no turn opens a conversation of its own:
+all of its messages are then prompt, also those that claim to be the model's.
+
+    messages of a request    [system, user]    [system, user, said 1, tool]    [system, user, said 1, user 2]
+    what becomes of it       turn 1            turn 2, goes on from 1          turn 3, goes on from 1: a branch
+
+What is trained is the path to the last turn, by the order in which requests came; other turns are only counted.
+Branches sample from stretches of their own in the sample's stream of random numbers, so that asking the same again is
+not in vain.
+
+Driven by the endpoint (`ask`) and by the workflow, which waits for `over` or for its agent, and then closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from typing import Any
+
+from actors.agents.chat import Chat, Refused, Reply, Terms, spoken
+from actors.agents.counts import TOTALS
+from actors.transcript import Transcript
+from areal_like.interfaces import Codec, RolloutEngine
+from areal_like.types import Completion, Limits
+
+ENDED = "this sample has ended; its key is no longer valid"
+
+
+@dataclass(eq=False)
+class Turn:
+    """One answer, and all before it. `messages` end with it; `followers` counts the requests that go on from here."""
+
+    number: int
+    messages: list[dict[str, Any]]
+    tools: list[Any]
+    transcript: Transcript
+    completion: Completion
+    followers: int = 0
+
+    def leads_to(self, chat: Chat) -> bool:
+        return self.tools == chat.tools and self.messages == chat.messages[: len(self.messages)]
+
+
+class Conversation:
+    """Of the sample `request`, under `limits` of its response. `codec` is its prompt's.
+
+    `over` is set once it can't go on: `aborted` (the sample was broken off) or with a `failure` of the engine. `full`:
+    the last request found no room for an answer. `refusal`: why the last of the requests that were refused was.
+    """
+
+    def __init__(self, engine: RolloutEngine, codec: Codec, limits: Limits, request: str, terms: Terms):
+        self.terms = terms
+        self.over = asyncio.Event()
+        self.aborted, self.full = False, False
+        self.failure: Exception | None = None
+        self.refusal = ""
+        self.turns: list[Turn] = []
+        self._engine, self._codec, self._limits, self._request = engine, codec, limits, request
+        self._asked = self._branches = 0
+        self._open: set[asyncio.Task[Completion]] = set()
+        self._closed = False
+
+    @property
+    def last(self) -> Turn | None:
+        """The answered request that came last."""
+        return max(self.turns, key=lambda turn: turn.number, default=None)
+
+    async def ask(self, chat: Chat) -> Reply:
+        """Waits for the engine. Cancelling the caller frees its slot. Raises Refused."""
+        if self._closed or self.over.is_set():
+            raise Refused(410, ENDED, code="session_ended")
+        self._asked += 1
+        number, transcript = self._asked, self._begin(chat)
+        before = transcript.tokens
+        completion = await self._sample(before, transcript.limits(chat.max_tokens))
+        completion, text = self._until(chat.stop, completion)
+        transcript.said(completion)
+        message = spoken(text, number, chat.tools, self.terms.call_marks)
+        self.turns.append(Turn(number, [*chat.messages, message], chat.tools, transcript, completion))
+        self.full = False
+        TOTALS["agent_turns"] += 1
+        finish = "tool_calls" if "tool_calls" in message else completion.finish
+        return Reply(number, message, finish, len(before), len(completion.tokens))
+
+    def close(self) -> None:
+        """No more answers; those that are awaited are refused."""
+        self._closed = True
+        for work in self._open:
+            work.cancel()
+
+    def _begin(self, chat: Chat) -> Transcript:
+        """What the model is given."""
+        found = [turn for turn in self.turns if turn.leads_to(chat)]
+        before = max(found, key=lambda turn: (len(turn.messages), turn.number), default=None)
+        try:
+            if before is None:
+                return Transcript(self._codec.opening(chat.messages, chat.tools), self._next_stretch())
+            closed = int(before.completion.tokens[-1]) in self._limits.stop
+            new = chat.messages[len(before.messages) :]
+            shown = self._codec.continuation(new, chat.tools, closed=closed)
+        except ValueError as error:
+            raise Refused(400, str(error), param="messages") from None
+        if len(shown) >= before.transcript.room:
+            raise self._no_room(f"the sample's response may have {self._limits.max_tokens} tokens in all")
+        before.followers += 1
+        limits = before.transcript.whole if before.followers == 1 else self._next_stretch()
+        transcript = before.transcript.branch(limits)
+        transcript.shown(shown)
+        return transcript
+
+    def _next_stretch(self) -> Limits:
+        """The sample's limits, from another place in its stream of random numbers each time."""
+        offset = self._limits.offset + self._branches * self._limits.max_tokens
+        self._branches += 1
+        return replace(self._limits, offset=offset)
+
+    def _no_room(self, why: str) -> Refused:
+        self.full = True
+        return Refused(400, f"no room for an answer: {why}", param="messages", code="context_length_exceeded")
+
+    async def _sample(self, tokens: Any, limits: Limits) -> Completion:
+        work = asyncio.ensure_future(self._engine.generate(tokens, limits, self._request))
+        self._open.add(work)
+        try:
+            completion = await work
+        except asyncio.CancelledError:
+            if self._closed and not _is_cancelled():
+                raise Refused(410, ENDED, code="session_ended") from None
+            raise
+        except ValueError as error:
+            raise self._no_room(str(error)) from None
+        except Exception as error:
+            self.failure = error
+            self.over.set()
+            raise Refused(500, f"the engine failed: {error}") from None
+        finally:
+            self._open.discard(work)
+        if completion.finish == "abort":
+            self.aborted = True
+            self.over.set()
+            raise Refused(410, ENDED, code="session_ended")
+        return completion
+
+    def _until(self, stops: tuple[str, ...], completion: Completion) -> tuple[Completion, str]:
+        """The completion as it would be if the engine had looked for these texts after each token, and its text up to
+        the first of them. (What it has sampled behind costs time, and nothing else: no token depends on later ones.)"""
+        text = self._codec.decode(completion.tokens)
+        places = [place for stop in stops if (place := text.find(stop)) >= 0]
+        if not places:
+            return completion, text
+
+        def has_stop(count: int) -> bool:
+            so_far = self._codec.decode(completion.tokens[:count])
+            return any(stop in so_far for stop in stops)
+
+        count = bisect_left(range(len(completion.tokens)), True, key=has_stop)
+        return _first(completion, count), text[: min(places)]
+
+
+def _first(completion: Completion, count: int) -> Completion:
+    """Its first `count` tokens, at which it stops."""
+    runs, left = [], count
+    for version, length in completion.runs:
+        if left > 0:
+            runs.append((version, min(length, left)))
+            left -= length
+    return Completion(completion.tokens[:count], completion.logprobs[:count], runs, "stop")
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

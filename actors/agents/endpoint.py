@@ -1,0 +1,148 @@
+"""The OpenAI-compatible endpoint: HTTP on this machine's loopback, one per event loop, for all samples of an actor.
+
+A sample's agent is known by its key, a bearer token: no key, no answer (401); the key of a sample that has ended is
+told so (410). A client that hangs up ends its request, and its slot in the engine is free at once. The first sample
+starts the server; it ends with its event loop, as a task of it.
+
+    POST /v1/chat/completions → parse → `Conversation.ask` → the engine → a completion, or server-sent events
+    GET  /v1/models
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+try:
+    from aiohttp import web
+except ModuleNotFoundError:
+    raise ValueError("workflow=agent needs more: pip install 'areal_like[openai]'") from None
+
+from actors.agents import chat as bodies
+from actors.agents.chat import Refused
+from actors.agents.conversation import ENDED, Conversation
+from actors.agents.counts import TOTALS
+
+MAX_BODY_BYTES = 16 << 20
+REMEMBERED = 4096
+"""Keys of samples that have ended, of which a late request is told so."""
+_SHUTDOWN_SECONDS = 1.0
+
+
+class Endpoint:
+    """Hands each request to the conversation of its key."""
+
+    def __init__(self) -> None:
+        self.base_url = ""
+        self._conversations: dict[str, Conversation] = {}
+        self._ended: deque[str] = deque(maxlen=REMEMBERED)
+
+    @contextmanager
+    def serves(self, conversation: Conversation) -> Iterator[str]:
+        """Answer its agent; gives the key."""
+        key = f"sk-{secrets.token_urlsafe(32)}"
+        self._conversations[key] = conversation
+        try:
+            yield key
+        finally:
+            del self._conversations[key]
+            self._ended.append(key)
+            conversation.close()
+
+    async def run(self, started: asyncio.Future[None]) -> None:
+        """Serve until cancelled; `started` hears of the start, or of its failure."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app.router.add_post("/v1/chat/completions", _answered(self._complete))
+        app.router.add_get("/v1/models", _answered(self._models))
+        app.router.add_route("*", "/{other:.*}", _answered(self._other))
+        runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS, handle_signals=False
+        )
+        try:
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            self.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+            started.set_result(None)
+            await asyncio.Event().wait()
+        except Exception as error:
+            started.set_exception(error)
+        finally:
+            await runner.cleanup()
+
+    def _conversation(self, request: web.Request) -> Conversation:
+        """Raises Refused."""
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        if key in self._conversations:
+            return self._conversations[key]
+        if key in self._ended:
+            raise Refused(410, ENDED, code="session_ended")
+        raise Refused(401, "this endpoint wants the key of a sample, as a bearer token", code="invalid_api_key")
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        conversation = self._conversation(request)
+        try:
+            chat = bodies.parse(await _json(request), conversation.terms)
+            reply = await conversation.ask(chat)
+        except Refused as refused:
+            conversation.refusal = str(refused)
+            raise
+        TOTALS["agent_fields_ignored"] += chat.ignored
+        if not chat.stream:
+            return web.json_response(bodies.completion(chat, reply))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        await response.write("".join(bodies.events(chat, reply)).encode())
+        await response.write_eof()
+        return response
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        self._conversation(request)
+        return web.json_response(bodies.models())
+
+    async def _other(self, request: web.Request) -> web.StreamResponse:
+        self._conversation(request)
+        raise Refused(404, f"there is no {request.method} {request.path}, only /v1/chat/completions and /v1/models")
+
+
+async def _json(request: web.Request) -> object:
+    try:
+        return json.loads(await request.read())
+    except ValueError as error:  # UnicodeDecodeError among them
+        raise Refused(400, f"the body is not JSON: {error}") from None
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _answered(handler: Handler) -> Handler:
+    """With errors as OpenAI writes them."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except Refused as refused:
+            TOTALS["agent_refused"] += 1
+            return web.json_response(refused.body, status=refused.status)
+
+    return handle
+
+
+_endpoints: dict[asyncio.AbstractEventLoop, tuple[Endpoint, asyncio.Future[None], asyncio.Task[None]]] = {}
+
+
+async def endpoint() -> Endpoint:
+    """The one of this event loop, started where there is none. Raises OSError where it can't listen."""
+    loop = asyncio.get_running_loop()
+    if loop not in _endpoints:
+        made, started = Endpoint(), loop.create_future()
+        task = loop.create_task(made.run(started), name="OpenAI endpoint")
+        task.add_done_callback(lambda _: _endpoints.pop(loop, None))
+        _endpoints[loop] = made, started, task
+    found, started, _ = _endpoints[loop]
+    await asyncio.shield(started)
+    return found

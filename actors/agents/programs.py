@@ -1,0 +1,132 @@
+"""The user's agent: an async function in this process, or a command in one of its own.
+
+Both are told where the model is and which key to show there (the key says whose traffic it is), and get the prompt's
+row as JSON: `{"messages": [{"role": ..., "content": ...}, ...], "answer": ...}`.
+
+- `"module:function"`: `await function(base_url, api_key, row)`. It shares the actor's event loop, so it must not block.
+  Returns the reward (a number, or a list of one number per turn), or None: the verifier then scores the last turn.
+- `[program, argument, ...]`: OPENAI_BASE_URL and OPENAI_API_KEY in its environment, the row at its standard input. Its
+  reward is the last line of its standard output, if that is `{"reward": ...}`. It is in a process group of its own:
+  all that it starts is killed when it ends, when nobody waits for it any more, and when the actor dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import math
+import os
+import signal
+import subprocess
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pkgutil import resolve_name
+from typing import IO, Any
+
+Reward = float | list[float] | None
+LAST_WORDS = 2000
+"""Characters of what a program has said that go into an error."""
+_GUARD = ["sh", "-c", "read _; kill -KILL 0"]
+"""Leads the program's process group, and ends it when the pipe to this process breaks, however that comes about."""
+
+
+class AgentError(RuntimeError):
+    """An agent that failed, took too long, or did not do what an agent does."""
+
+
+async def play(agent: str | Sequence[str], base_url: str, key: str, row: dict[str, Any]) -> Reward:
+    """Run the agent to its end; when cancelled, it is ended at once. Raises AgentError, and ValueError for an agent
+    that can't be run at all."""
+    if isinstance(agent, str):
+        return await _call(agent, base_url, key, row)
+    return await _run(list(agent), base_url, key, row)
+
+
+async def _call(name: str, base_url: str, key: str, row: dict[str, Any]) -> Reward:
+    try:
+        function = resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"workflow.agent: {name!r} can't be found: {error}") from error
+    if not inspect.iscoroutinefunction(function):
+        raise ValueError(f"workflow.agent: {name!r} is no async function; give a blocking program as a command")
+    try:
+        return _checked(await function(base_url, key, row))
+    except AgentError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise AgentError(f"{error!r} at {place.filename}:{place.lineno}") from error
+
+
+async def _run(command: list[str], base_url: str, key: str, row: dict[str, Any]) -> Reward:
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
+        given.write(json.dumps(row).encode())
+        given.seek(0)
+        guard = subprocess.Popen(_GUARD, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
+        try:
+            code = await _ended(command, _environment(base_url, key), (given, said, errors), guard.pid)
+        finally:
+            _kill(guard)
+        if code:
+            raise AgentError(f"ended with exit code {code}: {_end_of(errors).strip() or 'without a word'}")
+        return _reward_in(_end_of(said))
+
+
+async def _ended(command: list[str], environment: dict[str, str], files: tuple[IO, IO, IO], group: int) -> int:
+    given, said, errors = files
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=given, stdout=said, stderr=errors, env=environment, process_group=group
+        )
+    except OSError as error:
+        raise ValueError(f"workflow.agent: {command[0]!r} can't be started: {error}") from None
+    try:
+        return await process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()  # it may have left its group
+
+
+def _kill(guard: subprocess.Popen) -> None:
+    """End the guard's process group."""
+    os.killpg(guard.pid, signal.SIGKILL)
+    assert guard.stdin
+    guard.stdin.close()
+    guard.wait()
+
+
+def _environment(base_url: str, key: str) -> dict[str, str]:
+    """This process's own, and where the model is: not behind a proxy."""
+    direct = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
+    ours = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "no_proxy": direct, "NO_PROXY": direct}
+    return os.environ | ours
+
+
+def _end_of(file: IO[bytes]) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - LAST_WORDS))
+    return file.read().decode(errors="replace")
+
+
+def _reward_in(said: str) -> Reward:
+    """Of the last line, where it has one. Other programs print what they like."""
+    lines = said.strip().splitlines()
+    try:
+        last = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        return None
+    return _checked(last["reward"]) if isinstance(last, dict) and "reward" in last else None
+
+
+def _checked(reward: Any) -> Reward:
+    """Raises AgentError for what is no reward."""
+    if reward is None:
+        return None
+    with contextlib.suppress(TypeError, ValueError):
+        numbers = [float(each) for each in reward] if isinstance(reward, list | tuple) else [float(reward)]
+        if all(map(math.isfinite, numbers)):
+            return numbers if isinstance(reward, list | tuple) else numbers[0]
+    raise AgentError(f"{reward!r} is no reward: want a finite number, or a list with one for each turn")

@@ -1,0 +1,43 @@
+"""Text for tasks whose tokens are characters: token i is character i (`areal_like.interfaces.Codec`).
+
+There are no roles: a conversation is the contents of its messages, one behind the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+class CharacterCodec:
+    """Ids from `len(characters)` on are no text: they end a turn, or fill a batch."""
+
+    def __init__(self, characters: str):
+        self._characters = characters
+        self._places = {character: token for token, character in enumerate(characters)}
+
+    def encode(self, text: str) -> np.ndarray:
+        """Raises ValueError for a character that the task does not have."""
+        unknown = [character for character in text if character not in self._places]
+        if unknown:
+            raise ValueError(f"there is no token for {unknown[0]!r}; there are {self._characters}")
+        return np.array([self._places[character] for character in text], np.int32)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return "".join(self._characters[token] for token in tokens.tolist() if token < len(self._characters))
+
+    def reply(self, text: str, *, closed: bool = True) -> np.ndarray:
+        return self.encode(text)
+
+    def opening(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = ()) -> np.ndarray:
+        """Raises ValueError for `tools`: there is no place for them."""
+        if tools:
+            raise ValueError("this task's text has no place for tools")
+        return self.encode("".join(message["content"] for message in messages))
+
+    def continuation(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), *, closed: bool = True
+    ) -> np.ndarray:
+        return self.opening(messages, tools)

@@ -1,0 +1,135 @@
+"""Bodies of chat completions: what is taken, what is refused and why."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from actors.agents.chat import Chat, Refused, Reply, Terms, completion, events, parse, spoken
+
+TERMS = Terms(temperature=0.7)
+ASK = {"model": "gpt-x", "messages": [{"role": "user", "content": "2+2?"}]}
+MARKS = TERMS.call_marks
+
+
+def chat_of(**fields: Any) -> Chat:
+    return parse({**ASK, **fields}, TERMS)
+
+
+def refused(body: Any) -> dict[str, Any]:
+    with pytest.raises(Refused) as caught:
+        parse(body, TERMS)
+    assert caught.value.status == 400 and caught.value.body["error"]["type"] == "invalid_request_error"
+    return caught.value.body["error"]
+
+
+def test_fields_that_say_what_holds_anyway_are_taken() -> None:
+    neutral = {"temperature": 0.7, "top_p": 1.0, "n": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "top_k": -1}
+    more = {
+        "response_format": {"type": "text"},
+        "logit_bias": {},
+        "seed": 3,
+        "user": "me",
+        "stop": None,
+        "stream": False,
+    }
+    assert chat_of(**neutral, **more) == chat_of()
+    assert chat_of().messages == ASK["messages"] and chat_of().max_tokens is None and chat_of().model == "gpt-x"
+    assert chat_of(max_tokens=9, max_completion_tokens=5).max_tokens == 5
+    assert chat_of(stop="a").stop == ("a",) and chat_of(stop=["a", "b"]).stop == ("a", "b")
+    assert chat_of(tools=[{"a": 1}], tool_choice="none").tools == [] and chat_of(tools=[{"a": 1}]).tools == [{"a": 1}]
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("temperature", 1.0), ("temperature", "hot"), ("top_p", 0.9), ("top_k", 50), ("min_p", 0.1),
+        ("frequency_penalty", 0.5), ("presence_penalty", -1), ("repetition_penalty", 1.1), ("logit_bias", {"5": -100}),
+        ("response_format", {"type": "json_object"}), ("tool_choice", "required"), ("parallel_tool_calls", False),
+    ],
+)  # fmt: skip
+def test_other_sampling_is_refused_or_passed_over_and_counted(field: str, value: Any) -> None:
+    error = refused({**ASK, field: value})
+    assert error["param"] == field and "behaviour logprobs would differ" in error["message"]
+    assert ("samples at 0.7" in error["message"]) == (field == "temperature")
+    passed = parse({**ASK, field: value}, Terms(0.7, ignore=True))
+    assert passed.ignored == 1 and passed.messages == ASK["messages"]
+
+
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        ([], "JSON object"),
+        ({}, "at least one message"),
+        ({"messages": []}, "at least one message"),
+        ({**ASK, "n": 2}, "n=2 is not supported"),
+        ({**ASK, "logprobs": True}, "not supported"),
+        ({**ASK, "colour": 1}, "unknown field 'colour'"),
+        ({**ASK, "max_tokens": 0}, "at least 1"),
+        ({**ASK, "max_tokens": True}, "at least 1"),
+        ({**ASK, "stop": [""]}, "none of them empty"),
+        ({**ASK, "stop": [3]}, "list of texts"),
+        ({**ASK, "stream": "yes"}, "of the type bool"),
+        ({**ASK, "tools": {}}, "of the type list"),
+        ({"messages": ["hello"]}, r"messages\[0\]: want an object"),
+        ({"messages": [{"role": "oracle", "content": ""}]}, "a role of system"),
+        ({"messages": [{"role": "user", "content": 3}]}, "must be text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "parts of text"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "a tool call is"),
+    ],
+)
+def test_what_can_not_be_answered_is_refused_in_words(body: Any, words: str) -> None:
+    error = refused(body)
+    assert re.search(words, error["message"]), error
+
+
+def test_messages_become_plain() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    given = [
+        {"role": "developer", "content": [{"type": "text", "text": "be"}, {"type": "text", "text": " short"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "audio": None},
+        {"role": "tool", "content": "3", "tool_call_id": "c"},
+    ]
+    plain = parse({"messages": given}, TERMS).messages
+    assert plain[0] == {"role": "system", "content": "be short"}
+    assert plain[1]["content"] == "" and plain[1]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
+    assert plain[2] == {"role": "tool", "content": "3", "tool_call_id": "c"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "4",
+        '<tool_call>{"name": "add"}</tool_call>',
+        'so: <tool_call>{"name": "f", "arguments": {"x": [1, "ü"]}}</tool_call>\n<tool_call>{"name": "g"}</tool_call>',
+    ],
+)
+def test_what_was_served_is_known_again(text: str) -> None:
+    """However a client writes the arguments of a call down."""
+    message = spoken(text, 3, [{"type": "function"}], MARKS)
+    reply = Reply(3, message, "stop", 5, 2)
+    served = json.loads(json.dumps(completion(chat_of(), reply)))["choices"][0]["message"]
+    assert parse({"messages": [served]}, TERMS).messages == [message]
+    for call in served.get("tool_calls", []):
+        call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), indent=2)
+    assert parse({"messages": [served]}, TERMS).messages == [message]
+    assert len(message.get("tool_calls", [])) == text.count("<tool_call>")
+
+
+def test_without_tools_marks_are_text() -> None:
+    text = '<tool_call>{"name": "add"}</tool_call>'
+    assert spoken(text, 1, [], MARKS) == {"role": "assistant", "content": text}
+
+
+def test_events_say_the_same_as_a_completion() -> None:
+    reply = Reply(2, spoken("four", 2, [], MARKS), "length", 5, 4)
+    chat = chat_of(stream=True, stream_options={"include_usage": True})
+    *chunks, done = events(chat, reply)
+    read = [json.loads(chunk.removeprefix("data: ")) for chunk in chunks]
+    assert done == "data: [DONE]\n\n" and all(chunk.endswith("\n\n") for chunk in chunks)
+    assert read[0]["choices"][0]["delta"] == {"role": "assistant", "content": "four"}
+    assert read[0]["choices"][0]["finish_reason"] is None and read[1]["choices"][0]["finish_reason"] == "length"
+    assert read[2]["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+    assert {chunk["object"] for chunk in read} == {"chat.completion.chunk"} and read[0]["model"] == "gpt-x"
+    assert len(events(chat_of(stream=True), reply)) == 3

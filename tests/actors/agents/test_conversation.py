@@ -1,0 +1,347 @@
+"""Traffic of agents over real HTTP as trajectories: against multi_turn, branches, stops, limits, a chat template."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from actors.agents.counts import TOTALS
+from actors.agents.programs import AgentError
+from actors.engines.torch_engine import TorchEngine
+from actors.workflows import multi_turn, single_turn
+from areal_like.tasks.chat import TokenizerCodec
+from areal_like.types import Completion, Prompt
+from tests.actors.agents.scene import TEXT, engine_of, limits_of, play, post, prompt_of, rollout, said, user, verifier
+from tests.actors.tiny_models import VOCAB, logprobs_of, new_model, update_of
+from tests.folders import CONFIGS, byte_tokenizer
+
+REPLIES = ["12", "xyz", "0"]
+
+
+class Three:
+    """Says the replies one after the other, and changes the weights behind the first turn. Rewards of every turn."""
+
+    engine: Any = None
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    def reset(self, prompt: Prompt) -> str:
+        return ""
+
+    async def step(self, action: str) -> tuple[str, float | None, bool]:
+        self.turns += 1
+        if self.turns == 1:
+            await self.engine.load(update_of(new_model(seed=1), 1))
+        return ("", 0.5, True) if self.turns > len(REPLIES) else (REPLIES[self.turns - 1], 0.25, False)
+
+
+async def three(base_url: str, key: str, row: dict[str, Any]) -> list[float]:
+    """The same as an agent."""
+    messages = [*row["messages"]]
+    for reply in [*REPLIES, None]:
+        messages.append(await said(base_url, key, messages, max_tokens=6))
+        if len(messages) == 2:
+            await Three.engine.load(update_of(new_model(seed=1), 1))
+        if reply is not None:
+            messages.append(user(reply))
+    return [0.25, 0.25, 0.25, 0.5]
+
+
+def same(ours: Any, theirs: Any) -> None:
+    np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+    np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)
+    np.testing.assert_array_equal(ours.loss_mask, theirs.loss_mask)
+    assert ours.tokens.dtype == theirs.tokens.dtype and ours.logprobs.dtype == theirs.logprobs.dtype
+    fields = ("prompt_length", "runs", "reward", "finish", "turn_rewards")
+    assert [getattr(ours, each) for each in fields] == [getattr(theirs, each) for each in fields]
+
+
+@pytest.mark.parametrize("key", [0, 1, 2])
+def test_a_conversation_becomes_the_trajectory_that_multi_turn_makes_of_it(key):
+    async def by_multi_turn(prompt: Prompt, limits: Any) -> Any:
+        Three.engine = engine_of()
+        place = {"name": f"{__name__}:Three"}
+        return await multi_turn(
+            Three.engine, verifier, prompt, limits, "r", 3, environment=place, max_turns=4, turn_tokens=6
+        )
+
+    async def by_an_agent(prompt: Prompt, limits: Any) -> Any:
+        Three.engine = engine_of()
+        return await rollout(three, Three.engine, limits, prompt, filler=3)
+
+    theirs = asyncio.run(by_multi_turn(prompt_of(), limits_of(key=key)))
+    ours = asyncio.run(by_an_agent(prompt_of(), limits_of(key=key)))
+    same(ours, theirs)
+    assert [version for version, _ in ours.runs] == [0, 1] and len(ours.turn_rewards) == 4 and ours.reward == 1.25
+    assert 0 < ours.loss_mask.sum() < len(ours.loss_mask)
+
+
+def test_one_request_is_a_single_turn_scored_by_the_task():
+    async def ask_once(base_url, key, row):
+        assert row == {"messages": [user("3a7")], "answer": "right"}
+        await said(base_url, key, row["messages"])
+
+    async def theirs():
+        return await single_turn(engine_of(), verifier, prompt_of(), limits_of(), "r")
+
+    sample = play(ask_once)
+    same(sample, asyncio.run(theirs()))
+    assert sample.reward == sample.response_length / 100
+
+
+def test_logprobs_are_the_models_own_behind_what_it_was_shown():
+    async def twice(base_url, key, row):
+        messages = [*row["messages"]]
+        for reply in ("99", "never"):
+            messages += [await said(base_url, key, messages, max_tokens=5), user(reply)]
+        return 1.0
+
+    sample = play(twice)
+    expected = logprobs_of(new_model(), sample.tokens[: sample.prompt_length], sample.tokens[sample.prompt_length :])
+    np.testing.assert_allclose(sample.logprobs[sample.loss_mask], expected[sample.loss_mask], atol=1e-4)
+    assert TEXT.decode(sample.tokens[sample.prompt_length :][~sample.loss_mask]) == "99"
+
+
+def test_a_branch_shares_the_tokens_before_it_and_the_last_turn_is_trained():
+    heard: dict[str, Any] = {}
+
+    async def branching(base_url, key, row):
+        start = [*row["messages"], await said(base_url, key, row["messages"], max_tokens=5)]
+        heard["first"] = start[-1]["content"]
+        heard["left"] = await said(base_url, key, [*start, user("0")], max_tokens=8)
+        heard["again"] = await said(base_url, key, [*start, user("0")], max_tokens=8)
+        heard["aside"] = await said(base_url, key, [user("zzz")], max_tokens=8)
+        heard["right"] = await said(base_url, key, [*start, user("11")], max_tokens=8)
+
+    before = TOTALS.copy()
+    sample = play(branching)
+    response = sample.tokens[sample.prompt_length :]
+    assert TEXT.decode(response) == heard["first"] + "11" + heard["right"]["content"]
+    assert (~sample.loss_mask).sum() == 2
+    assert heard["left"] != heard["again"], "asking the same again is not in vain"
+    assert TOTALS["agent_turns"] - before["agent_turns"] == 5
+    assert TOTALS["agent_turns_left_out"] - before["agent_turns_left_out"] == 3
+
+
+def test_what_the_agent_has_changed_is_prompt_and_not_trained():
+    async def rewriting(base_url, key, row):
+        answer = await said(base_url, key, row["messages"], max_tokens=5)
+        changed = {**answer, "content": "q" + answer["content"]}
+        await said(base_url, key, [*row["messages"], changed, user("1")], max_tokens=4)
+
+    sample = play(rewriting)
+    assert sample.loss_mask.all() and TEXT.decode(sample.tokens[: sample.prompt_length]).startswith("3a7q")
+
+
+def test_the_last_turn_is_by_the_order_of_requests():
+    async def crossing(base_url, key, row):
+        slow = asyncio.create_task(said(base_url, key, [user("aaa")], max_tokens=30))
+        while not engine.stats()["running"]:
+            await asyncio.sleep(0.001)
+        await said(base_url, key, [user("bbb")], max_tokens=1)
+        await slow
+
+    engine = engine_of()
+    sample = play(crossing, engine=engine)
+    assert TEXT.decode(sample.tokens[: sample.prompt_length]) == "bbb" and sample.response_length == 1
+
+
+class Speaker:
+    """Says a text whatever it is asked, one token per character, under two versions."""
+
+    version, digest = 0, ""
+
+    def __init__(self, codec: Any, *texts: str):
+        self.codec, self.texts, self.asked = codec, list(texts), []
+
+    async def generate(self, tokens: Any, limits: Any, request: str = "") -> Completion:
+        self.asked.append((tokens.tolist(), limits))
+        said = self.codec.encode(self.texts.pop(0))[: limits.max_tokens]
+        half = len(said) // 2
+        runs = [(0, half), (1, len(said) - half)] if half else [(0, len(said))]
+        stopped = int(said[-1]) in limits.stop
+        return Completion(said, -np.arange(len(said), dtype=np.float32), runs, "stop" if stopped else "length")
+
+    async def close(self) -> None:
+        pass
+
+
+def test_a_stop_text_cuts_the_tokens_behind_it_and_shows_nothing_of_itself():
+    async def stopping(base_url, key, row):
+        status, body = await post(base_url, key, {"messages": row["messages"], "stop": ["xx", "yz", "no"]})
+        assert status == 200 and body["choices"][0]["message"]["content"] == "abc"
+        assert body["choices"][0]["finish_reason"] == "stop" and body["usage"]["completion_tokens"] == 5
+        await said(base_url, key, [*row["messages"], body["choices"][0]["message"], user("7")])
+        return 1.0
+
+    engine = Speaker(TEXT, "abcyz123", "4")
+    sample = play(stopping, engine=engine)
+    assert TEXT.decode(sample.tokens) == "3a7abcyz74"
+    assert sample.loss_mask.tolist() == [True] * 5 + [False] + [True] and sample.runs == [(0, 4), (1, 2), (0, 1)]
+    assert sample.logprobs.tolist() == [0, -1, -2, -3, -4, 0, 0]
+    assert engine.asked[1][1].offset == 6
+
+
+def test_a_sample_without_room_ends_with_length_and_what_it_has_earned():
+    async def endless(base_url, key, row):
+        messages = [*row["messages"]]
+        while True:
+            messages += [await said(base_url, key, messages, max_tokens=9), user("1")]
+
+    async def polite(base_url, key, row):
+        messages = [*row["messages"]]
+        while True:
+            status, answer = await post(base_url, key, {"messages": messages, "max_tokens": 9})
+            if status == 400:
+                assert answer["error"]["code"] == "context_length_exceeded"
+                return 0.5
+            messages += [answer["choices"][0]["message"], user("1")]
+
+    limits = replace(limits_of(20), stop=())
+    for agent, reward in ((endless, 0.09), (polite, 0.5)):
+        sample = play(agent, limits)
+        assert (sample.finish, sample.reward) == ("length", reward)
+        assert sample.loss_mask.tolist() == [True] * 9 + [False] + [True] * 9
+
+
+def test_an_agent_that_makes_room_for_itself_goes_on():
+    async def thrifty(base_url, key, row):
+        status, _ = await post(base_url, key, {"messages": [user("1" * 120)]})
+        await said(base_url, key, row["messages"], max_tokens=3)
+        assert status == 400
+
+    sample = play(thrifty, replace(limits_of(), stop=tuple(range(VOCAB))))
+    assert (sample.response_length, sample.finish) == (1, "stop")
+
+
+def test_a_prompt_that_is_too_long_for_the_model_is_refused_in_words():
+    async def long(base_url, key, row):
+        status, answer = await post(base_url, key, {"messages": [user("1" * 120)]})
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+    with pytest.raises(AgentError, match=r"not got a single answer; .* exceed the model's 128 positions"):
+        play(long)
+
+
+def test_characters_that_the_task_does_not_have_are_refused():
+    async def strange(base_url, key, row):
+        status, answer = await post(base_url, key, {"messages": [user("A?")]})
+        assert status == 400 and "no token for 'A'" in answer["error"]["message"]
+        await said(base_url, key, row["messages"])
+
+    assert play(strange).response_length
+
+
+# With a chat template
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+TEMPLATE = (
+    "{% if tools %}<{{ tools[0].function.name }}>{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}(called {{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}"
+    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+def words() -> Any:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def chat_prompt(codec: TokenizerCodec) -> Prompt:
+    return Prompt(codec.opening([user("2+2?")]), "4", 200, (), codec, (user("2+2?"),))  # type: ignore[arg-type]
+
+
+def test_tool_calls_are_served_and_their_results_are_shown_in_the_templates_words():
+    heard: list[Any] = []
+
+    async def calling(base_url, key, row):
+        talk = [*row["messages"]]
+        body = (await post(base_url, key, {"messages": talk, "tools": TOOLS}))[1]
+        heard.append(body["choices"][0])
+        talk += [heard[0]["message"], {"role": "tool", "tool_call_id": "call_1_0", "content": "3"}]
+        talk.append(await said(base_url, key, talk, tools=TOOLS))
+        heard.append(talk[-1])
+        await said(base_url, key, [*talk, user("ok")], tools=TOOLS)
+        return [0.0, 0.0, 1.0]
+
+    codec = TokenizerCodec(words(), chat=True)
+    engine = Speaker(codec, f"Let me.\n{CALL}<eos>", "it is 3", "fine<eos>")
+    sample = play(calling, replace(limits_of(200), stop=(256,)), chat_prompt(codec), engine=engine)
+    call = {"id": "call_1_0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    assert heard[0]["finish_reason"] == "tool_calls" and heard[0]["message"]["tool_calls"] == [call]
+    assert heard[0]["message"]["content"] == "Let me." and heard[1]["content"] == "it is 3"
+    whole = f"<add>[user]2+2?[assistant]Let me.\n{CALL}<eos>[tool]3[assistant]it is 3<eos>[user]ok[assistant]fine<eos>"
+    assert sample.tokens.tolist() == codec.encode(whole).tolist()
+    shown = codec.encode("[tool]3[assistant]").tolist() + codec.encode("<eos>[user]ok[assistant]").tolist()
+    assert sample.tokens[sample.prompt_length :][~sample.loss_mask].tolist() == shown
+    assert [sample.turn_rewards[0][0], sample.turn_rewards[2]] == [
+        len(f"Let me.\n{CALL}"),
+        (len(sample.logprobs) - 1, 1.0),
+    ]
+
+
+def test_the_example_of_the_docs_works():
+    pytest.importorskip("openai", reason="the package openai is not installed")
+    page = (Path(__file__).parents[3] / "docs" / "agents.md").read_text()
+    module: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], module)
+    codec = TokenizerCodec(words(), chat=True)
+    call = '<tool_call>{"name": "multiply", "arguments": {"a": 37, "b": 48}}</tool_call><eos>'
+    prompt = replace(chat_prompt(codec), answer="1776")
+    sample = play(
+        module["solve"], replace(limits_of(600), stop=(256,)), prompt, engine=Speaker(codec, call, "1776!<eos>")
+    )
+    assert sample.reward == 1.0 and "[tool]1776[assistant]1776!" in codec.decode(sample.tokens)
+
+
+def test_other_tools_are_another_conversation():
+    """They stand at its beginning."""
+
+    async def changing(base_url, key, row):
+        talk = [*row["messages"], await said(base_url, key, row["messages"])]
+        await said(base_url, key, [*talk, user("now")], tools=TOOLS)
+
+    codec = TokenizerCodec(words(), chat=True)
+    engine = Speaker(codec, "one<eos>", "two<eos>")
+    sample = play(changing, replace(limits_of(200), stop=(256,)), chat_prompt(codec), engine=engine)
+    prompt = "<add>[user]2+2?[assistant]one<eos>[user]now[assistant]"
+    assert sample.tokens.tolist() == codec.encode(prompt + "two<eos>").tolist() and sample.loss_mask.all()
+
+
+def test_calls_that_can_not_be_read_stay_text():
+    async def asking(base_url, key, row):
+        message = await said(base_url, key, row["messages"], tools=TOOLS)
+        assert message == {"role": "assistant", "content": "<tool_call>{oh</tool_call>"}
+
+    codec = TokenizerCodec(words(), chat=True)
+    engine = Speaker(codec, "<tool_call>{oh</tool_call>")
+    play(asking, replace(limits_of(200), stop=(256,)), chat_prompt(codec), engine=engine)
+
+
+def test_what_the_model_says_is_never_encoded_again():
+    """Random bytes: no text that could be encoded back to the same tokens."""
+
+    async def talking(base_url, key, row):
+        messages = [*row["messages"]]
+        for _ in range(3):
+            messages += [await said(base_url, key, messages, max_tokens=12), user("ü")]
+        return 0.0
+
+    torch.manual_seed(0)
+    engine = TorchEngine(AutoModelForCausalLM.from_config(CONFIGS["qwen2"], attn_implementation="eager"))
+    codec = TokenizerCodec(words(), chat=True)
+    sample = play(talking, replace(limits_of(150), stop=()), chat_prompt(codec), engine=engine)
+    parts = np.split(sample.tokens[sample.prompt_length :], np.flatnonzero(np.diff(sample.loss_mask)) + 1)
+    shown = codec.encode("<eos>[user]ü[assistant]")
+    assert [part.tolist() == shown.tolist() for part in parts] == [False, True, False, True, False]
+    assert all(len(part) == 12 and codec.encode(codec.decode(part)).tolist() != part.tolist() for part in parts[::2])

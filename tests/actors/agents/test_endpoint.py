@@ -1,0 +1,335 @@
+"""The endpoint over real HTTP: keys, many samples at once, clients that hang up, cut samples; OpenAI's client."""
+
+import asyncio
+import json
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from actors.agents import endpoint as endpoints
+from actors.agents.programs import AgentError
+from actors.agents.workflow import agent as workflow
+from actors.worker import Rollout, Worker
+from actors.workflows import single_turn
+from areal_like.types import Carried, Lease, Prompt
+from tests.actors.agents.scene import (
+    EOS,
+    SECONDS,
+    TEXT,
+    engine_of,
+    limits_of,
+    named,
+    play,
+    post,
+    prompt_of,
+    rollout,
+    said,
+    user,
+    verifier,
+)  # fmt: skip
+from tests.actors.test_resumption import Client, left_by
+
+
+def run(scenario: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(scenario, SECONDS))
+
+
+async def until(event: Any) -> None:
+    while not event():
+        await asyncio.sleep(0.001)
+
+
+def test_a_key_is_needed_and_ends_with_its_sample():
+    keys: list[tuple[str, str]] = []
+
+    async def asks(base_url, key, row):
+        keys.append((base_url, key))
+        body = {"messages": row["messages"]}
+        for wrong in ("", "sk-wrong"):
+            status, answer = await post(base_url, wrong, body)
+            assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+        assert (await post(base_url, key, body, "/completions"))[0] == 404
+        assert (await post(base_url, key, "no object"))[0] == 400
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session:
+            async with session.get(base_url + "/models") as answer:
+                assert [each["id"] for each in (await answer.json())["data"]] == ["policy"]
+            async with session.post(base_url + "/chat/completions", data=b"{half") as answer:
+                assert answer.status == 400 and "not JSON" in (await answer.json())["error"]["message"]
+        await said(base_url, key, row["messages"])
+
+    async def scenario():
+        engine = engine_of()
+        await rollout(asks, engine)
+        ((base_url, key),) = keys
+        assert base_url.startswith("http://127.0.0.1:")
+        status, answer = await post(base_url, key, {"messages": [user("1")]})
+        assert (status, answer["error"]["code"]) == (410, "session_ended")
+        assert engine.stats()["running"] == 0
+
+    run(scenario())
+    assert not endpoints._endpoints, "it has ended with its event loop"
+
+
+def test_samples_at_once_are_told_apart():
+    """Each as it is alone: tokens, masks, and rewards that the agent says."""
+
+    async def echoes(base_url, key, row):
+        text = row["messages"][0]["content"]
+        messages = [user(text)]
+        for reply in ("1", text, "z"):
+            messages += [await said(base_url, key, messages, max_tokens=4), user(reply)]
+        return float(len(text))
+
+    texts = [str(n) * (1 + n % 5) for n in range(12)]
+
+    async def together():
+        engine = engine_of(slots=5)
+        name = named(echoes)
+        one = lambda n: workflow(  # noqa: E731
+            engine, verifier, prompt_of(texts[n]), limits_of(key=n), f"r{n}", agent=name
+        )
+        return await asyncio.gather(*map(one, range(len(texts))))
+
+    for n, sample in enumerate(run(together())):
+        alone = play(echoes, limits_of(key=n), prompt_of(texts[n]))
+        np.testing.assert_array_equal(sample.tokens, alone.tokens)
+        np.testing.assert_allclose(sample.logprobs, alone.logprobs, atol=1e-4)
+        assert sample.loss_mask.tolist() == alone.loss_mask.tolist() and sample.reward == len(texts[n])
+
+
+def test_a_client_that_hangs_up_frees_its_slot_and_may_ask_again():
+    async def impatient(base_url, key, row):
+        asked = asyncio.create_task(said(base_url, key, row["messages"]))
+        await until(lambda: engine.stats()["running"])
+        asked.cancel()
+        await until(lambda: not engine.stats()["running"])
+        assert engine.stats()["tokens"] < 60, "not those of the whole answer"
+        await said(base_url, key, row["messages"], max_tokens=3)
+
+    engine = engine_of()
+    sample = play(impatient, replace(limits_of(100), stop=()), engine=engine)
+    assert sample.response_length == 3 and sample.loss_mask.all()
+
+
+def test_an_engine_that_fails_fails_the_sample_with_its_own_error():
+    class Broken:
+        async def generate(self, tokens, limits, request=""):
+            raise RuntimeError("logits are NaN")
+
+        async def close(self) -> None: ...
+
+    async def asks(base_url, key, row):
+        status, answer = await post(base_url, key, {"messages": row["messages"]})
+        assert status == 500 and "logits are NaN" in answer["error"]["message"]
+        await asyncio.Event().wait()
+
+    with pytest.raises(RuntimeError, match="logits are NaN"):
+        play(asks, engine=Broken())
+
+
+def test_an_aborted_sample_is_rejected_and_its_agent_ends():
+    ended: list[str] = []
+
+    async def asks(base_url, key, row):
+        try:
+            status, answer = await post(base_url, key, {"messages": row["messages"]})
+            ended.append(f"{status} {answer['error']['code']}")
+            await asyncio.Event().wait()
+        finally:
+            ended.append("agent")
+
+    async def scenario():
+        engine = engine_of()
+        sample = asyncio.create_task(rollout(asks, engine, limits_of(100)))
+        await until(lambda: engine.stats()["running"])
+        engine.abort(["r"])
+        assert await sample is None
+
+    run(scenario())
+    assert ended[-1] == "agent"
+
+
+# A worker's samples: cancelled, handed back, gone on with elsewhere
+
+
+async def counting(base_url: str, key: str, row: dict[str, Any]) -> float:
+    """Four turns; what it says depends on what it hears, and on nothing else."""
+    messages = [*row["messages"]]
+    for _ in range(4):
+        messages.append(await said(base_url, key, messages, max_tokens=8))
+        messages.append(user(str(len(messages[-1]["content"]))))
+    return 0.5
+
+
+class Task:
+    stop_tokens = (EOS,)
+
+    def prompt(self, split: str, row: int) -> Prompt:
+        return prompt_of()
+
+
+class Actor:
+    def __init__(self, function: Any):
+        self.client, self.engine = Client(), engine_of()
+        rollout = Rollout(3, 1.0, None, partial(workflow, agent=named(function)))
+        self.worker = Worker(Task(), self.engine, verifier, self.client, rollout, {0: "d0"})  # type: ignore[arg-type]
+
+    def lease(self, carried: Carried | None = None) -> None:
+        self.worker.start([Lease(7, 0, "train", 3, 3)], {7: carried} if carried else {})
+
+    async def group(self) -> Any:
+        await until(lambda: self.client.groups or self.client.failures)
+        await self.engine.close()
+        return self.client.groups[0]
+
+
+@pytest.mark.parametrize("after", [1, 20, 45, 80])
+def test_a_sample_that_was_broken_off_goes_on_elsewhere_with_the_same_tokens(after):
+    async def scenario():
+        whole, first, second = Actor(counting), Actor(counting), Actor(counting)
+        whole.lease()
+        expected = await whole.group()
+        first.lease()
+        await until(lambda: first.engine.stats()["tokens"] >= after)
+        await first.worker.give_back()
+        await first.engine.close()
+        second.lease(left_by(first))
+        group = await second.group()
+        assert not first.client.failures and not first.client.groups
+        total = first.engine.stats()["tokens"] + second.engine.stats()["tokens"]
+        assert total == whole.engine.stats()["tokens"] > after, "a token was sampled twice"
+        for ours, theirs in zip(group.samples, expected.samples, strict=True):
+            np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+            np.testing.assert_array_equal(ours.loss_mask, theirs.loss_mask)
+            np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("doing", ["waits for an answer", "thinks"])
+def test_a_cancelled_group_frees_its_slots_at_once_and_ends_its_agents(doing):
+    ended: list[str] = []
+    thinking: list[str] = []
+
+    async def stubborn(base_url, key, row):
+        try:
+            if doing == "thinks":
+                thinking.append(key)
+                await asyncio.Event().wait()
+            await said(base_url, key, row["messages"])
+        except BaseException:
+            status, _ = await post(base_url, key, {"messages": row["messages"]})
+            ended.append(str(status))
+            raise
+
+    async def scenario():
+        actor = Actor(stubborn)
+        actor.lease()
+        await until(lambda: actor.engine.stats()["running"] == 3 or len(thinking) == 3)
+        actor.worker.cancel([7])
+        assert actor.engine.stats()["running"] == 0, "now, not when the agents have noticed"
+        await until(lambda: len(ended) == 3)
+        assert set(ended) == {"410"} and actor.engine.stats()["running"] == 0
+        assert not actor.client.groups and not actor.client.failures
+
+    run(scenario())
+
+
+def test_an_agent_that_crashes_costs_its_sample_then_its_group_with_the_reason():
+    tries: list[str] = []
+
+    async def unlucky(base_url, key, row):
+        tries.append((await said(base_url, key, row["messages"], max_tokens=9))["content"])
+        if len(tries) == 1:
+            raise KeyError("oh")
+        return 1.0
+
+    async def hopeless(base_url, key, row):
+        raise KeyError("oh")
+
+    async def scenario():
+        actor = Actor(unlucky)
+        actor.client.left_out = lambda *left: None  # type: ignore[attr-defined]
+        actor.lease()
+        assert len((await actor.group()).samples) == 3 and len(tries) == 4, "one was drawn anew"
+        assert len(set(tries)) > 1
+        actor = Actor(hopeless)
+        actor.lease()
+        await until(lambda: actor.client.failures)
+        ((group, reason, detail),) = actor.client.failures
+        assert (group, reason) == (7, "agent crashed") and "KeyError('oh') at" in detail and "test_endpoint" in detail
+
+    run(scenario())
+
+
+# Other clients
+
+
+def test_a_stream_says_what_an_answer_says():
+    async def streams(base_url, key, row):
+        body = {"messages": row["messages"], "stream": True, "stream_options": {"include_usage": True}}
+        async with (
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session,
+            session.post(base_url + "/chat/completions", json=body) as answer,
+        ):
+            assert answer.content_type == "text/event-stream"
+            lines = [line.removeprefix("data: ") for line in (await answer.text()).split("\n\n") if line]
+        assert lines.pop() == "[DONE]"
+        chunks = [json.loads(line) for line in lines]
+        heard.append("".join(c["delta"].get("content", "") for chunk in chunks for c in chunk["choices"]))
+        heard.append(chunks[-1]["usage"]["completion_tokens"])
+
+    heard: list[Any] = []
+    sample = play(streams)
+    assert heard == [TEXT.decode(sample.tokens[sample.prompt_length :]), sample.response_length]
+
+
+def test_the_openai_client_needs_no_change():
+    openai = pytest.importorskip("openai", reason="the package openai is not installed")
+
+    async def usual(base_url, key, row):
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=key) as client:
+            assert [model.id async for model in client.models.list()] == ["policy"]
+            messages = [*row["messages"]]
+            for reply in ("1", "2"):
+                answer = await client.chat.completions.create(model="gpt-4o", messages=messages, max_tokens=5)
+                messages += [answer.choices[0].message, user(reply)]
+            with pytest.raises(openai.BadRequestError, match="behaviour logprobs would differ"):
+                await client.chat.completions.create(model="gpt-4o", messages=messages, top_p=0.5)
+            parts = [
+                chunk.choices[0].delta.content or ""
+                async for chunk in await client.chat.completions.create(
+                    model="gpt-4o", messages=messages, max_tokens=5, stream=True
+                )
+            ]
+            heard.append("".join(parts))
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="sk-wrong") as client:
+            with pytest.raises(openai.AuthenticationError):
+                await client.models.list()
+
+    heard: list[str] = []
+    sample = play(usual)
+    assert (~sample.loss_mask).sum() == 2, "three turns of one conversation"
+    assert TEXT.decode(sample.tokens).endswith("2" + heard[0])
+
+
+def test_an_evaluation_samples_as_it_says_whatever_the_agent_asks_for():
+    async def asks(base_url, key, row):
+        await said(base_url, key, row["messages"], temperature=0.3, top_p=0.9)
+
+    async def scenario():
+        for limits, knobs in (
+            (replace(limits_of(), temperature=0.0, trained=False), {}),
+            (limits_of(), {"sampling": "ignore"}),
+        ):
+            ours = await rollout(asks, engine_of(), limits, **knobs)
+            theirs = await single_turn(engine_of(), verifier, prompt_of(), limits, "r")
+            np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+        with pytest.raises(AgentError, match=r"top_p=0.9 is refused"):
+            await rollout(asks, engine_of(), limits_of())
+
+    run(scenario())

@@ -1,0 +1,51 @@
+"""Whole runs whose samples come from agents that talk to the endpoint: they learn, and crashes are accounted for."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.runs import rows, summary, train
+
+pytestmark = pytest.mark.integration
+
+
+def test_an_agent_that_speaks_openais_protocol_learns_without_being_rewritten(tmp_path: Path) -> None:
+    """One digit, to have few samples. Held-out prompts would be other digits: the reward in training is looked at."""
+    small = ["task.digits=1", "groups_per_batch=8", "run.steps=80", "run.target_reward=null", "eval.every=0"]
+    run = train(tmp_path, "run", *small, "eval.prompts=4", config="configs/agent.yaml")
+    rewards = [row["reward/mean"] for row in rows(run)]
+    assert sum(rewards[:5]) / 5 < 0.3 and sum(rewards[-10:]) / 10 > 0.6, rewards
+    found, last = summary(run), rows(run)[-1]
+    assert found["staleness_max"] <= found["staleness_bound"]
+    assert last["agents/turns"] > 0 and last["agents/crashes"] == last["agents/turns_left_out"] == 0
+    mismatch = [row["mismatch_max"] for row in rows(run) if "mismatch_max" in row]
+    assert mismatch and max(mismatch) < 1e-3, "the endpoint's logprobs are the learner's"
+
+
+CRASHES = """
+import os, sys
+sys.path.insert(0, "examples")
+import agent_program
+if hash(os.environ["OPENAI_API_KEY"]) % 2:
+    sys.exit("no luck today")
+agent_program.main()
+"""
+
+
+def test_programs_are_agents_and_their_crashes_are_in_the_ledger(tmp_path: Path) -> None:
+    """Each sample is a process; half of them crash, so some groups (of 2 samples, with 3 tries each) are given up."""
+    program = tmp_path / "agent.py"
+    program.write_text(CRASHES)
+    run = train(
+        tmp_path, "run", f"workflow.agent=[{sys.executable},-S,{program}]", "run.steps=4", "groups_per_batch=4",
+        "sizing.group_size=2", "run.target_reward=null", "eval.every=0", "eval.prompts=2", config="configs/agent.yaml",
+    )  # fmt: skip
+    ledger = summary(run)["ledger"]
+    left = sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
+    assert ledger["admitted"] == ledger["trained"] + left + ledger["active"] and ledger["trained"] == 16
+    assert "failed" not in ledger["dropped"], ledger
+    last = rows(run)[-1]
+    assert last["agents/crashes"] > 0
+    if "agent crashed" in ledger["dropped"]:
+        assert "no luck today" in (run / "logs" / "buffer.log").read_text()

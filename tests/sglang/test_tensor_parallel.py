@@ -1,0 +1,44 @@
+"""One server over two processes (`tp_size: 2`): patches reach every shard, in flight, and both agree on the digest."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from tests.sglang.servers import Published, engine_for, generate, logprobs_of, prompts_of, serving, slow_down
+
+pytestmark = pytest.mark.integration
+
+
+def test_patches_reach_every_shard_under_requests(tmp_path, monkeypatch):
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+    published = Published("qwen2")
+
+    async def check():
+        async with serving(engine_for(published, tmp_path, tp_size=2)) as engine:
+            await engine.load(published.update())
+            whole = engine.stats()["whole_updates"]
+            await slow_down(engine, 0.02)
+            prompts = prompts_of(4, 9, 17, 30)
+            asked = [asyncio.create_task(generate(engine, each, 40, key=n)) for n, each in enumerate(prompts)]
+            models = {published.version: published.frozen()}
+            for _ in range(4):
+                await asyncio.sleep(0.1)
+                update = published.step()
+                await engine.load(update)
+                models[published.version] = published.frozen()
+                assert engine._servers[0].digest == update.digest
+            done = await asyncio.gather(*asked)
+            stats = engine.stats()
+            assert (stats["whole_updates"], stats["unchecked_updates"], stats["restarts"]) == (whole, 0, 0)
+            assert engine._ranks == 2
+            return prompts, done, models
+
+    prompts, done, models = asyncio.run(check())
+    assert any(len(completion.runs) > 1 for completion in done)
+    for prompt, completion in zip(prompts, done, strict=True):
+        at = 0
+        for version, count in completion.runs:
+            expected = logprobs_of(models[version], prompt, completion.tokens)
+            assert np.abs(completion.logprobs - expected)[at : at + count].max() < 1e-3
+            at += count
