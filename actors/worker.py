@@ -32,12 +32,14 @@ CRASHED = "reward crashed"
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """How this run samples: from which seed, how hot, how long at most (None: as the task says), by which workflow."""
+    """How this run samples: from which seed, how hot, how long at most (None: as the task says), by which workflow, and
+    by which one held-out prompts."""
 
     seed: int
     temperature: float
     max_tokens: int | None
     workflow: partial
+    heldout: partial
 
 
 @dataclass(slots=True)
@@ -283,7 +285,7 @@ class Worker:
             prompt = self.task.prompt(lease.split, lease.row)
             key = stream_key(self.rollout.seed, _HELDOUT_STREAM, lease.row)
             limits = self._limits(prompt, lease.temperature or 0.0, key)
-            sample = await self.rollout.workflow(self.engine, self.reward, prompt, limits, f"e{lease.group_id}", 0)
+            sample = await self.rollout.heldout(self.engine, self.reward, prompt, limits, f"e{lease.group_id}", 0)
             if sample:
                 reward, length = sample.reward, sample.response_length
                 versions = (sample.oldest_version, sample.newest_version)
