@@ -103,10 +103,10 @@ class Doors:
 
 
 def test_an_environment_of_the_users_own():
-    sample, engine = play("1$", "408$", environment={"name": f"{__name__}:Doors", "right": "3"})
+    sample, engine = play("1$", "00408$", environment={"name": f"{__name__}:Doors", "right": "3"})
     assert engine.calls[0][0] == "12*34=1|2|3=" and sample.prompt_length == 12  # what is shown first is prompt
     assert engine.calls[1][0] == "12*34=1|2|3=1|"
-    assert sample.turn_rewards == [(1, 0.125), (6, 1.0)] and sample.reward == 1.125
+    assert sample.turn_rewards == [(1, 0.125), (8, 1.0)] and sample.reward == 1.125
 
 
 def test_filler_follows_the_last_turn():
