@@ -291,7 +291,7 @@ def _refuse_other_ages(config: Any) -> None:
 
 
 def heldout_workflow(config: Any) -> dict[str, Any]:
-    """How held-out prompts are rolled out: by the run's workflow, with the knobs of `eval.workflow` in place of its own."""
+    """How held-out prompts are rolled out: by the run's workflow, some knobs replaced by `eval.workflow`."""
     return _with_knobs(_plain(config.workflow), _plain(config.eval.workflow))
 
 

@@ -1,7 +1,7 @@
 """Calculator: products that are too hard to learn, and a desk calculator to ask. The smallest task with a tool.
 
-The prompt is `a*b=`. A turn that ends with `=` is a call: what stands before it is calculated, and the model is shown the
-desk's display, `000408|`. A turn that ends with `|` is the answer, and it is right if it is what the display must show.
+The prompt is `a*b=`. A turn that ends with `=` is a call: what stands before it is calculated, and the model is shown
+the desk's display, `00408|`. A turn that ends with `|` is the answer, and it is right if it is what the display must show.
 `Desk` is the environment; with the workflow `single_turn` the same task must be done in the head.
 
 Why it looks as it does: a model from random weights finds what it must copy by where it stands. The display has one
@@ -35,7 +35,7 @@ class Characters:
         return np.array([_PLACES[character] for character in text], np.int32)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Without an EOS at the end. PAD reads as `?`: were it left out, answers with PAD among their digits were right."""
+        """Without an EOS at the end. PAD reads as `?`: left out, it would make digits with PAD between them right."""
         return "".join("?" if token == PAD else CHARACTERS[token] for token in tokens.tolist()).removesuffix("|")
 
     def reply(self, text: str, *, closed: bool = True) -> np.ndarray:
@@ -93,8 +93,8 @@ class Desk:
     call_credit: share of the reward that the first turn can earn, by being a call of what the prompt asks for
         (character by character): a model that starts at random needs it to find the tool at all. The answer earns the
         rest.
-    credit: of the answer: "digits" earns by the share of right ones in place, "exact" all or nothing. In the first turn,
-        before anything was asked, it is all or nothing anyway: the zeros that results begin with could be guessed, and
+    credit: of the answer: "digits" earns by the share of right ones in place, "exact" all or nothing. In the first
+        turn, before anything was asked, it is all or nothing anyway: the zeros that results begin with could be guessed, and
         a model that lives on them never asks. `call_credit` 0 and "exact" give the plain rate of success.
     """
 

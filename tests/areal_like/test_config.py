@@ -363,7 +363,11 @@ MULTI = "workflow={name: multi_turn, max_turns: 3, environment: {name: desk, cal
         ([], {"name": "multi_turn", "max_turns": 3, "environment": {"name": "desk", "call_credit": 0.5}}),
         (
             ["eval.workflow={max_turns: 1, environment: {credit: exact}}", "eval.workflow.environment.call_credit=0"],
-            {"name": "multi_turn", "max_turns": 1, "environment": {"name": "desk", "call_credit": 0, "credit": "exact"}},
+            {
+                "name": "multi_turn",
+                "max_turns": 1,
+                "environment": {"name": "desk", "call_credit": 0, "credit": "exact"},
+            },
         ),
         (
             ["eval.workflow.environment={name: tools}"],
