@@ -20,6 +20,7 @@ from actors.subscriber import Subscriber
 from actors.worker import Rollout, Worker
 from areal_like.bus import BusError, deliver
 from areal_like.client import ActorClient
+from areal_like.config import heldout_workflow
 from areal_like.keys import KeysError
 from areal_like.process import EXIT_TERMINATED, Role, Terminated, end_gently, run_role
 from areal_like.registry import bind, build, resolve
@@ -106,9 +107,9 @@ async def serve(role: Role) -> None:
         slack=rewards.slack,
         memory_limit=rewards.memory_limit,
     )
-    rollout = Rollout(
-        config.run.seed, config.sampling.temperature, config.sampling.max_tokens, bind("workflow", config.workflow)
-    )
+    workflow, heldout = bind("workflow", config.workflow), bind("workflow", heldout_workflow(config))
+    sampling = config.sampling
+    rollout = Rollout(config.run.seed, sampling.temperature, sampling.max_tokens, workflow, heldout)
     link = {"link_timeout": config.buffer.heartbeat_timeout, "keys": role.keys}
     buffer = role.find("buffer")
     client = ActorClient(buffer, role.name, engine.slots, shared_bytes=role.config.buffer.shared_bytes, **link)

@@ -34,12 +34,14 @@ CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed"}
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """How this run samples: from which seed, how hot, how long at most (None: as the task says), by which workflow."""
+    """How this run samples: from which seed, how hot, how long at most (None: as the task says), by which workflow, and
+    by which one held-out prompts."""
 
     seed: int
     temperature: float
     max_tokens: int | None
     workflow: partial
+    heldout: partial
 
 
 @dataclass(slots=True)
@@ -288,7 +290,7 @@ class Worker:
             prompt = self.task.prompt(lease.split, lease.row)
             key = stream_key(self.rollout.seed, _HELDOUT_STREAM, lease.row)
             limits = replace(self._limits(prompt, lease.temperature or 0.0, key), trained=False)
-            sample = await self.rollout.workflow(self.engine, self.reward, prompt, limits, f"e{lease.group_id}", 0)
+            sample = await self.rollout.heldout(self.engine, self.reward, prompt, limits, f"e{lease.group_id}", 0)
             if sample:
                 reward, length = sample.reward, sample.response_length
                 versions = (sample.oldest_version, sample.newest_version)

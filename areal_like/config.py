@@ -89,6 +89,7 @@ class Eval:
     every: int
     prompts: int
     temperature: float
+    workflow: dict[str, Any]
 
 
 @dataclass
@@ -248,6 +249,7 @@ def _checked(tree: dict[str, Any]) -> Config:
     config = _typed(tree)
     for kind in sorted(COMPONENTS.keys() & {field.name for field in dataclasses.fields(Config)}):
         check(kind, _plain(config[kind]))
+    _check_heldout(config)
     for key, minimum in MINIMUM.items():
         value = OmegaConf.select(config, key)
         if value is not None and not value >= minimum:
@@ -257,6 +259,13 @@ def _checked(tree: dict[str, Any]) -> Config:
     _refuse_other_ages(config)
     _refuse_odd_training(_plain(config))
     return _read_only(config)
+
+
+def _check_heldout(config: Any) -> None:
+    try:
+        check("workflow", heldout_workflow(config))
+    except ConfigError as error:
+        raise ConfigError(f"eval.{error}", f"eval.{error.key}") from None
 
 
 def _imply_bound(layers: Layers) -> None:
@@ -279,6 +288,19 @@ def _refuse_other_ages(config: Any) -> None:
         raise ConfigError(f"{AGES} gives each batch its own groups: it needs policy=in_order", AGES)
     if config.sizing["name"] != "fixed" or config.scheduler.get("oversample_prompts", 1) != 1:
         raise ConfigError(f"{AGES} needs sizing=fixed and no scheduler.oversample_prompts: all places are set", AGES)
+
+
+def heldout_workflow(config: Any) -> dict[str, Any]:
+    """How held-out prompts are rolled out: by the run's workflow, some knobs replaced by `eval.workflow`."""
+    return _with_knobs(_plain(config.workflow), _plain(config.eval.workflow))
+
+
+def _with_knobs(spec: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Any]:
+    """The spec with some knobs changed, at any depth; where `knobs` name another component, they are all of it."""
+    if knobs.get("name", spec.get("name")) != spec.get("name"):
+        return knobs
+    both = [key for key, value in knobs.items() if isinstance(value, dict) and isinstance(spec.get(key), dict)]
+    return spec | knobs | {key: _with_knobs(spec[key], knobs[key]) for key in both}
 
 
 def ranks_of(config: Any) -> int:

@@ -121,7 +121,7 @@ class Layers:
 
 def _replaces(path: str, inherited: dict[str, Any], spec: dict[str, Any]) -> bool:
     """Whether `spec` names another component than the one inherited (a section's `name`, as in `run`, is a value)."""
-    is_component = path.partition(".")[0] in COMPONENTS
+    is_component = path.removeprefix("eval.").partition(".")[0] in COMPONENTS
     return is_component and "name" in inherited and spec.get("name", inherited["name"]) != inherited["name"]
 
 

@@ -1,14 +1,18 @@
 """Calculator: products that are too hard to learn, and a desk calculator to ask. The smallest task with a tool.
 
-The prompt is `a*b=`. A turn that ends with `]` is a call: what stands between the last `[` and it is calculated, and
-the model is shown the result and `|`. A turn that ends with EOS is the answer. `Desk` is the environment; with the
-workflow `single_turn` the same task must be done in the head.
+The prompt is `a*b=`. A turn that ends with `=` is a call: what stands before it is calculated, and the model is shown
+the desk's display, `00408|`. A turn that ends with `|` is the answer, and it is right if the display must show the same.
+`Desk` is the environment; with the workflow `single_turn` the same task must be done in the head.
+
+Why it looks as it does: a model from random weights finds what it must copy by where it stands. The display has one
+place more than both factors together, so that an answer is as far from the display as a call is from the prompt, and
+marks that end a line are copied with it. What is learned of calls then serves for answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,15 +21,20 @@ from areal_like.tasks.characters import CharacterCodec
 from areal_like.tasks.generated import GeneratedTask
 from areal_like.types import Outcome, Prompt
 
-CHARACTERS = "0123456789+-*=[]|?"
+CHARACTERS = "0123456789+-*=|?"
 """Token i is character i; `?` is what the desk shows for a call that it does not understand."""
-CALL_ENDS = CHARACTERS.index("]")
-EOS, PAD = len(CHARACTERS), len(CHARACTERS) + 1
+CALL_ENDS = CHARACTERS.index("=")
+EOS = CHARACTERS.index("|")
+PAD = len(CHARACTERS)
 
 
 class Characters(CharacterCodec):
     def __init__(self) -> None:
         super().__init__(CHARACTERS)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Without an EOS at the end. PAD reads as `?`: left out, it would make digits with PAD between them right."""
+        return super().decode(np.where(tokens == PAD, CHARACTERS.index("?"), tokens)).removesuffix("|")
 
 
 class Calculator(GeneratedTask):
@@ -33,7 +42,8 @@ class Calculator(GeneratedTask):
     desk's words included; by default two calls fit in. train_size, heldout_size: rows of the splits.
     length_trace: see `areal_like.tasks.length_trace`.
 
-    Reward of an answer: the share of right digits in place from the left, out of the longer of answer and result.
+    Reward of an answer out of the head (`single_turn`): the share of right digits in place from the left, out of the
+    longer of answer and result, leading zeros included.
     """
 
     vocab_size = PAD + 1
@@ -54,8 +64,8 @@ class Calculator(GeneratedTask):
         if not 1 <= digits <= 9:
             raise ValueError(f"digits must be 1 to 9, got {digits}")
         self._digits = digits
-        call_and_result = 2 * digits + 3 + 2 * digits + 1
-        self._longest = 2 * call_and_result + 2 * digits + 1 if max_tokens is None else max_tokens
+        self._places = 2 * digits + 1
+        self._longest = 5 * (self._places + 1) if max_tokens is None else max_tokens
         super().__init__(seed, train_size, heldout_size, length_trace)
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
@@ -63,7 +73,7 @@ class Calculator(GeneratedTask):
 
     def _draw(self, rng: np.random.Generator) -> tuple[np.ndarray, str]:
         a, b = (int(n) for n in rng.integers(10 ** (self._digits - 1), 10**self._digits, size=2))
-        return Characters().encode(f"{a}*{b}="), str(a * b)
+        return Characters().encode(f"{a}*{b}="), str(a * b).zfill(self._places)
 
     def _max_tokens(self) -> int:
         return self._longest
@@ -75,36 +85,42 @@ class Desk:
     call_credit: share of the reward that the first turn can earn, by being a call of what the prompt asks for
         (character by character): a model that starts at random needs it to find the tool at all. The answer earns the
         rest.
+    credit: of the answer: "digits" earns by the share of right ones in place, "exact" all or nothing. In the first
+        turn, before anything was asked, it is all or nothing anyway: the zeros that results begin with could be
+        guessed, and a model that lives on them never asks. `call_credit` 0 and "exact" give the plain rate of success.
     """
 
-    def __init__(self, *, call_credit: float = 0.5):
+    def __init__(self, *, call_credit: float = 0.5, credit: Literal["digits", "exact"] = "digits"):
         if not 0 <= call_credit < 1:
             raise ValueError(f"environment.call_credit must be in [0, 1), got {call_credit}")
-        self._credit = call_credit
+        if credit not in ("digits", "exact"):
+            raise ValueError(f'environment.credit must be "digits" or "exact", got {credit!r}')
+        self._credit, self._exact = call_credit, credit == "exact"
         self._question = self._result = ""
         self._turns = 0
 
     def reset(self, prompt: Prompt) -> str:
-        self._question = prompt.codec.decode(prompt.tokens).rstrip("=")
-        self._result = prompt.answer
+        self._question, self._result = prompt.codec.decode(prompt.tokens), prompt.answer
         return ""
 
     def step(self, action: str) -> Outcome:
         self._turns += 1
-        is_call = action.endswith("]")
-        earned = self._credit * share_in_place(action, f"[{self._question}]") if self._turns == 1 else 0.0
+        is_call = action.endswith("=")
+        earned = self._credit * share_in_place(action, self._question) if self._turns == 1 else 0.0
         if not is_call:
-            return Outcome("", earned + (1 - self._credit) * share_in_place(action, self._result), True)
-        return Outcome(f"{_calculated(action[:-1].rpartition('[')[2])}|", earned, False)
+            whole = self._exact or self._turns == 1
+            right = float(action == self._result) if whole else share_in_place(action, self._result)
+            return Outcome("", earned + (1 - self._credit) * right, True)
+        return Outcome(f"{_calculated(action[:-1], len(self._result))}|", earned, False)
 
 
-def _calculated(expression: str) -> str:
-    """The result, or `?` where there is none that the desk can write."""
+def _calculated(expression: str, places: int) -> str:
+    """The result with leading zeros, or `?` where there is none that the desk can write."""
     try:
         result = evaluate(expression)
     except ValueError:
         return "?"
-    return result if set(result) <= set(CHARACTERS) else "?"
+    return result.zfill(places) if set(result) <= set(CHARACTERS) else "?"
 
 
 def share_in_place(given: str, wanted: str) -> float:

@@ -45,47 +45,47 @@ async def verifier(prompt: Prompt, tokens: np.ndarray) -> float:
 def play(*script: str, environment: Any = DESK, most: int = 40, **knobs: Any) -> Any:
     engine: Any = Engine(*script)
     limits = Limits(most, 1.0, TASK.stop_tokens, key=5)
-    run = multi_turn(engine, verifier, prompt_of("12*34=", "408"), limits, "r", environment=environment, **knobs)
+    run = multi_turn(engine, verifier, prompt_of("12*34=", "00408"), limits, "r", environment=environment, **knobs)
     return asyncio.run(asyncio.wait_for(run, 30)), engine
 
 
 def test_a_call_is_answered_and_the_answer_earns_the_rest():
-    sample, engine = play("[12*34]", "408$")
-    assert [text for text, _ in engine.calls] == ["12*34=", "12*34=[12*34]408|"]
-    assert TEXT.decode(sample.tokens) == "12*34=[12*34]408|408"
-    assert sample.loss_mask.tolist() == [True] * 7 + [False] * 4 + [True] * 4
-    assert sample.runs == [(1, 11), (2, 4)]
-    assert (sample.reward, sample.turn_rewards, sample.finish) == (1.0, [(6, 0.5), (14, 0.5)], "stop")
-    assert engine.calls[1][1].offset == 11  # the same stream of random numbers, at the place of the token
+    sample, engine = play("12*34=", "00408$")
+    assert [text for text, _ in engine.calls] == ["12*34=", "12*34=12*34=00408"]
+    assert TEXT.decode(sample.tokens) == "12*34=12*34=00408|00408"
+    assert sample.loss_mask.tolist() == [True] * 6 + [False] * 6 + [True] * 6
+    assert sample.runs == [(1, 12), (2, 6)]
+    assert (sample.reward, sample.turn_rewards, sample.finish) == (1.0, [(5, 0.5), (17, 0.5)], "stop")
+    assert engine.calls[1][1].offset == 12  # the same stream of random numbers, at the place of the token
 
 
 def test_a_bad_call_is_told_and_the_model_may_try_again():
-    sample, engine = play("[12*]", "[12*34]", "408$")
-    assert engine.calls[1][0] == "12*34=[12*]?|"
-    assert sample.reward == pytest.approx(0.5 * 4 / 7 + 0.5)
+    sample, engine = play("12*=", "12*34=", "00408$")
+    assert engine.calls[1][0] == "12*34=12*=?"
+    assert sample.reward == pytest.approx(0.5 * 3 / 6 + 0.5)
     assert len(sample.turn_rewards) == 3 and sample.turn_rewards[1][1] == 0.0
 
 
 def test_an_answer_without_a_call():
-    sample, _ = play("407$")
-    assert sample.reward == pytest.approx(0.5 * 0 + 0.5 * 2 / 3)
-    assert sample.turn_rewards == []
+    sample, _ = play("00408$")
+    assert sample.reward == 0.5 and sample.turn_rewards == []
+    assert play("00407$")[0].reward == 0.0
 
 
 @pytest.mark.parametrize("most, knobs", [(40, {"max_turns": 1}), (10, {})])
 def test_an_episode_ends_where_turns_or_tokens_do(most, knobs):
-    sample, engine = play("[12*34]", "408$", most=most, **knobs)
-    assert len(engine.calls) == 1 and TEXT.decode(sample.tokens) == "12*34=[12*34]"
+    sample, engine = play("12*34=", "408$", most=most, **knobs)
+    assert len(engine.calls) == 1 and TEXT.decode(sample.tokens) == "12*34=12*34="
     assert (sample.reward, sample.finish) == (0.5, "length")
 
 
 def test_turns_are_no_longer_than_asked_for():
-    _, engine = play("[12*34]", "408$", turn_tokens=9)
+    _, engine = play("12*34=", "408$", turn_tokens=9)
     assert [limits.max_tokens for _, limits in engine.calls] == [9, 9]
 
 
 def test_an_aborted_turn_rejects_the_sample():
-    assert play("[12*34]", "4!")[0] is None
+    assert play("12*34=", "4!")[0] is None
 
 
 class Doors:
@@ -103,16 +103,16 @@ class Doors:
 
 
 def test_an_environment_of_the_users_own():
-    sample, engine = play("1$", "408$", environment={"name": f"{__name__}:Doors", "right": "3"})
+    sample, engine = play("1$", "00408$", environment={"name": f"{__name__}:Doors", "right": "3"})
     assert engine.calls[0][0] == "12*34=1|2|3=" and sample.prompt_length == 12  # what is shown first is prompt
     assert engine.calls[1][0] == "12*34=1|2|3=1|"
-    assert sample.turn_rewards == [(1, 0.125), (6, 1.0)] and sample.reward == 1.125
+    assert sample.turn_rewards == [(1, 0.125), (8, 1.0)] and sample.reward == 1.125
 
 
 def test_filler_follows_the_last_turn():
     engine: Any = Engine("408$", "111")
     limits = Limits(40, 1.0, TASK.stop_tokens)
-    run = multi_turn(engine, verifier, prompt_of("12*34=", "408"), limits, "r", 3, environment=DESK)
+    run = multi_turn(engine, verifier, prompt_of("12*34=", "00408"), limits, "r", 3, environment=DESK)
     sample = asyncio.run(asyncio.wait_for(run, 30))
     assert sample is not None
     assert sample.loss_mask.tolist() == [True] * 4 + [False] * 3 and engine.calls[1][1].stop == ()
@@ -128,20 +128,20 @@ def test_a_task_without_text_is_refused():
 def best(*script: str, n: int) -> Any:
     engine: Any = Engine(*script)
     limits = Limits(8, 1.0, TASK.stop_tokens, key=5, offset=1)
-    run = best_of_n(engine, verifier, prompt_of("12*34=", "408"), limits, "r", n=n)
+    run = best_of_n(engine, verifier, prompt_of("12*34=", "00408"), limits, "r", n=n)
     return asyncio.run(asyncio.wait_for(run, 30)), engine
 
 
 def test_the_best_of_n_is_kept_and_candidates_have_their_own_random_numbers():
-    sample, engine = best("400$", "408$", "418$", n=3)
-    assert TEXT.decode(sample.tokens) == "12*34=408" and sample.reward == 1.0
+    sample, engine = best("00400$", "00408$", "00418$", n=3)
+    assert TEXT.decode(sample.tokens) == "12*34=00408" and sample.reward == 1.0
     assert [limits.offset for _, limits in engine.calls] == [1, 9, 17]
-    assert sample.runs == [(2, 4)]
+    assert sample.runs == [(2, 6)]
 
 
 def test_the_first_of_equals_is_kept_and_a_cut_candidate_rejects_all():
-    assert TEXT.decode(best("409$", "407$", n=2)[0].tokens) == "12*34=409"
-    assert best("408$", "4!", n=2)[0] is None
+    assert TEXT.decode(best("00409$", "00407$", n=2)[0].tokens) == "12*34=00409"
+    assert best("00408$", "4!", n=2)[0] is None
 
 
 def test_outcomes_are_tuples():

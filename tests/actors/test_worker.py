@@ -76,13 +76,17 @@ class Play:
         self.futures: dict[str, asyncio.Future] = {}
         self.limits: dict[str, Limits] = {}
         self.client = Client()
-        rollout = Rollout(seed=5, temperature=0.7, max_tokens=None, workflow=partial(self.workflow))
+        knobs = {"workflow": partial(self.workflow), "heldout": partial(self.heldout)}
+        rollout = Rollout(seed=5, temperature=0.7, max_tokens=None, **knobs)
         self.worker = Worker(Task(), Engine(), None, self.client, rollout, {3: "abc", 4: "def"})
 
     async def workflow(self, engine, reward, prompt, limits, request, filler) -> Sample | None:
         self.limits[request] = limits
         future = self.futures[request] = asyncio.get_running_loop().create_future()
         return await future
+
+    async def heldout(self, engine, reward, prompt, limits, request, filler) -> Sample | None:
+        return await self.workflow(engine, reward, prompt, limits, f"heldout {request}", filler)
 
     async def lease(
         self, group_id: int = 1, row: int = 0, launch: int = 3, need: int = 3, split: str = "train"
@@ -266,14 +270,14 @@ def test_a_lease_of_a_group_that_still_runs_here_takes_its_place() -> None:
     asyncio.run(scenario())
 
 
-def test_a_held_out_prompt_that_fails_counts_as_zero() -> None:
+def test_held_out_prompts_have_their_own_workflow_and_one_that_fails_counts_as_zero() -> None:
     async def scenario() -> None:
         play = Play()
         await play.lease(group_id=10, split="heldout", launch=1, need=1)
-        await play.end("e10", sample(1.0))
+        await play.end("heldout e10", sample(1.0))
         await play.lease(group_id=11, split="heldout", launch=1, need=1)
-        await play.end("e11", RuntimeError("boom"))
+        await play.end("heldout e11", RuntimeError("boom"))
         assert play.client.evaluations == [(10, 1.0, 2, (3, 3)), (11, 0.0, 0, (3, 3))]
-        assert play.limits["e10"].temperature == 0.0
+        assert play.limits["heldout e10"].temperature == 0.0
 
     asyncio.run(scenario())

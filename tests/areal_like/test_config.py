@@ -352,3 +352,36 @@ def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: s
 )
 def test_what_it_takes_is_taken(argv: list[str]) -> None:
     load(["configs/quickstart.yaml", *argv])
+
+
+MULTI = "workflow={name: multi_turn, max_turns: 3, environment: {name: desk, call_credit: 0.5}}"
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], {"name": "multi_turn", "max_turns": 3, "environment": {"name": "desk", "call_credit": 0.5}}),
+        (
+            ["eval.workflow={max_turns: 1, environment: {credit: exact}}", "eval.workflow.environment.call_credit=0"],
+            {
+                "name": "multi_turn",
+                "max_turns": 1,
+                "environment": {"name": "desk", "call_credit": 0, "credit": "exact"},
+            },
+        ),
+        (
+            ["eval.workflow.environment={name: tools}"],
+            {"name": "multi_turn", "max_turns": 3, "environment": {"name": "tools"}},
+        ),
+        (["eval.workflow={name: best_of_n, n: 2}", "eval.workflow={name: single_turn}"], {"name": "single_turn"}),
+    ],
+)
+def test_held_out_prompts_take_the_workflow_with_knobs_of_their_own(argv: list[str], expected: dict) -> None:
+    loaded = load(["base", MULTI, *argv])
+    assert config.heldout_workflow(loaded) == expected
+    assert loaded.workflow["max_turns"] == 3 and loaded.workflow["environment"]["call_credit"] == 0.5
+
+
+def test_a_wrong_knob_of_the_workflow_of_held_out_prompts_is_named_with_its_path() -> None:
+    assert "eval.workflow.max_turn" in refusal("base", MULTI, "eval.workflow.max_turn=3")
+    assert "eval.workflow.environment.credits" in refusal("base", MULTI, "eval.workflow.environment.credits=exact")

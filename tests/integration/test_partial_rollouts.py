@@ -3,11 +3,13 @@
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from buffer.journal import scan
+from scripts.running import Running
 from tests.integration.runs import rows, summary, train
 from tests.integration.test_resume import pid_of, start, wait_for_step
 
@@ -20,11 +22,24 @@ def broken_off(folder: Path, *overrides: str) -> Path:
     process = start(folder, "broken", *overrides)
     run = folder / "broken"
     wait_for_step(run, 2, process)
+    wait_for_work(run, "actor-1")
     os.kill(pid_of(run, "actor-1"), signal.SIGTERM)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert "actor-1 was told to end by SIGTERM: started again" in output
     return run
+
+
+def wait_for_work(run: Path, actor: str) -> None:
+    """Until it has groups to roll out: it has none between two rounds."""
+    running, deadline = Running(run), time.monotonic() + 60
+    try:
+        while not running.report()["actors"][actor]["running"]:
+            assert time.monotonic() < deadline, f"{actor} has got nothing to do"
+            time.sleep(0.01)
+    finally:
+        running.close()
+    time.sleep(0.05)  # to begin with them
 
 
 @pytest.mark.integration

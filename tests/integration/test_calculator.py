@@ -1,0 +1,21 @@
+"""The calculator task, from random weights: a short run in which the tool is found. (In full: docs/results.md.)"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration.runs import rows, summary, train
+
+pytestmark = pytest.mark.integration
+
+
+def test_calls_are_learned(tmp_path: Path) -> None:
+    """By 300 steps calls are right and answers begin to be. Without credit for calls the reward stays near 0."""
+    options = ["run.seed=1", "run.steps=300", "learner.lr=2e-3", "eval.every=0", "eval.prompts=16"]
+    run = train(tmp_path, "run", *options, config="configs/calculator.yaml")
+    rewards = np.array([row["reward/mean"] for row in rows(run)])
+    assert rewards[:20].mean() < 0.1 and rewards[-20:].mean() > 0.3
+    assert summary(run)["reward_before"] == 0.0  # the rate of success: no credit for characters in it
