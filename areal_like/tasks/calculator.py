@@ -1,7 +1,7 @@
 """Calculator: products that are too hard to learn, and a desk calculator to ask. The smallest task with a tool.
 
 The prompt is `a*b=`. A turn that ends with `=` is a call: what stands before it is calculated, and the model is shown
-the desk's display, `00408|`. A turn that ends with `|` is the answer, and it is right if it is what the display must show.
+the desk's display, `00408|`. A turn that ends with `|` is the answer, right if it is what the display must show.
 `Desk` is the environment; with the workflow `single_turn` the same task must be done in the head.
 
 Why it looks as it does: a model from random weights finds what it must copy by where it stands. The display has one
@@ -94,8 +94,8 @@ class Desk:
         (character by character): a model that starts at random needs it to find the tool at all. The answer earns the
         rest.
     credit: of the answer: "digits" earns by the share of right ones in place, "exact" all or nothing. In the first
-        turn, before anything was asked, it is all or nothing anyway: the zeros that results begin with could be guessed, and
-        a model that lives on them never asks. `call_credit` 0 and "exact" give the plain rate of success.
+        turn, before anything was asked, it is all or nothing anyway: the zeros that results begin with could be guessed,
+        and a model that lives on them never asks. `call_credit` 0 and "exact" give the plain rate of success.
     """
 
     def __init__(self, *, call_credit: float = 0.5, credit: Literal["digits", "exact"] = "digits"):
