@@ -94,8 +94,8 @@ class Desk:
         (character by character): a model that starts at random needs it to find the tool at all. The answer earns the
         rest.
     credit: of the answer: "digits" earns by the share of right ones in place, "exact" all or nothing. In the first
-        turn, before anything was asked, it is all or nothing anyway: the zeros that results begin with could be guessed,
-        and a model that lives on them never asks. `call_credit` 0 and "exact" give the plain rate of success.
+        turn, before anything was asked, it is all or nothing anyway: the zeros that results begin with could be
+        guessed, and a model that lives on them never asks. `call_credit` 0 and "exact" give the plain rate of success.
     """
 
     def __init__(self, *, call_credit: float = 0.5, credit: Literal["digits", "exact"] = "digits"):
