@@ -1,7 +1,7 @@
 """Calculator: products that are too hard to learn, and a desk calculator to ask. The smallest task with a tool.
 
 The prompt is `a*b=`. A turn that ends with `=` is a call: what stands before it is calculated, and the model is shown
-the desk's display, `00408|`. A turn that ends with `|` is the answer, and it is right if the display must show the same.
+the desk's display, `00408|`. A turn that ends with `|` is the answer, right if it is what the display must show.
 `Desk` is the environment; with the workflow `single_turn` the same task must be done in the head.
 
 Why it looks as it does: a model from random weights finds what it must copy by where it stands. The display has one

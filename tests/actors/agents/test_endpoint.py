@@ -175,7 +175,8 @@ class Task:
 class Actor:
     def __init__(self, function: Any):
         self.client, self.engine = Client(), engine_of()
-        rollout = Rollout(3, 1.0, None, partial(workflow, agent=named(function)))
+        played = partial(workflow, agent=named(function))
+        rollout = Rollout(3, 1.0, None, played, played)
         self.worker = Worker(Task(), self.engine, verifier, self.client, rollout, {0: "d0"})  # type: ignore[arg-type]
 
     def lease(self, carried: Carried | None = None) -> None:
