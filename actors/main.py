@@ -58,7 +58,7 @@ def build_engine(config: Any, vocab_size: int, folder: Path) -> tuple[Any, State
 def build_relay(role: Role, subscriber: Subscriber) -> Relay | None:
     """What hands weights on to other actors, if the config wants that and this process can."""
     weights = role.config.weights
-    if not weights.fanout:
+    if weights.fanout == 0:
         return None
     knobs = {"keep": weights.keep, "anchor_every": weights.anchor_every, "keys": role.keys}
     try:

@@ -130,7 +130,7 @@ class Weights:
     anchor_every: int
     sweep_every: int
     overlap: bool
-    fanout: int
+    fanout: int | None
 
 
 @dataclass

@@ -86,7 +86,7 @@ def main(role: Role) -> None:
         config.run.steps,
         steps,
         shares=Shares(ranks),
-        relays=Relays(config.weights.fanout),
+        relays=Relays(config.actors.count if config.weights.fanout is None else config.weights.fanout),
     )
     controller = Controller(
         state,

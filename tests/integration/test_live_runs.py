@@ -159,6 +159,9 @@ def test_guests_work_leave_gently_and_end_with_the_run(live: Live) -> None:
         sum(actor["stats"].get("tokens", 0) > 0 for actor in seen.report()["actors"].values()) >= count
     )
     live.until("their work", lambda: working(4))
+    relayed = lambda stats: stats["weight_bytes_relayed"] == stats["weight_bytes"] > 0  # noqa: E731
+    actors = seen.report()["actors"].items()
+    assert {name for name, actor in actors if relayed(actor["stats"])} == {n for n, _ in actors if "guest" in n}
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=60)
     live.until("their absence", lambda: len(seen.report()["actors"]) == 2)
