@@ -52,7 +52,7 @@ def test_answers_go_to_who_asked_with_their_payload(router: Router) -> None:
         dealer.send("status", {})
     for _ in dealers:
         peer, _ = received(router)
-        router.send(peer, "chunk", {"base": -1, "version": 1, "offset": 0}, [peer * 100_000])
+        router.send(peer, "chunk", {"base": -1, "version": 1, "offset": 0, "part": 0}, [peer * 100_000])
     for name, dealer in zip(("a", "b"), dealers, strict=True):
         message = dealer.receive(SECONDS)
         assert message is not None and bytes(message.payload) == routing_id(name, os.getpid()) * 100_000
@@ -126,8 +126,8 @@ def test_loopback(host: str, answer: bool) -> None:
 def test_a_frame_over_the_limit_is_not_taken_and_the_others_are_served() -> None:
     router = Router("tcp://127.0.0.1:0", max_frame=1000)
     large, small = Dealer(router.endpoint, "large", peer="x"), Dealer(router.endpoint, "small", peer="x")
-    large.send("chunk", {"base": -1, "version": 0, "offset": 0}, [bytes(2000)])
-    small.send("chunk", {"base": -1, "version": 1, "offset": 0}, [bytes(900)])
+    large.send("chunk", {"base": -1, "version": 0, "offset": 0, "part": 0}, [bytes(2000)])
+    small.send("chunk", {"base": -1, "version": 1, "offset": 0, "part": 0}, [bytes(900)])
     _, message = received(router)
     assert isinstance(message, Message) and message.body["version"] == 1
     assert router.receive(0.1) is None
@@ -160,7 +160,7 @@ def test_what_a_peer_does_not_read_is_bounded_and_keeps_nobody_waiting() -> None
     deaf.send_multipart(encode("status", {}))
     deaf_id, _ = received(router)
     for _ in range(200):
-        router.send(deaf_id, "chunk", {"base": -1, "version": 0, "offset": 0}, [bytes(1 << 20)])
+        router.send(deaf_id, "chunk", {"base": -1, "version": 0, "offset": 0, "part": 0}, [bytes(1 << 20)])
     assert router.unsent > 100, "of 200 MB only what fits the sockets and ten messages were kept"
     router.send(reader_id, "welcome", {})
     answer = reader.receive(SECONDS)
