@@ -189,7 +189,7 @@ def test_every_registered_component_is_there_and_read_rightly(kind: str, name: s
     [
         ("desk", r"workflow.environment: expected Mapping"),
         ({"name": "desq"}, r"workflow.environment.name: there is no environment 'desq'. Did you mean 'desk'"),
-        ({"name": "desk", "credits": 1}, r"workflow.environment.credit: 'desk' has no knob 'credits'"),
+        ({"name": "desk", "credits": 1}, r"workflow.environment.credits: 'desk' has no knob 'credits'"),
     ],
 )
 def test_a_component_within_a_component_is_checked_as_well(environment: Any, told: str) -> None:
