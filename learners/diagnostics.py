@@ -48,10 +48,14 @@ class Tally:
         """Put together what each rank has observed of its own tokens."""
         if ranks.count == 1:
             return
-        own = {name: [torch.cat(column).cpu() for column in zip(*p, strict=True)] for name, p in self._pieces.items()}
+        own = {
+            name: [torch.cat(column).cpu().numpy() for column in zip(*pieces, strict=True)]
+            for name, pieces in self._pieces.items()
+        }
         self._pieces = {}
         for each in ranks.gathered(own):
-            for name, (values, staleness, advantages) in each.items():
+            for name, columns in each.items():
+                values, staleness, advantages = (torch.from_numpy(column) for column in columns)
                 self._pieces.setdefault(name, []).append((values, staleness, advantages))
 
     def join(self, other: Tally) -> None:

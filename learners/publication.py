@@ -64,7 +64,7 @@ class Others(Protocol):
         """The learner is going to publish a version: they are to do the same."""
         ...
 
-    def gathered(self, report: Any) -> list[Any]:
+    def gathered(self, report: Report) -> list[Report]:
         """The reports of all parts, by part. Called once per version, by the thread."""
         ...
 

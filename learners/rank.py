@@ -16,7 +16,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from areal_like.types import Batch
 from areal_like.weights.state import State
 from learners.learner import TorchLearner
 from learners.main import build_trainer
-from learners.publication import Coding
+from learners.publication import Coding, Report
 from learners.publisher import Publisher
 from learners.ranks import Ranks, is_loss_of_a_rank, join
 
@@ -94,7 +96,7 @@ class Lead:
     @contextlib.contextmanager
     def _all(self, what: str, about: Any = None) -> Iterator[None]:
         with naming_losses():
-            self._trainer.ranks.told((what, about))
+            self._trainer.ranks.told((what, str(about) if isinstance(about, Path) else about))
             yield
             self._trainer.ranks.barrier()
 
@@ -111,9 +113,10 @@ class OtherRanks:
             with naming_losses():
                 self._ranks.told(("publish", version))
 
-    def gathered(self, report: Any) -> list[Any]:
+    def gathered(self, report: Report) -> list[Report]:
         with naming_losses():
-            return self._beside.gathered(report)
+            reports = self._beside.gathered(asdict(report))
+            return [Report(**each | {"counts": Counter(each["counts"])}) for each in reports]
 
 
 def follow(trainer: TorchLearner, client: LearnerClient, publisher: Publisher) -> None:
@@ -133,7 +136,7 @@ def follow(trainer: TorchLearner, client: LearnerClient, publisher: Publisher) -
         elif what == "hand_over":
             trainer.hand_over()
         else:
-            {"save_state": trainer.save_state, "load_state": trainer.load_state}[what](about)
+            {"save_state": trainer.save_state, "load_state": trainer.load_state}[what](Path(about))
         trainer.ranks.barrier()
 
 

@@ -16,13 +16,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from areal_like.groups import decode_group, encode_group, pack_heads, unpack_heads
 from areal_like.types import Batch, Group
 
+_ARRAY = 1
+"""msgpack's extension type of an array."""
 PATIENCE = timedelta(days=30)
 """A rank waits for others as long as they live: rank 0 may wait long for its batch. Death breaks the connection."""
 
@@ -30,7 +34,7 @@ PATIENCE = timedelta(days=30)
 def join(rank: int, ranks: int, store: Path, *, local: bool) -> None:
     """Meet the other ranks by way of the file `store`, which all can reach; returns when all are there.
 
-    Tensors on the CPU and objects go by gloo, those on a GPU by NCCL. `local`: all ranks are on this host, and need
+    Tensors on the CPU and plain data go by gloo, those on a GPU by NCCL. `local`: all ranks are on this host, and need
     not listen to any other.
     """
     if local and os.path.exists("/sys/class/net/lo"):
@@ -57,7 +61,7 @@ class Ranks:
 
     def beside(self) -> Ranks:
         """The same ranks by connections of their own: for one other thread, which then need not know what this one
-        does meanwhile. Only objects go that way."""
+        does meanwhile. Only plain data go that way."""
         ranks = Ranks(self.count)
         ranks._group = dist.new_group(backend="gloo", timeout=PATIENCE) if self.count > 1 else None
         return ranks
@@ -72,8 +76,9 @@ class Ranks:
         assert batch.places is not None
         mine = dict(zip(batch.places, batch.groups, strict=True))
         placed: dict[int, tuple[int, Group]] = {}
-        for rank, groups in enumerate(self.gathered({place: without_tokens(group) for place, group in mine.items()})):
-            placed |= {place: (rank, mine.get(place, group)) for place, group in groups.items()}
+        for rank, groups in enumerate(self.gathered([[place, *_encoded(group)] for place, group in mine.items()])):
+            for place, table, payload in groups:
+                placed[place] = rank, mine.get(place) or decode_group(unpack_heads(table)[0], payload)
         if sorted(placed) != list(range(len(placed))):
             raise RuntimeError(f"the ranks' shares of batch {batch.index} do not make a whole")
         ordered = [placed[place] for place in range(len(placed))]
@@ -111,12 +116,16 @@ class Ranks:
         return norm.item() if self.count == 1 else self.sum(norm.double().item() ** 2) ** 0.5
 
     def gathered(self, thing: Any) -> list[Any]:
-        """Each rank's thing, by rank."""
+        """Each rank's thing, by rank: plain data and NumPy arrays, as msgpack has them (tuples come as lists)."""
         if self.count == 1:
             return [thing]
-        everybody: list[Any] = [None] * self.count
-        dist.all_gather_object(everybody, thing, group=self._group)
-        return everybody
+        own = _packed(thing)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
+        dist.all_gather(sizes, torch.tensor([own.numel()]), group=self._group)
+        most = max(int(size) for size in sizes)
+        everybody = [torch.empty(most, dtype=torch.uint8) for _ in sizes]
+        dist.all_gather(everybody, torch.cat([own, own.new_zeros(most - own.numel())]), group=self._group)
+        return [_unpacked(each[: int(size)]) for each, size in zip(everybody, sizes, strict=True)]
 
     def barrier(self) -> None:
         """Returns when all ranks are here."""
@@ -124,12 +133,15 @@ class Ranks:
             dist.barrier()
 
     def told(self, thing: Any) -> Any:
-        """What rank 0 has handed in; others hand in anything."""
+        """What rank 0 has handed in, as `gathered` has it; others hand in anything."""
         if self.count == 1:
             return thing
-        box = [thing]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+        packed = _packed(thing if self.rank == 0 else None)
+        size = torch.tensor([packed.numel()])
+        dist.broadcast(size, src=0)
+        box = packed if self.rank == 0 else torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(box, src=0)
+        return _unpacked(box)
 
 
 def is_loss_of_a_rank(error: BaseException) -> bool:
@@ -139,6 +151,29 @@ def is_loss_of_a_rank(error: BaseException) -> bool:
     return known or (isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words))
 
 
-def without_tokens(group: Group) -> Group:
-    """A group with small zeros in the place of token ids: only who computes on it needs them."""
-    return replace(group, samples=[replace(s, tokens=np.zeros(len(s.tokens), np.int8)) for s in group.samples])
+def _encoded(group: Group) -> tuple[dict[str, Any], Any]:
+    """A group's table and payload, as it comes from the buffer, with zeros in the place of token ids: only who computes
+    on it needs them."""
+    samples = [replace(s, tokens=np.zeros(len(s.tokens), np.int32)) for s in group.samples]
+    head, payload = encode_group(replace(group, samples=samples))
+    return pack_heads([head]), payload
+
+
+def _packed(thing: Any) -> Tensor:
+    """msgpack, never pickled; uint8 [n]."""
+    return torch.frombuffer(bytearray(msgpack.packb(thing, default=_array)), dtype=torch.uint8)
+
+
+def _array(thing: Any) -> msgpack.ExtType:
+    if not isinstance(thing, np.ndarray):
+        raise TypeError(f"ranks tell one another plain data and arrays, not {type(thing).__name__}")
+    return msgpack.ExtType(_ARRAY, msgpack.packb([thing.dtype.str, thing.shape, thing.tobytes()]))
+
+
+def _unpacked(packed: Tensor) -> Any:
+    return msgpack.unpackb(packed.numpy().tobytes(), ext_hook=_made, strict_map_key=False)
+
+
+def _made(code: int, data: bytes) -> np.ndarray:
+    kind, shape, values = msgpack.unpackb(data)
+    return np.frombuffer(bytearray(values), kind).reshape(shape)
