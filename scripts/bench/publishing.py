@@ -23,15 +23,16 @@ import argparse
 import json
 import multiprocessing
 import os
-import pickle
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import torch
 
@@ -71,7 +72,7 @@ class Counting(OtherRanks):
 
     def gathered(self, report: Any) -> list[Any]:
         reports = super().gathered(report)
-        self.came += sum(len(pickle.dumps(each)) for each in reports) - len(pickle.dumps(report))
+        self.came += sum(len(msgpack.packb(asdict(each))) for each in reports) - len(msgpack.packb(asdict(report)))
         return reports
 
 

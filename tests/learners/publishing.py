@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
@@ -107,7 +108,7 @@ class Spy:
 
     def gathered(self, report: Any) -> list[Any]:
         reports = self._others.gathered(report)
-        self.told += sum(len(pickle.dumps(each)) for each in reports)
+        self.told += sum(len(msgpack.packb(asdict(each))) for each in reports)
         self.publishing = False
         return reports
 
