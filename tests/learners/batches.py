@@ -75,5 +75,7 @@ def make_batch(
             make_sample(rng, prompt=prompt, response=int(n), vocab=vocab, version=version - g % 2, masked=masked)
             for n in lengths
         ]
-        made.append(Group(id=index * groups + g, samples=samples))
+        made.append(
+            Group(id=index * groups + g, samples=samples, digests={v: f"d{v}" for s in samples for v, _ in s.runs})
+        )
     return Batch(index, version, made)
