@@ -90,6 +90,15 @@ class Report:
     counts: Counter[str] = field(default_factory=Counter)
     error: str = ""
 
+    def plain(self) -> list[Any]:
+        """What `Report.of` makes it of again: plain data."""
+        return [self.endpoint, list(self.lanes), self.sent, dict(self.counts), self.error]
+
+    @classmethod
+    def of(cls, plain: list[Any]) -> Report:
+        endpoint, lanes, sent, counts, error = plain
+        return cls(endpoint, lanes, sent, Counter(counts), error)
+
 
 @dataclass(frozen=True, slots=True)
 class Coding:

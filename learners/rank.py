@@ -16,9 +16,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +113,7 @@ class OtherRanks:
 
     def gathered(self, report: Report) -> list[Report]:
         with naming_losses():
-            reports = self._beside.gathered(asdict(report))
-            return [Report(**each | {"counts": Counter(each["counts"])}) for each in reports]
+            return [Report.of(each) for each in self._beside.gathered(report.plain())]
 
 
 def follow(trainer: TorchLearner, client: LearnerClient, publisher: Publisher) -> None:

@@ -26,7 +26,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -72,7 +71,7 @@ class Counting(OtherRanks):
 
     def gathered(self, report: Any) -> list[Any]:
         reports = super().gathered(report)
-        self.came += sum(len(msgpack.packb(asdict(each))) for each in reports) - len(msgpack.packb(asdict(report)))
+        self.came += sum(len(msgpack.packb(each.plain())) for each in reports) - len(msgpack.packb(report.plain()))
         return reports
 
 

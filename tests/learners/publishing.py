@@ -13,7 +13,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,7 +107,7 @@ class Spy:
 
     def gathered(self, report: Any) -> list[Any]:
         reports = self._others.gathered(report)
-        self.told += sum(len(msgpack.packb(asdict(each))) for each in reports)
+        self.told += sum(len(msgpack.packb(each.plain())) for each in reports)
         self.publishing = False
         return reports
 
