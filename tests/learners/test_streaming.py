@@ -49,7 +49,7 @@ KNOBS = [
 ]
 
 
-@pytest.mark.parametrize("knobs", KNOBS, ids=str)
+@pytest.mark.parametrize("knobs", KNOBS, ids=lambda knobs: "-".join(knobs) or "plain")
 def test_the_streamed_update_is_the_one_shot_update(knobs):
     """To fp32 rounding: the gradient, the critic's, the weights after several steps, and what is said of them."""
     knobs = {"publish_dtype": "float32", "clip_grad": 0.5, **knobs}
