@@ -1,5 +1,5 @@
 """For all tests: hypothesis may take its time, so that a busy machine fails nothing; files that start many processes and
-wait for them come first, so that several workers (`-n`, with `--dist loadfile --no-loadscope-reorder`) end together."""
+wait for them come first, so that several workers (`-n`, with `--dist loadfile --no-loadscope-reorder`) end at once."""
 
 from pathlib import Path
 

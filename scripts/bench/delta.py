@@ -16,7 +16,6 @@ Every row of the table is there as `ROW_DENSITY_{ratio,encode,apply}`, with `_50
 from __future__ import annotations
 
 import argparse
-import json
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from areal_like.weights.entropy import entropy_bits
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack
 from areal_like.weights.state import State, TensorSpec
+from scripts.bench.figures import tell
 
 MATRIX = (2048, 4096)
 BLOCK_BYTES = 16 << 20
@@ -209,10 +209,7 @@ def main() -> None:
     for size in args.millions:
         suffix = "" if size == args.millions[0] else f"_{size}m"
         metrics |= {name + suffix: value for name, value in of_size(size, args.repeats, rng).items()}
-    for name, value in metrics.items():
-        print(f"{name:40s} {value:10.4g}")
-    if args.json:
-        args.json.write_text(json.dumps(metrics, indent=1))
+    tell(metrics, args.json)
 
 
 if __name__ == "__main__":

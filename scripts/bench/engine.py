@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from areal_like.types import Limits
+from scripts.bench.figures import tell
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -121,10 +121,7 @@ def main() -> None:
         **compare("_longtail", tail, False, max(1, args.repeats // 2), rng),
         "tiny_step_seconds": tiny_step(args.repeats, rng),
     }
-    for name, value in metrics.items():
-        print(f"{name:45s} {value:12.5g}")
-    if args.json:
-        args.json.write_text(json.dumps(metrics, indent=1))
+    tell(metrics, args.json)
 
 
 if __name__ == "__main__":

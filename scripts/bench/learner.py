@@ -43,6 +43,7 @@ from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.logprobs import token_logprobs
 from learners.losses.clipped import ppo
+from scripts.bench.figures import tell
 
 VOCAB, GROUPS, SIZE, PROMPT, MEDIAN, LONGEST, BUDGET = 2048, 8, 8, 16, 64, 768, 4096
 SIGMA = float(np.log(4) / 1.645)
@@ -292,10 +293,7 @@ def main() -> None:
         print(json.dumps(contend(args.contender, args.seed, args.repeats)))
         return
     metrics = compare(args)
-    for name, value in metrics.items():
-        print(f"{name:32s} {value:14.5g}")
-    if args.json:
-        args.json.write_text(json.dumps(metrics, indent=1))
+    tell(metrics, args.json)
 
 
 if __name__ == "__main__":

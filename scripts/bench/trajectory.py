@@ -12,7 +12,6 @@ of places and steps, `areal_like.weights.entropy`; what vectors and heads cost i
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from areal_like.weights.planes import pack
 from areal_like.weights.state import State
 from learners.optim import MasterAdamW
 from learners.ranks import Ranks
+from scripts.bench.figures import tell
 
 VOCAB, SEQUENCES, LENGTH = 8192, 4, 96
 KNOBS: dict[str, Any] = {
@@ -109,10 +109,7 @@ def main() -> None:
             metrics |= {f"lr{lr:g}_{name}_{key}": value for key, value in row.items()}
         for key in ("ratio", "bound_ratio"):  # of all bytes, so the harmonic mean
             metrics[f"lr{lr:g}_all_{key}"] = len(rows) / sum(1 / row[key] for row in rows)
-    for name, value in metrics.items():
-        print(f"{name:40s} {value:10.4g}")
-    if args.json:
-        args.json.write_text(json.dumps(metrics, indent=1))
+    tell(metrics, args.json)
 
 
 if __name__ == "__main__":

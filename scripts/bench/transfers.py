@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import os
 import subprocess
@@ -42,6 +41,7 @@ from buffer.relays import Relays
 from learners.publication import Coding
 from learners.publisher import Publisher
 from scripts.bench.delta import changed, weights
+from scripts.bench.figures import tell
 
 ANY_PORT = "tcp://127.0.0.1:0"
 SECONDS = 600.0
@@ -277,10 +277,7 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
     metrics = measure(args)
-    for name, value in metrics.items():
-        print(f"{name:40s} {value:10.4g}")
-    if args.json:
-        args.json.write_text(json.dumps(metrics, indent=1))
+    tell(metrics, args.json)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import time
 from multiprocessing.connection import Connection
@@ -35,6 +34,7 @@ from areal_like.weights.state import State
 from learners.publication import Coding
 from learners.publisher import Publisher
 from scripts.bench.delta import changed, weights
+from scripts.bench.figures import tell
 
 KNOBS: dict[str, Any] = {
     "hidden_size": 384,
@@ -174,10 +174,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     metrics = loads(args.millions) | in_flight(args.updates)
-    for name, value in metrics.items():
-        print(f"{name:40s} {value:10.4g}")
-    if args.json:
-        args.json.write_text(json.dumps(metrics, indent=1))
+    tell(metrics, args.json)
 
 
 if __name__ == "__main__":
