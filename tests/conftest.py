@@ -1,5 +1,8 @@
-"""For all tests: hypothesis may take its time, so that a busy machine fails nothing; files that start many processes and
-wait for them come first, so that several workers (`-n`, with `--dist loadfile --no-loadscope-reorder`) end at once."""
+"""For all tests: hypothesis may take its time, so that a busy machine fails nothing.
+
+Files that start many processes and wait for them come first, so that several workers (`-n`, with `--dist loadfile
+--no-loadscope-reorder`) end at the same time.
+"""
 
 from pathlib import Path
 
