@@ -59,7 +59,7 @@ class TorchLearner(Objective, Saving):
     `warmup_steps` counts optimizer steps; see `learners.optim` for it and for `clip_grad` (0 = off). `publish_dtype` is
     the dtype of the published weights, and of the values (held in float32) that are differentiated. `critic_lr` > 0
     trains a critic (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the
-    policy. `grad_norm_by_staleness` measures the gradient's norm per bucket of staleness as well, for one backward pass
+    policy. `grad_norm_by_staleness` measures the gradient's norm per bucket of staleness as well, for one more pass
     per bucket. `lora` {rank, alpha, targets} trains adapters instead of the model (`learners.adapters`); {} takes their
     defaults. `stream` see `take`. `ranks` processes share the work; each has its part of the weights
     (`learners.sharding`). On `device`, matrices are multiplied in `compute_dtype`; weights and sums over tokens stay in
@@ -310,7 +310,7 @@ class TorchLearner(Objective, Saving):
             loss, outputs = self._forward(step, part, denominator, at_start)
             step.backward_tokens += part.input_ids.numel() if len(part.trained) else 0
             if self._norm_by_staleness:
-                self._backward_by_staleness(loss, outputs, step.staleness[part.trained], by_staleness)
+                self._backward_by_staleness(step, part, loss, outputs, by_staleness)
             else:
                 loss.backward()
             total += loss.item()
@@ -318,19 +318,12 @@ class TorchLearner(Objective, Saving):
         if by_staleness:
             self.optimizer.gradient.copy_(torch.stack(list(by_staleness.values())).sum(0))
             for suffix, gradient in by_staleness.items():
-                step.bucket_norms.setdefault(suffix, []).append(torch.linalg.vector_norm(gradient).item())
+                step.bucket_norms.setdefault(suffix, []).append(self.ranks.norm(gradient))
         return self.ranks.sum(total)
 
     def _forward(self, step: Step, part: MicroBatch, denominator: float, at_start: bool) -> tuple[Tensor, list[Tensor]]:
         """The loss of one micro-batch, and the per-token tensors [N] through which its gradient flows."""
-        values = None
-        with self._precision():
-            if self._critic:
-                current, entropy, hidden = forward_with_states(self.model, part, self._temperature)
-            else:
-                current, entropy = forward_logprobs(self.model, part, self._temperature)
-        if self._critic:
-            values = self._critic.values(hidden)
+        current, entropy, values = self._outputs(part)
         outputs = [t for t in (current, entropy, values) if t is not None]
         if not len(part.trained):
             return torch.stack([t.sum() for t in outputs]).sum(), outputs
@@ -348,18 +341,28 @@ class TorchLearner(Objective, Saving):
             step.observe({"value_error": (values - targets) ** 2}, part.trained)
         return loss, outputs
 
+    def _outputs(self, part: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Logprobs, entropies and values (with a critic) [N] of a micro-batch's trained tokens, with their graph."""
+        with self._precision():
+            if not self._critic:
+                return *forward_logprobs(self.model, part, self._temperature), None
+            current, entropy, hidden = forward_with_states(self.model, part, self._temperature)
+        return current, entropy, self._critic.values(hidden)
+
     def _backward_by_staleness(
-        self, loss: Tensor, outputs: list[Tensor], staleness: Tensor, sums: dict[str, Tensor]
+        self, step: Step, part: MicroBatch, loss: Tensor, outputs: list[Tensor], sums: dict[str, Tensor]
     ) -> None:
-        """Add the gradient to `sums`, bucket by bucket of staleness, leaving the optimizer's buffer used up."""
+        """Add the gradient to `sums`, by the batch's buckets of staleness, leaving the optimizer's buffer used up.
+        Each bucket has a forward pass of its own, since FSDP takes one backward pass for each."""
         gradients = torch.autograd.grad(loss, outputs, allow_unused=True)
-        pairs = [(output, g) for output, g in zip(outputs, gradients, strict=True) if g is not None]
-        for suffix, members in buckets(staleness.cpu().numpy()):
-            inside = torch.from_numpy(members).to(staleness.device)
+        for number, (suffix, members) in enumerate(buckets(step.staleness.cpu().numpy())):
+            if number:
+                outputs = [t for t in self._outputs(part) if t is not None]
+            inside = step.on_device(members)[part.trained]
+            pairs = [(t, g) for t, g in zip(outputs, gradients, strict=True) if g is not None]
             self.optimizer.zero_grad()
-            masked = [torch.where(inside, g, 0.0) for _, g in pairs]
-            torch.autograd.backward([output for output, _ in pairs], masked, retain_graph=True)
-            sums[suffix] = sums.get(suffix, 0.0) + self.optimizer.gradient
+            torch.autograd.backward([t for t, _ in pairs], [torch.where(inside, g, 0.0) for _, g in pairs])
+            sums[suffix] = sums.get(suffix, 0.0) + self.optimizer.collect()
 
 
 def _check(

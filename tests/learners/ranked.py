@@ -54,6 +54,8 @@ CASES = {
     "plan over groups": Case(tpo, model="llama"),
     "ranks without a group": Case(model="qwen3", groups=1),
     "pieces and recomputing": Case(knobs={"max_logits": 40, "checkpoint_activations": True}),
+    "norms by staleness": Case(knobs={"grad_norm_by_staleness": True, "entropy_bonus": 0.05, "max_tokens": 23}),
+    "norms by staleness, critic": Case(advantage=gae, knobs={"grad_norm_by_staleness": True, "critic_lr": 1e-2}),
     "bfloat16": Case(knobs={"compute_dtype": "bfloat16"}),
 }
 
