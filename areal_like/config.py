@@ -318,9 +318,8 @@ def _refuse_odd_training(config: dict[str, Any]) -> None:
     if epochs > 1 and "single_pass" in marks("loss", config["loss"]["name"]):
         key = "learner.num_minibatch_epochs"
         raise ConfigError(f"{key}: loss={config['loss']['name']} diverges with more than 1, got {epochs}", key)
-    if known.get("ranks", 1) > 1 and (known.get("lora") is not None or known.get("stream")):
-        key = "learner.ranks"
-        raise ConfigError(f"{key}: learner.lora and learner.stream work with 1 rank only", key)
+    if known.get("ranks", 1) > 1 and known.get("stream"):
+        raise ConfigError("learner.ranks: learner.stream works with 1 rank only", "learner.ranks")
     advantage = config["advantage"]["name"]
     if known.get("stream") is True:
         _refuse_stream(config, known)

@@ -54,7 +54,8 @@ class Adapters:
 
     @torch.no_grad()
     def merged(self) -> dict[str, Tensor]:
-        """Name of a parameter without adapters → its value with them, in float32."""
+        """Name of a parameter without adapters → its value with them, in float32; of several ranks each has its shard
+        of it, and all have to ask at the same time."""
         weights = {name.replace(".base_layer.", "."): p.detach() for name, p in self._model.named_parameters()}
         merged = {name: weights[name] for name in self._names}
         for name, module in self._model.named_modules():
@@ -66,9 +67,14 @@ class Adapters:
         """Inside, the model computes what it did before training: the reference, for no memory."""
         return self._wrapped.disable_adapter()
 
-    def save(self, folder: str) -> None:
-        """Write the adapters as peft's folder (`PeftModel.from_pretrained(base, folder)`)."""
-        self._wrapped.save_pretrained(folder)
+    def trained(self) -> dict[str, Tensor]:
+        """The adapters' own weights, or this rank's shards of them, by peft's names."""
+        return {name: p for name, p in self._wrapped.named_parameters() if p.requires_grad}
+
+    def save(self, folder: str, weights: dict[str, Tensor]) -> None:
+        """Write `weights`, whole ones of all names in `trained`, as peft's folder
+        (`PeftModel.from_pretrained(base, folder)`)."""
+        self._wrapped.save_pretrained(folder, state_dict=weights)
 
 
 def _peft() -> Any:

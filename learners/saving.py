@@ -6,10 +6,11 @@ for a model folder does rank 0 put them together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from areal_like.models import read_state, save_as_published
@@ -34,28 +35,32 @@ class Saving:
         """The published bits of the current weights, of this rank's part of them, in `into` or a fresh buffer that is
         the caller's to keep; `done` as for `read_state`. All ranks have to call this at the same time."""
         state = into or State(self._specs, part=self.ranks.rank, parts=self.ranks.count)
-        own = self._adapters.merged() if self._adapters else OwnPart(self.model, self._specs, self.ranks)
-        read_state(own, state, done)
+        read_state(OwnPart(self._weights(), self._specs, self.ranks), state, done)
         return state
 
-    def gathered(self) -> State:
-        """The published bits of all ranks' parts. Rank 0's to call, while others `hand_over`."""
-        if self.ranks.count == 1:
-            return self.snapshot()
+    def _weights(self) -> Mapping[str, Tensor]:
+        """What is published, before it is rounded: each rank has its shards."""
+        return self._adapters.merged() if self._adapters else dict(self.model.named_parameters())
+
+    def gathered(self) -> tuple[State, dict[str, Tensor]]:
+        """The published bits of all ranks' parts, and adapters' own weights. Rank 0's to call, while others
+        `hand_over`."""
         state = State(self._specs)
-        read_state(Whole(self.model), state)
-        return state
+        read_state(Whole(self._weights()), state)
+        return state, dict(Whole(self._adapters.trained())) if self._adapters else {}
 
     def hand_over(self) -> None:
         """Another rank's part in rank 0's `gathered` or `save`."""
-        for _ in Whole(self.model).values():
-            pass
+        for weights in (self._weights(), self._adapters.trained() if self._adapters else {}):
+            for _ in Whole(weights).values():
+                pass
 
     def save(self, folder: str) -> None:
         """Write the published weights as a Hugging Face model folder; adapters, if any, go to its folder `adapter`."""
-        save_as_published(self.model, self.gathered(), folder)
+        state, adapters = self.gathered()
+        save_as_published(self.model, state, folder)
         if self._adapters:
-            self._adapters.save(f"{folder}/adapter")
+            self._adapters.save(f"{folder}/adapter", adapters)
 
     def save_state(self, folder: Path) -> None:
         """Write what the next train step depends on besides its batch: master weights, optimizer state, critic."""

@@ -83,15 +83,15 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 class OwnPart(Mapping[str, Tensor]):
-    """Of each of a model's parameters, by name, the elements that this rank publishes, flat: those of the words that
-    begin in its shard (`areal_like.weights.state`). With one rank the parameters as they are.
+    """Of each of a model's weights, by name, the elements that this rank publishes, flat: those of the words that
+    begin in its shard (`areal_like.weights.state`). With one rank the weights as they are.
 
     A shard may end within a word, as those of vectors do. The few elements that the word lacks come from the ranks that
     follow, so every rank has to make one of these at the same time.
     """
 
-    def __init__(self, model: nn.Module, specs: Sequence[TensorSpec], ranks: Ranks):
-        self._own = {name: own_part(parameter.detach()) for name, parameter in model.named_parameters()}
+    def __init__(self, weights: Mapping[str, Tensor], specs: Sequence[TensorSpec], ranks: Ranks):
+        self._own = {name: own_part(weight.detach()) for name, weight in weights.items()}
         self._specs, self._ranks = {spec.name: spec for spec in specs}, ranks
         edges = [(spec, *edge) for spec in specs for edge in _edges(spec, ranks.count)]
         self._lacking: dict[str, Tensor] = {}
@@ -143,20 +143,20 @@ def _edges(spec: TensorSpec, parts: int) -> list[tuple[int, int, int]]:
 
 
 class Whole(Mapping[str, Tensor]):
-    """A model's parameters by name, gathered from all ranks one by one as they are looked up.
+    """A model's weights by name, gathered from all ranks one by one as they are looked up.
 
     Every rank has to look them up in the same order. This is the one place where weights are put together, to be saved.
     """
 
-    def __init__(self, model: nn.Module):
-        self._parameters = dict(model.named_parameters())
+    def __init__(self, weights: Mapping[str, Tensor]):
+        self._weights = weights
 
     def __getitem__(self, name: str) -> Tensor:
-        parameter = self._parameters[name].detach()
-        return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        weight = self._weights[name].detach()
+        return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
+        return iter(self._weights)
 
     def __len__(self) -> int:
-        return len(self._parameters)
+        return len(self._weights)

@@ -85,7 +85,7 @@ class Gathering:
 
     def __call__(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
         state, model = into or State(self._trainer._specs), self._trainer.model
-        read_state(Whole(model), state, done)
+        read_state(Whole(dict(model.named_parameters())), state, done)
         self.came += sum(4 * (p.numel() - own_part(p).numel()) for p in model.parameters())
         return state
 

@@ -327,7 +327,6 @@ def test_injected_ages_that_contradict_the_rest_are_refused(stand_ins: Path) -> 
     [
         (["advantage={name: gae}"], "advantage=gae needs a critic: set learner.critic_lr above 0"),
         (["loss=dg", "learner.num_minibatch_epochs=2"], "learner.num_minibatch_epochs: loss=dg"),
-        (["learner.ranks=2", "learner.lora={}"], "learner.ranks: learner.lora .* 1 rank only"),
         (["learner.ranks=2", "learner.stream=true", "learner.num_minibatches=1"], "learner.ranks: "),
         (["learner.lora={rnk: 4}"], r"learner.lora.rnk: .*'rank'"),
         (["learner.lora={rank: many}"], "learner.lora.rank: expected int"),

@@ -56,6 +56,7 @@ CASES = {
     "pieces and recomputing": Case(knobs={"max_logits": 40, "checkpoint_activations": True}),
     "norms by staleness": Case(knobs={"grad_norm_by_staleness": True, "entropy_bonus": 0.05, "max_tokens": 23}),
     "norms by staleness, critic": Case(advantage=gae, knobs={"grad_norm_by_staleness": True, "critic_lr": 1e-2}),
+    "adapters": Case(model="llama", knobs={"lora": {"rank": 3}, "kl_loss": 0.1, "lr": 3e-2}),
     "bfloat16": Case(knobs={"compute_dtype": "bfloat16"}),
 }
 
@@ -73,7 +74,7 @@ def share(batch: Batch, rank: int, ranks: int) -> Batch:
 
 
 def train(case: Case, rank: int, ranks: int) -> dict[str, Any]:
-    """Metrics of each step, and the weights in the end (on rank 0)."""
+    """Metrics of each step, and on rank 0 the weights in the end, published ones and adapters."""
     knobs = {"lr": 1e-2, "num_minibatches": 1, "publish_dtype": "float32"} | case.knobs
     model = tiny_model(case.model)
     learner = TorchLearner(model, case.loss, partial(case.advantage), 1.0, 0, ranks=ranks, **knobs)
@@ -81,7 +82,9 @@ def train(case: Case, rank: int, ranks: int) -> dict[str, Any]:
     held = sum(state.numel() for state in learner.optimizer.state_dict()["adamw"][0].values())
     if rank:
         learner.hand_over()
-    return {"rows": rows, "held": held, "weights": None if rank else torch.from_numpy(learner.gathered().buffer)}
+        return {"rows": rows, "held": held}
+    state, adapters = learner.gathered()
+    return {"rows": rows, "held": held, "weights": torch.from_numpy(state.buffer), "adapters": adapters}
 
 
 def train_on(ranks: int, folder: Path, seconds: float = 240.0) -> list[dict[str, Any]]:

@@ -29,6 +29,8 @@ def test_two_ranks_give_the_losses_and_weights_of_one(two, name):
                 np.testing.assert_allclose(together[key], value, err_msg=key, **tolerance)
     alone, together = (each["weights"].view(torch.float32) for each in (one, first))
     torch.testing.assert_close(together, alone, **tolerance)
+    torch.testing.assert_close(first["adapters"], one["adapters"], **tolerance)
+    assert bool(one["adapters"]) is ("lora" in CASES[name].knobs)
     start = torch.from_numpy(state_of(tiny_model(CASES[name].model), "float32").buffer).view(torch.float32)
     assert (alone - start).abs().max() > 1e-2, "training has moved the weights"
 
