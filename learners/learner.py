@@ -64,8 +64,8 @@ class TorchLearner(Objective, Saving):
     defaults. `stream` see `take`. `ranks` processes share the work; each has its part of the weights
     (`learners.sharding`). On `device`, matrices are multiplied in `compute_dtype`; weights and sums over tokens stay in
     float32. `checkpoint_activations` saves memory for a third more computing; `compile` has torch compile the layers.
-    At most `max_logits` logits are made at once (`learners.logprobs`). `threads`: CPU threads of each rank; None: as many
-    as torch has. Other numbers may give other last bits. Other knobs are those of `learners.objective`.
+    At most `max_logits` logits are made at once (`learners.logprobs`). `threads`: CPU threads of each rank (None: as
+    torch has them); another number may change last bits. Other knobs are those of `learners.objective`.
     """
 
     needs_model = True
