@@ -1,19 +1,30 @@
 """Actors that leave a round early: the rule, and what the buffer makes of it, through the real controller."""
 
+import io
 import os
 import random
+from functools import partial
 
+import msgpack
 import pytest
+from rich.console import Console
 
 from areal_like.partials import encode_partial
 from areal_like.types import Completion, SoFar
+from buffer.admission import Bound
 from buffer.entries import NO_SLOT, Stage
+from buffer.journal import Record
 from buffer.parking import Load, Parking
+from buffer.partials import Partial
+from buffer.policies import in_order
+from buffer.recovery import restore
+from buffer.replay import Replay
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed
 from buffer.status import status
+from scripts.status import render
 from tests.buffer.house import B, House
-from tests.buffer.rounds import SIZINGS, Run
+from tests.buffer.rounds import SIZINGS, Run, head_of
 
 HISTORIES = int(os.environ.get("HISTORIES", "2400")) // 20
 FOUR = [Load("a", 10, 3), Load("b", 10, 1), Load("c", 10, 4), Load("d", 10, 2)]
@@ -130,6 +141,10 @@ def test_a_parked_actor_gets_held_out_prompts_and_the_next_round() -> None:
     assert parked(house) == ["actor-0"], "nothing is to be rolled out while the learner trains"
     assert status(house.state)["actors"]["actor-0"]["parked"]
     assert "actor-0 is parked until the next round" in status(house.state)["waits"]
+    console = Console(record=True, width=120, file=io.StringIO())
+    console.print(render({"report": status(house.state), "step": {}}, 10))
+    shown = console.export_text()
+    assert "actor-0 (parked)" in shown and "actor-1 (parked)" not in shown
     house.say("learner", "trained", {"index": 0})
     house.publish(1)
     before = set(house.leases("actor-0"))
@@ -223,3 +238,32 @@ def test_moved_groups_are_not_seen_as_cut_short() -> None:
     house.state.gauges.take_seen()
     hand_back(house, "actor-0")
     assert house.state.gauges.take_seen() == []
+
+
+def test_places_that_moved_groups_lose_and_win_are_redone_after_a_crash() -> None:
+    """Group 0 is moved, loses its place to the spare one, and wins that of group 1. Who ran where is not on record."""
+    records: list[Record] = []
+
+    def append(kind: str, fields: list, payload: bytes) -> None:
+        records.append(Record(*msgpack.unpackb(msgpack.packb([kind, fields]), strict_map_key=False), bytes(payload)))
+
+    replay = Replay(Bound(0, 2), partial(in_order))
+    replay.record = append
+    for group_id in range(3):
+        replay.admit(group_id, group_id, 2, 2, "a", 0, 0.0, spare=group_id == 2)
+    call = Completion([1, 2, 3], [0.0] * 3, [(0, 3)], "abort")
+    for group_id in (0, 2):
+        replay.recall(group_id, move=True)
+        meta, payload = encode_partial(group_id, {0: SoFar({(1, 0): call})}, {0: "d0"})
+        replay.hand_back(group_id, Partial(meta, payload))
+    assert [replay.assign(replay.queued_for(0), "b", 0) for _ in range(2)] == [{0: 0}] * 2
+    for group_id in (2, 0):
+        assert replay.push(*head_of(group_id, 0, 2), 0, 0.0)
+    again = Replay(Bound(0, 2), partial(in_order))
+    restore(again, records, 0, 0.0)
+    for each in (replay, again):
+        assert {e.id: (e.slot, e.stage) for e in each.entries.values() if e.slot != NO_SLOT} == {
+            2: (0, Stage.WAITING),
+            0: (1, Stage.WAITING),
+        }
+    assert again.entries[1].stage is Stage.DEFERRED and [e.id for e in again.serve(0)] == [2, 0]
