@@ -23,8 +23,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from areal_like.ages import KEY as AGES
 from areal_like.ages import shares_of
+from areal_like.conflicts import refuse_odd_training
 from areal_like.layers import CONFIGS, Layers, read, shown
-from areal_like.registry import COMPONENTS, ConfigError, check, check_part, knobs, marks, nearest
+from areal_like.registry import COMPONENTS, ConfigError, check, nearest
 
 __all__ = ["Config", "ConfigError", "load", "load_resolved", "replace", "save", "to_yaml"]
 
@@ -48,6 +49,7 @@ MINIMUM = {
     "actors.count": 1,
     "actors.max_restarts": 0,
     "actors.threads": 1,
+    "learner.threads": 1,
     "rewards.workers": 1,
     "rewards.timeout": 0.01,
     "rewards.min_timeout": 0.01,
@@ -257,7 +259,7 @@ def _checked(tree: dict[str, Any]) -> Config:
     if config.weights.block_bytes % 4096:
         raise ConfigError("weights.block_bytes: must be a multiple of 4096", "weights.block_bytes")
     _refuse_other_ages(config)
-    _refuse_odd_training(_plain(config))
+    refuse_odd_training(_plain(config))
     return _read_only(config)
 
 
@@ -308,41 +310,9 @@ def ranks_of(config: Any) -> int:
     return int(config.learner.get("ranks", 1))
 
 
-def _refuse_odd_training(config: dict[str, Any]) -> None:
-    """What loss, advantage and learner ask of one another; the learner itself would say so when it starts."""
-    learner = config["learner"]
-    if learner.get("lora") is not None:
-        check_part("learner.lora", learner["lora"])
-    known = knobs("learner", learner["name"]) | learner
-    epochs = known.get("num_minibatch_epochs", 1)
-    if epochs > 1 and "single_pass" in marks("loss", config["loss"]["name"]):
-        key = "learner.num_minibatch_epochs"
-        raise ConfigError(f"{key}: loss={config['loss']['name']} diverges with more than 1, got {epochs}", key)
-    if known.get("ranks", 1) > 1 and known.get("stream"):
-        raise ConfigError("learner.ranks: learner.stream works with 1 rank only", "learner.ranks")
-    advantage = config["advantage"]["name"]
-    if known.get("stream") is True:
-        _refuse_stream(config, known)
-    if "needs_values" in marks("advantage", advantage) and known.get("critic_lr") == 0:
-        key = "learner.critic_lr"
-        raise ConfigError(f"advantage={advantage} needs a critic: set {key} above 0", key)
-
-
-def _refuse_stream(config: dict[str, Any], learner: dict[str, Any]) -> None:
-    """Gradients of groups that come one after the other: nothing may depend on the whole batch."""
-    loss, advantage, policy = (config[part]["name"] for part in ("loss", "advantage", "policy"))
-    key, problem = "learner.stream", ""
-    for knob in ("num_minibatches", "num_minibatch_epochs"):
-        if learner.get(knob, 1) != 1:
-            problem = f"takes one step per batch: set learner.{knob}=1"
-    if "planned" in marks("loss", loss):
-        problem = f"does not go with loss={loss}, which weighs all tokens of a batch at once"
-    if "needs_batch" in marks("advantage", advantage):
-        problem = f"does not go with advantage={advantage}, which is normalised over the whole batch"
-    if policy != "in_order":
-        problem = "needs policy=in_order: with others it is not known which batch a group will be in"
-    if problem:
-        raise ConfigError(f"{key} {problem}", key)
+def learner_threads(config: Any) -> int:
+    """The CPU threads of each of them."""
+    return int(config.learner.get("threads") or config.actors.threads)
 
 
 def _refuse_unknown_keys(tree: dict[str, Any]) -> None:

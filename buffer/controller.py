@@ -20,7 +20,7 @@ from areal_like.groups import pack_heads
 from areal_like.ring import frame_of
 from buffer.handlers import Handlers
 from buffer.injection import lets_train
-from buffer.leasing import admit, can_serve, evaluate
+from buffer.leasing import admit, can_serve, evaluate, park
 from buffer.run_state import RunState
 from buffer.status import levels, status, waits
 
@@ -64,6 +64,7 @@ class Controller:
         self._start(now)
         self.state.announce()
         self.state.replay.recall_losers()
+        park(self.state)
         self._revoke()
         evaluate(self.state)
         admit(self.state, now)

@@ -17,7 +17,7 @@ without being trained gives its slot back, and the next admitted group takes the
 A scheduler may start *spare* groups, more than there are places: they run without a slot (NO_SLOT), and one that is
 pushed takes the place of a group that is not there yet, which is a spare one from then on. What runs without a slot and
 can't win one any more is recalled, and DEFERRED: a queue, first in, first out, that a scheduler takes from when it
-likes (`buffer.schedulers`).
+likes (`buffer.schedulers`). One that is only moved, off an actor that is parked, is QUEUED without a slot meanwhile.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ class Stage(StrEnum):
 class Entry:
     """One active group. `lease_version`: no token of it is older; weights that its actor held at the lease, or those of
     the oldest token that the lease carries. `partial`: what an earlier lease has left, until it is pushed; `recalled`:
-    its actor has been asked to hand it back; `deferred`: it has been, once; `cut`: tokens of samples that it did not
-    wait for. `head` and `payload` are the pushed message's, undecoded; `maker` is the actor that pushed it ("" after a
-    resume); `pushed` is its place in the order of finishing; times are in seconds."""
+    its actor has been asked to hand it back; `moves`: for others to go on at once, until one does; `deferred`: it has
+    been, once; `cut`: tokens of samples that it did not wait for. `head` and `payload` are the pushed message's,
+    undecoded; `maker` is the actor that pushed it ("" after a resume); `pushed` is its place in the order of finishing;
+    times are in seconds."""
 
     id: int
     row: int
@@ -72,6 +73,7 @@ class Entry:
     batch: int = -1
     partial: Partial | None = None
     recalled: bool = False
+    moves: bool = False
     deferred: bool = False
     cut: tuple[int, ...] = ()
     maker: str = ""
@@ -80,6 +82,11 @@ class Entry:
     def size(self) -> int:
         """Bytes of payload that it holds."""
         return len(self.payload) + (len(self.partial.payload) if self.partial else 0)
+
+    @property
+    def to_run(self) -> int:
+        """Sequences that its next lease is going to run: samples that have ended are only answered from the record."""
+        return max(1, self.launch - self.partial.ended) if self.partial else self.launch
 
     @property
     def oldest(self) -> int:

@@ -17,7 +17,7 @@ from areal_like.ring import MappedRing
 class Actor:
     """`peer` is its routing id; `slots` the sequences that its engine decodes at once; `version` the weights it last
     applied (−1: none yet); `running` the ids of its groups; `leased` and `ended` count sequences since it joined;
-    `ring` is the memory that it shares, if it does."""
+    `parked`: it gets no training leases until the next round; `ring` is the memory that it shares, if it does."""
 
     name: str
     peer: bytes
@@ -28,7 +28,13 @@ class Actor:
     ended: int = 0
     running: set[int] = field(default_factory=set)
     stats: dict[str, Any] = field(default_factory=dict)
+    parked: bool = False
     ring: MappedRing | None = None
+
+    @property
+    def sequences(self) -> int:
+        """How many it runs."""
+        return max(0, self.leased - self.ended)
 
     @property
     def free_slots(self) -> int:
@@ -71,6 +77,14 @@ class Fleet:
         if actor.ring:
             actor.ring.close()
 
+    def at_work(self) -> list[Actor]:
+        """Those that are not parked."""
+        return [actor for actor in self if not actor.parked]
+
+    def unpark(self) -> None:
+        for actor in self:
+            actor.parked = False
+
     def silent(self, now: float, timeout: float) -> list[Actor]:
         return [actor for actor in self if now - actor.seen > timeout]
 
@@ -85,7 +99,7 @@ class Fleet:
         Without it the first actor that has applied new weights would take a whole round, and the others would idle.
         """
         total = waiting_groups + sum(len(actor.running) for actor in self)
-        return total if math.isinf(total) else math.ceil(total / max(1, len(self)))
+        return total if math.isinf(total) else math.ceil(total / max(1, len(self.at_work())))
 
     def total(self, key: str) -> float:
         """The sum over actors of one of their reported totals."""

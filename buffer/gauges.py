@@ -42,8 +42,8 @@ class Gauges:
         return seen
 
     def note_decision(self, batch: int, metrics: dict[str, float]) -> None:
-        """Why a batch is as it is, for `decision`."""
-        self._decisions[batch] = metrics
+        """Why a batch is as it is, or what was decided while it was made, for `decision`."""
+        self._decisions.setdefault(batch, {}).update(metrics)
 
     def decision(self, batch: int) -> dict[str, float]:
         """What was noted of a batch (nothing, if that was before a crash)."""

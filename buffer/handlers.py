@@ -190,8 +190,9 @@ class Handlers:
         finally:
             for group_id in sorted(ids):
                 actor.running.discard(group_id)
-                recalled = group_id in left and self.state.replay.entries[group_id].recalled
-                if recalled and self.state.scheduler.sizing.looks:
+                entry = self.state.replay.entries[group_id]
+                cut = group_id in left and entry.recalled and not entry.moves
+                if cut and self.state.scheduler.sizing.looks:
                     self.state.gauges.see(left[group_id].lengths)
                 self.state.replay.hand_back(group_id, left.get(group_id))
             if message.body["leaving"]:

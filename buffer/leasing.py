@@ -1,4 +1,5 @@
-"""Who gets which lease: training groups within the bound and the actors' credits, and held-out prompts beside them."""
+"""Who gets which lease: training groups within the bound and the actors' credits, and held-out prompts beside them; and
+who is parked."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from functools import partial
 from areal_like.types import Lease
 from buffer.entries import Entry, Stage
 from buffer.fleet import Actor
+from buffer.parking import Load
 from buffer.partials import Partial
 from buffer.run_state import RunState
 from buffer.schedulers import GroupPlan, Round, View
@@ -34,6 +36,34 @@ def evaluate(state: RunState) -> None:
             _send_leases(state, actor, [(lease, None, []) for lease in leases])
 
 
+def park(state: RunState) -> None:
+    """If the scheduler wants some actors parked, have their groups recalled: they go on on the others, and the actors
+    get no training leases until a batch is opened, or one of the others is lost. Held-out prompts they do get."""
+    if not state.scheduler.parks or state.started_at is None or state.finishing or state.outbox.blocked:
+        return
+    if any(actor.parked for actor in state.fleet):
+        return
+    scheduler, view = state.scheduler, _view(state, state.version, 0)
+    now, spares = view.round(), scheduler.wants_spares(view)
+    if not now.unfinished:
+        return
+    to_start = (now.left + state.replay.count(Stage.QUEUED) + spares) * scheduler.launch
+    groups = state.replay.bound.batches.size(state.steps) + now.spares + spares
+    left = to_start + sum(actor.sequences for actor in state.fleet)
+    done = 1 - left / (groups * scheduler.launch)
+    current = state.replay.bound.batch_version(state.steps)
+    loads = [Load(actor.name, actor.slots, actor.sequences) for actor in state.fleet if actor.version >= current]
+    parked = [state.fleet.by_name[name] for name in scheduler.park(done, to_start, loads)]
+    for actor in parked:
+        actor.parked = True
+        for group_id in sorted(actor.running):
+            state.replay.recall(group_id, move=True)
+    if parked:
+        moved = sum(actor.sequences for actor in parked)
+        told = {"rounds/parked": len(parked), "rounds/parked_at": done, "rounds/moved": moved}
+        state.gauges.note_decision(state.steps, told)
+
+
 def admit(state: RunState, now: float) -> None:
     """Hand out leases, one at a time to the actor that holds the fewest."""
     if state.started_at is None or state.finishing or state.outbox.blocked:
@@ -46,12 +76,13 @@ def admit(state: RunState, now: float) -> None:
         return
     planned: dict[str, list[Granted]] = {}
     share = state.fleet.fair_share(to_start)
-    candidates = [(len(actor.running), place, actor) for place, actor in enumerate(state.fleet) if actor.version >= 0]
+    working = enumerate(state.fleet.at_work())
+    candidates = [(len(actor.running), place, actor) for place, actor in working if actor.version >= 0]
     heapq.heapify(candidates)
     while candidates:
         held, place, actor = candidates[0]
         granted = None
-        if held < share and actor.takes(state.scheduler.launch):
+        if held < share:
             granted = _next_lease(state, actor, running, queued > 0, now)
         if granted is None:
             heapq.heappop(candidates)
@@ -68,6 +99,8 @@ def admit(state: RunState, now: float) -> None:
 def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, now: float) -> Granted | None:
     entry = state.replay.queued_for(actor.version) if any_queued else None
     carried: dict[int, int] = {}
+    if not actor.takes(entry.to_run if entry else state.scheduler.launch):
+        return None
     if entry:
         carried = state.replay.assign(entry, actor.name, actor.version)
     elif state.stopping and not _completes_a_batch(state):
@@ -107,6 +140,7 @@ def _open_batch(state: RunState) -> None:
             continue
         groups = scheduler.open_batch(state.samples_per_batch, replay.deferred, state.gauges.take_seen())
         replay.open_batch(groups, scheduler.state_dict())
+        state.fleet.unpark()
         state.gauges.note_decision(batch, scheduler.metrics() | {"rounds/deferred": replay.deferred})
 
 

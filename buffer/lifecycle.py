@@ -59,7 +59,7 @@ class LifeCycle:
         self.bytes = 0
         self.staleness_max = 0
         self.resumed = 0
-        self.spares: dict[int, Entry] = {}  # RUNNING without a slot
+        self.spares: dict[int, Entry] = {}  # RUNNING or QUEUED without a slot
         self.deferrals = 0
         self.scheduler_state: Any = None  # as of the batch that was opened last: see `open_batch`
         self._revoked: list[tuple[str, int]] = []
@@ -107,7 +107,7 @@ class LifeCycle:
     def add(self, entry: Entry) -> None:
         """A group that was admitted, here or before a crash."""
         self.entries[entry.id] = self._stages[entry.stage][entry.id] = entry
-        if entry.slot == NO_SLOT and entry.stage is Stage.RUNNING:
+        if entry.slot == NO_SLOT and entry.stage in (Stage.RUNNING, Stage.QUEUED):
             self.spares[entry.id] = entry
         self._note_age(entry)
 
@@ -141,13 +141,13 @@ class LifeCycle:
 
     def requeue(self, group_id: int) -> None:
         """RUNNING or WAITING → QUEUED, in its slot: what was rolled out is lost or too old, save `Entry.partial`.
-        A spare group is DEFERRED."""
+        A spare group is DEFERRED, unless it only `moves`."""
         entry = self.entries[group_id]
         if entry.stage is Stage.WAITING:
             self.record("requeue", [group_id], b"")
         self.bytes -= len(entry.payload)
         entry.actor, entry.head, entry.payload, entry.recalled = "", None, b"", False
-        if entry.slot == NO_SLOT:
+        if entry.slot == NO_SLOT and not entry.moves:
             self.defer(group_id)
             return
         self.move(entry, Stage.QUEUED)
@@ -158,7 +158,7 @@ class LifeCycle:
         self.record("defer", [group_id], b"")
         entry = self.entries[group_id]
         self.spares.pop(group_id, None)
-        entry.actor, entry.recalled, entry.deferred = "", False, True
+        entry.actor, entry.recalled, entry.moves, entry.deferred = "", False, False, True
         self.move(entry, Stage.DEFERRED)
         self.deferrals += 1
 
@@ -180,14 +180,14 @@ class LifeCycle:
             return
         other = self.entries[loser]
         entry.slot, other.slot = other.slot, NO_SLOT
-        if other.stage is Stage.RUNNING:
-            self.spares[loser] = other
+        self.spares[loser] = other
 
-    def recall(self, group_id: int) -> None:
-        """Ask the actor of a RUNNING group to hand it back (`take_recalled`); until it does, the group runs."""
+    def recall(self, group_id: int, move: bool = False) -> None:
+        """Ask the actor of a RUNNING group to hand it back (`take_recalled`); until it does, the group runs. `move`: it
+        is to go on elsewhere, also if it is a spare one."""
         entry = self.entries[group_id]
         if not entry.recalled:
-            entry.recalled = True
+            entry.recalled, entry.moves = True, move
             self._recalled.append((entry.actor, group_id))
 
     def hand_back(self, group_id: int, left: Partial | None) -> None:
@@ -204,10 +204,19 @@ class LifeCycle:
         self.bytes += entry.size
 
     def queued_for(self, version: int) -> Entry | None:
-        """The QUEUED group of the lowest slot that weights of `version` may still fill."""
-        entries = (entry for entry in self._stages[Stage.QUEUED].values() if self.slots.fits(entry.slot, version))
-        entry = min(entries, key=lambda entry: entry.slot, default=None)
-        return entry if entry and self.bound.admits(entry.slot, version) else None
+        """The QUEUED group of the lowest slot that weights of `version` may still fill; spare ones come last."""
+        queued = self._stages[Stage.QUEUED].values()
+        entries = (entry for entry in queued if entry.slot == NO_SLOT or self.slots.fits(entry.slot, version))
+        entry = min(entries, key=lambda entry: (entry.slot == NO_SLOT, entry.slot), default=None)
+        slot = self._aim(entry) if entry else None
+        return entry if slot is not None and self.bound.admits(slot, version) else None
+
+    def _aim(self, entry: Entry) -> int | None:
+        """The slot that a group is rolled out for: its own, or the first that a spare one may still win."""
+        if entry.slot != NO_SLOT:
+            return entry.slot
+        lowest = self.lowest_open()
+        return lowest[0] if lowest else None
 
     def assign(self, entry: Entry, actor: str, version: int) -> dict[int, int]:
         """QUEUED → RUNNING on an actor that holds `version`.
@@ -215,13 +224,14 @@ class LifeCycle:
         Returns which samples of `entry.partial` the lease may carry (see `Partial.usable`): those that the bound allows
         in the group's slot. A partial of which none is left is let go.
         """
-        carried = entry.partial.usable(self._oldest_resumable(entry.slot)) if entry.partial else {}
+        slot = self._aim(entry)
+        carried = entry.partial.usable(self._oldest_resumable(slot)) if entry.partial and slot is not None else {}
         carried = {index: oldest for index, oldest in carried.items() if index < entry.launch}
         if carried:
             self.resumed += 1
         else:
             self.keep(entry, None)
-        entry.actor, entry.lease_version = actor, min([version, *carried.values()])
+        entry.actor, entry.lease_version, entry.moves = actor, min([version, *carried.values()]), False
         self.move(entry, Stage.RUNNING)
         return carried
 
@@ -264,7 +274,7 @@ class LifeCycle:
             return False
         loser = lowest[1]
         self.give_place(entry.id, loser)
-        if loser is not None and self.entries[loser].stage is Stage.QUEUED:
+        if loser is not None and self.entries[loser].stage is Stage.QUEUED and not self.entries[loser].moves:
             self.defer(loser)
         return True
 
@@ -280,19 +290,25 @@ class LifeCycle:
     @property
     def deferred(self) -> int:
         """Groups in the queue, and those that will be there as soon as their actors have handed them back."""
-        return len(self._stages[Stage.DEFERRED]) + sum(entry.recalled for entry in self.spares.values())
+        recalled = sum(entry.recalled and not entry.moves for entry in self.spares.values())
+        return len(self._stages[Stage.DEFERRED]) + recalled
 
     def first_deferred(self) -> int | None:
         """The group that waits longest in the queue."""
         return next(iter(self._stages[Stage.DEFERRED]), None)
 
     def recall_losers(self) -> None:
-        """Recall spare groups for which there is no place left that could hold their tokens."""
-        running = [entry for entry in self.spares.values() if not entry.recalled]
+        """Recall spare groups for which there is no place left that could hold their tokens; those that are between two
+        actors are DEFERRED now."""
+        running = [entry for entry in self.spares.values() if not entry.recalled or entry.moves]
         lowest = self.lowest_open() if running else None
         for entry in running:
             if lowest is None or not self.bound.admits(lowest[0], entry.lease_version):
-                self.recall(entry.id)
+                if entry.stage is Stage.QUEUED:
+                    self.defer(entry.id)
+                else:
+                    self.recall(entry.id)
+                    entry.moves = False
 
     def leave_out(self, group_id: int, cut: tuple[int, ...], redrawn: int) -> None:
         """Samples of a RUNNING group that will not be in it: those not waited for, and how many were drawn anew."""
@@ -306,7 +322,7 @@ class LifeCycle:
     def accept(self, entry: Entry, head: Head, payload: bytes | memoryview, version: int, now: float) -> None:
         """→ WAITING, whatever the filter says."""
         self.keep(entry, None)
-        entry.head, entry.payload = head, payload
+        entry.head, entry.payload, entry.moves = head, payload, False
         entry.pushed_at, entry.version_at_push, entry.pushed = now, version, self.pushes
         self.move(entry, Stage.WAITING)
         self.pushes += 1

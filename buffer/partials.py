@@ -37,6 +37,11 @@ class Partial:
         return Lengths(tokens, tuple(any(call[2] == ABORTED for call in calls) for calls in rows))
 
     @property
+    def ended(self) -> int:
+        """Samples that have begun and were not cut."""
+        return self.lengths.cut.count(False)
+
+    @property
     def oldest(self) -> int:
         """Version of its oldest token."""
         return min(self.usable(-math.inf).values())

@@ -100,7 +100,10 @@ def _redo(replay: Replay, record: Record, now: float) -> None:
         case "left_out":
             replay.leave_out(fields[0], tuple(fields[1]), fields[2])
         case "partial":
-            replay.hand_back(fields[0]["id"], Partial(fields[0], record.payload))
+            entry = replay.entries[fields[0]["id"]]
+            entry.moves = True  # whether it was deferred instead is told by a record of its own
+            replay.hand_back(entry.id, Partial(fields[0], record.payload))
+            entry.moves = False
         case "start":
             start_at(replay, fields[0])
         case "advance":
@@ -123,7 +126,7 @@ def _redo_round(replay: Replay, kind: str, fields: list[Any]) -> None:
             replay.give_place(*fields)
         case "take_up":
             replay.take_up(*fields)
-        case "defer" if replay.entries[fields[0]].stage is not Stage.DEFERRED:  # else by what it handed back
+        case "defer":
             replay.defer(fields[0])
 
 

@@ -89,7 +89,9 @@ class RunState:
         return 0.0 if self.started_at is None else now - self.started_at
 
     def lose(self, actor: Actor) -> None:
-        """An actor is gone: its leases go to others; the groups keep their slots."""
+        """An actor is gone: its leases go to others; the groups keep their slots. Who is parked is needed then."""
+        if not actor.parked:
+            self.fleet.unpark()
         for group_id in actor.running:
             self.replay.requeue(group_id)
         self.evaluation.lost(actor.name)

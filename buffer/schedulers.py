@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from buffer.parking import Load, Parking
 from buffer.sizing import Lengths, Sizing
 
 
@@ -58,6 +59,7 @@ class Scheduler:
     """
 
     max_staleness: float = 0
+    parks = False
 
     def __init__(self, sizing: Sizing):
         self.sizing = sizing
@@ -81,6 +83,11 @@ class Scheduler:
     def wants_spares(self, view: View) -> int:
         """How many spare groups to start now."""
         return 0
+
+    def park(self, done: float, to_start: int, actors: Sequence[Load]) -> Sequence[str]:
+        """Who gets no more of this round; what they run goes on on the others. See `Parking.choose`. Asked while nobody
+        is parked, if `parks` is true."""
+        return ()
 
     def warning(self) -> str:
         """What a person should be told before a run begins; empty: nothing."""
@@ -150,6 +157,8 @@ class SyncScheduler(Scheduler):
     What is cut begins anew on the weights of its round: strictly on-policy. With `max_staleness` above 0 and
     `partial_rollout: resume` it goes on from its tokens of up to so many versions ago, so training is no longer
     strictly on-policy; rounds begin on the newest weights all the same.
+
+    `park`: this share of the actors leaves a round early (`buffer.parking`; 0: none). For learners that stream.
     """
 
     def __init__(
@@ -159,8 +168,10 @@ class SyncScheduler(Scheduler):
         oversample_prompts: float = 1.0,
         oversample_responses: float = 1.0,
         max_staleness: float = 0,
+        park: float = 0.0,
     ):
         super().__init__(sizing)
+        self.parking, self.parks = Parking(park), park > 0
         self.oversample_prompts = _factor("oversample_prompts", oversample_prompts)
         self.oversample_responses = _factor("oversample_responses", oversample_responses)
         if max_staleness < 0 or max_staleness != int(max_staleness) or (max_staleness and oversample_prompts == 1):
@@ -178,6 +189,7 @@ class SyncScheduler(Scheduler):
 
     def open_batch(self, samples: int, deferred: int, seen: Sequence[Lengths]) -> int:
         self.groups = super().open_batch(samples, deferred, seen)
+        self.parking.begin()
         self.long = deferred >= self.groups
         self.launch = self.group_size if self.long else math.ceil(self.group_size * self.oversample_responses)
         return self.groups
@@ -194,6 +206,9 @@ class SyncScheduler(Scheduler):
     def wants_spares(self, view: View) -> int:
         return self._spares_wanted(view.round())
 
+    def park(self, done: float, to_start: int, actors: Sequence[Load]) -> Sequence[str]:
+        return self.parking.choose(done, to_start, actors)
+
     def _spares_wanted(self, now: Round) -> int:
         if self.long or not now.unfinished or now.left > 0:
             return 0
@@ -209,7 +224,8 @@ class SyncScheduler(Scheduler):
         )
 
     def metrics(self) -> dict[str, float]:
-        return super().metrics() | ({"rounds/long": float(self.long)} if self.oversample_prompts > 1 else {})
+        found = {"rounds/long": float(self.long)} if self.oversample_prompts > 1 else {}
+        return super().metrics() | found | ({"rounds/parked": 0.0} if self.parks else {})
 
     def state_dict(self) -> dict[str, Any] | None:
         if self.oversample_prompts == 1:

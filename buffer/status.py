@@ -51,6 +51,7 @@ def status(state: RunState) -> dict[str, Any]:
             actor.name: {
                 "version": actor.version,
                 "running": len(actor.running),
+                "parked": actor.parked,
                 "silent_seconds": now - actor.seen,
                 "stats": actor.stats,
             }
@@ -84,6 +85,6 @@ def waits(state: RunState) -> list[str]:
         )
     for actor in state.fleet:
         if not actor.running:
-            reason = "weights" if actor.version < state.version else "the learner (staleness bound)"
-            lines.append(f"{actor.name} waits for {reason}")
+            idle = "waits for weights" if actor.version < state.version else "waits for the learner (staleness bound)"
+            lines.append(f"{actor.name} {'is parked until the next round' if actor.parked else idle}")
     return lines

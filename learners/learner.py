@@ -64,7 +64,8 @@ class TorchLearner(Objective, Saving):
     defaults. `stream` see `take`. `ranks` processes share the work; each has its part of the weights
     (`learners.sharding`). On `device`, matrices are multiplied in `compute_dtype`; weights and sums over tokens stay in
     float32. `checkpoint_activations` saves memory for a third more computing; `compile` has torch compile the layers.
-    At most `max_logits` logits are made at once (`learners.logprobs`). Other knobs are those of `learners.objective`.
+    At most `max_logits` logits are made at once (`learners.logprobs`). `threads`: CPU threads of each rank (None: as
+    torch has them); another number may change last bits. Other knobs are those of `learners.objective`.
     """
 
     needs_model = True
@@ -99,9 +100,12 @@ class TorchLearner(Objective, Saving):
         checkpoint_activations: bool = False,
         compile: bool = False,
         max_logits: int = 67_108_864,
+        threads: int | None = None,
         **objective: Any,
     ):
         super().__init__(**objective)
+        if threads is not None:
+            torch.set_num_threads(threads)
         _check(loss, advantage, temperature, num_minibatches, num_minibatch_epochs, critic_lr)
         if stream:
             check_stream(loss, advantage, num_minibatches, num_minibatch_epochs, grad_norm_by_staleness)

@@ -22,7 +22,7 @@ from typing import Any
 
 from areal_like import checkpoints
 from areal_like.client import LearnerClient, Stopped
-from areal_like.config import ranks_of
+from areal_like.config import learner_threads, ranks_of
 from areal_like.interfaces import Trainer
 from areal_like.metrics import MetricsLog
 from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, end_gently, on_pause, run_role
@@ -43,7 +43,7 @@ def build_trainer(config: Any) -> Trainer:
         return build("learner", config.learner)
     import torch
 
-    torch.set_num_threads(config.actors.threads)
+    torch.set_num_threads(learner_threads(config))
     vocab_size = build("task", config.task, config.run.seed).vocab_size
     model = build("model", config.model, config.run.seed, vocab_size)
     loss, advantage = bind("loss", config.loss), bind("advantage", config.advantage)

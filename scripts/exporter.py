@@ -96,12 +96,13 @@ def _actors(report: dict[str, Any]) -> Iterator[Any]:
     meanings = {
         "version": "version of the weights that the actor has applied",
         "running": "groups that it works on",
+        "parked": "1 while it has left a round to others, early",
         "silent_seconds": "since it was last heard of",
     }
     for key, meaning in meanings.items():
         family = GaugeMetricFamily(f"{PREFIX}actor_{key}", meaning, labels=["actor"])
         for name, actor in report["actors"].items():
-            family.add_metric([name], actor[key])
+            family.add_metric([name], float(actor[key]))
         yield family
 
 

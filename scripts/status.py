@@ -97,7 +97,7 @@ def _actors(report: dict[str, Any]) -> Table:
         stats, version = actor["stats"], actor["version"]
         wall = stats.get("wall_seconds", 0.0)
         table.add_row(
-            name,
+            f"{name} (parked)" if actor["parked"] else name,
             str(version) if version >= 0 else "none",
             str(report["version"] - version) if version >= 0 else "-",
             str(actor["running"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from areal_like.config import ranks_of
+from areal_like.config import learner_threads, ranks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,9 @@ def plan(config: Any) -> list[RoleSpec]:
     threads, count = config.actors.threads, 0 if config.replay else config.actors.count
     actors = [RoleSpec(f"actor-{i}", "actors.main", threads, False) for i in range(count)]
     # The other ranks come first, so that one that has died is seen before the learner that has lost it.
-    ranks = [RoleSpec(f"learner-{rank}", "learners.rank", threads, True) for rank in range(1, ranks_of(config))]
-    core = [RoleSpec("buffer", "buffer.main", 1, True), *ranks, RoleSpec("learner", "learners.main", threads, True)]
+    own = learner_threads(config)
+    ranks = [RoleSpec(f"learner-{rank}", "learners.rank", own, True) for rank in range(1, ranks_of(config))]
+    core = [RoleSpec("buffer", "buffer.main", 1, True), *ranks, RoleSpec("learner", "learners.main", own, True)]
     return [*core, *actors]
 
 

@@ -127,12 +127,13 @@ class Study:
         return runs
 
     def main_runs(self, picked: Mapping[tuple[str, ...], Labels]) -> list[Run]:
-        """The runs of the second stage with what tuning has picked, by `tuned_for`. Raises ConfigError."""
-        runs = []
+        """The runs of the second stage with what tuning has picked, by `tuned_for`. Raises ConfigError. All points take
+        turns, seed by seed: whatever else the machine does meanwhile meets all of them alike."""
+        runs: list[Run] = []
         for labels in self.points():
             tuned = picked[self.tuned_for(labels)] if self.tune else {}
             runs += self._runs(MAIN, labels, tuned, self.seeds)
-        return runs
+        return sorted(runs, key=lambda run: self.seeds.index(run.seed))
 
     def check(self) -> None:
         """Make the config of every point (with the first candidate of the tuning) and of every tuning run. Raises

@@ -322,6 +322,9 @@ def test_injected_ages_that_contradict_the_rest_are_refused(stand_ins: Path) -> 
     assert "bound of 3" in refusal("mine", "inject_staleness=4")
 
 
+PARKED = ["mode=sync", "scheduler.park=0.5", "learner.stream=true", "learner.num_minibatches=1"]
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -331,6 +334,10 @@ def test_injected_ages_that_contradict_the_rest_are_refused(stand_ins: Path) -> 
         (["learner.lora={rnk: 4}"], r"learner.lora.rnk: .*'rank'"),
         (["learner.lora={rank: many}"], "learner.lora.rank: expected int"),
         (["rewards.timeout=0"], "rewards.timeout: must be at least"),
+        (["learner.threads=0"], "learner.threads: must be at least 1"),
+        (["mode=sync", "scheduler.park=0.5"], "scheduler.park .* set learner.stream=true"),
+        ([*PARKED, "partial_rollout=restart"], "scheduler.park .* needs partial_rollout=resume"),
+        (["scheduler.park=0.5"], "unknown.* 'scheduler.park'|scheduler.park"),
     ],
 )
 def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: str) -> None:
@@ -346,6 +353,8 @@ def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: s
         ["learner.lora={rank: 4, targets: [q_proj]}"],
         ["learner.lora={}"],
         ["advantage={name: gae}", "learner=timed"],
+        PARKED,
+        ["mode=sync", "scheduler.park=0", "partial_rollout=restart"],
     ],
 )
 def test_what_it_takes_is_taken(argv: list[str]) -> None:

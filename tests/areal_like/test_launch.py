@@ -70,6 +70,13 @@ def test_the_plan_starts_the_buffer_first_and_lets_only_actors_die() -> None:
     assert [role.name for role in roles if role.essential] == ["buffer", "learner"]
 
 
+def test_the_learner_may_have_threads_of_its_own() -> None:
+    """Their number decides the last bits of a sum, so it is not changed for the sake of what actors leave idle."""
+    config = ["configs/quickstart.yaml", "actors.count=1", "actors.threads=3"]
+    for more, threads in ([], [1, 3, 3]), (["learner.threads=2"], [1, 2, 3]):
+        assert [role.threads for role in plan(configs.load([*config, *more]))] == threads
+
+
 def test_other_ranks_of_the_learner_are_processes_before_it_which_may_not_die() -> None:
     roles = plan(configs.load(["configs/quickstart.yaml", "actors.count=1", "learner.ranks=3"]))
     assert [role.name for role in roles] == ["buffer", "learner-1", "learner-2", "learner", "actor-0"]

@@ -7,253 +7,20 @@ import os
 import random
 from functools import partial
 
-import msgpack
-import numpy as np
 import pytest
 
 from areal_like.config import load
-from areal_like.groups import encode_group
-from areal_like.partials import encode_partial
-from areal_like.types import Completion, Group, Sample, SoFar
-from buffer import filters
 from buffer.admission import Bound
-from buffer.entries import NO_SLOT, Stage
-from buffer.journal import SNAPSHOT, Record
+from buffer.entries import Stage
 from buffer.policies import in_order
-from buffer.recovery import restore, snapshot
 from buffer.replay import Replay
 from buffer.schedulers import SyncScheduler
-from buffer.sizing import Fixed, Sagc
+from buffer.sizing import Fixed
 from scripts.preflight import preflight
-from tests.buffer.house import B, House, table
+from tests.buffer.house import B, House
+from tests.buffer.rounds import SIZINGS, Run, head_of
 
 HISTORIES = int(os.environ.get("HISTORIES", "2400")) // 20
-SIZE = 4
-SIZINGS = {
-    "fixed": lambda: Fixed(group_size=SIZE),
-    "sagc": lambda: Sagc(group_size=SIZE, candidates=[2, 4, 8], budget=0.2),
-}
-
-
-def head_of(group_id: int, version: int, samples: int, dull: bool = False, oldest: int | None = None):
-    def sample(index: int) -> Sample:
-        runs = [(version if oldest is None or index else oldest, 1), (version, 1 + index * (group_id % 5))]
-        length = sum(n for _, n in runs)
-        reward = 1.0 if dull else float(index)
-        zeros, ones = np.zeros(length, np.float32), np.ones(length, bool)
-        return Sample(np.zeros(1 + length, np.int32), 1, zeros, ones, runs, reward, "stop")
-
-    made = [sample(index) for index in range(samples)]
-    return encode_group(Group(group_id, made, {v: f"d{v}" for s in made for v, _ in s.runs}))
-
-
-class Run:
-    """A run of `batches` batches, played by `dice`."""
-
-    def __init__(
-        self, dice: random.Random, sizing: str, *, batches: int, staleness: int = 0, zero_variance: bool = True
-    ):
-        self.dice, self.sizing, self.batches, self.staleness = dice, sizing, batches, staleness
-        self.filter = partial(filters.zero_variance) if zero_variance else partial(filters.none)
-        self.records: list[Record] = []
-        self.checkpoint = 0
-        self.trained: list[list[int]] = []
-        self.interval = dice.choice([1, 1, 2])
-        self.streams = dice.random() < 0.5
-        self.orders: dict[int, list[int]] = {}
-        self.begin()
-
-    def begin(self) -> None:
-        """The first time, or after a crash of everything."""
-        scheduler = SyncScheduler(SIZINGS[self.sizing](), oversample_prompts=1.5, max_staleness=self.staleness)
-        rules = {"group_filter": self.filter, "resume": self.staleness > 0, "interval": self.interval}
-        self.house = House(scheduler, actors=3, last_batch=self.batches, **rules)
-        state = self.house.state
-        restore(state.replay, self.records, self.checkpoint, 0.0, self.append)
-        state.steps, state.prompts.position = self.checkpoint, state.replay.admitted
-        if state.replay.scheduler_state:
-            scheduler.load_state_dict(state.replay.scheduler_state)
-        del self.trained[self.checkpoint :]
-        self.held = dict.fromkeys(self.house.names, -1)
-        self.leased: dict[str, dict[int, tuple[int, int, int]]] = {name: {} for name in self.house.names}
-        self.late: list[tuple[str, int, int, int]] = []
-        self.seen = 0
-        self.served: list[list[int]] = self.trained.copy()
-        self.house.hello("learner", *self.house.names, slots=1000)
-        if self.streams:
-            self.house.say("learner", "stream", {})
-        self.publish()
-        for name in self.house.names:
-            self.update(name)
-        self.want()
-
-    def append(self, kind: str, fields: list, payload: bytes) -> None:
-        self.records.append(
-            Record(*msgpack.unpackb(msgpack.packb([kind, fields]), strict_map_key=False), bytes(payload))
-        )
-
-    # ---- the learner ------------------------------------------------------------------------------------------------
-
-    @property
-    def version(self) -> int:
-        return len(self.trained) // self.interval
-
-    def publish(self) -> None:
-        self.house.publish(self.version)
-        for version in range(self.version):  # those of before a crash
-            self.house.state.digests[version] = f"d{version}"
-
-    def want(self) -> None:
-        index = len(self.served)
-        self.parts: list[int] = []
-        if index < self.batches:
-            self.house.say("learner", "want", {"index": index, "version": index // self.interval})
-        self.listen()
-
-    def train(self) -> None:
-        if len(self.served) == len(self.trained):
-            return
-        index = len(self.trained)
-        self.want()  # of the next, before this one is trained
-        self.trained.append(self.served[index])
-        self.house.say("learner", "trained", {"index": index})
-        if (index + 1) % self.interval == 0:
-            self.publish()
-            if self.dice.random() < 0.5:
-                self.checkpoint = index + 1
-                self.house.say("learner", "checkpointed", {"step": index + 1})
-                if self.dice.random() < 0.5:
-                    fields, payload = snapshot(self.house.state.replay)
-                    self.records.clear()
-                    self.append(SNAPSHOT, fields, payload)
-        self.listen()
-
-    # ---- actors -----------------------------------------------------------------------------------------------------
-
-    def update(self, name: str) -> None:
-        self.held[name] = self.version
-        self.house.apply(self.version, name)
-        self.listen()
-
-    def listen(self) -> None:
-        """Take what the buffer has said; cancels are answered some time later."""
-        sent = self.house.router.sent
-        while self.seen < len(sent):
-            who, kind, body = sent[self.seen]
-            self.seen += 1
-            if kind == "lease":
-                for group_id, _, _, launch, need, *_ in body["leases"]:
-                    self.leased[who][group_id] = (launch, need, self.held[who])
-                carried = {meta["id"]: usable for meta, usable in body["partials"]}
-                assert not carried or self.staleness
-            elif kind == "part":
-                assert self.streams and body["index"] == len(self.served) and body["begin"] == len(self.parts)
-                self.parts += [name[0] for name in body["groups"]]
-                assert self.staleness or set(body["digests"]) == {body["version"]}, "strictly on-policy"
-            elif kind == "batch":
-                self.check_batch([name[0] for name in body["groups"]], [name[1] for name in body["groups"]], body)
-            assert kind != "refused", body
-
-    def check_batch(self, ids: list[int], samples: list[int], body: dict) -> None:
-        assert sum(samples) == B * SIZE and len(set(samples)) == 1, "the effective batch is kept"
-        versions = set(body["digests"])
-        oldest = min(versions)
-        assert body["version"] - oldest <= self.staleness
-        if self.staleness == 0:
-            assert versions == {body["version"]}, "strictly on-policy"
-        assert ids[: len(self.parts)] == self.parts, "what was taken early is the batch's beginning"
-        assert self.orders.setdefault(len(self.served), ids) == ids, "after a crash the same groups in the same order"
-        self.served.append(ids)
-
-    def push(self, name: str, group_id: int, dull: bool) -> None:
-        _, need, version = self.leased[name].pop(group_id)
-        self.house.say(name, "credit", {"ended": 10**6})
-        head, payload = head_of(group_id, self.held[name], need, dull, version)
-        self.house.say(name, "push", table(head), payload)
-        self.listen()
-
-    def recalled(self, name: str) -> list[int]:
-        entries = self.house.state.replay.entries
-        return [each for each in self.leased[name] if entries[each].recalled and entries[each].actor == name]
-
-    def give_back(self, name: str, ids: list[int]) -> None:
-        left = []
-        for group_id in ids:
-            _, need, version = self.leased[name].pop(group_id)
-            self.late.append((name, group_id, need, version))
-            call = Completion(np.zeros(3, np.int32), np.zeros(3, np.float32), [(version, 3)], "abort")
-            left.append(encode_partial(group_id, {0: SoFar({(1, 0): call})}, {version: f"d{version}"}))
-        body = {"ids": ids, "partials": [meta for meta, _ in left], "leaving": False}
-        self.house.say(name, "give_back", body, *(payload for _, payload in left))
-        self.listen()
-
-    def push_late(self) -> None:
-        """Of a group that was broken off: it had been pushed before, and comes again."""
-        name, group_id, need, version = self.late.pop(self.dice.randrange(len(self.late)))
-        entry = self.house.state.replay.entries.get(group_id)
-        if entry is None or entry.need == need:
-            head, payload = head_of(group_id, version, need)
-            self.house.say(name, "push", table(head), payload)
-            self.leased[name].pop(group_id, None)
-            for other in self.leased.values():
-                if entry and entry.stage is Stage.WAITING:
-                    other.pop(group_id, None)
-            self.listen()
-
-    def die(self, name: str) -> None:
-        self.leased[name].clear()
-        self.house.hello(name, slots=1000)
-        self.update(name)
-
-    def step(self, calm: bool = False) -> None:
-        dice, name = self.dice, self.dice.choice(self.house.names)
-        running = list(self.leased[name])
-        match dice.choice(
-            ["push"] * 6
-            + ["update", "update", "back", "train", "train"]
-            + ["die", "fail", "crash", "late"] * (not calm)
-        ):
-            case "push" if running:
-                self.push(name, dice.choice(running), not calm and dice.random() < 0.15)
-            case "update":
-                self.update(name)
-            case "back":
-                self.give_back(name, self.recalled(name))
-            case "train":
-                self.train()
-            case "late" if self.late:
-                self.push_late()
-            case "die" if dice.random() < 0.3:
-                self.die(name)
-            case "fail" if running and dice.random() < 0.3:
-                group_id = dice.choice(running)
-                del self.leased[name][group_id]
-                self.house.say(name, "failed", {"id": group_id, "reason": "rejected", "detail": ""})
-                self.listen()
-            case "crash" if dice.random() < 0.2:
-                self.begin()
-        self.check()
-
-    def check(self) -> None:
-        replay = self.house.state.replay
-        ledger = replay.ledger()
-        gone = ledger["trained"] + sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
-        assert ledger["admitted"] == gone + ledger["active"]
-        held = [entry.slot for entry in replay.entries.values() if entry.slot != NO_SLOT]
-        assert sorted(held + replay.slots.free) == list(range(replay.trained, replay.slots.end))
-        for entry in replay.entries.values():
-            assert (entry.slot == NO_SLOT) == (entry.stage is Stage.DEFERRED or entry.id in replay.spares)
-        ids = [each for batch in self.served for each in batch]
-        assert len(ids) == len(set(ids)), "a prompt was trained twice"
-
-    def end(self) -> None:
-        """All go on honestly until the data is used up."""
-        for _ in range(5000):
-            if len(self.trained) == self.batches:
-                break
-            self.step(calm=True)
-        else:
-            pytest.fail("the buffer is stuck")
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
@@ -264,7 +31,7 @@ def test_every_prompt_is_trained_once_whatever_happens(sizing: str, staleness: i
         run = Run(dice, sizing, batches=8, staleness=staleness)
         for _ in range(dice.randint(0, 120)):
             run.step()
-        run.end()
+        run.go_to_the_end()
         ledger = run.house.state.replay.ledger()
         assert not set(ledger["dropped"]) - {"rejected"}, ledger
         if sizing == "fixed":

@@ -1,4 +1,5 @@
-"""Gradients of groups while their round still runs, in real processes: crashes within a round, and replays."""
+"""Gradients of groups while their round still runs, and actors that are parked, in real processes: crashes within a
+round, and replays."""
 
 import os
 import signal
@@ -17,6 +18,8 @@ STREAM = [
     "scheduler.oversample_prompts=1.25",
     "sizing={name: sagc, group_size: 8, candidates: [4, 8, 16]}",
     "learner.stream=true",
+    "scheduler.park=0.5",
+    "engine.slots=256",
     "learner.num_minibatches=1",
     "run.target_reward=null",
     "eval.every=0",
@@ -32,7 +35,8 @@ def heads_of(run: Path) -> dict[int, Head]:
 
 @pytest.mark.integration
 def test_a_streamed_run_that_was_killed_within_a_round_ends_as_its_replay(tmp_path: Path) -> None:
-    """Groups come early and in another order than that of the prompts; the replay gets whole batches: the same bits."""
+    """Groups come early and in another order than that of the prompts, and many were moved from one actor to the other
+    within their round; the replay gets whole batches: the same bits."""
     overrides = [*STREAM, "run.steps=12", "checkpoint.every=4"]
     process = start(tmp_path, "run", *overrides)
     run = tmp_path / "run"
@@ -44,6 +48,12 @@ def test_a_streamed_run_that_was_killed_within_a_round_ends_as_its_replay(tmp_pa
     assert [row["step"] for row in rows(run)] == list(range(1, 13))
     assert sum(row["stream/share"] for row in rows(run)) > 1, "much was trained before its batch was complete"
     assert summary(run)["staleness_max"] == 0
+    assert sum(row.get("rounds/parked", 0) for row in rows(run)) > 3, "one of two actors left most rounds early"
+    assert sum(row.get("rounds/moved", 0) for row in rows(run)) > 3
+    assert sum(record.kind == "partial" for record in scan(run / "journal")) > 3, "what it had begun went with it"
+    ledger = summary(run)["ledger"]
+    gone = ledger["trained"] + sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
+    assert ledger["admitted"] == gone + ledger["active"]
     digests: dict[int, set[str]] = {}
     heads = heads_of(run)
     for index, ids in enumerate(trained_ids(run)):

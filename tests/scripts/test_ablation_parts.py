@@ -42,11 +42,11 @@ def test_a_study_comes_to_every_point_and_seed_with_its_own_config(tmp_path: Pat
     found = load(tmp_path)
     runs = found.main_runs({("ppo",): {"learner.lr": "0.01"}, ("dg",): {"learner.lr": "0.001"}})
     assert [(*run.labels.values(), run.seed) for run in runs] == [
-        (loss, mode, seed) for loss in ("ppo", "dg") for mode in ("sync", "old") for seed in (0, 1)
-    ]
-    assert [(run.config.loss["name"], run.config.learner["lr"]) for run in runs[::4]] == [("ppo", 0.01), ("dg", 0.001)]
-    assert [run.config.mode for run in runs[:4:2]] == ["sync", "async"]
-    assert runs[2].config.scheduler["max_staleness"] == 4 and runs[2].config.run.steps == 7
+        (loss, mode, seed) for seed in (0, 1) for loss in ("ppo", "dg") for mode in ("sync", "old")
+    ], "the points take turns"
+    assert [(run.config.loss["name"], run.config.learner["lr"]) for run in runs[:4:2]] == [("ppo", 0.01), ("dg", 0.001)]
+    assert [run.config.mode for run in runs[:2]] == ["sync", "async"]
+    assert runs[1].config.scheduler["max_staleness"] == 4 and runs[1].config.run.steps == 7
     assert len({run.name for run in runs}) == 8
 
 
@@ -201,12 +201,12 @@ def test_results_have_every_run_what_was_picked_and_what_is_missing(tmp_path: Pa
     text = results.write(found, folder.path, results.gather(found, runs, folder), [], "the command")
     rows = list(csv.DictReader((folder.path / "results.csv").open()))
     assert [(r["loss"], r["mode"], r["tuned learner.lr"], r["seed"], r["reward"]) for r in rows[3:5]] == [
-        ("ppo", "old", "0.01", "1", "3.0"),
-        ("dg", "sync", "0.001", "0", "4.0"),
+        ("dg", "old", "0.001", "0", "3.0"),
+        ("ppo", "sync", "0.01", "1", "4.0"),
     ]
     assert rows[-1]["reward"] == "" and len(rows) == 8
     assert "7 of 8 runs are finished" in text and "No finished run has a number for 'misspelt'" in text
     table = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("| dg ")]
-    assert table[0][1:5] == ["dg", "sync", "0.001", "4.50 [4.00, 5.00]"] and table[1][4] == "6.00 (1 of 2)"
+    assert table[0][1:5] == ["dg", "sync", "0.001", "4.00 [2.00, 6.00]"] and table[1][4] == "3.00 (1 of 2)"
     names = {path.name for path in folder.path.glob("*.png")}
     assert names == {"curves.png", "bars-reward.png", "bars-misspelt.png"}

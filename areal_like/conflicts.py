@@ -1,0 +1,60 @@
+"""Settings that don't go together, though each is right by itself: refused before any process is started.
+
+The component that is concerned would say so too, when it is built; but that is seconds later, in a log.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from areal_like.registry import ConfigError, check_part, knobs, marks
+
+
+def refuse_odd_training(config: dict[str, Any]) -> None:
+    """What scheduler, loss, advantage and learner ask of one another. Raises ConfigError."""
+    learner = config["learner"]
+    if learner.get("lora") is not None:
+        check_part("learner.lora", learner["lora"])
+    known = knobs("learner", learner["name"]) | learner
+    epochs = known.get("num_minibatch_epochs", 1)
+    if epochs > 1 and "single_pass" in marks("loss", config["loss"]["name"]):
+        key = "learner.num_minibatch_epochs"
+        raise ConfigError(f"{key}: loss={config['loss']['name']} diverges with more than 1, got {epochs}", key)
+    if known.get("ranks", 1) > 1 and known.get("stream"):
+        raise ConfigError("learner.ranks: learner.stream works with 1 rank only", "learner.ranks")
+    advantage = config["advantage"]["name"]
+    if known.get("stream") is True:
+        _refuse_stream(config, known)
+    if config["scheduler"].get("park"):
+        _refuse_parking(config, known)
+    if "needs_values" in marks("advantage", advantage) and known.get("critic_lr") == 0:
+        key = "learner.critic_lr"
+        raise ConfigError(f"advantage={advantage} needs a critic: set {key} above 0", key)
+
+
+def _refuse_stream(config: dict[str, Any], learner: dict[str, Any]) -> None:
+    """Gradients of groups that come one after the other: nothing may depend on the whole batch."""
+    loss, advantage, policy = (config[part]["name"] for part in ("loss", "advantage", "policy"))
+    key, problem = "learner.stream", ""
+    for knob in ("num_minibatches", "num_minibatch_epochs"):
+        if learner.get(knob, 1) != 1:
+            problem = f"takes one step per batch: set learner.{knob}=1"
+    if "planned" in marks("loss", loss):
+        problem = f"does not go with loss={loss}, which weighs all tokens of a batch at once"
+    if "needs_batch" in marks("advantage", advantage):
+        problem = f"does not go with advantage={advantage}, which is normalised over the whole batch"
+    if policy != "in_order":
+        problem = "needs policy=in_order: with others it is not known which batch a group will be in"
+    if problem:
+        raise ConfigError(f"{key} {problem}", key)
+
+
+def _refuse_parking(config: dict[str, Any], learner: dict[str, Any]) -> None:
+    """Actors that leave a round early: the learner must have a use for that, and what they have begun must go on."""
+    key, problem = "scheduler.park", ""
+    if learner.get("stream") is not True:
+        problem = "leaves processors to a learner that takes gradients meanwhile: set learner.stream=true"
+    if config["partial_rollout"] != "resume":
+        problem = "moves groups from one actor to another, with what they have: it needs partial_rollout=resume"
+    if problem:
+        raise ConfigError(f"{key} {problem}", key)
