@@ -40,7 +40,7 @@ from areal_like.weights.state import State, Update
 
 log = logging.getLogger(__name__)
 _TRIES = 5
-"""Answers in a row without a single token, before a request is given up."""
+"""Answers in a row without a single token, and without an update that broke them off, before a request is given up."""
 
 
 @dataclass(eq=False)
@@ -177,9 +177,10 @@ class SglangEngine:
                     return Completion(*done, finish)
                 if fruitless >= _TRIES:
                     raise RuntimeError(f"{fruitless} answers in a row without a token to {len(tokens)} prompt tokens")
+                label = self._label
                 piece = await self._ask(call, np.concatenate([tokens, done[0]]), len(done[0]), limits)
                 if piece is not None:
-                    fruitless = 0 if len(piece.tokens) else fruitless + 1
+                    fruitless = 0 if len(piece.tokens) or label != self._label else fruitless + 1
                     call.pieces.append(piece)
                     self._totals["tokens"] += len(piece.tokens)
 

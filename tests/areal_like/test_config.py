@@ -333,6 +333,7 @@ def test_injected_ages_that_contradict_the_rest_are_refused(stand_ins: Path) -> 
         (["learner.lora={rnk: 4}"], r"learner.lora.rnk: .*'rank'"),
         (["learner.lora={rank: many}"], "learner.lora.rank: expected int"),
         (["rewards.timeout=0"], "rewards.timeout: must be at least"),
+        (["engine=sglang", "engine.url=http://127.0.0.1:30000"], "actors.count: .* belongs to one actor alone"),
     ],
 )
 def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: str) -> None:
@@ -344,6 +345,7 @@ def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: s
     "argv",
     [
         ["advantage=gae"],
+        ["engine=sglang", "engine.url=http://127.0.0.1:30000", "actors.count=1"],
         ["loss=ppo", "learner.num_minibatch_epochs=2"],
         ["learner.lora={rank: 4, targets: [q_proj]}"],
         ["learner.lora={}"],
