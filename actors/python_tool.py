@@ -1,8 +1,8 @@
-"""Python as a tool: a program of the model's is run in the sandbox (`areal_like.tasks.sandbox`), and its words are shown.
+"""Python as a tool: a program is run in the sandbox (`areal_like.tasks.sandbox`), and what it says is shown.
 
-No files of the machine, no network, no other processes; standard modules for computing only. A program begins anew
-each time, with the same random numbers. Calls wait for one another behind `PROCESSES`, in threads of their own: programs
-that take their time must not hold up weights, which come by the event loop's.
+No files of the machine, no network, no other processes; standard modules for computing only. Each program begins anew,
+with the same random numbers. At most `PROCESSES` run at once, waited for by threads of their own: weights, which come
+by the event loop's threads, must not wait for them.
 """
 
 from __future__ import annotations

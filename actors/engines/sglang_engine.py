@@ -6,8 +6,8 @@
 
 A *label* stands for what `load` was given, and the server files each token under the label that it had then; so
 versions are exact however updates and requests meet. Labels are this engine's own: tokens under one that was not given
-here are an error. A request shares kept prompts under the label that its server has confirmed, not the newest: until the
-server stands still for an update it computes them with the weights before.
+here are an error. A request shares kept prompts under the label that its server has confirmed, not the newest: until
+the server stands still for an update it computes them with the weights before.
 
 What a server holds is known by its digest, or nothing is: then it gets all weights before it gets any request. `_held`
 is a copy of the weights that servers are to hold, since the subscriber writes the next ones over its own.

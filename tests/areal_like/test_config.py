@@ -333,7 +333,7 @@ def test_injected_ages_that_contradict_the_rest_are_refused(stand_ins: Path) -> 
         (["learner.lora={rnk: 4}"], r"learner.lora.rnk: .*'rank'"),
         (["learner.lora={rank: many}"], "learner.lora.rank: expected int"),
         (["rewards.timeout=0"], "rewards.timeout: must be at least"),
-        (["engine=sglang", "engine.url=http://127.0.0.1:30000"], "actors.count: .* belongs to one actor alone"),
+        (["engine=sglang", "engine.url=http://127.0.0.1:30000"], "actors.count: .* belongs to one actor"),
     ],
 )
 def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: str) -> None:
