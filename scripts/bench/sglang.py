@@ -6,8 +6,9 @@
 The model has Qwen2.5-0.5B's architecture (`--tiny`: 2 layers of 64) and random weights.
 
 Updates: `SEQUENCES` that never stop; versions of which each changes `--share` of the elements, one after the other. In
-rows: tokens/s without updates ("none"), with patches ("ours"), with all weights each time ("full"); per update seconds
-from `load` to the end of it, bytes sent to the server, and the milliseconds for which it stood still (p50, p99).
+rows: tokens/s (counted as answers end) without updates ("none"), with patches ("ours"), with all weights each time
+("full"); per update seconds from `load` to the end of it, bytes sent to the server before they were written as text,
+and the milliseconds for which it stood still (p50, p99).
 
 Training (left out with `--steps 0`): whole runs of `configs/bench/sglang.yaml`, sync, then async by staleness bound;
 trained samples and sampled tokens per second, after `WARMUP_STEPS`.
