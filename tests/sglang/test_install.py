@@ -1,4 +1,4 @@
-"""The versions in `constraints-sglang.txt` are such that SGLang, and what is installed with it, can be had with them."""
+"""The versions in `constraints-sglang.txt` are such that SGLang, and what comes with it, can be had with them."""
 
 import importlib.util
 from importlib.metadata import distribution, distributions
