@@ -20,7 +20,11 @@ Tool = Callable[..., str | Awaitable[str]]
 """A function of keyword arguments, all of them text, numbers, or what else JSON has; its result is shown to the model.
 Raises ValueError where the model is to hear what was wrong. The same arguments must give the same result."""
 
-TOOLS = {"calculator": "actors.tools:calculator"}
+TOOLS = {
+    "calculator": "actors.tools:calculator",
+    "python": "actors.python_tool:python",
+    "python_weak": "actors.python_tool:python_weak",
+}
 
 
 def calculator(expression: str) -> str:
@@ -84,7 +88,7 @@ class Tools:
         """Raises ValueError, in words for the model."""
         try:
             fields = json.loads(call)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ValueError('a call is {"name": ..., "arguments": {...}}') from None
         if not isinstance(fields, dict) or not isinstance(fields.get("arguments", {}), dict):
             raise ValueError('a call is {"name": ..., "arguments": {...}}')

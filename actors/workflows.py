@@ -117,6 +117,8 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
     """
     if prompt.codec is None:
         raise ValueError("multi_turn needs a task with text (Prompt.codec): jsonl, calculator, or your own")
+    if max_turns < 1 or (turn_tokens is not None and turn_tokens < 1):
+        raise ValueError("workflow.max_turns and workflow.turn_tokens must be at least 1")
     scene = build("environment", environment)
     shown = await _answer(scene.reset(prompt))
     first = np.concatenate([prompt.tokens, prompt.codec.encode(shown)]) if shown else prompt.tokens

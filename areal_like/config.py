@@ -258,6 +258,8 @@ def _checked(tree: dict[str, Any]) -> Config:
             raise ConfigError(f"{key}: must be at least {minimum}, got {value}", key)
     if config.weights.block_bytes % 4096:
         raise ConfigError("weights.block_bytes: must be a multiple of 4096", "weights.block_bytes")
+    if config.engine.get("url") and config.actors.count > 1:
+        raise ConfigError("actors.count: a server that is joined (engine.url) belongs to one actor", "actors.count")
     _refuse_other_ages(config)
     refuse_odd_training(_plain(config))
     return _read_only(config)

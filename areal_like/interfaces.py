@@ -79,7 +79,8 @@ class Codec(Protocol):
 
 
 class Environment(Protocol):
-    """A world of text, one object per episode; `reset` and `step` may be async.
+    """A world of text, one object per episode; `reset` and `step` may be async, and must be if they take time: until
+    they return or await, nothing else is done in the actor.
 
     Built from the config for each sample, without arguments. What it says must follow from the prompt and the actions
     alone: a sample that was broken off is played again up to where it was.

@@ -175,11 +175,12 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def _message(place: str, message: Any) -> dict[str, Any]:
-    if not isinstance(message, dict) or message.get("role") not in ROLES:
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(role, str) or role not in ROLES:
         raise Refused(400, f"{place}: want an object with a role of {', '.join(ROLES)}", param=place)
-    plain: dict[str, Any] = {"role": ROLES[message["role"]], "content": _text(place, message.get("content"))}
-    if message.get("tool_calls"):
-        plain["tool_calls"] = [_call(place, call) for call in message["tool_calls"]]
+    plain: dict[str, Any] = {"role": ROLES[role], "content": _text(place, message.get("content"))}
+    if calls := message.get("tool_calls"):
+        plain["tool_calls"] = [_call(place, call) for call in (calls if isinstance(calls, list) else [calls])]
     if message.get("tool_call_id"):
         plain["tool_call_id"] = str(message["tool_call_id"])
     if message.get("name"):
@@ -202,7 +203,7 @@ def _call(place: str, call: Any) -> dict[str, Any]:
         function, arguments = call["function"], call["function"].get("arguments") or {}
         parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
         return {"id": str(call["id"]), "type": "function", "function": {"name": function["name"], "arguments": parsed}}
-    except (TypeError, KeyError, AttributeError, ValueError):
+    except (TypeError, KeyError, AttributeError, ValueError, RecursionError):
         wanted = "{id, type, function: {name, arguments}}"
         raise Refused(400, f"{place}: a tool call is {wanted}", param=place) from None
 
@@ -214,7 +215,7 @@ def spoken(text: str, number: int, tools: Sequence[Any], marks: tuple[str, str])
     try:
         calls = [json.loads(part.partition(marks[1])[0]) for part in rest]
         found = [(call["name"], call.get("arguments", {})) for call in calls]
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         found = []
     if not found:
         return {"role": "assistant", "content": text}

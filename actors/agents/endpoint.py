@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -27,6 +28,7 @@ from actors.agents.chat import Refused
 from actors.agents.conversation import ENDED, Conversation
 from actors.agents.counts import TOTALS
 
+log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 << 20
 REMEMBERED = 4096
 """Keys of samples that have ended, of which a late request is told so."""
@@ -112,7 +114,7 @@ class Endpoint:
 async def _json(request: web.Request) -> object:
     try:
         return json.loads(await request.read())
-    except ValueError as error:  # UnicodeDecodeError among them
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError among them
         raise Refused(400, f"the body is not JSON: {error}") from None
 
 
@@ -125,9 +127,15 @@ def _answered(handler: Handler) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
-        except Refused as refused:
-            TOTALS["agent_refused"] += 1
-            return web.json_response(refused.body, status=refused.status)
+        except Refused as error:
+            refused = error
+        except web.HTTPException as error:  # too large a body
+            refused = Refused(error.status, error.text or error.reason)
+        except Exception as error:
+            log.exception("%s %s failed", request.method, request.path)
+            refused = Refused(500, f"the endpoint failed: {error!r}")
+        TOTALS["agent_refused"] += 1
+        return web.json_response(refused.body, status=refused.status)
 
     return handle
 

@@ -56,7 +56,7 @@ async def _call(name: str, base_url: str, key: str, row: dict[str, Any]) -> Rewa
         return _checked(await function(base_url, key, row))
     except AgentError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit() of an agent must not be the actor's end
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise AgentError(f"{error!r} at {place.filename}:{place.lineno}") from error
 

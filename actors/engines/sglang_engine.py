@@ -5,7 +5,9 @@
     watch()    → servers are started, given their weights, watched, and started again when they die
 
 A *label* stands for what `load` was given, and the server files each token under the label that it had then; so
-versions are exact however updates and requests meet. Tokens under a label that was not given here are an error.
+versions are exact however updates and requests meet. Labels are this engine's own: tokens under one that was not given
+here are an error. A request shares kept prompts under the label that its server has confirmed, not the newest: until
+the server stands still for an update it computes them with the weights before.
 
 What a server holds is known by its digest, or nothing is: then it gets all weights before it gets any request. `_held`
 is a copy of the weights that servers are to hold, since the subscriber writes the next ones over its own.
@@ -38,7 +40,7 @@ from areal_like.weights.state import State, Update
 
 log = logging.getLogger(__name__)
 _TRIES = 5
-"""Answers in a row without a single token, before a request is given up."""
+"""Answers in a row without a single token, and without an update that broke them off, before a request is given up."""
 
 
 @dataclass(eq=False)
@@ -105,7 +107,9 @@ class SglangEngine:
                 Server(f"SGLang {i}", arguments=arguments, environment=environment, log=folder / f"server-{i}.log")
                 for i in range(replicas)
             ]
-        self._label, self._versions, self._version = "areal-0", {"areal-0": 0}, 0
+        self._labels = f"areal-{uuid.uuid4().hex[:12]}"  # another engine that has joined the same server gives others
+        self._label, self._version = f"{self._labels}-0", 0
+        self._versions = {self._label: 0}
         self._updating = asyncio.Lock()
         self._free = asyncio.Semaphore(slots)
         self._calls: set[_Call] = set()
@@ -173,9 +177,10 @@ class SglangEngine:
                     return Completion(*done, finish)
                 if fruitless >= _TRIES:
                     raise RuntimeError(f"{fruitless} answers in a row without a token to {len(tokens)} prompt tokens")
+                label = self._label
                 piece = await self._ask(call, np.concatenate([tokens, done[0]]), len(done[0]), limits)
                 if piece is not None:
-                    fruitless = 0 if len(piece.tokens) else fruitless + 1
+                    fruitless = 0 if len(piece.tokens) or label != self._label else fruitless + 1
                     call.pieces.append(piece)
                     self._totals["tokens"] += len(piece.tokens)
 
@@ -183,11 +188,12 @@ class SglangEngine:
         """One request to one server; None where it is to be asked again. Raises RuntimeError."""
         server = await self._pick()
         call.rid, call.server = uuid.uuid4().hex, server  # of one length: SGLang aborts whatever begins with the id
-        label, server.load = self._label, server.load + 1
+        label, newest, server.load = server.label, self._label, server.load + 1
         try:
             asked = question(call.rid, tokens, done, limits, label if self._flush else None)
             answer = await server.post("/generate", asked)
-            piece = piece_of(answer, self._versions, label if label == self._label else None)
+            undisturbed = label == newest == self._label
+            piece = piece_of(answer, self._versions, label if undisturbed else None)
             if piece is None or (self._flush and piece.is_stale(label)):
                 self._totals["resampled"] += 1
                 return None
@@ -258,7 +264,7 @@ class SglangEngine:
                 sglang_patch.write, update.state, update.digest, self._held if fits else None
             )
             self._held, self._held_digest = _copied(update.state), update.digest
-            self._label = f"areal-{len(self._versions)}"
+            self._label = f"{self._labels}-{len(self._versions)}"
             self._versions[self._label] = update.version
             ready = [server for server in self._servers if server.ready.is_set()]
             await asyncio.gather(*(self._give(server, patch, base) for server in ready))

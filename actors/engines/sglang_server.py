@@ -58,8 +58,9 @@ class Server:
 
     Raises ValueError where the extra `sglang` is not installed.
 
-    `digest` is that of the weights it is known to hold ("": unknown); `ready` is set while it may be given requests;
-    `open` while it is not paused; `load` counts the requests that it works on. They are the engine's to keep.
+    `digest` is that of the weights it is known to hold ("": unknown), `label` what it files their tokens under; `ready`
+    is set while it may be given requests; `open` while it is not paused; `load` counts the requests that it works on.
+    They are the engine's to keep.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Server:
         if aiohttp is None:
             raise ValueError("engine=sglang needs more: pip install -e .[sglang] -c constraints-sglang.txt")
         self.name, self.url = name, url.rstrip("/")
-        self.digest, self.load = "", 0
+        self.digest, self.label, self.load = "", "", 0
         self.ready, self.open = asyncio.Event(), asyncio.Event()
         self.open.set()
         self._arguments, self._environment, self._log = arguments, environment or {}, log

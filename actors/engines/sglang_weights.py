@@ -80,7 +80,7 @@ async def give(server: Server, weights: Weights, ranks: int, mode: PauseMode, fl
     if flush:
         await server.post("/flush_cache", {})
     await server.post("/update_weight_version", {"new_version": weights.label, "abort_all_requests": False})
-    server.digest = weights.digest
+    server.digest, server.label = weights.digest, weights.label
     await server.post("/continue_generation", {})
     server.open.set()
     return Outcome(whole, checked, nbytes, time.monotonic() - begin)

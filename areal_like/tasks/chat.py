@@ -63,7 +63,7 @@ class TokenizerCodec:
         given = {"tools": list(tools)} if tools else {}
         try:
             return self._tokenizer.apply_chat_template(list(messages), tokenize=False, **given, **more)
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:
             raise ValueError(f"the chat template does not take these messages: {error}") from None
 
 

@@ -6,6 +6,7 @@ A program may import the modules below that nothing here uses: when it runs ther
 """
 # ruff: noqa: F401
 
+import ast
 import bisect
 import collections
 import collections.abc
@@ -18,6 +19,7 @@ import enum
 import fractions
 import functools
 import heapq
+import io
 import itertools
 import json
 import math

@@ -84,6 +84,12 @@ def test_turns_are_no_longer_than_asked_for():
     assert [limits.max_tokens for _, limits in engine.calls] == [9, 9]
 
 
+@pytest.mark.parametrize("knobs", [{"max_turns": 0}, {"turn_tokens": 0}])
+def test_turns_there_must_be(knobs):
+    with pytest.raises(ValueError, match="must be at least 1"):
+        play("12*34=", **knobs)
+
+
 def test_an_aborted_turn_rejects_the_sample():
     assert play("12*34=", "4!")[0] is None
 

@@ -1,11 +1,14 @@
 """What of the SGLang engine needs no server: patches, the loader on a model that fuses and cuts up, replies, flags."""
 
+import asyncio
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from actors.engines import sglang_flags, sglang_loader, sglang_patch, sglang_server
+from actors.engines.sglang_engine import SglangEngine
 from actors.engines.sglang_flags import Wanted
 from actors.engines.sglang_replies import NEUTRAL, joined, piece_of, question
 from areal_like.models import publishable, qwen2, tensors_of
@@ -288,3 +291,28 @@ def test_the_base_install_says_what_is_missing(monkeypatch):
     monkeypatch.setattr(sglang_server, "aiohttp", None)
     with pytest.raises(ValueError, match=r"\.\[sglang\]"):
         sglang_server.Server("SGLang")
+
+
+@pytest.mark.parametrize("updated", [True, False])
+def test_a_request_that_updates_break_off_again_and_again_is_not_given_up(tmp_path, updated):
+    """It waits in a full server, which `pause_mode: abort` empties at each update."""
+    engine = SglangEngine(tiny(), tmp_path, url="http://127.0.0.1:9")
+    (server,) = engine._servers
+    server.ready.set()
+    asked = []
+
+    async def post(path, body):
+        asked.append(path)
+        if len(asked) <= 8:
+            if updated:
+                engine._label = f"newer-{len(asked)}"
+            return answer([], None, finish_reason={"type": "abort", "message": "Abort in waiting queue"})
+        return answer([7, 8], [{"version": engine._labels + "-0", "start": 0, "end": 2}])
+
+    server.post = post
+    request = engine.generate(np.array([1, 2], np.int32), Limits(2))
+    if updated:
+        assert asyncio.run(asyncio.wait_for(request, 30)).tokens.tolist() == [7, 8]
+    else:
+        with pytest.raises(RuntimeError, match="5 answers in a row without a token"):
+            asyncio.run(asyncio.wait_for(request, 30))

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from actors import python_tool
 from actors.tools import Tools
+from areal_like.tasks.sandbox import Bounds, SandboxError
 from areal_like.types import Outcome
 
 
@@ -49,6 +51,7 @@ def test_a_tool_of_the_users_own_may_be_async():
         ("<tool_call>[1]</tool_call>", "a call is"),
         (call("calculater", expression="1"), "there is no tool 'calculater'; there are calculator"),
         (call("calculator", text="1"), "calculator: "),
+        ("<tool_call>" + "[" * 100_000, "a call is"),
         (call("calculator", expression="1/0"), "division by zero"),
         (call("calculator", expression="__import__('os')"), "only numbers"),
         ('<tool_call>{"name": "calculator", "arguments": {"expression": "1"', "a call is"),
@@ -58,6 +61,65 @@ def test_mistakes_are_told_and_earn_nothing(action, told):
     outcome = step(Tools(turn_reward=0.1), action)
     assert outcome.observation.startswith("<tool_response>\nerror: ") and told in outcome.observation
     assert (outcome.reward, outcome.done) == (0.0, False)
+
+
+@pytest.fixture(params=["python", "python_weak"])
+def python(request):
+    """What is shown of a program, and what its turn earned."""
+    tools = Tools(tools=["calculator", request.param], turn_reward=0.5)
+    try:
+        step(tools, call(request.param, code="1"))
+    except SandboxError as error:
+        pytest.skip(str(error))
+
+    def run(code):
+        outcome = step(tools, call(request.param, code=code))
+        assert outcome.observation.startswith("<tool_response>\n") and not outcome.done
+        return outcome.observation.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>"), outcome.reward
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "code, said",
+    [
+        ("2**100", "1267650600228229401496703205376"),
+        ("import math\nprint('so:')\nmath.comb(5, 2)", "so:\n10"),
+        ("def f(n):\n    return n < 2 or n * f(n - 1)\nfor n in (3, 4):\n    print(f(n))", "6\n24"),
+        ("print(1)\nraise SystemExit", "1"),
+        ("x = 1", ""),
+        ("print('\\ud800')", "?"),
+    ],
+)
+def test_a_program_is_run_and_its_words_are_shown(python, code, said):
+    assert python(code) == (said, 0.5)
+
+
+@pytest.mark.parametrize(
+    "code, told",
+    [
+        ("print('a')\n1 / 0", "error: a\nZeroDivisionError: division by zero"),
+        ("def f(:", "error: SyntaxError: "),
+        ("open('/etc/passwd').read()", "error: "),
+        ("import socket", "error: "),
+        ("import os\nos._exit(0)", "error: the program has ended by itself"),
+        ("'x' * (1 << 30)", "error: "),
+    ],
+)
+def test_a_program_that_errs_or_attacks_is_told_so(python, code, told):
+    said, earned = python(code)
+    assert said.startswith(told) and earned == 0.0
+
+
+def test_an_endless_program_is_ended_and_holds_nothing_up(python, monkeypatch):
+    monkeypatch.setattr(python_tool, "BOUNDS", Bounds(seconds=1.0))
+    assert python("while True: pass")[0].startswith("error: the program was ended: more than 1 s")
+
+
+def test_random_numbers_of_a_program_are_the_same_each_time(python):
+    """A sample that was broken off is played again up to where it was."""
+    code = "import random\nrandom.random()"
+    assert python(code) == python(code)
 
 
 def test_calls_and_results_are_limited():

@@ -338,6 +338,7 @@ PARKED = ["mode=sync", "scheduler.park=0.5", "learner.stream=true", "learner.num
         (["mode=sync", "scheduler.park=0.5"], "scheduler.park .* set learner.stream=true"),
         ([*PARKED, "partial_rollout=restart"], "scheduler.park .* needs partial_rollout=resume"),
         (["scheduler.park=0.5"], "unknown.* 'scheduler.park'|scheduler.park"),
+        (["engine=sglang", "engine.url=http://127.0.0.1:30000"], "actors.count: .* belongs to one actor"),
     ],
 )
 def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: str) -> None:
@@ -349,6 +350,7 @@ def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: s
     "argv",
     [
         ["advantage=gae"],
+        ["engine=sglang", "engine.url=http://127.0.0.1:30000", "actors.count=1"],
         ["loss=ppo", "learner.num_minibatch_epochs=2"],
         ["learner.lora={rank: 4, targets: [q_proj]}"],
         ["learner.lora={}"],

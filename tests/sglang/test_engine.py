@@ -181,6 +181,32 @@ def test_what_is_kept_of_prompts_is_not_used_under_newer_weights(bench):
     bench.run(check())
 
 
+def test_what_a_request_leaves_while_an_update_begins_is_not_used_under_the_newer_weights(bench, monkeypatch):
+    """It comes after `load` has begun and before the server stands still: its prompt is computed with old weights."""
+    engine, published = bench.engine, bench.published
+    server = engine._servers[0]
+    post = server.post
+
+    async def check():
+        prompt = prompts_of(40, seed=16)[0]
+
+        async def post_later(path, body):
+            if path == "/pause_generation":
+                monkeypatch.setattr(server, "post", post)
+                assert (await generate(engine, prompt, 2)).runs == [(before, 2)]
+            return await post(path, body)
+
+        monkeypatch.setattr(engine, "_mode", "in_place")
+        monkeypatch.setattr(server, "post", post_later)
+        before = published.version
+        await engine.load(published.step(share=0.3))
+        completion = await generate(engine, prompt, 8)
+        assert completion.runs == [(published.version, 8)]
+        assert np.abs(completion.logprobs - logprobs_of(published.model, prompt, completion.tokens)).max() < 1e-3
+
+    bench.run(check())
+
+
 def test_kept_prompts_are_used_where_that_is_asked_for(bench):
     """`kv_policy: keep` is another answer than `flush`: else the test above would prove nothing."""
     engine, published = bench.engine, bench.published

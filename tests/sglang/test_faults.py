@@ -89,6 +89,8 @@ def test_a_server_that_is_killed_comes_back_with_the_newest_weights(tmp_path):
             assert completion.runs == [(2, 10)]
             assert np.abs(completion.logprobs - logprobs_of(other.model, prompt, completion.tokens)).max() < 1e-3
         assert engine._servers[0].is_alive(), "who has joined a server does not end it"
+        with pytest.raises(RuntimeError, match="not given to it here"):
+            await generate(engine, prompt, 10)  # it has the other's weights now
 
     last = asyncio.run(check())
     assert len(last) > 2, "a server has processes of its own"

@@ -10,6 +10,7 @@ from actors.agents.chat import Chat, Refused, Reply, Terms, completion, events, 
 
 TERMS = Terms(temperature=0.7)
 ASK = {"model": "gpt-x", "messages": [{"role": "user", "content": "2+2?"}]}
+DEEP = {"name": "f", "arguments": "[" * 100_000}
 MARKS = TERMS.call_marks
 
 
@@ -74,9 +75,12 @@ def test_other_sampling_is_refused_or_passed_over_and_counted(field: str, value:
         ({**ASK, "tools": {}}, "of the type list"),
         ({"messages": ["hello"]}, r"messages\[0\]: want an object"),
         ({"messages": [{"role": "oracle", "content": ""}]}, "a role of system"),
+        ({"messages": [{"role": ["user"], "content": ""}]}, "a role of system"),
         ({"messages": [{"role": "user", "content": 3}]}, "must be text"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "parts of text"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "a tool call is"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "a tool call is"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": DEEP}]}]}, "a tool call is"),
     ],
 )
 def test_what_can_not_be_answered_is_refused_in_words(body: Any, words: str) -> None:
@@ -115,6 +119,12 @@ def test_what_was_served_is_known_again(text: str) -> None:
         call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), indent=2)
     assert parse({"messages": [served]}, TERMS).messages == [message]
     assert len(message.get("tool_calls", [])) == text.count("<tool_call>")
+
+
+def test_what_is_nested_without_end_is_text() -> None:
+    """A model that repeats itself: Python's reader of JSON gives up by an error of its own."""
+    text = "<tool_call>" + "[" * 100_000
+    assert spoken(text, 1, [{"type": "function"}], MARKS) == {"role": "assistant", "content": text}
 
 
 def test_without_tools_marks_are_text() -> None:

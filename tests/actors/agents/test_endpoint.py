@@ -59,6 +59,9 @@ def test_a_key_is_needed_and_ends_with_its_sample():
                 assert [each["id"] for each in (await answer.json())["data"]] == ["policy"]
             async with session.post(base_url + "/chat/completions", data=b"{half") as answer:
                 assert answer.status == 400 and "not JSON" in (await answer.json())["error"]["message"]
+            for data, status in ((b"[" * 100_000, 400), (b" " * (endpoints.MAX_BODY_BYTES + 1), 413)):
+                async with session.post(base_url + "/chat/completions", data=data) as answer:
+                    assert answer.status == status and (await answer.json())["error"]["message"]
         await said(base_url, key, row["messages"])
 
     async def scenario():
@@ -72,6 +75,18 @@ def test_a_key_is_needed_and_ends_with_its_sample():
 
     run(scenario())
     assert not endpoints._endpoints, "it has ended with its event loop"
+
+
+def test_a_request_that_breaks_the_endpoint_is_answered_and_the_next_one_too(monkeypatch, caplog):
+    async def asks(base_url, key, row):
+        with monkeypatch.context() as broken:
+            broken.setattr(TEXT, "opening", lambda messages, tools: {}["a bug"])
+            status, answer = await post(base_url, key, {"messages": row["messages"]})
+        assert status == 500 and "a bug" in answer["error"]["message"]
+        assert answer["error"]["type"] == "server_error" and "a bug" in caplog.text
+        await said(base_url, key, row["messages"])
+
+    assert play(asks).reward > 0
 
 
 def test_samples_at_once_are_told_apart():

@@ -179,6 +179,14 @@ def test_an_agent_that_hangs_is_ended(program, kind):
         scene.play(program(source) if kind == "command" else hangs, timeout=1.5)
 
 
+def test_a_function_that_exits_has_crashed_and_the_actor_goes_on():
+    async def leaves(base_url, key, row):
+        sys.exit("no more")
+
+    with pytest.raises(AgentError, match=r"SystemExit\('no more'\) at"):
+        scene.play(leaves)
+
+
 def test_a_cancelled_sample_kills_its_command_and_frees_its_slot(program, tmp_path):
     async def scenario():
         engine = engine_of()
