@@ -1,8 +1,8 @@
 """Over how many devices an engine spreads each of its servers, by how often memory for keys and values runs out. Pure.
 
 RollPacker's parallelism planner (arXiv 2509.21009): the share of preempted requests up by more than 5 percentage points
-over the step before → tensor parallelism (TP) doubles, which leaves each sequence more memory; no preemption for 4 steps
-→ it halves, since more servers decode faster where memory suffices. A step is the time between two weight updates.
+over the step before → tensor parallelism (TP) doubles, which leaves each sequence more memory; no preemption for four
+steps → it halves: where memory suffices, more servers decode faster. A step is the time between two weight updates.
 
 Where we differ: the first TP is the user's, where the paper measures throughput beforehand. Requests that are under way
 at an update count as requests of that step, since here updates do not wait for them. One that is preempted twice counts

@@ -12,8 +12,8 @@ the server stands still for an update it computes them with the weights before.
 What a server holds is known by its digest, or nothing is: then it gets all weights before it gets any request. `_held`
 is a copy of the weights that servers are to hold, since the subscriber writes the next ones over its own.
 
-A request that was cut by somebody else than `abort` (a server that died, was exchanged, or paused with `abort`) goes on,
-here or on another server, from the tokens that came back. Waits for a server that is ready (unblocked by `watch`).
+A request that was cut by somebody else than `abort` (a server that died, was exchanged, or paused with `abort`) goes
+on, here or on another server, from the tokens that came back. Waits for a server that is ready (unblocked by `watch`).
 """
 
 from __future__ import annotations
@@ -325,8 +325,8 @@ class SglangEngine:
     def stats(self) -> dict[str, float]:
         """Running totals, and `running`, `waiting` as of now. As of the embedded engine, and: `restarts` of servers;
         `tp_size` of each now, `replans`: changes of it; `preemptions`: counted where TP is planned only; `patch_bytes`
-        sent to them; `whole_updates`: with all weights; `unchecked_updates`: whose digest the server could not compare; `resampled`:
-        requests sampled anew since their version or their prefix was in doubt."""
+        sent to them; `whole_updates`: with all weights; `unchecked_updates`: whose digest the server could not compare;
+        `resampled`: requests sampled anew since their version or their prefix was in doubt."""
         self._note_busy()
         running = sum(server.load for server in self._servers)
         fleet = {name: float(getattr(self._fleet, name)) for name in ("restarts", "tp_size", "replans", "preemptions")}
