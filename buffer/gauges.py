@@ -126,8 +126,9 @@ def _servers(fleet: Fleet) -> dict[str, float]:
     """Totals of engines that are servers of their own; nothing where there are none."""
     if not fleet.total("patch_bytes"):
         return {}
-    totals = ("restarts", "patch_bytes", "whole_updates", "unchecked_updates", "resampled")
-    return {f"servers/{name}": fleet.total(name) for name in totals}
+    totals = ("restarts", "patch_bytes", "whole_updates", "unchecked_updates", "resampled", "replans", "preemptions")
+    largest = max(actor.stats.get("tp_size", 1.0) for actor in fleet)
+    return {f"servers/{name}": fleet.total(name) for name in totals} | {"servers/tp_size": largest}
 
 
 def _rewards(fleet: Fleet) -> dict[str, float]:

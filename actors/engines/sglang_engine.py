@@ -2,7 +2,7 @@
 
     generate() → a server that is ready, the one with the fewest requests → tokens, logprobs, label per token → versions
     load()     → what has changed, as a patch → every server: pause, patch, compare digests, label, continue
-    watch()    → servers are started, given their weights, watched, and started again when they die
+    watch()    → servers are started, given their weights, watched, and started again when they die (`sglang_fleet`)
 
 A *label* stands for what `load` was given, and the server files each token under the label that it had then; so
 versions are exact however updates and requests meet. Labels are this engine's own: tokens under one that was not given
@@ -12,8 +12,8 @@ the server stands still for an update it computes them with the weights before.
 What a server holds is known by its digest, or nothing is: then it gets all weights before it gets any request. `_held`
 is a copy of the weights that servers are to hold, since the subscriber writes the next ones over its own.
 
-A request that was cut by somebody else than `abort` (a server that died or paused with `abort`) goes on, here or on
-another server, from the tokens that came back. Waits for a server that is ready (unblocked by `watch`).
+A request that was cut by somebody else than `abort` (a server that died, was exchanged, or paused with `abort`) goes
+on, here or on another server, from the tokens that came back. Waits for a server that is ready (unblocked by `watch`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from actors.engines import sglang_flags, sglang_patch, sglang_weights
+from actors.engines.sglang_fleet import Fleet
 from actors.engines.sglang_replies import Piece, joined, piece_of, question
 from actors.engines.sglang_server import Server, ServerGone, ServerRefused
 from areal_like.models import state_of
@@ -60,7 +61,9 @@ class SglangEngine:
     is for the servers' logs and the model's config.
 
     `url`: join the server that runs there; it must have been started with our loader (`docs/gpu.md`), and belongs to
-    this actor alone. "": start `replicas` servers, each over `tp_size` devices. `server`: more of their arguments, as
+    this actor alone. "": start `replicas` servers, each over `tp_size` devices. `max_tp_size`: as memory for keys and
+    values runs out, or suffices, servers are exchanged at a weight update for half as many over twice as many devices
+    each, up to this, or back (`sglang_fleet`, `parallelism`); null: never. `server`: more of their arguments, as
     `{mem-fraction-static: 0.8}`. `slots`: most sequences at once, over all servers; more wait. `dtype` of the servers;
     null: float32 on the CPU, else bfloat16.
     `pause_mode`: at an update running sequences stay as they are (in_place), are computed anew under the new weights
@@ -81,6 +84,7 @@ class SglangEngine:
         url: str = "",
         replicas: int = 1,
         tp_size: int = 1,
+        max_tp_size: int | None = None,
         slots: int = 64,
         device: Literal["cuda", "cpu"] = "cuda",
         dtype: str | None = None,
@@ -92,32 +96,33 @@ class SglangEngine:
     ):
         if min(replicas, tp_size, slots) < 1 or (url and replicas > 1):
             raise ValueError("replicas, tp_size and slots must be at least 1; a server that is joined (url) is one")
+        if url and max_tp_size is not None:
+            raise ValueError("engine.max_tp_size: a server that is joined (url) stays as it was started")
         self.slots, self.digest = slots, ""
         self._vocab_size, self._positions = model.config.vocab_size, model.config.max_position_embeddings
         self._mode, self._flush = pause_mode, kv_policy == "flush"
-        self._start_timeout, self._max_restarts, self._ranks = start_timeout, max_restarts, tp_size
         self._held, self._held_digest = _copied(state_of(model)), ""
+        timing = {"start_timeout": start_timeout, "max_restarts": max_restarts}
         if url:
-            self._servers = [Server("SGLang", url=url)]
+            self._fleet = Fleet([Server("SGLang", url=url)], {1: [None]}, **timing)
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            wanted = sglang_flags.Wanted(device, dtype, tp_size, -(-slots // replicas), dict(server or {}))
-            arguments, environment = sglang_flags.command(model, folder, wanted)
-            self._servers = [
-                Server(f"SGLang {i}", arguments=arguments, environment=environment, log=folder / f"server-{i}.log")
-                for i in range(replicas)
-            ]
+            wanted = sglang_flags.Wanted(device, dtype, tp_size, slots, dict(server or {}))
+            layouts = sglang_flags.layouts(model, folder, wanted, replicas, max_tp_size)
+            self._fleet = Fleet.started_in(folder, replicas, *layouts, **timing)
+        self._servers = self._fleet.servers
         self._labels = f"areal-{uuid.uuid4().hex[:12]}"  # another engine that has joined the same server gives others
         self._label, self._version = f"{self._labels}-0", 0
         self._versions = {self._label: 0}
         self._updating = asyncio.Lock()
+        self._answered = 0  # since the last update
         self._free = asyncio.Semaphore(slots)
         self._calls: set[_Call] = set()
         self._errands: set[asyncio.Task] = set()
         self._closed = False
         self._busy_since: float | None = None
         self._totals = dict.fromkeys(
-            ("tokens", "updates", "busy_seconds", "apply_seconds", "pause_seconds", "pauses", "joins", "restarts"), 0.0
+            ("tokens", "updates", "busy_seconds", "apply_seconds", "pause_seconds", "pauses", "joins"), 0.0
         )
         self._totals |= dict.fromkeys(("patch_bytes", "whole_updates", "unchecked_updates", "resampled"), 0.0)
 
@@ -174,6 +179,7 @@ class SglangEngine:
             while True:
                 done = joined(call.pieces)
                 if finish := _finish_of(done[0], limits, call.aborted):
+                    self._answered += 1
                     return Completion(*done, finish)
                 if fruitless >= _TRIES:
                     raise RuntimeError(f"{fruitless} answers in a row without a token to {len(tokens)} prompt tokens")
@@ -266,7 +272,9 @@ class SglangEngine:
             self._held, self._held_digest = _copied(update.state), update.digest
             self._label = f"{self._labels}-{len(self._versions)}"
             self._versions[self._label] = update.version
-            ready = [server for server in self._servers if server.ready.is_set()]
+            requests, self._answered = self._answered + sum(server.load for server in self._servers), 0
+            await self._fleet.plan(requests)
+            ready = [server for server in self._servers if server.ready.is_set()]  # none, if they are exchanged
             await asyncio.gather(*(self._give(server, patch, base) for server in ready))
             self._version, self.digest = update.version, update.digest
             self._totals["updates"] += 1
@@ -278,7 +286,7 @@ class SglangEngine:
         mode, running = mode or self._mode, server.load > 0
         flush = self._flush and mode != "in_place"
         try:
-            outcome = await sglang_weights.give(server, weights, self._ranks, mode, flush)
+            outcome = await sglang_weights.give(server, weights, mode, flush)
         except (ServerGone, ServerRefused) as error:
             log.error("%s did not take new weights: %s", server.name, error)
             server.fail()
@@ -294,46 +302,20 @@ class SglangEngine:
 
     async def watch(self) -> None:
         """Start the servers and keep them running, for ever. Raises RuntimeError when that does not work any more."""
-        keepers = [asyncio.ensure_future(self._keep(server)) for server in self._servers]
-        try:
-            await asyncio.gather(*keepers)
-        finally:
-            for keeper in keepers:
-                keeper.cancel()
+        await self._fleet.watch(self._equip)
 
-    async def _keep(self, server: Server) -> None:
-        lives, was_ready = 0, False
-        while True:
-            problem = await self._bring_up(server)
-            if not problem:
-                was_ready = True
-                problem = await server.until_dead()
-            server.ready.clear()
-            lives += 1
-            log.error("%s %s", server.name, problem)
-            if not was_ready or lives > self._max_restarts:
-                raise RuntimeError(f"{server.name} {problem} ({lives} times){server.last_words()}")
-            self._totals["restarts"] += 1
-
-    async def _bring_up(self, server: Server) -> str:
-        """Start a server and give it its weights; returns what went wrong, if anything did. Raises ValueError for a
-        server that could never be used."""
-        try:
-            await server.start(self._start_timeout)
-            self._ranks = sglang_flags.checked(await server.get("/server_info"))
-            async with self._updating:
-                if not self._held_digest:
-                    self._held_digest = self._held.digest()
-                await sglang_weights.holds(server, self._held, self._held_digest, self._ranks)
-                ask = sglang_patch.question(self._held, self._held_digest)
-                await self._give(server, ask, self._held_digest, "abort")
-                if not server.digest:
-                    return "did not take its weights"
-                server.ready.set()
-        except (ServerGone, ServerRefused) as error:
-            return str(error)
-        log.info("%s is ready at %s", server.name, server.url)
-        return ""
+    async def _equip(self, server: Server) -> None:
+        """Give a server that has just been started, or joined, its weights; then it may be used. Raises ServerGone,
+        ServerRefused."""
+        async with self._updating:
+            if not self._held_digest:
+                self._held_digest = self._held.digest()
+            await sglang_weights.holds(server, self._held, self._held_digest)
+            ask = sglang_patch.question(self._held, self._held_digest)
+            await self._give(server, ask, self._held_digest, "abort")
+            if not server.digest:
+                raise ServerRefused("did not take its weights")
+            server.ready.set()
 
     @property
     def pids(self) -> list[int]:
@@ -342,11 +324,13 @@ class SglangEngine:
 
     def stats(self) -> dict[str, float]:
         """Running totals, and `running`, `waiting` as of now. As of the embedded engine, and: `restarts` of servers;
-        `patch_bytes` sent to them; `whole_updates`: with all weights; `unchecked_updates`: whose digest the server
-        could not compare; `resampled`: requests sampled anew since their version or their prefix was in doubt."""
+        `tp_size` of each now, `replans`: changes of it; `preemptions`: counted where TP is planned only; `patch_bytes`
+        sent to them; `whole_updates`: with all weights; `unchecked_updates`: whose digest the server could not compare;
+        `resampled`: requests sampled anew since their version or their prefix was in doubt."""
         self._note_busy()
         running = sum(server.load for server in self._servers)
-        return {**self._totals, "running": float(running), "waiting": float(len(self._calls) - running)}
+        fleet = {name: float(getattr(self._fleet, name)) for name in ("restarts", "tp_size", "replans", "preemptions")}
+        return {**self._totals, **fleet, "running": float(running), "waiting": float(len(self._calls) - running)}
 
     async def close(self) -> None:
         """End the servers that were started here; every caller gets its partial completion with finish "abort"."""

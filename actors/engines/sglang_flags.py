@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,16 @@ CHANGE_LOGPROBS = ("preferred_sampling_params", "quantization", "speculative_alg
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The engine's knobs that concern a server; `more` are further arguments."""
+    """The engine's knobs that concern a server; `more` are further arguments. `first_device`: of its `tp_size` GPUs in
+    a row. `counts`: it counts preemptions."""
 
     device: str
     dtype: str | None
     tp_size: int
     slots: int
     more: dict[str, Any]
+    first_device: int = 0
+    counts: bool = False
 
 
 def command(model: PreTrainedModel, folder: Path, wanted: Wanted) -> tuple[list[str], dict[str, str]]:
@@ -50,7 +53,8 @@ def command(model: PreTrainedModel, folder: Path, wanted: Wanted) -> tuple[list[
         raise ValueError(
             f"engine.server: {', '.join(changing)}: behaviour logprobs would differ from the learner's; leave it out"
         )
-    flags: dict[str, Any] = dict(FOR_CPU) if wanted.device == "cpu" else {"device": wanted.device}
+    placed = {"device": wanted.device, "base-gpu-id": wanted.first_device}
+    flags: dict[str, Any] = dict(FOR_CPU) if wanted.device == "cpu" else placed
     flags |= {
         "dtype": wanted.dtype or ("float32" if wanted.device == "cpu" else "bfloat16"),
         "tp-size": wanted.tp_size,
@@ -58,6 +62,7 @@ def command(model: PreTrainedModel, folder: Path, wanted: Wanted) -> tuple[list[
         "skip-tokenizer-init": True,
         "sleep-on-idle": True,
         "log-level": "warning",
+        "enable-metrics": wanted.counts,
         "custom-weight-loader": LOAD_FORMAT,
         **_source(model, folder),
         **more,
@@ -66,6 +71,46 @@ def command(model: PreTrainedModel, folder: Path, wanted: Wanted) -> tuple[list[
     if wanted.device == "cpu":
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
     return _as_arguments(flags), environment
+
+
+def layouts(
+    model: PreTrainedModel, folder: Path, wanted: Wanted, replicas: int, most: int | None
+) -> tuple[dict[int, list[list[str] | None]], dict[str, str]]:
+    """TP → arguments of each server, and the environment of all. The devices are always those of `replicas` servers of
+    `wanted.tp_size` each; `wanted.slots` are over all servers. Raises ValueError unless TP can go up to `most`."""
+    found: dict[int, list[list[str] | None]] = {}
+    tp_size, devices = wanted.tp_size, replicas * wanted.tp_size
+    if most is not None:
+        _refuse_plan(model, wanted, replicas, most)
+    while tp_size <= (most or wanted.tp_size):
+        count = devices // tp_size
+        one = replace(wanted, tp_size=tp_size, slots=-(-wanted.slots // count), counts=(most or 0) > wanted.tp_size)
+        told = [command(model, folder, replace(one, first_device=i * tp_size)) for i in range(count)]
+        found[tp_size] = [arguments for arguments, _ in told]
+        tp_size *= 2
+    return found, told[0][1]
+
+
+def _refuse_plan(model: PreTrainedModel, wanted: Wanted, replicas: int, most: int) -> None:
+    factor, rest = divmod(most, wanted.tp_size)
+    if factor < 1 or rest or factor & (factor - 1):
+        raise ValueError(f"engine.max_tp_size={most}: it must be tp_size={wanted.tp_size} times 1, 2, 4, 8, …")
+    if replicas % factor:
+        raise ValueError(
+            f"engine.max_tp_size={most}: replicas={replicas} servers of tp_size={wanted.tp_size} can't become servers "
+            f"over {most} devices each: replicas must be divisible by {factor}"
+        )
+    heads = getattr(model.config, "num_attention_heads", most)
+    if heads % most:
+        raise ValueError(
+            f"engine.max_tp_size={most}: the model's {heads} attention heads can't be parted into that many"
+        )
+    more = {str(key).replace("_", "-"): value for key, value in wanted.more.items()}
+    if "base-gpu-id" in more or more.get("enable-metrics", True) is not True:
+        raise ValueError(
+            "engine.max_tp_size: it places servers itself, and needs what they count: leave base-gpu-id and "
+            "enable-metrics out of engine.server"
+        )
 
 
 def _source(model: PreTrainedModel, folder: Path) -> dict[str, Any]:

@@ -59,8 +59,8 @@ class Server:
     Raises ValueError where the extra `sglang` is not installed.
 
     `digest` is that of the weights it is known to hold ("": unknown), `label` what it files their tokens under; `ready`
-    is set while it may be given requests; `open` while it is not paused; `load` counts the requests that it works on.
-    They are the engine's to keep.
+    is set while it may be given requests; `open` while it is not paused; `load` counts the requests that it works on;
+    `ranks` of tensor parallelism. They, and `arguments` between two lives, are the engine's to keep.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Server:
         if aiohttp is None:
             raise ValueError("engine=sglang needs more: pip install -e .[sglang] -c constraints-sglang.txt")
         self.name, self.url = name, url.rstrip("/")
-        self.digest, self.label, self.load = "", "", 0
+        self.digest, self.label, self.load, self.ranks = "", "", 0, 1
         self.ready, self.open = asyncio.Event(), asyncio.Event()
         self.open.set()
-        self._arguments, self._environment, self._log = arguments, environment or {}, log
+        self.arguments, self._environment, self._log = arguments, environment or {}, log
         self._process: subprocess.Popen | None = None
         self._guard: subprocess.Popen | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -86,7 +86,7 @@ class Server:
 
     @property
     def is_ours(self) -> bool:
-        return self._arguments is not None
+        return self.arguments is not None
 
     @property
     def pid(self) -> int | None:
@@ -100,9 +100,9 @@ class Server:
             limits = aiohttp.ClientTimeout(total=None, sock_connect=10)
             self._session = aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=0))
         self._failed, self.digest = False, ""
-        if self._arguments is not None:
+        if self.arguments is not None:
             self.kill()
-            self._spawn(self._arguments)
+            self._spawn(self.arguments)
         self.open.set()
         try:
             async with asyncio.timeout(timeout):
@@ -160,13 +160,17 @@ class Server:
 
     async def get(self, path: str) -> dict[str, Any]:
         """Raises ServerGone, ServerRefused."""
+        return _object(await self._ask("GET", path, None))
+
+    async def text(self, path: str) -> str:
+        """Of an answer that is no JSON. Raises ServerGone, ServerRefused."""
         return await self._ask("GET", path, None)
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Raises ServerGone, ServerRefused."""
-        return await self._ask("POST", path, body)
+        return _object(await self._ask("POST", path, body))
 
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> str:
         assert self._session
         try:
             async with self._session.request(method, self.url + path, json=body) as answer:
@@ -174,7 +178,7 @@ class Server:
         except (aiohttp.ClientError, ConnectionError) as error:
             raise ServerGone(f"{self.name} at {self.url} does not answer {path}: {error!r}") from None
         if answer.status == 200:
-            return json.loads(text) if text.startswith("{") else {}
+            return text
         if answer.status == 503:
             raise ServerGone(f"{self.name} is not well: {text[:2000]}")
         raise ServerRefused(f"{self.name}: {path}: {answer.status} {text[:2000]}")
@@ -210,3 +214,7 @@ class Server:
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+
+def _object(text: str) -> dict[str, Any]:
+    return json.loads(text) if text.startswith("{") else {}

@@ -59,9 +59,9 @@ def serialised(tensors: list[tuple[str, torch.Tensor]], ranks: int) -> list[str]
     return [base64.b64encode(pickle.dumps(tensors, protocol=4)).decode()] * ranks
 
 
-async def give(server: Server, weights: Weights, ranks: int, mode: PauseMode, flush: bool) -> Outcome:
+async def give(server: Server, weights: Weights, mode: PauseMode, flush: bool) -> Outcome:
     """Bring a server to these weights. Raises ServerGone, ServerRefused: then it is paused, its weights unknown."""
-    message = serialised([(sglang_patch.NAME, torch.from_numpy(weights.patch))], ranks)  # before it stands still
+    message = serialised([(sglang_patch.NAME, torch.from_numpy(weights.patch))], server.ranks)  # before it stands still
     known = server.digest and server.digest == weights.base
     server.open.clear()
     begin = time.monotonic()
@@ -75,7 +75,7 @@ async def give(server: Server, weights: Weights, ranks: int, mode: PauseMode, fl
         await _patch(server, message, weights.digest)
     except ServerRefused:
         whole = True
-        nbytes, checked = await _give_all(server, weights, ranks)
+        nbytes, checked = await _give_all(server, weights)
     await server.post("/end_weight_update", {})
     if flush:
         await server.post("/flush_cache", {})
@@ -102,13 +102,13 @@ async def _patch(server: Server, message: list[str], digest: str) -> None:
         raise ServerRefused(f"{server.name}: no confirmation of the weights: {answer.get('message')!r}")
 
 
-async def _give_all(server: Server, weights: Weights, ranks: int) -> tuple[int, bool]:
+async def _give_all(server: Server, weights: Weights) -> tuple[int, bool]:
     """By the model's own loader; returns the bytes, and whether the digest was compared. Raises ServerRefused."""
     for bucket in buckets(weights.state):
-        body = {"serialized_named_tensors": serialised(bucket, ranks), "flush_cache": False}
+        body = {"serialized_named_tensors": serialised(bucket, server.ranks), "flush_cache": False}
         await server.post("/update_weights_from_tensor", body)
     question = sglang_patch.question(weights.state, weights.digest)
-    message = serialised([(sglang_patch.NAME, torch.from_numpy(question))], ranks)
+    message = serialised([(sglang_patch.NAME, torch.from_numpy(question))], server.ranks)
     try:
         await _patch(server, message, weights.digest)
     except ServerRefused as error:
@@ -118,10 +118,10 @@ async def _give_all(server: Server, weights: Weights, ranks: int) -> tuple[int, 
     return weights.state.nbytes, True
 
 
-async def holds(server: Server, state: State, digest: str, ranks: int) -> bool:
+async def holds(server: Server, state: State, digest: str) -> bool:
     """Whether a server that is not serving yet has these weights."""
     question = sglang_patch.question(state, digest)
-    message = serialised([(sglang_patch.NAME, torch.from_numpy(question))], ranks)
+    message = serialised([(sglang_patch.NAME, torch.from_numpy(question))], server.ranks)
     await _begin(server)
     with contextlib.suppress(ServerRefused):
         await _patch(server, message, digest)

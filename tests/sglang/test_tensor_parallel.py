@@ -31,7 +31,7 @@ def test_patches_reach_every_shard_under_requests(tmp_path, monkeypatch):
             done = await asyncio.gather(*asked)
             stats = engine.stats()
             assert (stats["whole_updates"], stats["unchecked_updates"], stats["restarts"]) == (whole, 0, 0)
-            assert engine._ranks == 2
+            assert engine._servers[0].ranks == 2
             return prompts, done, models
 
     prompts, done, models = asyncio.run(check())

@@ -1,0 +1,298 @@
+"""Servers that are exchanged for others with another tensor parallelism: what happens in which order, with fakes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.engines import sglang_flags, sglang_weights
+from actors.engines.sglang_engine import SglangEngine
+from actors.engines.sglang_flags import Wanted
+from actors.engines.sglang_fleet import retracted
+from actors.engines.sglang_server import Server, ServerGone
+from areal_like.models import publishable, qwen2, state_of
+from areal_like.types import Completion, Limits
+from areal_like.weights.state import Update
+
+SECONDS = 30
+PROMPT = np.array([1, 2, 3], np.int32)
+
+
+def tiny() -> Any:
+    model = qwen2(0, 20)
+    publishable(model)
+    return model
+
+
+class Fakes:
+    """Stands in for the processes behind `Server`s, and notes what they are told. A request stays until it is aborted,
+    then it has brought two tokens; while `quick`, it ends by itself."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.events: list[tuple[str, str, str]] = []
+        self.tp: dict[str, int] = {}
+        self.preempted: dict[str, int] = {}
+        self.quick = False
+        self._waiting: dict[str, list[asyncio.Future]] = {}
+        self._dead: dict[str, asyncio.Future] = {}
+        for name in ("start", "kill", "get", "text", "post", "until_dead"):
+            monkeypatch.setattr(Server, name, self._bound(getattr(self, name)))
+
+        async def holds(server: Server, state: Any, digest: str) -> bool:
+            return False
+
+        async def give(server: Server, weights: Any, mode: str, flush: bool) -> sglang_weights.Outcome:
+            self.events.append((server.name, "give", weights.label))
+            server.digest, server.label = weights.digest, weights.label
+            return sglang_weights.Outcome(True, True, 0, 0.0)
+
+        monkeypatch.setattr(sglang_weights, "holds", holds)
+        monkeypatch.setattr(sglang_weights, "give", give)
+
+    @staticmethod
+    def _bound(method: Callable) -> Callable:
+        return lambda server, *args: method(server, *args)
+
+    async def start(self, server: Server, timeout: float) -> None:
+        await asyncio.sleep(0)
+        told = " ".join(server.arguments or [])
+        self.tp[server.name], self.preempted[server.name] = int(told.split("--tp-size ")[1].split()[0]), 0
+        server.digest = ""
+        self.events.append((server.name, "start", told))
+        self._waiting[server.name], self._dead[server.name] = [], asyncio.get_running_loop().create_future()
+
+    def kill(self, server: Server) -> None:
+        server.ready.clear()
+        if server.name in self.tp:
+            self.events.append((server.name, "kill", ""))
+            del self.tp[server.name]
+            for each in self._waiting[server.name]:
+                if not each.done():
+                    each.set_exception(ServerGone("killed"))
+
+    def die(self, server: Server) -> None:
+        self._dead[server.name].set_result("has died")
+
+    async def until_dead(self, server: Server) -> str:
+        return await self._dead[server.name]
+
+    async def get(self, server: Server, path: str) -> dict[str, Any]:
+        return {"custom_weight_loader": [sglang_flags.LOAD_FORMAT], "tp_size": self.tp[server.name]}
+
+    async def text(self, server: Server, path: str) -> str:
+        assert path == "/metrics"
+        return f'sglang:num_retracted_requests_total{{tp_rank="0"}} {self.preempted[server.name]}.0\n'
+
+    async def post(self, server: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path == "/abort_request":
+            assert body == {"abort_all": True}
+            self.events.append((server.name, "abort", ""))
+            for each in self._waiting[server.name]:
+                if not each.done():
+                    each.set_result([5, 6])
+            return {}
+        assert path == "/generate"
+        self.events.append((server.name, "ask", server.label))
+        count, label = body["sampling_params"]["max_new_tokens"], server.label
+        tokens = [7] * count if self.quick else await self._aborted(server)
+        self.events.append((server.name, "answer", ""))
+        return {
+            "output_ids": tokens,
+            "meta_info": {
+                "finish_reason": {"type": "abort"},
+                "output_token_logprobs": [[-0.5, token, None] for token in tokens],
+                "weight_versions": [{"version": label, "start": 0, "end": len(tokens)}],
+            },
+        }
+
+    async def _aborted(self, server: Server) -> list[int]:
+        asked = asyncio.get_running_loop().create_future()
+        self._waiting[server.name].append(asked)
+        return await asked
+
+    def order(self, *kinds: str) -> list[tuple[str, str]]:
+        return [(name[-1], kind) for name, kind, _ in self.events if kind in kinds]
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    return Fakes(monkeypatch)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not true():
+            await asyncio.sleep(0)
+
+
+async def watched(engine: SglangEngine, scenario: Callable[[], Awaitable[None]]) -> None:
+    watch = asyncio.create_task(engine.watch())
+    try:
+        await until(lambda: all(server.ready.is_set() for server in engine._servers) or watch.done())
+        told = asyncio.ensure_future(scenario())
+        await asyncio.wait([watch, told], timeout=SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        assert watch.done() or told.done()
+        await (watch if watch.done() else told)
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await engine.close()
+
+
+def update(engine: SglangEngine, version: int) -> Update:
+    state = state_of(tiny())
+    return Update(version, state.digest(), state)
+
+
+def planned(folder: Path, **knobs: Any) -> SglangEngine:
+    return SglangEngine(tiny(), folder, **{"replicas": 2, "max_tp_size": 2, "slots": 4, "device": "cuda", **knobs})
+
+
+def test_servers_are_exchanged_between_an_update_and_its_first_token(fakes: Fakes, tmp_path: Path) -> None:
+    engine = planned(tmp_path)
+
+    async def scenario() -> None:
+        await engine.load(update(engine, 1))
+        asked = [asyncio.create_task(engine.generate(PROMPT, Limits(5))) for _ in range(4)]
+        await until(lambda: sum(server.load for server in engine._servers) == 4)
+        fakes.preempted["SGLang 1"] = 1
+        fakes.events.clear()
+        await engine.load(update(engine, 2))
+        assert fakes.order("give") == [], "servers that are to be ended get no weights"
+        assert (
+            fakes.order("abort", "answer")
+            == [("0", "abort"), ("1", "abort")] + [("0", "answer")] * 2 + [("1", "answer")] * 2
+        )
+        fakes.quick = True
+        done: list[Completion] = await asyncio.gather(*asked)
+        assert fakes.order("kill", "start", "give") == [("0", "kill"), ("1", "kill"), ("0", "start"), ("0", "give")]
+        assert [name for name, kind, _ in fakes.events[-8:]] == ["SGLang 0"] * 8, "asked only after that, of the one"
+        for completion in done:
+            assert completion.tokens.tolist() == [5, 6, 7, 7, 7], "they go on from what they had"
+            assert completion.runs == [(1, 2), (2, 3)]
+        told = next(arguments for _, kind, arguments in fakes.events if kind == "start")
+        assert "--tp-size 2" in told and "--max-running-requests 4" in told and "--base-gpu-id 0" in told
+        stats = engine.stats()
+        assert [stats[name] for name in ("tp_size", "replans", "restarts", "preemptions")] == [2, 1, 0, 1]
+        fakes.events.clear()
+        for version in range(3, 7):  # in peace
+            await engine.generate(PROMPT, Limits(5))
+            await engine.load(update(engine, version))
+        await until(lambda: all(server.ready.is_set() for server in engine._servers))
+        order = fakes.order("kill", "start", "give")[-5:]
+        assert order[0] == ("0", "kill")
+        for i in "01":
+            assert [each for each in order[1:] if each[0] == i] == [(i, "start"), (i, "give")]
+        starts = [told for _, kind, told in fakes.events if kind == "start"]
+        assert all("--tp-size 1" in told and "--max-running-requests 2" in told for told in starts)
+        assert ["--base-gpu-id 0" in told for told in starts] == [True, False] and "--base-gpu-id 1" in starts[1]
+        assert engine.stats()["tp_size"] == 1 and engine.stats()["replans"] == 2
+        assert (await engine.generate(PROMPT, Limits(5))).runs == [(6, 5)]
+
+    asyncio.run(watched(engine, scenario))
+
+
+def test_an_exchange_does_not_count_as_a_failure_and_what_is_left_of_them_counts_on(
+    fakes: Fakes, tmp_path: Path
+) -> None:
+    engine = planned(tmp_path, max_restarts=1)
+    fakes.quick = True
+
+    async def scenario() -> None:
+        for version in range(1, 12):  # up, and down after four steps of peace, and up
+            await engine.generate(PROMPT, Limits(5))
+            fakes.preempted["SGLang 0"] += version in (1, 6)
+            await engine.load(update(engine, version))
+            await until(lambda: any(server.ready.is_set() for server in engine._servers))
+        stats = engine.stats()
+        assert (stats["replans"], stats["restarts"]) == (4, 0)
+        fakes.die(engine._servers[0])
+        await until(lambda: engine.stats()["restarts"] == 1 and engine._servers[0].ready.is_set())
+        await engine.generate(PROMPT, Limits(5))
+        fakes.preempted["SGLang 0"] += 1
+        await engine.load(update(engine, 13))
+        await until(lambda: engine.stats()["tp_size"] == 2 and engine._servers[0].ready.is_set())
+        fakes.die(engine._servers[0])
+        await asyncio.Event().wait()
+
+    with pytest.raises(RuntimeError, match=r"SGLang 0 has died \(2 times\)"):
+        asyncio.run(watched(engine, scenario))
+
+
+def test_updates_that_come_while_servers_are_exchanged_are_what_those_begin_with(fakes: Fakes, tmp_path: Path) -> None:
+    engine = planned(tmp_path)
+    fakes.quick = True
+
+    async def scenario() -> None:
+        await engine.generate(PROMPT, Limits(5))
+        fakes.preempted["SGLang 0"] = 1
+        await engine.load(update(engine, 1))
+        asked = asyncio.create_task(engine.generate(PROMPT, Limits(5)))
+        for version in range(2, 9):
+            await engine.load(update(engine, version))
+        await asked
+        assert engine.stats()["replans"] == 1, "steps in which no server was ready are not peace"
+        assert (await engine.generate(PROMPT, Limits(5))).runs == [(8, 5)]
+
+    asyncio.run(watched(engine, scenario))
+
+
+def test_without_a_plan_nothing_is_counted_or_exchanged(fakes: Fakes, tmp_path: Path) -> None:
+    engine = planned(tmp_path, max_tp_size=None, tp_size=2)
+    fakes.quick = True
+
+    async def scenario() -> None:
+        starts = [told for _, kind, told in fakes.events if kind == "start"]
+        assert ["--base-gpu-id 0" in starts[0], "--base-gpu-id 2" in starts[1]] == [True, True]
+        assert not any("enable-metrics" in told for told in starts)
+        await engine.generate(PROMPT, Limits(5))
+        fakes.preempted["SGLang 0"] = 9
+        await engine.load(update(engine, 1))
+        stats = engine.stats()
+        assert (stats["tp_size"], stats["replans"], stats["preemptions"]) == (2, 0, 0)
+
+    asyncio.run(watched(engine, scenario))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "why"),
+    [
+        ({"url": "http://127.0.0.1:9", "replicas": 1}, "joined"),
+        ({"max_tp_size": 3, "replicas": 3}, "times 1, 2, 4, 8"),
+        ({"max_tp_size": 3, "tp_size": 2}, "times 1, 2, 4, 8"),
+        ({"max_tp_size": 1, "tp_size": 2}, "times 1, 2, 4, 8"),
+        ({"max_tp_size": 4}, "divisible by 4"),
+        ({"max_tp_size": 2, "replicas": 3}, "divisible by 2"),
+        ({"max_tp_size": 8, "replicas": 8}, "attention heads"),
+        ({"server": {"base_gpu_id": 1}}, "base-gpu-id"),
+        ({"server": {"enable-metrics": False}}, "enable-metrics"),
+    ],
+)
+def test_plans_that_can_not_be_are_refused(knobs: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=why):
+        planned(tmp_path, **knobs)
+
+
+def test_replicas_begin_at_gpus_of_their_own(tmp_path: Path) -> None:
+    def first_gpus(device: str, **more: Any) -> list[str]:
+        layouts, _ = sglang_flags.layouts(tiny(), tmp_path, Wanted(device, None, 2, 8, more), 3, None)
+        told = [" ".join(arguments or []) for arguments in layouts[2]]
+        return [each.split("--base-gpu-id ")[1].split()[0] if "--base-gpu-id" in each else "" for each in told]
+
+    assert first_gpus("cuda") == ["0", "2", "4"]
+    assert first_gpus("cuda", **{"base-gpu-id": 5}) == ["5", "5", "5"], "as the user says"
+    assert first_gpus("cpu") == ["", "", ""]
+
+
+def test_only_the_counter_of_what_memory_has_cost_is_read() -> None:
+    text = """# HELP sglang:num_retracted_requests_total Total number of retracted requests.
+# TYPE sglang:num_retracted_requests_total counter
+sglang:num_retracted_reqs{tp_rank="0"} 9.0
+sglang:num_retracted_input_tokens_total{tp_rank="0"} 900.0
+sglang:num_retracted_requests_total{model_name="a b",tp_rank="0"} 7.0
+sglang:num_retracted_requests_total{model_name="a b",tp_rank="1"} 7.0
+"""
+    assert (retracted(text), retracted("")) == (7, 0)
