@@ -190,7 +190,7 @@ class Subscriber:
 
     async def _fetched(self, part: int, legs: list[Row]) -> Way:
         """What brings a part forward; an anchor is written to its place at once."""
-        replica, anchor, messages = self.replica, None, []
+        replica, anchor, messages = self.replica, None, list[memoryview]()
         layout = replica.layouts[part]
         for leg in legs:
             base, version, nbytes, checksum = leg
@@ -203,7 +203,7 @@ class Subscriber:
                     raise Desync("wrong size", f"{nbytes} bytes are announced")
                 await self.sources.fetch(part, leg, partial(_put, layout, replica.state.buffer))
                 continue
-            if not 0 <= nbytes <= largest(layout) + HEADS - sum(map(len, messages)):
+            if not 0 <= nbytes <= largest(layout) + HEADS - sum(each.nbytes for each in messages):
                 raise Desync("wrong size", f"{nbytes} bytes are announced")
             message = np.empty(nbytes, np.uint8)
             await self.sources.fetch(part, leg, partial(_put_plainly, message))

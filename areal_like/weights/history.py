@@ -48,6 +48,9 @@ class Leg:
 MOST_LEGS = 32
 """In a plan: more are merged, whatever they weigh."""
 
+BESIDE_FROM = 4 << 20
+"""Bytes of weights from which a thread is worth it for who does not want to wait."""
+
 HEADS = 4096
 """Bytes by which a delta of nothing but bits may be larger than whole weights, and is taken nevertheless."""
 
@@ -95,7 +98,7 @@ class History:
     def plan(self, version: int, held: int, digest: str, *, wait: bool = True) -> list[Leg] | None:
         """What to fetch, in this order, to get to `version` from the version `held`, if its bits have that digest;
         nothing if there is no way any more. None: not yet; the version, or any whole state, is still to come, or, if
-        not told to `wait`, deltas are being merged."""
+        not told to `wait`, deltas of large weights are being merged."""
         while True:
             with self._lock:
                 self._unmerged = None
@@ -103,7 +106,7 @@ class History:
                 if self._unmerged is None:
                     return legs
                 work = (self._unmerged, self._deltas(*self._unmerged))
-                if not wait:
+                if not wait and self._layout.nbytes >= BESIDE_FROM:
                     if not self._merging or not self._merging.is_alive():
                         self._merging = threading.Thread(target=self._merge, args=work, name="merging", daemon=True)
                         self._merging.start()

@@ -263,6 +263,7 @@ def test_what_is_kept_stays_bounded() -> None:
 def asleep(monkeypatch, merge) -> tuple[Learner, Actor]:
     """An actor that is six versions behind, where deltas are merged by `merge`."""
     monkeypatch.setattr(history_module, "merge", merge)
+    monkeypatch.setattr(history_module, "BESIDE_FROM", 0)
     learner, actor = Learner(keep=60), Actor()
     assert actor.sync(learner, 0)
     for _ in range(6):
