@@ -18,7 +18,7 @@ import numpy as np
 
 from areal_like.bus import AsyncDealer, BusError
 from areal_like.weights.replica import Desync
-from areal_like.wire import Message
+from areal_like.wire import Message, WireError
 
 log = logging.getLogger(__name__)
 CHUNK_BYTES = 1 << 20
@@ -100,7 +100,7 @@ class Sources:
         heard = moved = time.monotonic()
         progress = -1
         while True:
-            message = await _within(dealer, LOOK_SECONDS)
+            message = await self._within(dealer, LOOK_SECONDS)
             now = time.monotonic()
             if message is None:
                 if self._silent(dealer, now - heard):
@@ -140,7 +140,7 @@ class Sources:
         for _ in range(CHUNKS_IN_FLIGHT):
             ask(next(offsets, None))
         while waiting:
-            message = await _within(dealer, RELAY_SECONDS if self._is_relay() else RETRY_SECONDS)
+            message = await self._within(dealer, RELAY_SECONDS if self._is_relay() else RETRY_SECONDS)
             if message is None:
                 self._silent(dealer, RETRY_SECONDS)
                 for offset in sorted(waiting):
@@ -185,15 +185,19 @@ class Sources:
         log.warning("%s: the publisher has sent nothing for %.0f s", self._name, seconds)
         return True
 
+    async def _within(self, dealer: AsyncDealer, seconds: float) -> Message | None:
+        """The next message, or None after so many seconds. Raises Unreachable if a relay talks rubbish, WireError if
+        the publisher does."""
+        try:
+            return await asyncio.wait_for(dealer.receive(), seconds)
+        except TimeoutError:
+            return None
+        except WireError as error:
+            if self._is_relay():
+                raise Unreachable(error) from None
+            raise
+
     def close(self) -> None:
         for dealer in self._dealers:
             dealer.close()
         self._dealers, self._endpoints = [], []
-
-
-async def _within(dealer: AsyncDealer, seconds: float) -> Message | None:
-    """The next message, or None after so many seconds."""
-    try:
-        return await asyncio.wait_for(dealer.receive(), seconds)
-    except TimeoutError:
-        return None

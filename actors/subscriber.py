@@ -24,11 +24,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from actors import sources
 from actors.relay import Relay
 from actors.sources import Row, Sources, Superseded, Unreachable
 from areal_like.bus import AsyncDealer, BusError
 from areal_like.interfaces import RolloutEngine
 from areal_like.weights.delta import largest
+from areal_like.weights.history import HEADS
 from areal_like.weights.layout import Layout
 from areal_like.weights.replica import NOTHING, Desync, Replica, Way
 from areal_like.weights.state import BITS, State, TensorSpec, Update
@@ -97,11 +99,20 @@ class Subscriber:
                     await self.apply(manifest)
             except Superseded:
                 log.info("version %d was overtaken before it was here", manifest["version"])
+                await self._overtaken()
                 continue
             if self.engine.version < manifest["version"]:
                 self._news.set()  # a relay has brought it half-way
             await asyncio.sleep(0)  # generation goes on first, then the buffer is told
             self.applied(self.engine.version, self.engine.digest)
+
+    async def _overtaken(self) -> None:
+        """What overtook a version is announced soon. If not, a relay was wrong; it is asked for again in any case."""
+        try:
+            await asyncio.wait_for(self._news.wait(), sources.PATIENCE_SECONDS)
+        except TimeoutError:
+            self.sources.leave("it has said that there is something newer, and there is not")
+            self._news.set()
 
     async def apply(self, manifest: dict[str, Any]) -> None:
         """Fetch, verify and load one version, or another one to which the way led. Raises Superseded; BusError when the
@@ -179,7 +190,7 @@ class Subscriber:
 
     async def _fetched(self, part: int, legs: list[Row]) -> Way:
         """What brings a part forward; an anchor is written to its place at once."""
-        replica, anchor, messages = self.replica, None, []
+        replica, anchor, messages = self.replica, None, list[memoryview]()
         layout = replica.layouts[part]
         for leg in legs:
             base, version, nbytes, checksum = leg
@@ -192,7 +203,7 @@ class Subscriber:
                     raise Desync("wrong size", f"{nbytes} bytes are announced")
                 await self.sources.fetch(part, leg, partial(_put, layout, replica.state.buffer))
                 continue
-            if not 0 <= nbytes <= largest(layout):
+            if not 0 <= nbytes <= largest(layout) + HEADS - sum(each.nbytes for each in messages):
                 raise Desync("wrong size", f"{nbytes} bytes are announced")
             message = np.empty(nbytes, np.uint8)
             await self.sources.fetch(part, leg, partial(_put_plainly, message))

@@ -94,6 +94,8 @@ def check_partial(meta: Any, payload_bytes: int) -> None:
         raise WireError(f"partial group {meta['id']}: the payload's size is not that of its samples")
     if len({row[0] for row in rows}) != len(rows):
         raise WireError(f"partial group {meta['id']}: a sample comes twice")
+    if not all(type(digest) is str for digest in digests.values()):
+        raise WireError(f"partial group {meta['id']}: digests map versions to texts")
     if set(digests) != {version for row in rows for version in versions_of(row)}:
         raise WireError(f"partial group {meta['id']}: needs the digest of each version that made it, and of no other")
 

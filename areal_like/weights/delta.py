@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from areal_like.weights.codec import Lanes, Mode, apply
 from areal_like.weights.digest import text_of
@@ -18,6 +19,7 @@ from areal_like.weights.layout import Layout
 from areal_like.weights.planes import Coded, DeltaError, unpack
 from areal_like.weights.state import State
 
+Message = bytes | bytearray | memoryview
 MAGIC = b"ALD1"
 _HEAD = struct.Struct("<4sBxxxqq16s16sQI")
 OVERHEAD = 64
@@ -50,14 +52,15 @@ def write(head: Head, layout: Layout, blocks: Sequence[bytes]) -> bytes:
     return b"".join([start, sizes, *blocks])
 
 
-def ends_of(data: bytes | bytearray | memoryview) -> tuple[int, str]:
+def ends_of(data: Message) -> tuple[int, str]:
     """Version and digest that a delta leads to, of one that was read."""
     _, _, _, version, _, digest, _, _ = _HEAD.unpack_from(data)
     return version, digest.hex()
 
 
-def read(data: bytes | bytearray | memoryview, layout: Layout) -> Delta:
-    """Raises DeltaError unless this is a delta of weights with this layout, whole and sound."""
+def opened(data: Message, layout: Layout) -> tuple[Head, list[memoryview]]:
+    """Head and packed blocks. Raises DeltaError unless this is a delta of weights with this layout, of the right size;
+    what is in the blocks is not looked at."""
     view = memoryview(data).cast("B")
     if len(view) < _HEAD.size:
         raise DeltaError("a delta that is too short")
@@ -70,14 +73,18 @@ def read(data: bytes | bytearray | memoryview, layout: Layout) -> Delta:
     if len(view) < at:
         raise DeltaError("a delta that is too short")
     sizes = struct.unpack_from(f"<{count}Q", view, _HEAD.size)
-    if at + sum(sizes) != len(view):
+    ends = list(accumulate(sizes, initial=at))
+    if ends[-1] != len(view):
         raise DeltaError("a delta whose blocks do not add up to its size")
-    blocks = []
-    for block, size in zip(layout.blocks, sizes, strict=True):
-        blocks.append(unpack(view[at : at + size], block, absolute=bool(mode)))
-        at += size
     head = Head(base, version, base_digest.hex(), digest.hex(), "absolute" if mode else "ulp")
-    return Delta(head, blocks)
+    return head, [view[start:end] for start, end in pairwise(ends)]
+
+
+def read(data: Message, layout: Layout) -> Delta:
+    """Raises DeltaError unless this is a delta of weights with this layout, whole and sound."""
+    head, packed = opened(data, layout)
+    absolute = head.mode == "absolute"
+    return Delta(head, [unpack(each, block, absolute) for each, block in zip(packed, layout.blocks, strict=True)])
 
 
 def largest(layout: Layout) -> int:

@@ -3,23 +3,28 @@
 Whoever asks says what it holds, and gets the fewest bytes that lead from there to the newest version: the chain of
 deltas since, or one merged from them; or an anchor (whole weights), with the deltas since that. An anchor is a copy of
 the newest weights, made when somebody needs one and the last is old: it does not change while it is fetched, and costs
-nothing where nobody joins late. Where weights come in parts there is a history of each. No sockets; safe for several
+nothing where nobody joins late. Merging takes a while, and can be done in a thread of its own: neither the learner
+nor others who ask wait for it. Where weights come in parts there is a history of each. No sockets; safe for several
 threads.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
-from areal_like.weights.delta import read
+from areal_like.weights.delta import Message
 from areal_like.weights.layout import Layout
 from areal_like.weights.merge import merge
-from areal_like.weights.replica import NOTHING, Message
+from areal_like.weights.replica import NOTHING
 from areal_like.weights.state import State
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +48,26 @@ class Leg:
 MOST_LEGS = 32
 """In a plan: more are merged, whatever they weigh."""
 
+BESIDE_FROM = 4 << 20
+"""Bytes of weights from which a thread is worth it for who does not want to wait."""
+
 HEADS = 4096
 """Bytes by which a delta of nothing but bits may be larger than whole weights, and is taken nevertheless."""
 
 
 class History:
     """Of weights, or the part of them, with this layout. The last `keep` deltas are kept, and those since the anchor,
-    as long as they are not more than twice the weights together; an anchor serves for at most `anchor_every`
-    versions."""
+    as long as they are not more than twice the weights together; merged ones, as long as those are not more than half
+    of them, so that a slow link gets to its end; an anchor serves for at most `anchor_every` versions."""
 
     def __init__(self, layout: Layout, *, keep: int, anchor_every: int):
         self._layout, self._keep, self._anchor_every = layout, keep, anchor_every
         self._lock = threading.Lock()
         self._states: dict[int, State] = {}  # the two newest versions, whole
         self._chain: dict[int, tuple[Leg, Message]] = {}  # base → the delta to the next version, without gaps
-        self._merged: dict[tuple[int, int], tuple[Leg, bytes]] = {}
+        self._merged: dict[tuple[int, int], tuple[Leg, bytes] | None] = {}  # None: it could not be done
+        self._unmerged: tuple[int, int] | None = None  # what the last plan would have liked to have
+        self._merging: threading.Thread | None = None
         self._digests: dict[int, str] = {}  # of the bases in the chain
         self._anchor: tuple[Leg, np.ndarray] | None = None
         self.version, self.digest = NOTHING, ""
@@ -67,8 +77,8 @@ class History:
         leads there from the one before (None: none does)."""
         leg = None if message is None else Leg.of(self.version, version, message)
         with self._lock:
-            self._merged.clear()
             if leg is None or message is None:
+                self._merged.clear()
                 self._chain.clear()
                 self._digests.clear()
             else:
@@ -85,16 +95,47 @@ class History:
         with self._lock:
             self._states = {version: kept for version, kept in self._states.items() if kept is not state}
 
-    def plan(self, version: int, held: int, digest: str) -> list[Leg] | None:
+    def plan(self, version: int, held: int, digest: str, *, wait: bool = True) -> list[Leg] | None:
         """What to fetch, in this order, to get to `version` from the version `held`, if its bits have that digest;
-        nothing if there is no way any more. None: not yet; the version, or any whole state, is still to come."""
+        nothing if there is no way any more. None: not yet; the version, or any whole state, is still to come, or, if
+        not told to `wait`, deltas of large weights are being merged."""
+        while True:
+            with self._lock:
+                self._unmerged = None
+                legs = self._planned(version, held, digest)
+                if self._unmerged is None:
+                    return legs
+                work = (self._unmerged, self._deltas(*self._unmerged))
+                if not wait and self._layout.nbytes >= BESIDE_FROM:
+                    if not self._merging or not self._merging.is_alive():
+                        self._merging = threading.Thread(target=self._merge, args=work, name="merging", daemon=True)
+                        self._merging.start()
+                    return None
+            self._merge(*work)
+
+    def _planned(self, version: int, held: int, digest: str) -> list[Leg] | None:
+        """The plan as things are, unless something is `_unmerged`."""
+        if version > self.version:
+            return None
+        way = self._way(held, version) if held < version and self._digests.get(held) == digest else []
+        if self._unmerged or (way and _size(way) <= self._layout.nbytes + HEADS):
+            return way
+        return self._from_anchor(version) or ([] if self._states else None)
+
+    def _merge(self, ends: tuple[int, int], chain: Sequence[Message]) -> None:
+        merged = None
+        try:
+            message = merge(chain, self._layout)
+            merged = (Leg.of(*ends, message), message)
+        except Exception:
+            log.exception("deltas of the versions %d to %d could not be merged; they are sent as they are", *ends)
         with self._lock:
-            if version > self.version:
-                return None
-            way = self._way(held, version) if held < version and self._digests.get(held) == digest else []
-            if way and _size(way) <= self._layout.nbytes + HEADS:
-                return way
-            return self._from_anchor(version) or ([] if self._states else None)
+            if self._deltas(*ends) == chain:  # no other line of versions has begun
+                self._merged[ends] = merged
+                size = _size([each[0] for each in self._merged.values() if each])
+                for old in list(self._merged)[:-1]:
+                    if size > self._layout.nbytes // 2 and (dropped := self._merged.pop(old)):
+                        size -= dropped[0].nbytes
 
     def payload(self, base: int, version: int) -> memoryview | None:
         """The bytes of a leg, if they are still here."""
@@ -109,25 +150,25 @@ class History:
 
     def _way(self, base: int, version: int) -> list[Leg]:
         """The chain between two versions, or the merged delta if that is shorter; nothing if there is none."""
-        chain = [self._chain[start] for start in self._chain if base <= start < version]
-        if not chain or chain[0][0].base != base or chain[-1][0].version != version:
+        legs = [leg for start, (leg, _) in self._chain.items() if base <= start < version]
+        if not legs or legs[0].base != base or legs[-1].version != version:
             return []
-        legs = [leg for leg, _ in chain]
-        if len(chain) == 1:
-            return legs
-        if (base, version) not in self._merged:
-            message = merge([read(data, self._layout) for _, data in chain], self._layout)
-            self._merged[base, version] = (Leg.of(base, version, message), message)
-        merged = self._merged[base, version][0]
-        return [merged] if merged.nbytes < _size(legs) or len(legs) > MOST_LEGS else legs
+        if len(legs) > 1 and (base, version) not in self._merged:
+            self._unmerged = (base, version)
+        merged = self._merged.get((base, version))
+        return [merged[0]] if merged and (merged[0].nbytes < _size(legs) or len(legs) > MOST_LEGS) else legs
+
+    def _deltas(self, base: int, version: int) -> list[Message]:
+        return [message for start, (_, message) in self._chain.items() if base <= start < version]
 
     def _from_anchor(self, version: int) -> list[Leg]:
         """By the anchor, if it is not too old; else by a new one, of the wanted version if possible."""
         if self._anchor:
             start = self._anchor[0].version
-            way = self._way(start, version)
-            fresh = version - start < self._anchor_every and _size(way) <= self._layout.nbytes // 2
-            if fresh and (way or start == version):
+            fresh = version - start < self._anchor_every
+            way = self._way(start, version) if fresh else []
+            fresh = fresh and _size(way) <= self._layout.nbytes // 2
+            if self._unmerged or (fresh and (way or start == version)):
                 return [self._anchor[0], *way]
         for start in sorted(self._states, reverse=True):
             way = self._way(start, version)

@@ -1,93 +1,100 @@
 """Several deltas in a row → one that does the same: fewer bytes, because the same elements change again and again.
 
 Needs no weights: steps add up (mod 2^width; what comes back to where it was is left out), later values and bits
-replace earlier ones, and changes on top of bits are made there. NumPy only: it is done for who is behind, not for every
-version.
+replace earlier ones, and changes on top of bits are made there. Block by block and delta by delta, into arrays as long
+as a segment, so that time grows with the changes and memory does not. NumPy only: it is done for who is behind, not for
+every version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from areal_like.weights import plain
 from areal_like.weights.codec import code_places, code_steps
-from areal_like.weights.delta import Delta, Head, write
+from areal_like.weights.delta import Head, Message, opened, write
 from areal_like.weights.layout import BITS_OF, Block, Layout, Segment
-from areal_like.weights.planes import DENSE, GAPS, PLACES, SKIP, Coded, pack, parts_of
-
-Change = tuple[str, np.ndarray, np.ndarray]
-"""("steps", places, codes), ("values", places, values) or ("bits", bits, nothing) of one segment."""
+from areal_like.weights.planes import DENSE, GAPS, PLACES, SKIP, Coded, pack, parts_of, unpack
 
 
-def merge(deltas: Sequence[Delta], layout: Layout) -> bytes:
-    """The message of the one delta. Raises ValueError if they do not follow one another."""
-    for before, after in pairwise(deltas):
-        if (before.head.version, before.head.digest) != (after.head.base, after.head.base_digest):
-            raise ValueError(f"version {after.head.base} does not follow version {before.head.version}")
-    first, last = deltas[0].head, deltas[-1].head
-    blocks = [
-        pack(_recoded(block, reduce(_joined, [_changes(block, delta.blocks[i]) for delta in deltas])))
-        for i, block in enumerate(layout.blocks)
-    ]
+def merge(messages: Sequence[Message], layout: Layout) -> bytes:
+    """The message of the one delta. Raises ValueError if they do not follow one another, DeltaError."""
+    deltas = [opened(message, layout) for message in messages]
+    heads = [head for head, _ in deltas]
+    for before, after in pairwise(heads):
+        if (before.version, before.digest, before.mode) != (after.base, after.base_digest, after.mode):
+            raise ValueError(f"version {after.base} does not follow version {before.version}")
+    first, last, blocks = heads[0], heads[-1], []
+    for i, block in enumerate(layout.blocks):
+        totals: dict[Segment, _Total] = {}
+        for _, packed in deltas:
+            coded = unpack(packed[i], block, absolute=first.mode == "absolute")
+            rows = list(zip(block.segments, coded.codings.tolist(), coded.changes.tolist(), strict=True))
+            for segment, coding, parts in parts_of(rows, coded):
+                totals.setdefault(segment, _Total(segment)).add(coding, parts)
+        blocks.append(pack(_recoded(block, totals)))
     return write(Head(first.base, last.version, first.base_digest, last.digest, last.mode), layout, blocks)
 
 
-def _changes(block: Block, coded: Coded) -> dict[Segment, Change]:
-    found: dict[Segment, Change] = {}
-    rows = list(zip(block.segments, coded.codings.tolist(), coded.changes.tolist(), strict=True))
-    for segment, coding, parts in parts_of(rows, coded):
+class _Total:
+    """What the changes of a segment come to: `bits` of all of it; or, where `touched` (bool [count]) says so, `what`:
+    steps (int32 [count], which wrap as they should) or new bits."""
+
+    def __init__(self, segment: Segment):
+        self._segment = segment
+        self.bits: np.ndarray | None = None
+        self._touched = self._what = np.zeros(0)
+
+    def add(self, coding: int, parts: tuple[np.ndarray, ...]) -> None:
+        """As of `planes.parts_of`."""
         if coding == DENSE:
-            found[segment] = ("bits", parts[0].view(BITS_OF[segment.width]), parts[0][:0])
-        elif coding == PLACES:
-            found[segment] = ("values", plain.decode_places(parts[0], parts[1]), parts[2])
+            self.bits = parts[0].view(BITS_OF[self._segment.width]).copy()
+            return
+        if coding == PLACES:
+            places, what = plain.decode_places(*parts[:2]), parts[2]
         else:
-            places = plain.decode_gaps(parts[0], parts[1]) if coding == GAPS else plain.decode_mask(parts[0])
-            found[segment] = ("steps", places, plain.decode_codes(parts[-2], parts[-1]))
-    return found
+            places = plain.decode_gaps(*parts[:2]) if coding == GAPS else plain.decode_mask(parts[0])
+            what = plain.decode_codes(*parts[-2:])
+        if self.bits is not None:
+            self.bits[places] = what if coding == PLACES else plain.stepped(self.bits[places], what)
+            return
+        if not self._touched.size:
+            self._touched = np.zeros(self._segment.count, bool)
+            self._what = np.zeros(self._segment.count, what.dtype if coding == PLACES else np.int32)
+        self._touched[places] = True
+        if coding == PLACES:
+            self._what[places] = what
+        else:
+            self._what[places] += plain.distances(what).astype(np.int32)
+
+    def changes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Places, and what is there."""
+        places = np.flatnonzero(self._touched)
+        return places, self._what[places]
 
 
-def _joined(earlier: dict[Segment, Change], later: dict[Segment, Change]) -> dict[Segment, Change]:
-    both = {segment: _both(earlier[segment], later[segment], segment) for segment in earlier.keys() & later.keys()}
-    return earlier | later | both
-
-
-def _both(earlier: Change, later: Change, segment: Segment) -> Change:
-    kind, places, what = later
-    if kind == "bits":
-        return later
-    if earlier[0] == "bits":
-        bits = earlier[1].copy()
-        bits[places] = what if kind == "values" else plain.stepped(bits[places], what)
-        return ("bits", bits, bits[:0])
-    union, where = np.unique(np.concatenate([earlier[1], places]), return_inverse=True)
-    if kind == "values":
-        values = np.empty(union.size, what.dtype)
-        values[where[: earlier[1].size]] = earlier[2]
-        values[where[earlier[1].size :]] = what
-        return ("values", union, values)
-    codes, changed = plain.added(np.concatenate([earlier[2], what]), where, union.size, segment.width)
-    return ("steps", union[changed], codes)
-
-
-def _recoded(block: Block, changes: dict[Segment, Change]) -> Coded:
+def _recoded(block: Block, totals: Mapping[Segment, _Total]) -> Coded:
     n = len(block.segments)
     coded, body, steps = Coded(np.zeros(n, np.uint8), np.zeros(n, np.uint32)), list[np.ndarray](), []
     for i, segment in enumerate(block.segments):
-        kind, where, what = changes.get(segment, ("", np.zeros(0), np.zeros(0)))
-        coding, count = SKIP, 0
-        if kind == "bits":
+        coding, count, total = SKIP, 0, totals.get(segment)
+        if total is None:
+            continue
+        if total.bits is not None:
             coding = DENSE
-            body.append(where.view(np.uint8))
-        elif kind == "values":
-            coding, count, parts = code_places(segment, where, what)
-            body += parts
-        elif kind == "steps":
-            coding, count, planes = code_steps(segment, where, what)
-            steps.append(planes)
+            body.append(total.bits.view(np.uint8))
+        else:
+            places, what = total.changes()
+            if what.dtype == np.int32:
+                codes, changed = plain.codes_of(what, segment.width)
+                coding, count, planes = code_steps(segment, places[changed], codes)
+                steps.append(planes)
+            else:
+                coding, count, parts = code_places(segment, places, what)
+                body += parts
         coded.codings[i], coded.changes[i] = coding, count
     if steps:
         coded.gaps, coded.far, coded.masks, coded.short, coded.big = map(np.concatenate, zip(*steps, strict=True))

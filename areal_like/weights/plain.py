@@ -23,25 +23,26 @@ def steps(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     """Codes (uint32) of the steps between differing bits (unsigned, of one width)."""
     width = before.itemsize * 8
     top = 1 << (width - 1)
-    d = ((_ordered(after, top) - _ordered(before, top) + top) & (2 * top - 1)) - top
-    return (((d << 1) ^ (d >> 63)) - 1).astype(np.uint32)
+    return codes_of(_ordered(after, top) - _ordered(before, top), width)[0]
 
 
 def stepped(before: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """The bits that `codes` lead to."""
     top = 1 << (before.itemsize * 8 - 1)
-    z = codes.astype(np.int64) + 1
-    moved = (_ordered(before, top) + ((z >> 1) ^ -(z & 1))) & (2 * top - 1)
+    moved = (_ordered(before, top) + distances(codes)) & (2 * top - 1)
     return _ordered(moved, top).astype(before.dtype)
 
 
-def added(codes: np.ndarray, where: np.ndarray, count: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Steps (as codes) that belong to `where` of `count` places, added up → the codes that are no longer 0, and flags
-    [count] of where those are."""
-    top, z = 1 << (width - 1), codes.astype(np.int64) + 1
-    sums = np.zeros(count, np.int64)
-    np.add.at(sums, where, (z >> 1) ^ -(z & 1))
-    d = ((sums + top) & (2 * top - 1)) - top
+def distances(codes: np.ndarray) -> np.ndarray:
+    """The steps themselves, int64."""
+    z = codes.astype(np.int64) + 1
+    return (z >> 1) ^ -(z & 1)
+
+
+def codes_of(distances: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Codes of steps (any integers, mod 2^width) that are not 0, and flags [n] of where those are."""
+    top = 1 << (width - 1)
+    d = ((distances.astype(np.int64) + top) & (2 * top - 1)) - top
     changed = d != 0
     d = d[changed]
     return (((d << 1) ^ (d >> 63)) - 1).astype(np.uint32), changed

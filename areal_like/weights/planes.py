@@ -165,14 +165,22 @@ def _check_places(rows: list[tuple[Segment, int, int]], coded: Coded) -> None:
             beyond = int(mask[-1]) >> (segment.count % 64) if segment.count % 64 else 0
             wrong = bool(beyond) or int(np.bitwise_count(mask).sum(dtype=np.int64)) != short.size
         elif coding == PLACES:
-            counts, near, _ = parts
-            tail = segment.count - (counts.size - 1) * plain.PART
-            in_tail = near[near.size - int(counts[-1]) :] if counts[-1] <= near.size else near
-            wrong = int(counts.sum(dtype=np.int64)) != near.size or int(in_tail.max(initial=0)) >= tail
+            wrong = not _ascending(parts[0], parts[1], segment.count)
         else:
             continue
         if wrong:
             raise DeltaError(f"changes that do not lie within their segment ({CODINGS[coding]})")
+
+
+def _ascending(counts: np.ndarray, near: np.ndarray, count: int) -> bool:
+    """Are places told as these counts per part, and places within it, of `count` elements, each once and in order?"""
+    ends = np.cumsum(counts, dtype=np.int64)
+    if int(ends[-1]) != near.size:
+        return False
+    rising = near[1:] > near[:-1]  # so a part has no more places than elements: kernels have room for no more
+    rising[ends[(ends > 0) & (ends < near.size)] - 1] = True
+    tail = count - (counts.size - 1) * plain.PART
+    return bool(rising.all()) and (not counts[-1] or int(near[-1]) < tail)
 
 
 def parts_of(rows: list[tuple[Segment, int, int]], coded: Coded) -> list[tuple[Segment, int, tuple[np.ndarray, ...]]]:

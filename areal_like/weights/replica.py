@@ -18,12 +18,11 @@ import numpy as np
 
 from areal_like.weights.changes import Changes
 from areal_like.weights.codec import Lanes
-from areal_like.weights.delta import Delta, DeltaError, advance, read
+from areal_like.weights.delta import Delta, DeltaError, Message, advance, read
 from areal_like.weights.digest import text_of
 from areal_like.weights.layout import Layout
 from areal_like.weights.state import State, TensorSpec
 
-Message = bytes | bytearray | memoryview
 NOTHING = -1
 """In place of a version."""
 

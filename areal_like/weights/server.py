@@ -84,9 +84,9 @@ class WeightServer:
     def _plan(self, peer: bytes, message: Message) -> None:
         part, version, held, digest = (message.body[key] for key in ("part", "version", "held", "digest"))
         history = self._history(part)
-        legs = history.plan(version, held, digest) if history else None
+        legs = history.plan(version, held, digest, wait=False) if history else None
         if history and not legs and NOTHING < held < history.version:  # who has just joined knows of no other version
-            legs = history.plan(history.version, held, digest) or legs
+            legs = history.plan(history.version, held, digest, wait=False) or legs
         if legs is not None:
             rows = [leg.row() for leg in legs]
             self._router.send(peer, "plan", {"part": part, "version": version, "legs": rows})

@@ -87,7 +87,7 @@ def test_a_straggler_that_got_too_old_is_recalled_and_its_young_samples_are_kept
     assert len(cancels) == 1, "asked once"
 
 
-@pytest.mark.parametrize("lie", ["digest", "index", "size", "ids"])
+@pytest.mark.parametrize("lie", ["digest", "no digest", "index", "size", "ids"])
 def test_a_lie_ends_the_lease_and_carries_nothing(lie: str) -> None:
     house = House(asynchronous())
     house.start()
@@ -95,6 +95,8 @@ def test_a_lie_ends_the_lease_and_carries_nothing(lie: str) -> None:
     meta, payload = left_of(group_id, 0)
     if lie == "digest":
         meta["digests"][0] = "other"
+    elif lie == "no digest":  # of a version that nobody has published either
+        meta["samples"][0][1][0][3][0], meta["digests"] = 7, {7: None}
     elif lie == "index":
         meta["samples"][0][0] = 8
     elif lie == "size":

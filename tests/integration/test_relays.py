@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,11 +17,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from actors.relay import Relay
-from actors.sources import Unreachable
+from actors.sources import CHUNK_BYTES, Unreachable
 from actors.subscriber import Subscriber
 from areal_like import keys
+from areal_like.bus import Router
+from areal_like.weights.replica import NOTHING
 from areal_like.weights.state import State, TensorSpec
 from buffer.relays import Relays
 from tests.integration.runs import REPOSITORY, rows, summary
@@ -138,6 +142,76 @@ def test_relays_that_wait_for_one_another_are_left(tmp_path: Path, monkeypatch) 
     for actor in actors:
         actor.subscriber.close()
     source.publisher.close()
+
+
+class Liar:
+    """In the place of a relay: answers each `sync` and `fetch` as `lie` says."""
+
+    def __init__(self, folder: Path, lie: str):
+        self.lie, self._router, self._ending = lie, Router(f"ipc://{folder}/liar"), threading.Event()
+        self.offer = [self._router.endpoint, ""]
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._ending.is_set():
+            if received := self._router.receive(timeout=0.05):
+                self._answer(*received)
+
+    def _answer(self, peer: bytes, message: Any) -> None:
+        about = {key: message.body[key] for key in ("part", "version")}
+        leg = [NOTHING, about["version"], weights().nbytes, ""]
+        if self.lie == "rubbish":
+            self._router.socket.send_multipart([peer, b"rubbish"])
+        elif message.kind == "fetch" and self.lie == "gone":
+            self._router.send(peer, "gone", about)
+        elif message.kind == "fetch":
+            chunk = {**about, "base": message.body["base"], "offset": message.body["offset"]}
+            size = min(CHUNK_BYTES, weights().nbytes - message.body["offset"])
+            self._router.send(peer, "chunk", chunk, [bytes(size)])
+        elif self.lie == "many":
+            self._router.send(peer, "plan", {**about, "legs": [[0, 1, weights().nbytes, xxhash_of_zeros()]] * 99})
+        else:
+            newer = {"nothing": [], "elsewhere": [[NOTHING, 99, weights().nbytes, ""]]}
+            self._router.send(peer, "plan", {**about, "legs": newer.get(self.lie, [leg])})
+
+    def close(self) -> None:
+        self._ending.set()
+        self._thread.join()
+        self._router.close()
+
+
+def xxhash_of_zeros() -> str:
+    return xxhash.xxh3_64_hexdigest(bytes(weights().nbytes))
+
+
+@pytest.mark.parametrize("lie", ["rubbish", "gone", "nothing", "elsewhere", "bits", "many"])
+def test_a_relay_that_lies_is_left(tmp_path: Path, monkeypatch, lie: str) -> None:
+    """The last version that is announced arrives all the same: no other announcement will come to the rescue."""
+    monkeypatch.setattr("actors.sources.PATIENCE_SECONDS", 0.3)
+    source, liar, engine = Source(tmp_path), Liar(tmp_path, lie), RecordingEngine()
+
+    async def follow() -> None:
+        subscriber = Subscriber(engine, "a0", lambda *_: None)
+        running = asyncio.create_task(subscriber.run())
+        for version, sent in enumerate([weights(), moved(weights(), 1)]):
+            subscriber.sources._avoided.clear()
+            subscriber.announce({**await asyncio.to_thread(source.publish, version, sent), "relays": [liar.offer]})
+            async with asyncio.timeout(SECONDS):
+                while engine.version < version and not running.done():
+                    await asyncio.sleep(0.02)
+            assert not running.done(), running.exception()
+        assert engine.digest == source.manifests[-1]["digest"] and subscriber.sources.left >= 2
+        if lie == "many":
+            assert subscriber.full_syncs["wrong size"] == 1, "is not collected without end"
+        running.cancel()
+        subscriber.close()
+
+    try:
+        asyncio.run(follow())
+    finally:
+        liar.close()
+        source.publisher.close()
 
 
 def test_a_relay_is_a_server_with_a_key_of_its_own(tmp_path: Path, monkeypatch) -> None:

@@ -1,9 +1,12 @@
 """The core of publisher and subscriber without sockets: whatever is lost, broken, skipped or restarted, who holds a
 version holds its bits."""
 
+import threading
+
 import numpy as np
 import pytest
 
+from areal_like.weights import history as history_module
 from areal_like.weights.codec import Encoder, Lanes
 from areal_like.weights.delta import Head, write
 from areal_like.weights.digest import text_of
@@ -255,3 +258,74 @@ def test_what_is_kept_stays_bounded() -> None:
         learner.step(0.5)
         kept = sum(leg.nbytes for leg, _ in learner.history._chain.values())
         assert kept <= 2 * learner.whole.nbytes + 4096
+
+
+def asleep(monkeypatch, merge) -> tuple[Learner, Actor]:
+    """An actor that is six versions behind, where deltas are merged by `merge`."""
+    monkeypatch.setattr(history_module, "merge", merge)
+    monkeypatch.setattr(history_module, "BESIDE_FROM", 0)
+    learner, actor = Learner(keep=60), Actor()
+    assert actor.sync(learner, 0)
+    for _ in range(6):
+        learner.step(0.0005)
+    return learner, actor
+
+
+def test_nobody_waits_while_deltas_are_merged(monkeypatch) -> None:
+    may_end, ended, merge = threading.Event(), [], history_module.merge
+
+    def slow(*args) -> bytes:
+        ended.append(may_end.wait(timeout=20))
+        return merge(*args)
+
+    learner, actor = asleep(monkeypatch, slow)
+    history = learner.history
+    held = actor.replica.held(0)
+    assert history.plan(6, *held, wait=False) is None
+    learner.step(0.0005)
+    assert history.payload(3, 4) and history.plan(7, 6, learner.digests[6], wait=False)
+    assert history.plan(7, *held, wait=False) is None and not ended, "one at a time"
+    may_end.set()
+    (leg,) = history.plan(6, *held)
+    assert (leg.base, leg.version) == (0, 6) and actor.sync(learner, 6) and holds(actor, learner)
+    assert history.plan(7, *held, wait=True)[0].version == 7
+
+
+def test_a_merged_delta_can_be_fetched_while_the_learner_goes_on(monkeypatch) -> None:
+    """Else an actor with a slow link would begin again with each version; but not all of them for ever."""
+    learner, actor = asleep(monkeypatch, history_module.merge)
+    history, held = learner.history, actor.replica.held(0)
+    (leg,) = history.plan(6, *held)
+    learner.step(0.0005)
+    assert len(history.payload(leg.base, leg.version)) == leg.nbytes
+    for version in range(8, 60):
+        learner.step(0.05)
+        history.plan(version, version - 5, learner.digests[version - 5])
+        kept = [each[0].nbytes for each in history._merged.values()]
+        assert sum(kept) <= learner.whole.nbytes // 2 or len(kept) == 1
+    assert history.payload(leg.base, leg.version) is None
+
+
+def test_deltas_of_another_line_of_versions_are_not_merged(monkeypatch) -> None:
+    began, may_end, merge = threading.Event(), threading.Event(), history_module.merge
+
+    def slow(*args) -> bytes:
+        began.set()
+        assert may_end.wait(timeout=20)
+        return merge(*args)
+
+    learner, actor = asleep(monkeypatch, slow)
+    history, held = learner.history, actor.replica.held(0)
+    assert history.plan(6, *held, wait=False) is None and began.wait(timeout=20)
+    history.add(6, "0" * 32, learner.states[0], None)  # as a relay does after whole weights
+    may_end.set()
+    assert history.plan(6, *held)[0].base == NOTHING and not history._merged
+
+
+def test_where_merging_fails_the_chain_is_sent(monkeypatch, caplog) -> None:
+    def broken(*_) -> bytes:
+        raise MemoryError("no room")
+
+    learner, actor = asleep(monkeypatch, broken)
+    assert len(learner.history.plan(6, *actor.replica.held(0))) == 6 and "could not be merged" in caplog.text
+    assert actor.sync(learner, 6) and holds(actor, learner)

@@ -117,6 +117,33 @@ def test_places_that_do_not_fit_are_refused(count: int, place: int) -> None:
         unpack(pack(Coded(**table(PLACES, 1), body=parts)), BLOCK, absolute=True)
 
 
+WIDE = Layout([TensorSpec("w", "bfloat16", (100, 1000))], 1 << 20).blocks[0]
+
+
+@pytest.mark.parametrize(
+    ("counts", "near"),
+    [
+        ([65_537, 0], np.zeros(65_537)),  # more than a part has: kernels have no room for them
+        ([65_537, 0], np.arange(65_537)),
+        ([3, 0], [4, 4, 5]),
+        ([3, 0], [4, 6, 5]),
+        ([2, 2], [4, 5, 9, 8]),
+        ([2, 1], [4, 5, 100_000 - 65_536]),
+    ],
+)
+def test_places_come_once_and_in_order(counts: list, near) -> None:
+    near = np.asarray(near).astype(np.uint16)
+    parts = bytes_of(np.array(counts, np.uint32), near, near)
+    with pytest.raises(DeltaError, match="within"):
+        unpack(pack(Coded(**table(PLACES, near.size), body=parts)), WIDE, absolute=True)
+
+
+def test_the_last_place_of_a_part_and_of_all_are_within() -> None:
+    near = np.array([0, 65_535, 0, 100_000 - 65_537], np.uint16)
+    coded = Coded(**table(PLACES, 4), body=bytes_of(np.array([2, 2], np.uint32), near, near))
+    unpack(pack(coded), WIDE, absolute=True)
+
+
 def test_a_plane_that_would_unpack_to_more_is_refused_before_it_takes_memory(monkeypatch) -> None:
     """A frame of a few bytes that claims, or is, a gigabyte."""
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 30))

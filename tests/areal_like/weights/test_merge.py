@@ -22,7 +22,7 @@ def test_a_merged_chain_leads_to_the_same_bits(dtype: str, mode: str, densities:
     for version, density in enumerate(densities, 1):
         states.append(changed(states[-1], density, rng))
         messages.append(message(*states[-2:], layout, mode, base=version - 1, version=version))
-    whole = merge([read(each, layout) for each in messages], layout)
+    whole = merge(messages, layout)
     state, digest = applied(whole, states[0], layout)
     assert state.buffer.tobytes() == states[-1].buffer.tobytes() and digest == states[-1].digest()
     assert len(whole) <= sum(map(len, messages))
@@ -33,17 +33,14 @@ def test_what_goes_there_and_back_is_no_change() -> None:
     before = random_state(specs_of("bfloat16"), rng)
     after, layout = changed(before, 0.02, rng), Layout(before.specs, 16384)
     there, back = message(before, after, layout), message(after, before, layout, base=1, version=2)
-    sparse = [
-        block.changes.sum() for block in read(merge([read(x, layout) for x in (there, back)], layout), layout).blocks
-    ]
-    assert sum(sparse) == 0
+    assert sum(block.changes.sum() for block in read(merge([there, back], layout), layout).blocks) == 0
 
 
 def test_steps_that_do_not_follow_are_refused() -> None:
     rng = np.random.default_rng(0)
     before = random_state(specs_of("bfloat16"), rng)
     layout = Layout(before.specs, 16384)
-    one = read(message(before, changed(before, 0.1, rng), layout), layout)
+    one = message(before, changed(before, 0.1, rng), layout)
     with pytest.raises(ValueError, match="does not follow"):
         merge([one, one], layout)
 
