@@ -1,4 +1,4 @@
-"""Two servers that run out of memory for keys and values become one over two processes, with requests under way."""
+"""Two servers that preempt sequences become one over two processes, while requests are under way."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from actors.engines.sglang_fleet import retracted
 from tests.sglang.servers import Published, engine_for, generate, logprobs_of, prompts_of, serving, slow_down
 
 pytestmark = pytest.mark.integration
-SHORT = {"max-total-tokens": 300, "schedule-conservativeness": 0.1}  # of memory: three sequences do not fit
+COUNT = 300
 
 
 async def preempted(engine):
@@ -20,15 +20,17 @@ async def preempted(engine):
 
 def test_requests_go_on_over_twice_as_many_devices(tmp_path, monkeypatch):
     monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+    monkeypatch.setenv("SGLANG_TEST_RETRACT", "1")  # SGLang's own trial of memory that runs out: each 100 steps
+    monkeypatch.setenv("SGLANG_TEST_RETRACT_INTERVAL", "100")
     published = Published("qwen2")
 
     async def check():
-        engine = engine_for(published, tmp_path, replicas=2, max_tp_size=2, server=SHORT)
+        engine = engine_for(published, tmp_path, replicas=2, max_tp_size=2)
         async with serving(engine):
             await engine.load(published.update())
             await slow_down(engine, 0.03)
             prompts = prompts_of(*range(4, 10))
-            asked = [asyncio.create_task(generate(engine, each, 150, key=n)) for n, each in enumerate(prompts)]
+            asked = [asyncio.create_task(generate(engine, each, COUNT, key=n)) for n, each in enumerate(prompts)]
             models = {0: published.frozen()}
             await asyncio.sleep(0.5)
             await engine.load(published.step())  # puts back what runs, and that is no preemption
@@ -50,7 +52,7 @@ def test_requests_go_on_over_twice_as_many_devices(tmp_path, monkeypatch):
     prompts, done, models = asyncio.run(check())
     kept = [sum(count for version, count in completion.runs if version < 2) for completion in done]
     assert sum(count > 10 for count in kept) >= 2, f"tokens from before: {kept}"
-    assert all(completion.runs[-1][0] == 2 and len(completion.tokens) == 150 for completion in done)
+    assert all(completion.runs[-1][0] == 2 and len(completion.tokens) == COUNT for completion in done)
     for prompt, completion in zip(prompts, done, strict=True):
         at = 0
         for version, count in completion.runs:
