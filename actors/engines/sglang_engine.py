@@ -102,7 +102,7 @@ class SglangEngine:
         self._vocab_size, self._positions = model.config.vocab_size, model.config.max_position_embeddings
         self._mode, self._flush = pause_mode, kv_policy == "flush"
         self._held, self._held_digest = _copied(state_of(model)), ""
-        timing = {"start_timeout": start_timeout, "max_restarts": max_restarts}
+        timing: dict[str, Any] = {"start_timeout": start_timeout, "max_restarts": max_restarts}
         if url:
             self._fleet = Fleet([Server("SGLang", url=url)], {1: [None]}, **timing)
         else:
