@@ -150,6 +150,10 @@ def test_a_parked_actor_gets_held_out_prompts_and_the_next_round() -> None:
     before = set(house.leases("actor-0"))
     house.apply(1)
     assert not parked(house) and set(house.leases("actor-0")) - before
+    fleet = house.state.fleet.by_name
+    for name in house.names:
+        house.say(name, "credit", {"ended": fleet[name].leased - 12})
+    assert len(parked(house)) == 1, "each round parks anew"
 
 
 def test_held_out_prompts_go_to_parked_actors_too() -> None:
@@ -191,6 +195,9 @@ def test_nobody_is_parked_while_the_others_have_no_room() -> None:
     assert not parked(house), "23 sequences, 16 slots"
     house.say("actor-1", "credit", {"ended": 7})
     assert parked(house) == ["actor-0"], "16 are left"
+    mine = set(house.leases("actor-0"))
+    hand_back(house, "actor-0")
+    assert len(mine & set(house.leases("actor-1"))) == 1, "7 slots are free for 8 samples, one of which has ended"
 
 
 def test_what_is_yet_to_start_needs_room_as_well() -> None:
@@ -256,7 +263,9 @@ def test_places_that_moved_groups_lose_and_win_are_redone_after_a_crash() -> Non
         replay.recall(group_id, move=True)
         meta, payload = encode_partial(group_id, {0: SoFar({(1, 0): call})}, {0: "d0"})
         replay.hand_back(group_id, Partial(meta, payload))
-    assert [replay.assign(replay.queued_for(0), "b", 0) for _ in range(2)] == [{0: 0}] * 2
+    for group_id in (0, 2):
+        entry = replay.queued_for(0)
+        assert entry.id == group_id and replay.assign(entry, "b", 0) == {0: 0}, "those with a place come first"
     for group_id in (2, 0):
         assert replay.push(*head_of(group_id, 0, 2), 0, 0.0)
     again = Replay(Bound(0, 2), partial(in_order))

@@ -113,9 +113,13 @@ def test_a_wrong_study_is_refused_before_anything_starts(tmp_path: Path, change:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_study_loads_and_tunes(path: Path) -> None:
+    """One that measures seconds alone has nothing to tune: no learning rate changes them."""
     found = study.load(path)
-    assert len(found.seeds) >= 5 and found.tune and not set(found.tune.seeds) & set(found.seeds)
-    assert len(found.tuning_runs()) >= 3 * len(found.candidates())
+    if "reward" in found.measures:
+        assert len(found.seeds) >= 5 and found.tune and not set(found.tune.seeds) & set(found.seeds)
+        assert len(found.tuning_runs()) >= 3 * len(found.candidates())
+    else:
+        assert "seconds" in found.measures and len(found.seeds) >= 3
 
 
 # Measures
