@@ -9,8 +9,8 @@ Invariants: the model's parameters are the published bits at every moment betwee
 the gradient does not depend on how minibatches are cut into micro-batches (up to floating-point summation order); the
 same batches from the same state give the same bits.
 
-With `stream` gradients are taken group by group, of those that are there while others still run (`take`), and nothing
-is applied before `train`: sums over tokens are scaled at its end, so the step is the same up to the order of summation.
+With `stream` gradients are taken of groups that are there while others still run (`take`), and nothing is applied
+before `train`: sums over tokens are scaled at its end, so the step is the same up to the order of summation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from areal_like.models import specs_of
-from areal_like.types import Batch
+from areal_like.types import Batch, Group
 from learners.adapters import Adapters
 from learners.advantages import Episodes, marked, turns_of
 from learners.attention import use_packed_attention
@@ -60,8 +60,8 @@ class TorchLearner(Objective, Saving):
     the dtype of the published weights, and of the values (held in float32) that are differentiated. `critic_lr` > 0
     trains a critic (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the
     policy. `grad_norm_by_staleness` measures the gradient's norm per bucket of staleness as well, for one more pass
-    per bucket. `lora` {rank, alpha, targets} trains adapters instead of the model (`learners.adapters`); {} takes their
-    defaults. `stream` see `take`. `ranks` processes share the work; each has its part of the weights
+    per bucket. `lora` {rank, alpha, targets} trains adapters instead of the model (`learners.adapters`; {}: defaults).
+    `stream`, `stream_groups` see `take`. `ranks` processes share the work, each with its part of the weights
     (`learners.sharding`). On `device`, matrices are multiplied in `compute_dtype`; weights and sums over tokens stay in
     float32. `checkpoint_activations` saves memory for a third more computing; `compile` has torch compile the layers.
     At most `max_logits` logits are made at once (`learners.logprobs`). `threads`: CPU threads of each rank (None: as
@@ -94,6 +94,7 @@ class TorchLearner(Objective, Saving):
         grad_norm_by_staleness: bool = False,
         lora: Mapping[str, Any] | None = None,
         stream: bool = False,
+        stream_groups: int = 1,
         ranks: int = 1,
         compute_dtype: Literal["float32", "bfloat16"] = "float32",
         device: Literal["cpu", "cuda"] = "cpu",
@@ -108,8 +109,9 @@ class TorchLearner(Objective, Saving):
             torch.set_num_threads(threads)
         _check(loss, advantage, temperature, num_minibatches, num_minibatch_epochs, critic_lr)
         if stream:
-            check_stream(loss, advantage, num_minibatches, num_minibatch_epochs, grad_norm_by_staleness)
-        self.streams, self._taken, self.ranks = stream, list[Step](), Ranks(ranks)
+            check_stream(loss, advantage, num_minibatches, num_minibatch_epochs, grad_norm_by_staleness, stream_groups)
+        self.streams, self._stream_groups, self.ranks = stream, stream_groups, Ranks(ranks)
+        self._taken, self._waiting = list[Step](), list[Group]()
         self.model = model.float().eval().to(device)
         use_packed_attention(self.model)
         dtype = getattr(torch, publish_dtype)
@@ -147,26 +149,32 @@ class TorchLearner(Objective, Saving):
         return batch_metrics(batch) | zero_variance_by_staleness(batch) | step.metrics(self.ranks) | more
 
     def take(self, part: Batch) -> None:
-        """Take the gradients of some groups of the next batch, in the order that they have in it. Only with `stream`.
+        """Take the gradients of some groups of the next batch, in the order that they have in it, `stream_groups` at
+        a time (fewer wait for more). Only with `stream`. The weights stay as they are. A later batch of other groups,
+        which no buffer serves, starts anew."""
+        self._waiting += part.groups
+        while len(groups := self._waiting[: self._stream_groups]) == self._stream_groups:
+            self._waiting = self._waiting[self._stream_groups :]
+            self._take(replace(part, groups=groups))
 
-        The weights stay as they are. A later batch of other groups (which no buffer serves) starts anew.
-        """
-        for group in part.groups:
-            if not self._taken:
-                self._zero_grad()
-            step = self._begin(replace(part, groups=[group]))
-            samples = np.flatnonzero(step.columns.lengths)
-            step.denominator = self.denominator(step.columns, samples)
-            if len(samples):
-                step.losses.append(self._backward(step, step.columns, samples, 1.0, at_start=True))
-            self._taken.append(step)
+    def _take(self, part: Batch) -> None:
+        if not self._taken:
+            self._zero_grad()
+        step = self._begin(part)
+        samples = np.flatnonzero(step.columns.lengths)
+        step.denominator = self.denominator(step.columns, samples)
+        if len(samples):
+            step.losses.append(self._backward(step, step.columns, samples, 1.0, at_start=True))
+        self._taken.append(step)
 
     def _streamed(self, batch: Batch) -> Step:
         """One optimizer step, of the groups whose gradients were taken before and of the others."""
         if not is_start_of([step.batch for step in self._taken], batch):
             self._taken = []
-        self.take(replace(batch, groups=batch.groups[len(self._taken) :]))
-        step, self._taken = joined(self._taken), []
+        taken = sum(len(step.batch.groups) for step in self._taken)
+        for first in range(taken, len(batch.groups), self._stream_groups):
+            self._take(replace(batch, groups=batch.groups[first : first + self._stream_groups]))
+        step, self._taken, self._waiting = joined(self._taken), [], []
         if step.denominator:
             self.optimizer.gradient.div_(step.denominator)
             if self._critic:

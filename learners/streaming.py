@@ -5,8 +5,8 @@ once, under the weights of the round; nothing is applied. A loss is a sum over t
 divided at the end by the denominator of the whole batch, are the gradient of that batch. For this a step must be one
 pass over one minibatch, and nothing that a token's gradient depends on may be known only at the end of the batch.
 
-Groups are taken in the order of the batch, one at a time, whether they came early or with the batch: so a batch that is
-trained again, after a crash or in a replay, gives the same bits.
+Groups are taken in the order of the batch, always as many at a time, whether they came early or with the batch: so a
+batch that is trained again, after a crash or in a replay, gives the same bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from learners.step import Step
 
 
 def check_stream(
-    loss: LossFunction, advantage: Callable[..., Any], minibatches: int, epochs: int, by_staleness: bool
+    loss: LossFunction, advantage: Callable[..., Any], minibatches: int, epochs: int, by_staleness: bool, at_once: int
 ) -> None:
     """Raise ValueError for what can't be taken group by group."""
     if minibatches > 1 or epochs > 1:
@@ -32,6 +32,8 @@ def check_stream(
         raise ValueError("stream: this loss weighs all tokens of a batch before it takes a gradient")
     if marked(advantage, "needs_batch"):
         raise ValueError("stream: this advantage is normalised over the whole batch")
+    if at_once < 1:
+        raise ValueError(f"stream_groups must be at least 1, got {at_once}")
     if by_staleness:
         raise ValueError("stream can't measure grad_norm_by_staleness")
 

@@ -46,6 +46,7 @@ KNOBS = [
     {"loss": dg, "overlong_penalty": 0.5, "overlong_limit": 20, "overlong_buffer": 10},
     {"loss": tis, "max_tokens": 20},
     {"advantage": gae, "critic_lr": 1e-2, "critic_trunk": 0.1},
+    {"stream_groups": 4, "normalise": "sequence_mean"},
 ]
 
 
@@ -72,10 +73,11 @@ def test_the_streamed_update_is_the_one_shot_update(knobs):
         torch.testing.assert_close(streamed.optimizer._master, whole.optimizer._master, rtol=1e-3, atol=5e-4)
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 4])
 @pytest.mark.parametrize("cuts", [(), (6,), (1, 2, 3, 4, 5, 6), (5,)])
-def test_when_groups_came_changes_no_bit(cuts):
+def test_when_groups_came_changes_no_bit(cuts, at_once):
     """So a batch that is trained again, whole, after a crash or in a replay ends in the same weights."""
-    early, late = learner_of(stream=True), learner_of(stream=True)
+    early, late = (learner_of(stream=True, stream_groups=at_once) for _ in range(2))
     for batch in [uneven(0), uneven(1)]:
         for part in parts(batch, *cuts):
             early.take(part)
@@ -94,8 +96,10 @@ def test_nothing_is_applied_before_the_batch_is_there():
 
 
 def test_gradients_of_groups_that_are_not_in_the_batch_are_forgotten():
-    learner, plain, batch, other = learner_of(stream=True), learner_of(stream=True), uneven(0), uneven(3)
+    learner, plain = (learner_of(stream=True, stream_groups=2) for _ in range(2))
+    batch, other = uneven(0), uneven(3)
     learner.take(parts(other, 3)[0])
+    learner.take(parts(batch, 1)[0])
     assert learner.train(batch) == plain.train(batch)
     assert learner.snapshot().digest() == plain.snapshot().digest()
 
@@ -116,6 +120,7 @@ def test_a_batch_with_nothing_to_train_changes_nothing():
         ({"loss": tpo}, "weighs all tokens"),
         ({"advantage": batch_advantage}, "whole batch"),
         ({"grad_norm_by_staleness": True}, "grad_norm_by_staleness"),
+        ({"stream_groups": 0}, "stream_groups must be at least 1"),
     ],
 )
 def test_what_needs_the_whole_batch_is_refused(wrong, why):
