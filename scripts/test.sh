@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Sets up a virtual environment and passes all tests: style, types, then pytest, in two workers, since many tests wait for
-# processes. Arguments go to pytest: e.g. -n 0 for one after the other.
+# Sets up a virtual environment and passes all tests: style, types, then pytest. Arguments go to pytest.
 # VENV names another environment than .venv (.ci/run uses a fresh one). As root on Debian it also installs Slurm, of which
 # tests/slurm starts a cluster of its own; without Slurm those tests are skipped.
 set -euo pipefail
@@ -19,4 +18,4 @@ echo "== ruff"
 echo "== mypy"
 "$venv/bin/mypy"
 echo "== pytest"
-exec "$venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+exec "$venv/bin/python" -m pytest "$@"

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.integration
 def test_an_agent_that_speaks_openais_protocol_learns_without_being_rewritten(tmp_path: Path) -> None:
     """One digit, to have few samples. Held-out prompts would be other digits: the reward in training is looked at."""
     small = ["task.digits=1", "groups_per_batch=8", "run.steps=80", "run.target_reward=null", "eval.every=0"]
+    small += ["actors.count=1"]
     run = train(tmp_path, "run", *small, "eval.prompts=4", config="configs/agent.yaml")
     rewards = [row["reward/mean"] for row in rows(run)]
     assert sum(rewards[:5]) / 5 < 0.3 and sum(rewards[-10:]) / 10 > 0.6, rewards
@@ -39,7 +40,8 @@ def test_programs_are_agents_and_their_crashes_are_in_the_ledger(tmp_path: Path)
     program.write_text(CRASHES)
     run = train(
         tmp_path, "run", f"workflow.agent=[{sys.executable},-S,{program}]", "run.steps=4", "groups_per_batch=4",
-        "sizing.group_size=2", "run.target_reward=null", "eval.every=0", "eval.prompts=2", config="configs/agent.yaml",
+        "sizing.group_size=2", "run.target_reward=null", "eval.every=0", "eval.prompts=2", "actors.count=1",
+        config="configs/agent.yaml",
     )  # fmt: skip
     ledger = summary(run)["ledger"]
     left = sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())

@@ -26,6 +26,7 @@ def test_a_run_from_a_folder_ends_as_a_folder(kind: str, lora: str, tmp_path: Pa
         "task={name: jsonl, path: " + str(tmp_path / "sums.jsonl") + ", tokenizer: " + path + ", "
         "system: Add., max_prompt_tokens: 64, max_tokens: 8}",
         f"learner.lora={lora}",
+        "actors.count=1",
         "run.steps=3",
         "groups_per_batch=4",
         "sizing.group_size=4",

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.runs import rows, summary, train
 
-RECORDED = ["run.steps=10", "run.target_reward=null", "eval.prompts=8", "scheduler.max_staleness=2"]
+RECORDED = ["actors.count=1", "run.steps=10", "run.target_reward=null", "eval.prompts=8", "scheduler.max_staleness=2"]
 
 
 @pytest.mark.integration
@@ -29,6 +29,7 @@ def test_encoding_beside_training_changes_no_bit(tmp_path: Path) -> None:
     model that is large enough for a thread of its own."""
     model = ["model.hidden_size=192", "model.intermediate_size=384", "learner.lr=1e-5"]
     config = [*model, "run.steps=4", "run.target_reward=null", "eval.prompts=4", "eval.every=0", "groups_per_batch=2"]
+    config += ["actors.count=1"]
     recorded = train(tmp_path, "recorded", *config, "buffer.keep_journal=true")
     runs = {
         overlap: train(tmp_path, f"overlap-{overlap}", *config, f"replay={recorded}", f"weights.overlap={overlap}")
