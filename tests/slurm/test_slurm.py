@@ -200,7 +200,7 @@ def test_actors_of_a_node_that_was_cut_off_go_on_under_their_names(cluster: Clus
 def with_a_node_of_actors_alone(cluster: Cluster, place: Path, name: str, *overrides: str) -> tuple[Job, str, set[str]]:
     """A run that trains, a node that it can do without, and the processes there. Slurm decides where steps go, and may
     spread buffer, learner and batch script over all nodes: then the next one."""
-    for attempt in range(6):
+    for attempt in range(12):
         job = Job(cluster, place, f"{name}{attempt}", *overrides)
         job.until("train steps", lambda job=job: job.steps() > 5)
         nodes = job.nodes_of()
@@ -210,7 +210,7 @@ def with_a_node_of_actors_alone(cluster: Cluster, place: Path, name: str, *overr
                 return job, node, {role for role, where in nodes.items() if where == node}
         cluster.run("scancel", job.id)
         job.until("its end", lambda job=job: job.state() == "CANCELLED")
-    raise AssertionError("six runs, and none had a node of actors alone")
+    raise AssertionError("twelve runs, and none had a node of actors alone")
 
 
 def pids(folder: Path, names: set[str]) -> dict[int, int]:
