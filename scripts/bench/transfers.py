@@ -33,7 +33,7 @@ import torch
 
 from actors.relay import Relay
 from actors.subscriber import Subscriber
-from areal_like.weights.history import Leg
+from areal_like.weights.history import History, Leg
 from areal_like.weights.replica import NOTHING
 from areal_like.weights.server import WeightServer
 from areal_like.weights.state import State, Update
@@ -94,15 +94,15 @@ def actor(pipe: Connection, number: int) -> None:
 # ---- the learner's side ---------------------------------------------------------------------------------------------
 
 
-class Blob:
-    """One message, in place of a `History`."""
+class Blob(History):
+    """One message, and no weights behind it."""
 
     version = 1
 
     def __init__(self, message: bytes):
         self._message = message
 
-    def plan(self, version: int, held: int, digest: str) -> list[Leg]:
+    def plan(self, version: int, held: int, digest: str, *, wait: bool = True) -> list[Leg]:
         return [Leg.of(0, version, self._message)]
 
     def payload(self, base: int, version: int) -> memoryview:
