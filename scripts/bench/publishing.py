@@ -106,7 +106,7 @@ def share(index: int, rank: int, ranks: int) -> Batch:
             )
             for place in range(SIZE)
         ]
-        groups.append(Group(id=number, samples=samples))
+        groups.append(Group(id=number, samples=samples, digests={index: f"d{index}"}))
     if ranks == 1:
         return Batch(index, index, groups)
     places = split([SIZE * LENGTH] * GROUPS, ranks)[rank]
