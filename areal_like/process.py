@@ -42,6 +42,8 @@ EXIT_STOPPED = 76
 """The learner ends with this when a person has asked the run to stop."""
 EXIT_NODE_FAILED = 254
 """Said by launchers of a process whose node is gone."""
+REPOSITORY = Path(__file__).resolve().parent.parent
+"""Where the code is, and where roles have their current folder."""
 RENDEZVOUS = "rendezvous"
 """The run's folder of endpoints; it is there while the run is."""
 TERM_SECONDS = 2

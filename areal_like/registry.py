@@ -17,13 +17,15 @@ import functools
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
+
+from areal_like.annotations import fits
 
 COMPONENTS: dict[str, dict[str, str]] = {
     "task": {
@@ -179,7 +181,7 @@ def check_part(path: str, values: Mapping[str, Any]) -> None:
 
 
 def marks(kind: str, name: str) -> frozenset[str]:
-    """Names of the decorators on a component's function: what it has been marked with."""
+    """What a component is marked with: a function by its decorators, a class by what it sets to True."""
     return _signature_of(kind, name).marks
 
 
@@ -189,7 +191,7 @@ def _hold_against(found: _Signature, prefix: str, name: str, values: Mapping[str
         if knob not in found.knobs:
             if not found.takes_any:
                 raise ConfigError(_unknown_knob(path, knob, name, found.knobs), path)
-        elif not _fits(value, found.knobs[knob].annotation):
+        elif not fits(value, found.knobs[knob].annotation):
             expected = ast.unparse(found.knobs[knob].annotation)  # type: ignore[arg-type]
             raise ConfigError(f"{path}: expected {expected}, got {value!r}", path)
         elif knob in COMPONENTS:
@@ -280,14 +282,19 @@ def _signature(module: str, attribute: str) -> _Signature:
     if isinstance(definition, _Function):
         return _of_function(definition)
     init = next((node for node in definition.body if isinstance(node, _Function) and node.name == "__init__"), None)
-    own = _of_function(init) if init else _Signature({}, takes_any=False)
+    own = replace(_of_function(init) if init else _Signature({}, takes_any=False), marks=_set_to_true(definition))
     if init and (not own.takes_any or not definition.bases):
         return own
     bases = [_of_base(home, base) for base in definition.bases]
     inherited: dict[str, _Knob] = {}
     for base in reversed(bases):
         inherited |= base.knobs
-    return _Signature(inherited | own.knobs, takes_any=any(base.takes_any for base in bases))
+    return _Signature(inherited | own.knobs, any(base.takes_any for base in bases), own.marks)
+
+
+def _set_to_true(definition: ast.ClassDef) -> frozenset[str]:
+    found = [(ast.unparse(node.targets[0]), node.value) for node in definition.body if isinstance(node, ast.Assign)]
+    return frozenset(name for name, value in found if isinstance(value, ast.Constant) and value.value is True)
 
 
 def _of_base(module: str, base: ast.expr) -> _Signature:
@@ -357,43 +364,3 @@ def _source(module: str) -> ast.Module:
         return ast.parse(Path(spec.origin).read_text(encoding="utf-8"), spec.origin)
     except SyntaxError as error:
         raise ConfigError(f"module {module!r}: {error}") from None
-
-
-# Holding values against annotations
-
-_SCALARS: dict[str, Callable[[Any], bool]] = {
-    "bool": lambda value: isinstance(value, bool),
-    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "float": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "str": lambda value: isinstance(value, str),
-    "Sequence": lambda value: isinstance(value, list | tuple),
-    "list": lambda value: isinstance(value, list | tuple),
-    "tuple": lambda value: isinstance(value, list | tuple),
-    "Mapping": lambda value: isinstance(value, Mapping),
-    "dict": lambda value: isinstance(value, Mapping),
-}
-
-
-def _fits(value: Any, annotation: ast.expr | None) -> bool:
-    """Whether a value may have this type; True for annotations that are not understood."""
-    match annotation:
-        case ast.Constant(value=None):
-            return value is None
-        case ast.Constant(value=str(text)):
-            return _fits(value, ast.parse(text, mode="eval").body)
-        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
-            return _fits(value, left) or _fits(value, right)
-        case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
-            return value is None or _fits(value, inner)
-        case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
-            return any(value == choice and type(value) is type(choice) for choice in _choices(inner))
-        case ast.Subscript(value=ast.Name() as container):
-            return _fits(value, container)
-        case ast.Name(id=name) if name in _SCALARS:
-            return _SCALARS[name](value)
-    return True
-
-
-def _choices(inner: ast.expr) -> tuple[Any, ...]:
-    choices = ast.literal_eval(inner)
-    return choices if isinstance(choices, tuple) else (choices,)

@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 
 from areal_like.bus import BusError
+from areal_like.config import Config
 from areal_like.launch.guests import Guests
-from areal_like.launch.plan import RoleSpec
+from areal_like.launch.plan import RoleSpec, has_model
 from areal_like.process import RENDEZVOUS
 from scripts.running import NotRunning, Running
 from scripts.train import EXIT_INTERRUPTED, Interrupted, Signals
@@ -41,10 +42,11 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def guests(count: int, threads: int) -> list[RoleSpec]:
+def guests(count: int, config: Config) -> list[RoleSpec]:
     """Actors with names that nobody else has, whatever the host."""
     stem = f"guest-{socket.gethostname()}-{os.getpid()}"
-    return [RoleSpec(f"{stem}-{number}", "actors.main", threads, False) for number in range(count)]
+    threads, model = config.actors.threads, has_model("engine", config.engine)
+    return [RoleSpec(f"{stem}-{number}", "actors.main", threads, False, model) for number in range(count)]
 
 
 def accompany(args: argparse.Namespace, signals: Signals) -> bool:
@@ -56,7 +58,7 @@ def accompany(args: argparse.Namespace, signals: Signals) -> bool:
     launcher, told = Guests(args.run, restarts), 0
     try:
         running.report()
-        launcher.start(guests(args.actors, actors.threads))
+        launcher.start(guests(args.actors, running.config))
         print(f"{args.actors} actors join {args.run} (logs: {args.run}/logs/guest-*)", flush=True)
         while running.rendezvous() == running.offered:
             signals.check()

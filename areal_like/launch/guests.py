@@ -19,7 +19,7 @@ class Guests(LocalLauncher):
     given_up: list[str]
 
     def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
-        self.given_up = []
+        self.given_up, self._check = [], check
         (self.run / "logs").mkdir(exist_ok=True)
         for role in roles:
             self._start(role)

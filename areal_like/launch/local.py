@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from areal_like.launch import forks
+from areal_like.launch.forks import environment
 from areal_like.launch.plan import RoleSpec
 from areal_like.process import (
     EXIT_NODE_FAILED,
@@ -27,10 +29,10 @@ from areal_like.process import (
     EXIT_TERMINATED,
     EXIT_USER_ERROR,
     RENDEZVOUS,
+    REPOSITORY,
     TERM_SECONDS,
 )
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
 FULL_BYTES = 1 << 16
 """A disk with less than this left counts as full."""
 
@@ -70,16 +72,11 @@ class Group(subprocess.Popen):
 
 def spawn(command: list[str], threads: int, log: Path) -> Group:
     """Start a role's command; what it says is appended to `log`."""
-    environment = os.environ | {
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        "PYTHONUNBUFFERED": "1",
-    }
     with log.open("ab") as output, _blocked(signal.SIGUSR1):
         return Group(
             command,
             cwd=REPOSITORY,
-            env=environment,
+            env=environment(threads),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -108,6 +105,8 @@ class LocalLauncher:
         self._sockets: Path | None = None
         self._running: dict[str, tuple[RoleSpec, Any]] = {}  # the process: a Group, or what behaves like one
         self._lives: dict[str, int] = {}
+        self._forks: forks.Forks | None = None
+        self._check = nothing
 
     def submission(self, roles: list[RoleSpec]) -> Any:
         """What is to be submitted (`submit`, `describe`) for the plan to be started elsewhere; None: nothing."""
@@ -122,6 +121,7 @@ class LocalLauncher:
         (self.run / "logs").mkdir(exist_ok=True)
         shutil.rmtree(self.run / RENDEZVOUS, ignore_errors=True)  # of a starter that was killed
         self._prepare()
+        self._check = check
         for role in roles:
             self._start(role)
 
@@ -143,7 +143,15 @@ class LocalLauncher:
         return [*command, "--sockets", str(self._sockets), "--starter", str(os.getpid())]
 
     def _spawn(self, role: RoleSpec, lives: int) -> Any:
-        return spawn(self._command(role, lives), role.threads, self.run / "logs" / f"{role.name}.log")
+        command, log = self._command(role, lives), self.run / "logs" / f"{role.name}.log"
+        python, module = [sys.executable, "-m"], command[2]
+        if not (forks.AVAILABLE and role.imports_torch and command[:2] == python):
+            return spawn(command, role.threads, log)
+        self._forks = self._forks or forks.Forks(self.run / "logs" / "forks.log")
+        try:
+            return self._forks.start(module, command[3:], role.threads, log, self._check)
+        except forks.ForksGone as gone:
+            raise RunFailed(f"{role.name} could not be started: {gone}") from None
 
     def _start(self, role: RoleSpec) -> None:
         self._running[role.name] = (role, self._spawn(role, self._lives.setdefault(role.name, 0)))
@@ -218,6 +226,9 @@ class LocalLauncher:
             process.end(signal.SIGKILL)  # also what a role may have left behind in its group
             process.wait()
         self._running.clear()
+        if self._forks:
+            self._forks.close()
+            self._forks = None
 
 
 @contextlib.contextmanager

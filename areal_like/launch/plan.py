@@ -6,27 +6,40 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_like.config import learner_threads, ranks_of
+from areal_like.registry import marks
 
 
 @dataclass(frozen=True, slots=True)
 class RoleSpec:
-    """One process: `module` is started with `python -m`; `essential` ones end the run when they end."""
+    """One process: `module` is started with `python -m`; `essential` ones end the run when they end; those with a
+    model on the CPU start sooner as forks of a process that has imported torch (`imports_torch`); CUDA forbids that."""
 
     name: str
     module: str
     threads: int
     essential: bool
+    imports_torch: bool = False
 
 
 def plan(config: Any) -> list[RoleSpec]:
     """The processes of a run, in the order in which they are started. A replay has no actors: all is recorded."""
     threads, count = config.actors.threads, 0 if config.replay else config.actors.count
-    actors = [RoleSpec(f"actor-{i}", "actors.main", threads, False) for i in range(count)]
+    engine, learner = has_model("engine", config.engine), has_model("learner", config.learner)
+    actors = [RoleSpec(f"actor-{i}", "actors.main", threads, False, engine) for i in range(count)]
     # The other ranks come first, so that one that has died is seen before the learner that has lost it.
     own = learner_threads(config)
-    ranks = [RoleSpec(f"learner-{rank}", "learners.rank", own, True) for rank in range(1, ranks_of(config))]
-    core = [RoleSpec("buffer", "buffer.main", 1, True), *ranks, RoleSpec("learner", "learners.main", own, True)]
+    ranks = [RoleSpec(f"learner-{rank}", "learners.rank", own, True, learner) for rank in range(1, ranks_of(config))]
+    core = [
+        RoleSpec("buffer", "buffer.main", 1, True),
+        *ranks,
+        RoleSpec("learner", "learners.main", own, True, learner),
+    ]
     return [*core, *actors]
+
+
+def has_model(kind: str, spec: Any) -> bool:
+    """Will the component import torch, and leave CUDA alone? Nothing is imported to find out."""
+    return "needs_model" in marks(kind, spec.name) and spec.get("device", "cpu") == "cpu"
 
 
 def describe(roles: list[RoleSpec]) -> str:

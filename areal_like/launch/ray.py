@@ -25,9 +25,9 @@ from typing import Any
 
 from areal_like.bus import own_address
 from areal_like.launch import ray_cluster
-from areal_like.launch.local import REPOSITORY, Group, LocalLauncher, RunFailed, nothing, spawn
+from areal_like.launch.local import Group, LocalLauncher, RunFailed, nothing, spawn
 from areal_like.launch.plan import RoleSpec
-from areal_like.process import EXIT_NODE_FAILED
+from areal_like.process import EXIT_NODE_FAILED, REPOSITORY
 
 GRACE_SECONDS = 10
 """What the learner has to write a checkpoint after SIGTERM."""

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_like.launch.local import REPOSITORY, LocalLauncher, RunStopped
+from areal_like.launch.local import LocalLauncher, RunStopped
 from areal_like.launch.plan import RoleSpec
-from areal_like.process import EXIT_NODE_FAILED
+from areal_like.process import EXIT_NODE_FAILED, REPOSITORY
 
 SCRIPT = "scripts/slurm/train.sbatch"
 GRACE_SECONDS = 10

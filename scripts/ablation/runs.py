@@ -21,9 +21,9 @@ from pathlib import Path
 
 from areal_like import config as configs
 from areal_like.config import ConfigError
-from areal_like.launch.local import REPOSITORY
+from areal_like.launch import forks
 from areal_like.metrics import MetricsFollower
-from areal_like.process import TERM_SECONDS, end_with_starter
+from areal_like.process import REPOSITORY, TERM_SECONDS, end_with_starter
 from scripts.ablation.study import Run
 
 POLL_SECONDS = 0.1
@@ -114,6 +114,13 @@ def run_all(
     waiting = [run for run in runs if not folder.is_finished(run)]
     if len(waiting) < len(runs):
         say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already")
+    with forks.listening() if len(waiting) > 1 else contextlib.nullcontext():  # they import torch once
+        return _run_all(waiting, folder, parallel, check, say)
+
+
+def _run_all(
+    waiting: list[Run], folder: Folder, parallel: int, check: Callable[[], None], say: Callable[[str], None]
+) -> list[Run]:
     going: list[Going] = []
     failed: list[Run] = []
     progress = Progress(len(waiting), say)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_like.launch.local import REPOSITORY
 from areal_like.launch.slurm import flags, sbatch
+from areal_like.process import REPOSITORY
 from scripts.ablation.runs import Folder
 from scripts.ablation.study import Run
 

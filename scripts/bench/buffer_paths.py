@@ -30,8 +30,7 @@ from areal_like import config as configs
 from areal_like.bus import Dealer
 from areal_like.client import LearnerClient
 from areal_like.groups import RUN, encode_group
-from areal_like.launch.local import REPOSITORY
-from areal_like.process import prepare_memory
+from areal_like.process import REPOSITORY, prepare_memory
 from areal_like.ring import Ring
 from areal_like.types import Group, Sample
 

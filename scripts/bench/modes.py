@@ -22,7 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from areal_like.launch.local import REPOSITORY
+from areal_like.process import REPOSITORY
 
 SCENARIOS = {
     "balanced": ["engine.median=200", "engine.sigma=0", "engine.noise=0", "learner.base=0.2"],

@@ -30,7 +30,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from areal_like.launch.local import REPOSITORY
+from areal_like.process import REPOSITORY
 from areal_like.types import Limits
 from areal_like.weights.state import State, Update
 

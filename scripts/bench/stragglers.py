@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from areal_like.config import load
-from areal_like.launch.local import REPOSITORY
+from areal_like.process import REPOSITORY
 from areal_like.registry import build
 from areal_like.sampling import stream_key
 from areal_like.types import Limits

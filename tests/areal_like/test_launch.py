@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from areal_like import config as configs
-from areal_like.launch.local import REPOSITORY, LocalLauncher, RunFailed
+from areal_like.launch import forks
+from areal_like.launch.local import LocalLauncher, RunFailed
 from areal_like.launch.plan import RoleSpec, describe, plan
 from areal_like.launch.slurm import SlurmLauncher
-from areal_like.process import EXIT_TERMINATED
+from areal_like.process import EXIT_TERMINATED, REPOSITORY
 
 MODULE = "tests.areal_like.acting_role"
 
@@ -46,21 +47,30 @@ def run_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def launcher(run_folder: Path) -> Iterator[LocalLauncher]:
-    launcher = LocalLauncher(run_folder, 2)
+@pytest.fixture(params=["started", "forked"])
+def launcher(request: pytest.FixtureRequest, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+    monkeypatch.delenv(forks.VARIABLE, raising=False)
+    monkeypatch.setattr(forks, "LIBRARIES", ("decimal",))
+    launcher = Launcher(run_folder, 2)
+    launcher.forked = request.param == "forked"
     yield launcher
     launcher.stop()
 
 
-def start(launcher: LocalLauncher, **parts: str) -> None:
+class Launcher(LocalLauncher):
+    """Whose roles are forked from a warm process, or each started by itself: there is to be no difference."""
+
+    forked = True
+
+
+def start(launcher: Launcher, **parts: str) -> None:
     """Roles that play `parts`; those named actor_… are the ones that may die."""
     for name, part in parts.items():
         (launcher.run / "parts" / name).write_text(part)
-    launcher.start([RoleSpec(name, MODULE, 1, not name.startswith("actor")) for name in parts])
+    launcher.start([RoleSpec(name, MODULE, 1, not name.startswith("actor"), launcher.forked) for name in parts])
 
 
-def offered(launcher: LocalLauncher, *names: str) -> bool:
+def offered(launcher: Launcher, *names: str) -> bool:
     return all((launcher.run / "rendezvous" / f"{name}.json").exists() for name in names)
 
 
@@ -86,7 +96,7 @@ def test_other_ranks_of_the_learner_are_processes_before_it_which_may_not_die() 
     assert (part.tasks, part.cpus, part.options) == (1, 4, {"gpus-per-task": 3}), "all ranks on one node"
 
 
-def test_the_run_is_over_when_the_learner_is_done(launcher: LocalLauncher) -> None:
+def test_the_run_is_over_when_the_learner_is_done(launcher: Launcher) -> None:
     start(launcher, buffer="sleep", learner="done", actor_0="sleep")
     until("the learner's end", launcher.poll)
     pids = list(launcher.pids.values())
@@ -95,7 +105,7 @@ def test_the_run_is_over_when_the_learner_is_done(launcher: LocalLauncher) -> No
     assert not any(alive(pid) for pid in pids)
 
 
-def test_an_actor_is_restarted_so_often_and_no_oftener(launcher: LocalLauncher) -> None:
+def test_an_actor_is_restarted_so_often_and_no_oftener(launcher: Launcher) -> None:
     start(launcher, buffer="sleep", actor_0="raise")
     with pytest.raises(RunFailed, match=r"actor_0 after 2 restarts: RuntimeError: out of memory"):
         until("the end", launcher.poll)
@@ -105,7 +115,7 @@ def test_an_actor_is_restarted_so_often_and_no_oftener(launcher: LocalLauncher) 
     ]
 
 
-def test_an_actor_is_not_restarted_where_that_would_not_help(launcher: LocalLauncher) -> None:
+def test_an_actor_is_not_restarted_where_that_would_not_help(launcher: Launcher) -> None:
     start(launcher, actor_0="refuse")
     with pytest.raises(RunFailed, match=r"^actor_0: this input is no good \(its log: .*actor_0\.log\)$"):
         until("the end", launcher.poll)
@@ -113,7 +123,7 @@ def test_an_actor_is_not_restarted_where_that_would_not_help(launcher: LocalLaun
 
 
 @pytest.mark.parametrize("name", ["buffer", "learner"])
-def test_a_killed_essential_role_ends_the_run(launcher: LocalLauncher, name: str) -> None:
+def test_a_killed_essential_role_ends_the_run(launcher: Launcher, name: str) -> None:
     start(launcher, **{name: "sleep", "actor_0": "sleep"})
     until("the start", lambda: offered(launcher, name))
     os.kill(launcher.pids[name], signal.SIGKILL)
@@ -121,7 +131,7 @@ def test_a_killed_essential_role_ends_the_run(launcher: LocalLauncher, name: str
         until("the end", launcher.poll)
 
 
-def test_a_learner_that_was_terminated_is_not_done(launcher: LocalLauncher) -> None:
+def test_a_learner_that_was_terminated_is_not_done(launcher: Launcher) -> None:
     start(launcher, learner="sleep")
     until("the start", lambda: offered(launcher, "learner"))
     os.kill(launcher.pids["learner"], signal.SIGTERM)
@@ -129,7 +139,7 @@ def test_a_learner_that_was_terminated_is_not_done(launcher: LocalLauncher) -> N
         until("the end", launcher.poll)
 
 
-def test_stop_ends_those_that_will_not_and_what_they_started(launcher: LocalLauncher) -> None:
+def test_stop_ends_those_that_will_not_and_what_they_started(launcher: Launcher) -> None:
     start(launcher, actor_0="ignore", actor_1="sleep")
     until("the start", lambda: offered(launcher, "actor_0", "actor_1"))
     pids = [*launcher.pids.values(), int((launcher.run / "actor_0.child").read_text())]
@@ -141,7 +151,7 @@ def test_stop_ends_those_that_will_not_and_what_they_started(launcher: LocalLaun
     assert not sockets.exists() and not (launcher.run / "rendezvous").exists()
 
 
-def test_what_a_dead_actor_started_dies_with_it(launcher: LocalLauncher) -> None:
+def test_what_a_dead_actor_started_dies_with_it(launcher: Launcher) -> None:
     start(launcher, actor_0="die with a child")
     until("the death", lambda: launcher.poll() or launcher.deaths)
     child = int((launcher.run / "actor_0.child").read_text())

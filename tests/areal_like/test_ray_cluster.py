@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from areal_like.launch import ray_cluster
-from areal_like.launch.local import REPOSITORY, RunFailed, nothing
+from areal_like.launch.local import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray import RayLauncher
+from areal_like.process import REPOSITORY
 from scripts import train
 
 SILENT = "import time\nprint('Unauthenticated: InvalidAuthToken', file=__import__('sys').stderr, flush=True)\n"

@@ -1,0 +1,214 @@
+"""The starter's side of the fork server: roles that begin with their libraries imported.
+
+A run has a fork server of its own, which lives as long as the starter's connection to it. Where `AREAL_FORK_SERVER`
+names the socket of one that listens (`listening`), the run's own is a fork of that, and nothing is imported again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from areal_like.launch.fork_server import MOST_BYTES
+from areal_like.process import EXIT_TERMINATED, REPOSITORY
+
+VARIABLE = "AREAL_FORK_SERVER"
+LIBRARIES = ("torch", "transformers.models.auto.modeling_auto", "transformers.models.qwen2.modeling_qwen2")
+"""What a role with a model imports: nearly all of the time that it takes to start."""
+START_SECONDS = 120.0
+"""A cold disk may take its time to import torch from."""
+CHECK_SECONDS = 0.1
+LISTEN_SECONDS = 10.0
+"""Runs need not wait for what `listening` starts: it can be connected to before it has imported anything."""
+AVAILABLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
+
+
+class ForksGone(RuntimeError):
+    """The fork server has ended, or does not answer."""
+
+
+class Forked:
+    """A role's process, a child of the fork server. As `launch.local.Group`, what a launcher needs of it."""
+
+    def __init__(self, pid: int, forks: Forks):
+        self.pid, self._forks = pid, forks
+
+    def poll(self) -> int | None:
+        return self._forks.code(self.pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        deadline = time.monotonic() + (START_SECONDS if timeout is None else timeout)
+        while (code := self.poll()) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or START_SECONDS)
+            self._forks.listen(min(left, CHECK_SECONDS))
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def end(self, number: signal.Signals) -> None:
+        """A signal to all of the process's group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+
+class Forks:
+    """A run's fork server; what is said while it imports goes to `log`. Raises ForksGone."""
+
+    def __init__(self, log: Path):
+        self._codes: dict[int, int | None] = {}  # of each process that was forked; None: it lives
+        self._begun = 0  # the newest one's id
+        self._log = log
+        self._server: subprocess.Popen | None = None
+        if (connection := _connected(os.environ.get(VARIABLE, ""))) is None:
+            connection, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with there, log.open("ab") as output:
+                self._server = _start("--connection", str(there.fileno()), output=output, keep=(there.fileno(),))
+        self._connection: socket.socket | None = connection
+
+    def start(
+        self, module: str, arguments: Sequence[str], threads: int, log: Path, check: Callable[[], None]
+    ) -> Forked:
+        """A process that is as `python -m module arguments`; what it says is appended to `log`. The first one waits
+        for the imports: `check` is called meanwhile, and may raise. Raises ForksGone."""
+        request = {
+            "module": module,
+            "arguments": list(arguments),
+            "imports": LIBRARIES,
+            "environment": environment(threads),
+            "folder": str(REPOSITORY),
+            "threads": threads,
+            "log": str(log.resolve()),
+        }
+        deadline = time.monotonic() + START_SECONDS
+        self._begun = 0
+        self._send(request)
+        while not self._begun:
+            check()
+            self.listen(CHECK_SECONDS)
+            if self._connection is None or time.monotonic() > deadline:
+                raise ForksGone(f"{module} waited in vain for the fork server to start it")
+        return Forked(self._begun, self)
+
+    def code(self, pid: int) -> int | None:
+        """The exit code of a role; None while it lives. A role ends with the server: its code is then unknown."""
+        self.listen(0.0)
+        if self._connection is None and self._codes[pid] is None and not _is_alive(pid):
+            self._codes[pid] = EXIT_TERMINATED
+        return self._codes[pid]
+
+    def listen(self, seconds: float) -> None:
+        """Take what the server has to say, waiting for it so long."""
+        if self._connection is None:
+            time.sleep(seconds)
+            return
+        while self._connection and select.select([self._connection], [], [], seconds)[0]:
+            seconds = 0.0
+            self._take()
+
+    def _take(self) -> None:
+        assert self._connection
+        try:
+            packet = self._connection.recv(MOST_BYTES)
+        except ConnectionError:
+            packet = b""
+        if not packet:
+            self._connection.close()
+            self._connection = None
+            return
+        message = json.loads(packet)
+        if "code" not in message or message["pid"] not in self._codes:  # one may die before it can say its id
+            self._begun = message["pid"]
+        self._codes[message["pid"]] = message.get("code")
+
+    def _send(self, request: dict) -> None:
+        try:
+            if self._connection:
+                self._connection.sendall(json.dumps(request).encode())
+        except OSError:
+            self._connection = None
+
+    def close(self) -> None:
+        """End the server, and with it what it has forked."""
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+        if self._server:
+            self._server.kill()  # it may be importing
+            self._server.wait()
+            with contextlib.suppress(OSError):
+                if not self._log.stat().st_size:
+                    self._log.unlink()
+
+
+def _connected(path: str) -> socket.socket | None:
+    """A connection to the server that listens there; None where there is none (any more)."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Of a role's process."""
+    return os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+
+
+def _start(*arguments: str, output: IO[bytes] | int, keep: tuple[int, ...] = ()) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "areal_like.launch.fork_server", *arguments],
+        cwd=REPOSITORY,
+        env=environment(threads=1),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=keep,
+        start_new_session=True,
+    )
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[None]:
+    """Runs that are started from this process, one after the other or beside one another, share what a fork server
+    has imported. Does nothing where there is one already."""
+    if not AVAILABLE or VARIABLE in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="areal-forks-") as folder:
+        path = os.environ[VARIABLE] = str(Path(folder) / "socket")
+        server = _start("--listen", path, "--imports", ",".join(LIBRARIES), output=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + LISTEN_SECONDS
+            while not Path(path).exists() and server.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            yield
+        finally:
+            del os.environ[VARIABLE]
+            server.kill()
+            server.wait()

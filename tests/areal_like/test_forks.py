@@ -1,0 +1,219 @@
+"""Roles that are forked from a warm process: that they are as if started by themselves, and that all end together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from areal_like import config as configs
+from areal_like.launch import forks
+from areal_like.launch.forks import Forks, ForksGone
+from areal_like.launch.local import LocalLauncher, RunFailed, nothing
+from areal_like.launch.plan import RoleSpec, plan
+from areal_like.process import EXIT_TERMINATED, REPOSITORY
+from tests.areal_like.test_launch import MODULE, alive, offered, until
+
+PROBE = """
+    import json, os, signal, sys
+    found = {
+        "argv": sys.argv[1:], "main": __name__, "folder": os.getcwd(), "parent": os.getppid(), "leader": os.getsid(0),
+        "threads": os.environ["OMP_NUM_THREADS"], "colour": os.environ.get("COLOUR"), "warm": "decimal" in sys.modules,
+        "blocked": signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, []),
+        "files": sorted(os.readlink(f"/proc/self/fd/{n}") for n in (0, 1, 2)), "open": len(os.listdir("/proc/self/fd")),
+    }
+    print(json.dumps(found))
+    sys.exit(7)
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that nobody waits for, and no server that all tests share."""
+    monkeypatch.setattr(forks, "LIBRARIES", ("decimal",))
+    monkeypatch.delenv(forks.VARIABLE, raising=False)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Forks]:
+    server = Forks(tmp_path / "forks.log")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "a_probe.py").write_text(textwrap.dedent(PROBE))
+    (tmp_path / "a_sleeper.py").write_text("import time\ntime.sleep(100)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "a_probe"
+
+
+def children(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in listed.read_text().split()] if listed.exists() else []
+
+
+def test_a_fork_is_as_a_process_that_was_started(probe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Forks(tmp_path / "forks.log")
+    monkeypatch.setenv("COLOUR", "red")  # after the server has started
+    log = tmp_path / "role.log"
+    role = server.start(probe, ["--name", "x"], 3, log, nothing)
+    assert role.wait(60) == role.poll() == 7, log.read_text()
+    found = json.loads(log.read_text())
+    parent = found.pop("parent")
+    assert found == {
+        "argv": ["--name", "x", "--starter", str(parent)], "main": "__main__", "folder": str(REPOSITORY),
+        "leader": role.pid, "threads": "3", "colour": "red", "warm": True, "blocked": True,
+        "files": sorted(["/dev/null", str(log), str(log)]), "open": 4,
+    }  # fmt: skip
+    assert alive(parent) and parent != os.getpid()
+    server.close()
+    assert not alive(parent)
+    assert not (tmp_path / "forks.log").exists(), "it had nothing to say"
+
+
+def test_ends_are_told_of_each(probe: str, server: Forks, tmp_path: Path) -> None:
+    modules = [probe, probe, "a_sleeper", "a_sleeper"]
+    roles = [server.start(module, [], 1, tmp_path / "role.log", nothing) for module in modules]
+    assert [role.wait(60) for role in roles[:2]] == [7, 7]
+    with pytest.raises(subprocess.TimeoutExpired):
+        roles[2].wait(0.2)
+    roles[2].end(signal.SIGKILL)
+    assert roles[2].wait(60) == -signal.SIGKILL
+    assert roles[3].poll() is None
+    roles[3].send_signal(signal.SIGTERM)
+    assert roles[3].wait(60) == -signal.SIGTERM
+
+
+def test_a_module_that_is_missing_says_so_in_the_roles_log(server: Forks, tmp_path: Path) -> None:
+    role = server.start("no.such.module", [], 1, tmp_path / "role.log", nothing)
+    assert role.wait(60) == 1
+    assert "No module named" in (tmp_path / "forks.log").read_text() + (tmp_path / "role.log").read_text()
+
+
+def test_a_server_that_is_killed_takes_the_run_along(tmp_path: Path) -> None:
+    configs.save(configs.load(["configs/quickstart.yaml"]), tmp_path / "config.yaml")
+    (tmp_path / "parts").mkdir()
+    launcher = LocalLauncher(tmp_path, 2)
+    for name in ("learner", "actor_0"):
+        (tmp_path / "parts" / name).write_text("sleep")
+    try:
+        launcher.start([RoleSpec("learner", MODULE, 1, True, True), RoleSpec("actor_0", MODULE, 1, False, True)])
+        until("the start", lambda: offered(launcher, "learner", "actor_0"))
+        pids = launcher.pids
+        parent = int(Path(f"/proc/{pids['learner']}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(parent, signal.SIGKILL)
+        with pytest.raises(RunFailed, match=r"learner was told to end by SIGTERM|in vain for the fork server"):
+            until("the end", launcher.poll)
+        until("the end of all", lambda: not any(alive(pid) for pid in pids.values()))
+    finally:
+        launcher.stop()
+
+
+def test_a_server_that_is_gone_starts_nothing(probe: str, server: Forks, tmp_path: Path) -> None:
+    role = server.start("a_sleeper", [], 1, tmp_path / "role.log", nothing)
+    assert server._server
+    server._server.kill()
+    with pytest.raises(ForksGone, match="json waited in vain"):
+        server.start("json", [], 1, tmp_path / "role.log", nothing)
+    role.end(signal.SIGKILL)  # this one has not asked for a signal when its parent dies
+    assert role.wait(60) == EXIT_TERMINATED
+
+
+def test_who_waits_for_imports_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_library.py").write_text("import time\ntime.sleep(100)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(forks, "LIBRARIES", ("slow_library",))
+    server = Forks(tmp_path / "forks.log")
+
+    def check() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        server.start("json", [], 1, tmp_path / "role.log", check)
+    begin = time.monotonic()
+    server.close()
+    assert time.monotonic() - begin < 50.0 and not (tmp_path / "role.log").exists()
+
+
+STARTER = """
+    import sys, time
+    from pathlib import Path
+    from areal_like.launch import forks
+    forks.LIBRARIES = ("decimal",)
+    run = sys.argv[1]
+    arguments = ["--name", "actor_0", "--run", run, "--sockets", run]
+    server = forks.Forks(Path(run) / "forks.log")
+    role = server.start("tests.areal_like.acting_role", arguments, 1, Path(run) / "log", lambda: None)
+    print(role.pid, flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_nothing_outlives_a_starter_that_was_killed(tmp_path: Path, shared: bool) -> None:
+    configs.save(configs.load(["configs/quickstart.yaml"]), tmp_path / "config.yaml")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "actor_0").write_text("sleep")
+
+    def start_and_kill() -> None:
+        command = [sys.executable, "-c", textwrap.dedent(STARTER), str(tmp_path)]
+        with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as starter:
+            assert starter.stdout
+            pid = int(starter.stdout.readline())
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            assert parent in children(starter.pid) or shared
+            starter.kill()
+        until("the end of both", lambda: not alive(pid) and not alive(parent))
+
+    if not shared:
+        return start_and_kill()
+    with forks.listening():
+        for _ in range(2):
+            start_and_kill()
+
+
+def test_runs_share_a_server_that_listens_and_do_without_one_that_is_gone(probe: str, tmp_path: Path) -> None:
+    def parent_of_parent() -> int:
+        server = Forks(tmp_path / "forks.log")
+        log = tmp_path / "role.log"
+        role = server.start(probe, [], 1, log, nothing)
+        role.wait(60)
+        parent = json.loads(log.read_text().splitlines()[-1])["parent"]
+        above = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+        server.close()
+        until("the end of the run's own server", lambda: not alive(parent))
+        return above
+
+    with forks.listening():
+        path = os.environ[forks.VARIABLE]
+        shared = parent_of_parent()
+        assert shared != os.getpid() and parent_of_parent() == shared
+        with forks.listening():
+            assert os.environ[forks.VARIABLE] == path, "one is enough"
+    assert forks.VARIABLE not in os.environ and not Path(path).exists() and not alive(shared)
+    os.environ[forks.VARIABLE] = path
+    try:
+        assert parent_of_parent() == os.getpid()
+    finally:
+        del os.environ[forks.VARIABLE]
+
+
+def test_only_roles_with_a_model_on_the_cpu_are_forked() -> None:
+    def forked(*overrides: str) -> list[str]:
+        config = configs.load(["configs/quickstart.yaml", "actors.count=1", *overrides])
+        return [role.name for role in plan(config) if role.imports_torch]
+
+    assert forked() == ["learner", "actor-0"]
+    assert forked("learner.ranks=2") == ["learner-1", "learner", "actor-0"]
+    assert forked("engine=timed", "learner=timed") == []
+    assert forked("learner.device=cuda") == ["actor-0"]
