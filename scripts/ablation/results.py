@@ -155,8 +155,8 @@ def _plot(study: Study, folder: Path, main: Sequence[Result]) -> None:
         curves = [result.outcome.curve(study.curve) for result in found if result.outcome]
         curves = [curve for curve in curves if curve[0]]
         if curves:
-            compared, others = _split(key)
-            panels.setdefault(others, {})[compared] = band(curves)
+            title = ", ".join(f"{factor}={label}" for factor, label in zip(list(study.grid)[1:], key[1:], strict=True))
+            panels.setdefault(title, {})[key[0]] = band(curves)
     if panels:
         plot_curves(folder / "curves.png", panels, x=study.curve.x, y=study.curve.y)
     for measure in study.measures:
