@@ -268,7 +268,10 @@ class LifeCycle:
         return entry.stage in (Stage.RUNNING, Stage.QUEUED)
 
     def _wins_place(self, entry: Entry, head: Head) -> bool:
-        """A free slot that may hold these tokens, or that of the first group that is not there yet."""
+        """A free slot that may hold these tokens, or that of the first group that is not there yet. Who was recalled
+        has lost: a place that is open now is one of a later round, whose groups may be of another size."""
+        if entry.recalled and not entry.moves:
+            return False
         lowest = self.lowest_open()
         if lowest is None or not self.bound.admits(lowest[0], head.oldest):
             return False
