@@ -138,10 +138,19 @@ def _open_batch(state: RunState) -> None:
         if batches.opened < batch:  # open as far as slots tell; they were not written down, since all were alike
             replay.open_batch(batches.usual, None)
             continue
-        groups = scheduler.open_batch(state.samples_per_batch, replay.deferred, state.gauges.take_seen())
+        least, seen = _least_groups(state, batch), state.gauges.take_seen()
+        groups = scheduler.open_batch(state.samples_per_batch, replay.deferred, seen, least)
         replay.open_batch(groups, scheduler.state_dict())
         state.fleet.unpark()
         state.gauges.note_decision(batch, scheduler.metrics() | {"rounds/deferred": replay.deferred})
+
+
+def _least_groups(state: RunState, batch: int) -> int:
+    """So many groups a batch must have, or not all that wait for a place would be trained before the data ends."""
+    if state.last_batch is None or state.last_batch <= batch:
+        return 0
+    waiting = state.replay.count(Stage.DEFERRED) + len(state.replay.spares)
+    return math.ceil(waiting / (state.last_batch - batch))
 
 
 def _view(state: RunState, version: int, running: int) -> View:

@@ -70,11 +70,16 @@ class Scheduler:
         """May the first group of `batch` start, as far as it is not a matter of the bound?"""
         return True
 
-    def open_batch(self, samples: int, deferred: int, seen: Sequence[Lengths]) -> int:
+    def open_batch(self, samples: int, deferred: int, seen: Sequence[Lengths], least: int = 0) -> int:
         """The next batch, of so many samples, is about to begin: how many groups has it? `deferred` are in the queue;
-        `seen` are the lengths of all groups that have ended or were broken off since the batch before was opened."""
-        self.group_size = self.launch = self.sizing.next_size(seen)
-        return samples // self.group_size
+        `seen` are the lengths of all groups that have ended or were broken off since the batch before was opened. With
+        fewer groups than `least` some of the queue would be left over at the end of the data, so where the sizing wants
+        that, the largest of its sizes that will do is taken instead."""
+        size = self.sizing.next_size(seen)
+        if samples // size < least:
+            size = max((each for each in self.sizing.sizes if samples // each >= least), default=size)
+        self.group_size = self.launch = size
+        return samples // size
 
     def admit(self, view: View) -> GroupPlan | None:
         """The next group to start on an actor with room for `launch` sequences. None: not now."""
@@ -95,7 +100,8 @@ class Scheduler:
 
     def metrics(self) -> dict[str, float]:
         """Why the newest batch is as it is."""
-        return self.sizing.metrics()
+        size = {"sizing/group_size": float(self.group_size)} if len(self.sizing.sizes) > 1 else {}
+        return self.sizing.metrics() | size
 
     def state_dict(self) -> dict[str, Any] | None:
         """Plain data; None: there is nothing to be remembered."""
@@ -133,8 +139,8 @@ class AsyncScheduler(Scheduler):
         self.oversample_responses = _factor("oversample_responses", oversample_responses)
         self.launch = math.ceil(self.group_size * oversample_responses)
 
-    def open_batch(self, samples: int, deferred: int, seen: Sequence[Lengths]) -> int:
-        groups = super().open_batch(samples, deferred, seen)
+    def open_batch(self, samples: int, deferred: int, seen: Sequence[Lengths], least: int = 0) -> int:
+        groups = super().open_batch(samples, deferred, seen, least)
         self.launch = math.ceil(self.group_size * self.oversample_responses)
         return groups
 
@@ -187,8 +193,8 @@ class SyncScheduler(Scheduler):
     def ready_to_open(self, batch: int, trained_batches: int) -> bool:
         return batch <= trained_batches
 
-    def open_batch(self, samples: int, deferred: int, seen: Sequence[Lengths]) -> int:
-        self.groups = super().open_batch(samples, deferred, seen)
+    def open_batch(self, samples: int, deferred: int, seen: Sequence[Lengths], least: int = 0) -> int:
+        self.groups = super().open_batch(samples, deferred, seen, least)
         self.parking.begin()
         self.long = deferred >= self.groups
         self.launch = self.group_size if self.long else math.ceil(self.group_size * self.oversample_responses)

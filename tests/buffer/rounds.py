@@ -5,6 +5,7 @@ journal. `Run.check` is what must hold after every step.
 """
 
 import random
+from collections.abc import Sequence
 from functools import partial
 
 import msgpack
@@ -19,13 +20,36 @@ from buffer.entries import NO_SLOT, Stage
 from buffer.journal import SNAPSHOT, Record
 from buffer.recovery import restore, snapshot
 from buffer.schedulers import SyncScheduler
-from buffer.sizing import Fixed, Sagc
+from buffer.sizing import Fixed, Lengths, Sagc, Sizing
 from tests.buffer.house import B, House, table
 
 SIZE = 4
+
+
+class Restless(Sizing):
+    """A controller of a user's, whose groups are of another size in each batch."""
+
+    sizes = (2, 4, 8)
+
+    def __init__(self) -> None:
+        super().__init__(group_size=SIZE)
+        self.batches = 0
+
+    def next_size(self, seen: Sequence[Lengths]) -> int:
+        self.batches += 1
+        return random.Random(self.batches).choice(self.sizes)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.batches = state["batches"]
+
+
 SIZINGS = {
     "fixed": lambda: Fixed(group_size=SIZE),
     "sagc": lambda: Sagc(group_size=SIZE, candidates=[2, 4, 8], budget=0.2),
+    "restless": Restless,
 }
 
 
@@ -223,10 +247,8 @@ class Run:
             head, payload = head_of(group_id, version, need)
             self.house.say(name, "push", table(head), payload)
             for other in self.house.names:
-                if group_id in self.leased[other] and (
-                    other == name or (entry and entry.stage in (Stage.WAITING, Stage.SERVED))
-                ):
-                    self.let_go(other, group_id)
+                if group_id in self.leased[other] and entry and entry.stage in (Stage.WAITING, Stage.SERVED):
+                    self.let_go(other, group_id)  # else it came too late, and the lease of now goes on
             self.listen()
 
     def die(self, name: str) -> None:
