@@ -204,6 +204,8 @@ class SyncScheduler(Scheduler):
         now = view.round()
         if not now.current or (now.fresh < 1 and not view.deferred):
             return None
+        if self.long and now.spares and not view.deferred:
+            return None  # the rest of the queue is on its way back from the actors
         if view.room >= 1 and now.left > 0:
             from_queue = view.deferred > 0 and (self.long or now.fresh < 1)
             return GroupPlan(self.launch, self.group_size, from_queue)

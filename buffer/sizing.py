@@ -69,9 +69,10 @@ class Sagc(Sizing):
     grows by what a step's share s exceeds it: Q ← max(0, Q + s − budget). The next size is
     argmax_G weight · log G / log G_max − Q · risk(G). So the mean share is at most budget + Q / steps.
 
-    Lengths of responses that were cut are lower bounds. One that is past the threshold already counts as a straggler;
-    one that is not says nothing, and a group without a straggler so far counts only if all its responses were done.
-    Without that, closing groups and rounds at the first that finish would hide the stragglers.
+    Lengths of responses that were cut are lower bounds, and so a group's median is known between two bounds. A response
+    that is past the threshold already, however long the cut ones were to become, counts as a straggler; one that is not
+    says nothing, and a group without a straggler so far counts only if all its responses were done. Without that,
+    closing groups and rounds at the first that finish would hide the stragglers.
 
     `group_size` (times groups_per_batch) only says how many samples a batch has; each of `candidates` must divide that.
     """
@@ -132,9 +133,11 @@ class Sagc(Sizing):
 
     def _judge(self, group: Lengths) -> tuple[bool | None, int, int]:
         """(has it a straggler? None: that can't be known; stragglers; responses that are surely none)."""
-        limit = self.straggler_ratio * median(group.tokens)
-        stragglers = sum(tokens > limit for tokens in group.tokens)
-        surely_none = sum(tokens <= limit and not cut for tokens, cut in zip(group.tokens, group.cut, strict=True))
+        pairs = list(zip(group.tokens, group.cut, strict=True))
+        least = self.straggler_ratio * median(group.tokens)
+        most = self.straggler_ratio * median(math.inf if cut else tokens for tokens, cut in pairs)
+        stragglers = sum(tokens > most for tokens in group.tokens)
+        surely_none = sum(tokens <= least and not cut for tokens, cut in pairs)
         known = stragglers > 0 or not any(group.cut)
         return (stragglers > 0 if known else None), stragglers, surely_none
 

@@ -40,6 +40,8 @@ def test_cut_responses_are_lower_bounds() -> None:
     assert (sagc.a, sagc.b, sagc.share) == (2.0, 4.0, 1.0), "past the threshold already: a straggler"
     sagc.next_size([Lengths((1, 1, 1, 2), (False, False, False, True))])
     assert (sagc.a, sagc.b, sagc.steps) == (2.0, 7.0, 1), "of this one nothing is known, and nothing of its group"
+    sagc.next_size([Lengths((1, 2, 2, 10), (False, True, True, True))])
+    assert (sagc.a, sagc.b, sagc.steps) == (2.0, 8.0, 1), "others that began later may become as long"
 
 
 @pytest.mark.parametrize("hidden", [False, True])

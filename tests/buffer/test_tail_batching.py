@@ -92,6 +92,23 @@ def test_a_long_round_takes_from_the_queue_alone_first_in_first_out() -> None:
     assert not house.state.scheduler.long
 
 
+def test_a_long_round_waits_for_what_is_still_being_handed_back() -> None:
+    house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=2.0))
+    late = [(owner(house, group_id), group_id) for group_id in range(4)]
+    for group_id in (4, 5, 6, 7):
+        house.push(owner(house, group_id), group_id, 0)
+    for name, group_id in late[:2]:
+        house.say(name, "give_back", {"ids": [group_id], "partials": [], "leaving": False})
+    house.say("learner", "want", {"index": 1, "version": 1})
+    house.say("learner", "trained", {"index": 0})
+    house.publish(1)
+    house.apply(1)
+    assert house.state.scheduler.long and sorted(house.leases()[8:]) == [0, 1]
+    for name, group_id in late[2:]:
+        house.say(name, "give_back", {"ids": [group_id], "partials": [], "leaving": False})
+    assert sorted(house.leases()[8:]) == [0, 1, 2, 3], "the queue alone, no new prompt"
+
+
 class Growing(Sizing):
     """A controller of a user's: groups of 8, then of 32."""
 
