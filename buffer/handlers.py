@@ -193,7 +193,7 @@ class Handlers:
                 entry = self.state.replay.entries[group_id]
                 cut = group_id in left and entry.recalled and not entry.moves
                 if cut and self.state.scheduler.sizing.looks:
-                    self.state.gauges.see(left[group_id].lengths)
+                    self.state.gauges.see(left[group_id].lengths.of(entry.launch))
                 self.state.replay.hand_back(group_id, left.get(group_id))
             if message.body["leaving"]:
                 log.info("%s leaves; %d of its %d groups had begun", actor.name, len(left), len(ids))

@@ -20,6 +20,11 @@ class Lengths(NamedTuple):
     tokens: tuple[int, ...]
     cut: tuple[bool, ...]
 
+    def of(self, launch: int) -> Lengths:
+        """With those of `launch` responses that had not begun: cut after no token."""
+        missing = max(0, launch - len(self.tokens))
+        return Lengths(self.tokens + (0,) * missing, self.cut + (True,) * missing)
+
 
 class Sizing:
     """`group_size` samples are in a group unless `next_size` says otherwise; groups_per_batch of that size make up the

@@ -242,6 +242,29 @@ def test_a_task_with_a_verification_is_scored_in_the_pool():
     in_pool(test)
 
 
+@pytest.mark.parametrize("broken", [ZeroDivisionError("no"), float("nan"), None], ids=["raises", "nan", "none"])
+def test_a_verifier_of_this_process_that_crashes_costs_its_sample_as_one_in_the_pool_does(broken):
+    """A RewardError is what the worker draws a sample anew for; anything else would cost the group."""
+
+    class Broken(Copy):
+        async def reward(self, prompt, tokens):
+            if isinstance(broken, Exception):
+                raise broken
+            return broken
+
+    class Unasked(Pooled):
+        def verification(self, prompt, tokens):
+            raise KeyError("no such answer")
+
+    async def test(pool):
+        for task in (Broken(0, digits=4), Unasked(0, digits=4)):
+            with pytest.raises(RewardError, match="the task's verifier"):
+                await reward_function(task, pool)(task.prompt("train", 0), np.array([3], np.int32))
+        assert pool.calls == 0
+
+    in_pool(test)
+
+
 def test_math_verify_runs_in_the_pool():
     async def test(pool):
         verifier = "areal_like.tasks.maths:math_verify"

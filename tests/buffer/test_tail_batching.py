@@ -11,6 +11,8 @@ from functools import partial
 import pytest
 
 from areal_like.config import load
+from areal_like.partials import encode_partial
+from areal_like.types import Completion, SoFar
 from buffer.admission import Bound
 from buffer.entries import Stage
 from buffer.policies import in_order
@@ -18,7 +20,7 @@ from buffer.replay import Replay
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed, Lengths, Sizing
 from scripts.preflight import preflight
-from tests.buffer.house import B, House
+from tests.buffer.house import B, House, table
 from tests.buffer.rounds import SIZINGS, Run, head_of
 
 HISTORIES = int(os.environ.get("HISTORIES", "2400")) // 20
@@ -107,6 +109,21 @@ def test_a_long_round_waits_for_what_is_still_being_handed_back() -> None:
     for name, group_id in late[2:]:
         house.say(name, "give_back", {"ids": [group_id], "partials": [], "leaving": False})
     assert sorted(house.leases()[8:]) == [0, 1, 2, 3], "the queue alone, no new prompt"
+
+
+def test_the_controller_is_told_of_responses_that_had_not_begun() -> None:
+    house = started(SyncScheduler(SIZINGS["restless"](), oversample_prompts=1.5))
+    last, size = max(house.leases()), house.state.scheduler.group_size
+    for group_id in range(last):
+        if house.state.replay.entries[group_id].stage is Stage.RUNNING and not house.batches():
+            head, payload = head_of(group_id, 0, size)
+            house.say(owner(house, group_id), "push", table(head), payload)
+    house.state.gauges.take_seen()
+    so_far = {0: SoFar({(1, 0): Completion([1, 2, 3], [0.0] * 3, [(0, 3)], "stop")})}
+    meta, part = encode_partial(last, so_far, {0: "d0"})
+    house.say(owner(house, last), "give_back", {"ids": [last], "partials": [meta], "leaving": False}, part)
+    (seen,) = house.state.gauges.take_seen()
+    assert seen == Lengths((3,) + (0,) * (size - 1), (False,) + (True,) * (size - 1)) and size > 1
 
 
 class Growing(Sizing):
