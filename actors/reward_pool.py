@@ -28,7 +28,8 @@ from typing import Any, TextIO
 from actors.reward_times import RewardTimes
 
 START_SECONDS = 60.0
-"""Time that a worker has to start and to import the verifier; not part of the verifier's own."""
+"""Time that a worker has to start and to import the verifier; not part of the verifier's own. What takes longer is no
+fault of the answer's, so it is an error and not a timeout, which would earn the answer 0."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -129,10 +130,10 @@ class _Worker:
     async def call(self, request: bytes, verifier: str, timeout: float) -> tuple[float, float]:
         """The score, and the seconds that it took."""
         try:
-            reply = await self._reply(self._begin(request), START_SECONDS, f"import of {verifier}")
+            reply = await self._reply(self._begin(request), START_SECONDS, f"import of {verifier}", RewardError)
             begin = time.monotonic()
             if "error" not in reply:
-                reply = await self._reply(self._read(), timeout, verifier)
+                reply = await self._reply(self._read(), timeout, verifier, RewardTimeout)
         except BaseException as error:
             self.kills += not isinstance(error, WorkerDied)
             await self.kill()
@@ -149,11 +150,13 @@ class _Worker:
                     os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
 
-    async def _reply(self, reading: Coroutine[Any, Any, bytes], seconds: float, what: str) -> dict[str, Any]:
+    async def _reply(
+        self, reading: Coroutine[Any, Any, bytes], seconds: float, what: str, late: type[RewardError]
+    ) -> dict[str, Any]:
         try:
             line = await asyncio.wait_for(reading, seconds)
         except TimeoutError:
-            raise RewardTimeout(f"{what} took more than {seconds:g} s") from None
+            raise late(f"{what} took more than {seconds:g} s") from None
         except ConnectionError:
             line = b""
         if not line:

@@ -70,6 +70,19 @@ def test_a_call_that_overruns_is_killed_and_the_next_one_gets_a_new_worker(hang)
     in_pool(test, timeout=1.5)
 
 
+def test_a_worker_that_is_slow_to_start_is_no_fault_of_the_answer(monkeypatch):
+    """A timeout would earn it 0."""
+    monkeypatch.setattr("actors.reward_pool.START_SECONDS", 0.001)
+
+    async def test(pool):
+        with pytest.raises(RewardError, match=r"import of operator:add took more than 0.001 s") as caught:
+            await pool.score("operator:add", 1, 1)
+        assert not isinstance(caught.value, RewardTimeout)
+        assert (pool.timeouts, pool.errors) == (0, 1)
+
+    in_pool(test)
+
+
 @pytest.mark.parametrize("crash", [("os:abort",), ("os:_exit", 3), ("sys:exit",)])
 def test_a_crash_fails_the_call_and_the_next_one_gets_a_new_worker(crash):
     async def test(pool):
