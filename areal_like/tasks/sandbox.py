@@ -4,12 +4,12 @@ The program gets the arguments of the calls and never the values that are expect
 here, on what came back. What isolation="full" holds, by the kernel (Linux, user namespaces permitted):
 
 - files: none but a memory file system of its own of 1 MiB, as its root; what it may import is loaded before;
-- network and other processes: namespaces of its own, with no interface in them and no other process;
+- network and other processes: namespaces of its own, with no interface in them and no other process; no sockets;
 - no new processes or threads, limits on CPU time, address space and file size; wall time by a kill from here;
 - no environment variables, no inherited descriptors, no capabilities, and where we are root, another user (nobody).
 
-It shares the kernel: a hole in that is a hole here, too; system calls are not filtered. Where the machine forbids user
-namespaces (some containers), `run` raises SandboxError. isolation="weak" works everywhere and is for programs that err,
+It shares the kernel: a hole in that is a hole here, too; system calls other than those that make sockets are not
+filtered. Where the machine forbids user namespaces (some containers), `run` raises SandboxError. isolation="weak" works everywhere and is for programs that err,
 not for programs that attack: limits, and an audit hook that refuses files, sockets, processes and ctypes. Python's own
 documentation says that such hooks can be got around; the program runs as the user of the run.
 """

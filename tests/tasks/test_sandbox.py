@@ -119,6 +119,12 @@ def test_no_network():
     assert answer("import socket\nreturn 1") is None
 
 
+@pytest.mark.parametrize("family", [1, 2, 10, 16, 17, 38, 40], ids="unix inet inet6 netlink packet alg vsock".split())
+def test_no_socket_is_made_of_families_without_namespaces_either(family):
+    body = f"import ctypes\nLIBC = ctypes.CDLL(None)\nreturn LIBC.socket({family}, {{}}, 0)"
+    assert [answer(body.format(kind)) for kind in (1, 2, 3, 5)] == [[-1]] * 4
+
+
 def test_no_other_process_is_seen_and_no_right_is_left():
     assert answer("import os\nreturn [os.getpid(), os.getppid()]") == [[1, 0]]
     assert answer(f"import os\nos.kill({os.getpid()}, 0)\nreturn 1") is None
