@@ -63,6 +63,7 @@ class House:
         interval: int = 1,
         timeout: float = 1e9,
         last_batch: int | None = None,
+        rows: int = 1000,
         **rules,
     ):
         self.router = FakeRouter()
@@ -72,7 +73,7 @@ class House:
             Outbox(self.router, None),
             Replay(bound, **{"policy": partial(in_order), **rules}),
             scheduler,
-            PromptCursor(1000, seed=0),
+            PromptCursor(rows, seed=0),
             Evaluation(2, evaluate, 0.0),
             expected_actors=actors,
             max_bytes=1 << 30,

@@ -77,8 +77,10 @@ class Run:
         staleness: int = 0,
         zero_variance: bool = True,
         park: float = 0.0,
+        rows: int = 1000,
     ):
         self.dice, self.sizing, self.batches, self.staleness, self.park = dice, sizing, batches, staleness, park
+        self.rows, self.row_of = rows, dict[int, int]()
         self.slots = dice.choice([1000, 1000, 20]) if park else 1000
         self.parked = self.carried = 0
         self.filter = partial(filters.zero_variance) if zero_variance else partial(filters.none)
@@ -96,7 +98,7 @@ class Run:
         scheduler = SyncScheduler(SIZINGS[self.sizing](), **knobs)
         resume = self.staleness > 0 or self.park > 0
         rules = {"group_filter": self.filter, "resume": resume, "interval": self.interval}
-        self.house = House(scheduler, actors=3, last_batch=self.batches, **rules)
+        self.house = House(scheduler, actors=3, last_batch=self.batches, rows=self.rows, **rules)
         state = self.house.state
         restore(state.replay, self.records, self.checkpoint, 0.0, self.append)
         state.steps, state.prompts.position = self.checkpoint, state.replay.admitted
@@ -173,7 +175,8 @@ class Run:
             who, kind, body = sent[self.seen]
             self.seen += 1
             if kind == "lease":
-                for group_id, _, _, launch, need, *_ in body["leases"]:
+                for group_id, row, _, launch, need, *_ in body["leases"]:
+                    assert self.row_of.setdefault(group_id, row) == row
                     self.leased[who][group_id] = (launch, need, self.held[who])
                     self.running[who][group_id] = launch
                 assert not body["partials"] or self.staleness or self.park

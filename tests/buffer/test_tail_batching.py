@@ -43,6 +43,24 @@ def test_every_prompt_is_trained_once_whatever_happens(sizing: str, staleness: i
         assert ledger["trained"] == 8 * B or sizing != "fixed"
 
 
+@pytest.mark.parametrize("sizing", SIZINGS)
+def test_an_epoch_has_each_prompt_once_though_some_wait_until_the_next_one_has_begun(sizing: str) -> None:
+    overtaken = 0
+    for number in range(10):
+        run = Run(random.Random(number), sizing, batches=8, zero_variance=False, rows=7)
+        for turn in range(80):
+            run.step(calm=True)
+            if turn == 40:
+                run.begin()  # a crash, with prompts of the epoch before in the queue
+        run.go_to_the_end()
+        ids = [group_id for batch in run.trained for group_id in batch]
+        assert sorted(ids) == list(range(len(ids)))
+        for epoch in range(len(ids) // 7):
+            assert sorted(run.row_of[7 * epoch + place] for place in range(7)) == list(range(7))
+        overtaken += ids != sorted(ids, key=lambda group_id: group_id // 7)
+    assert overtaken > 5
+
+
 def started(scheduler: SyncScheduler, **rules) -> House:
     house = House(scheduler, **rules)
     house.start()
