@@ -11,9 +11,10 @@ from areal_like.types import Group, Sample
 from buffer.entries import Stage
 from buffer.filters import zero_variance
 from buffer.policies import fifo
-from buffer.schedulers import SyncScheduler
+from buffer.schedulers import AsyncScheduler, SyncScheduler
 from buffer.sizing import Fixed
 from tests.buffer.house import B, House, asynchronous, group, table
+from tests.buffer.rounds import SIZE, SIZINGS, head_of
 
 
 def test_no_lease_before_every_actor_holds_version_0() -> None:
@@ -225,6 +226,24 @@ def test_samples_that_were_cut_are_seen_by_who_sizes_groups_and_written_down() -
     assert ("left_out", [0, [70, 90], 1]) in records
     (seen,) = house.state.gauges.take_seen()
     assert seen.tokens == (2,) * 8 + (70, 90) and seen.cut == (False,) * 8 + (True, True)
+
+
+@pytest.mark.parametrize("sizing", SIZINGS)
+def test_groups_change_their_size_between_batches_in_async_mode_too(sizing: str) -> None:
+    house = House(AsyncScheduler(SIZINGS[sizing](), max_staleness=2, oversample_responses=1.5))
+    house.start()
+    for index in range(8):
+        house.say("learner", "want", {"index": index, "version": index})
+        for name in house.names:
+            for group_id in sorted(house.state.fleet.by_name[name].running):
+                head, payload = head_of(group_id, index, house.state.replay.entries[group_id].need)
+                house.say(name, "push", table(head), payload)
+        house.say("learner", "trained", {"index": index})
+        house.publish(index + 1)
+        house.apply(index + 1)
+    batches = [[each[1] for each in body["groups"]] for _, kind, body in house.router.sent if kind == "batch"]
+    assert len(batches) == 8 and all(sum(sizes) == B * SIZE and len(set(sizes)) == 1 for sizes in batches)
+    assert sizing != "restless" or len({sizes[0] for sizes in batches}) > 1
 
 
 @pytest.mark.parametrize("wrong", [{"cut": [1] * 99}, {"cut": [0]}, {"cut": ["3"]}, {"redrawn": -1}])
