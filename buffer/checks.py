@@ -34,11 +34,12 @@ def check_push(
 ) -> None:
     """Raises WireError unless the groups fit their leases, their payloads, and weights that the learner has published.
 
-    `digests` maps published versions to the digests of their bits: a sample of any other weights is refused.
+    `digests` maps published versions to the digests of their bits: a sample of any other weights is refused. A group
+    that was deferred may have another size now; a push of before, which comes again, is no fault of its sender's.
     """
     for head in heads:
         entry = entries.get(head.id)
-        if entry and head.samples != entry.need:
+        if entry and head.samples != entry.need and not entry.deferred:
             raise WireError(f"group {head.id}: {head.samples} samples where {entry.need} were asked for")
         _check_digests(head.id, head.digests, entry, digests)
     if any(each is not None and len(each) != head.size for head, each in zip(heads, payloads, strict=True)):

@@ -263,8 +263,9 @@ class LifeCycle:
 
     def _expected(self, entry: Entry, head: Head) -> bool:
         """What was rolled out before its group was deferred is of no use after."""
-        if entry.deferred and entry.slot != NO_SLOT and not self.bound.admits(entry.slot, head.oldest):
-            return False
+        if entry.deferred and entry.slot != NO_SLOT:
+            if head.samples != entry.need or not self.bound.admits(entry.slot, head.oldest):
+                return False
         return entry.stage in (Stage.RUNNING, Stage.QUEUED)
 
     def _wins_place(self, entry: Entry, head: Head) -> bool:

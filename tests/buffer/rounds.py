@@ -246,13 +246,12 @@ class Run:
         """Of a group that was broken off: it had been pushed before, and comes again."""
         name, group_id, need, version = self.late.pop(self.dice.randrange(len(self.late)))
         entry = self.house.state.replay.entries.get(group_id)
-        if entry is None or entry.need == need:
-            head, payload = head_of(group_id, version, need)
-            self.house.say(name, "push", table(head), payload)
-            for other in self.house.names:
-                if group_id in self.leased[other] and entry and entry.stage in (Stage.WAITING, Stage.SERVED):
-                    self.let_go(other, group_id)  # else it came too late, and the lease of now goes on
-            self.listen()
+        head, payload = head_of(group_id, version, need)
+        self.house.say(name, "push", table(head), payload)
+        for other in self.house.names:
+            if group_id in self.leased[other] and entry and entry.stage in (Stage.WAITING, Stage.SERVED):
+                self.let_go(other, group_id)  # else it came too late, and the lease of now goes on
+        self.listen()
 
     def die(self, name: str) -> None:
         self.leased[name].clear()
