@@ -263,10 +263,9 @@ class LifeCycle:
 
     def _expected(self, entry: Entry, head: Head) -> bool:
         """What was rolled out before its group was deferred is of no use after."""
-        if entry.deferred and entry.slot != NO_SLOT:
-            if head.samples != entry.need or not self.bound.admits(entry.slot, head.oldest):
-                return False
-        return entry.stage in (Stage.RUNNING, Stage.QUEUED)
+        fits = head.samples == entry.need and self.bound.admits(entry.slot, head.oldest)
+        late = entry.deferred and entry.slot != NO_SLOT and not fits
+        return entry.stage in (Stage.RUNNING, Stage.QUEUED) and not late
 
     def _wins_place(self, entry: Entry, head: Head) -> bool:
         """A free slot that may hold these tokens, or that of the first group that is not there yet. Who was recalled

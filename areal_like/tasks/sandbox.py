@@ -9,9 +9,10 @@ here, on what came back. What isolation="full" holds, by the kernel (Linux, user
 - no environment variables, no inherited descriptors, no capabilities, and where we are root, another user (nobody).
 
 It shares the kernel: a hole in that is a hole here, too; system calls other than those that make sockets are not
-filtered. Where the machine forbids user namespaces (some containers), `run` raises SandboxError. isolation="weak" works everywhere and is for programs that err,
-not for programs that attack: limits, and an audit hook that refuses files, sockets, processes and ctypes. Python's own
-documentation says that such hooks can be got around; the program runs as the user of the run.
+filtered. Where the machine forbids user namespaces (some containers), `run` raises SandboxError. isolation="weak" works
+everywhere and is for programs that err, not for programs that attack: limits, and an audit hook that refuses files,
+sockets, processes and ctypes. Python's own documentation says that such hooks can be got around; the program runs as
+the user of the run.
 """
 
 from __future__ import annotations

@@ -119,10 +119,11 @@ def test_no_network():
     assert answer("import socket\nreturn 1") is None
 
 
-@pytest.mark.parametrize("family", [1, 2, 10, 16, 17, 38, 40], ids="unix inet inet6 netlink packet alg vsock".split())
-def test_no_socket_is_made_of_families_without_namespaces_either(family):
-    body = f"import ctypes\nLIBC = ctypes.CDLL(None)\nreturn LIBC.socket({family}, {{}}, 0)"
-    assert [answer(body.format(kind)) for kind in (1, 2, 3, 5)] == [[-1]] * 4
+def test_no_socket_is_made_of_families_without_namespaces_either():
+    """vsock (40) reaches the host of a virtual machine out of an empty network namespace."""
+    body = "import ctypes\nLIBC = ctypes.CDLL(None)\n"
+    body += "return [LIBC.socket(family, kind, 0) for family in range(46) for kind in (1, 2, 3, 5)]"
+    assert answer(body) == [[-1] * 46 * 4]
 
 
 def test_no_other_process_is_seen_and_no_right_is_left():
