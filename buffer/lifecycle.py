@@ -263,9 +263,11 @@ class LifeCycle:
 
     def _expected(self, entry: Entry, head: Head) -> bool:
         """What was rolled out before its group was deferred is of no use after."""
-        fits = head.samples == entry.need and self.bound.admits(entry.slot, head.oldest)
-        late = entry.deferred and entry.slot != NO_SLOT and not fits
-        return entry.stage in (Stage.RUNNING, Stage.QUEUED) and not late
+        if entry.stage not in (Stage.RUNNING, Stage.QUEUED):
+            return False
+        if not entry.deferred or entry.slot == NO_SLOT:
+            return True
+        return head.samples == entry.need and self.bound.admits(entry.slot, head.oldest)
 
     def _wins_place(self, entry: Entry, head: Head) -> bool:
         """A free slot that may hold these tokens, or that of the first group that is not there yet. Who was recalled
