@@ -180,7 +180,8 @@ def test_a_group_that_was_recalled_wins_no_place_in_the_next_round() -> None:
     first_round_done(house)
     assert house.state.replay.bound.batches.opened == 2 and house.state.scheduler.group_size == 32
     house.push(owner(house, 0), 0, 0)
-    assert house.state.replay.entries[0].stage is Stage.DEFERRED
+    entry = house.state.replay.entries[0]
+    assert entry.stage is Stage.RUNNING and entry.deferred and entry.need == 32, "from the queue, begun anew"
     assert len(house.batches()) == 1, "8 samples are no batch of 32"
 
 
