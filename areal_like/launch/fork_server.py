@@ -31,6 +31,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from setproctitle import setproctitle
+
 MOST_BYTES = 1 << 20
 """Of a message; an environment is most of it."""
 _PR_SET_PDEATHSIG = 1
@@ -96,7 +98,7 @@ def become(request: dict[str, Any], server: int) -> None:
     os.environ.update(request["environment"])
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(request["threads"])
-    sys.argv = [request["module"], *request["arguments"], "--starter", str(server)]
+    sys.argv = [request["module"], *request["arguments"], "--parent", str(server)]
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
@@ -128,6 +130,8 @@ def main() -> None:
     parser.add_argument("--listen", metavar="PATH", help="a socket to be made, where any number of starters connect")
     parser.add_argument("--imports", default="", help="libraries to be imported at once, with commas between them")
     args = parser.parse_args()
+    # Before any role changes the environment: the place of a title is found by it.
+    setproctitle(" ".join(["forks", "areal_like", *sys.argv[1:]]))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # roles say when they are ready for it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

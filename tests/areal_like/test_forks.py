@@ -30,6 +30,9 @@ PROBE = """
         "blocked": signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, []),
         "files": sorted(os.readlink(f"/proc/self/fd/{n}") for n in (0, 1, 2)), "open": len(os.listdir("/proc/self/fd")),
     }
+    from setproctitle import setproctitle
+    setproctitle("a title")
+    found["title"] = open("/proc/self/cmdline").read().rstrip("\\0")
     print(json.dumps(found))
     sys.exit(7)
 """
@@ -71,9 +74,9 @@ def test_a_fork_is_as_a_process_that_was_started(probe: str, tmp_path: Path, mon
     found = json.loads(log.read_text())
     parent = found.pop("parent")
     assert found == {
-        "argv": ["--name", "x", "--starter", str(parent)], "main": "__main__", "folder": str(REPOSITORY),
+        "argv": ["--name", "x", "--parent", str(parent)], "main": "__main__", "folder": str(REPOSITORY),
         "leader": role.pid, "threads": "3", "colour": "red", "warm": True, "blocked": True,
-        "files": sorted(["/dev/null", str(log), str(log)]), "open": 4,
+        "files": sorted(["/dev/null", str(log), str(log)]), "open": 4, "title": "a title",
     }  # fmt: skip
     assert alive(parent) and parent != os.getpid()
     server.close()
