@@ -28,6 +28,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -96,6 +97,7 @@ def become(request: dict[str, Any], server: int) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # an import may have asked for it in another environment
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(request["threads"])
     sys.argv = [request["module"], *request["arguments"], "--parent", str(server)]

@@ -68,7 +68,7 @@ class Forked:
 
 
 class Forks:
-    """A run's fork server; what is said while it imports goes to `log`. Raises ForksGone."""
+    """A run's fork server; what is said while it imports goes to `log`."""
 
     def __init__(self, log: Path):
         self._codes: dict[int, int | None] = {}  # of each process that was forked; None: it lives
@@ -132,9 +132,10 @@ class Forks:
             self._connection = None
             return
         message = json.loads(packet)
-        if "code" not in message or message["pid"] not in self._codes:  # one may die before it can say its id
-            self._begun = message["pid"]
-        self._codes[message["pid"]] = message.get("code")
+        pid, code = message["pid"], message.get("code")
+        if code is None or self._codes.get(pid, 0) is not None:  # one may die before it can say its id
+            self._begun = pid
+        self._codes[pid] = code
 
     def _send(self, request: dict) -> None:
         try:
@@ -169,10 +170,10 @@ def _connected(path: str) -> socket.socket | None:
 
 def _is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return True
+    return state not in "ZX"  # its new parent may be one that buries nobody
 
 
 def environment(threads: int) -> dict[str, str]:

@@ -60,9 +60,8 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "a_probe"
 
 
-def children(pid: int) -> list[int]:
-    listed = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in listed.read_text().split()] if listed.exists() else []
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_fork_is_as_a_process_that_was_started(probe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,23 +102,38 @@ def test_a_module_that_is_missing_says_so_in_the_roles_log(server: Forks, tmp_pa
     assert "No module named" in (tmp_path / "forks.log").read_text() + (tmp_path / "role.log").read_text()
 
 
-def test_a_server_that_is_killed_takes_the_run_along(tmp_path: Path) -> None:
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
     configs.save(configs.load(["configs/quickstart.yaml"]), tmp_path / "config.yaml")
     (tmp_path / "parts").mkdir()
-    launcher = LocalLauncher(tmp_path, 2)
     for name in ("learner", "actor_0"):
         (tmp_path / "parts" / name).write_text("sleep")
-    try:
-        launcher.start([RoleSpec("learner", MODULE, 1, True, True), RoleSpec("actor_0", MODULE, 1, False, True)])
-        until("the start", lambda: offered(launcher, "learner", "actor_0"))
-        pids = launcher.pids
-        parent = int(Path(f"/proc/{pids['learner']}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(parent, signal.SIGKILL)
-        with pytest.raises(RunFailed, match=r"learner was told to end by SIGTERM|in vain for the fork server"):
-            until("the end", launcher.poll)
-        until("the end of all", lambda: not any(alive(pid) for pid in pids.values()))
-    finally:
-        launcher.stop()
+    launcher = LocalLauncher(tmp_path, 2)
+    yield launcher
+    launcher.stop()
+
+
+LEARNER, ACTOR = RoleSpec("learner", MODULE, 1, True, True), RoleSpec("actor_0", MODULE, 1, False, True)
+
+
+def test_a_server_that_is_killed_takes_the_run_along(launcher: LocalLauncher) -> None:
+    launcher.start([LEARNER, ACTOR])
+    until("the start", lambda: offered(launcher, "learner", "actor_0"))
+    pids = launcher.pids
+    os.kill(parent_of(pids["learner"]), signal.SIGKILL)
+    with pytest.raises(RunFailed, match="learner was told to end by SIGTERM"):
+        until("the end", launcher.poll)
+    until("the end of all", lambda: not any(alive(pid) for pid in pids.values()))
+
+
+def test_without_a_server_roles_are_started_by_themselves(launcher: LocalLauncher) -> None:
+    launcher.start([ACTOR])
+    until("the start", lambda: offered(launcher, "actor_0"))
+    pid = launcher.pids["actor_0"]
+    os.kill(parent_of(pid), signal.SIGKILL)
+    until("a new one", lambda: launcher.poll() or launcher.pids.get("actor_0", pid) != pid)
+    assert parent_of(launcher.pids["actor_0"]) == os.getpid()
+    assert [(death.name, death.how) for death in launcher.deaths] == [("actor_0", "was told to end by SIGTERM")]
 
 
 def test_a_server_that_is_gone_starts_nothing(probe: str, server: Forks, tmp_path: Path) -> None:
@@ -173,8 +187,8 @@ def test_nothing_outlives_a_starter_that_was_killed(tmp_path: Path, shared: bool
         with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as starter:
             assert starter.stdout
             pid = int(starter.stdout.readline())
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            assert parent in children(starter.pid) or shared
+            parent = parent_of(pid)
+            assert shared or parent_of(parent) == starter.pid
             starter.kill()
         until("the end of both", lambda: not alive(pid) and not alive(parent))
 
@@ -192,7 +206,7 @@ def test_runs_share_a_server_that_listens_and_do_without_one_that_is_gone(probe:
         role = server.start(probe, [], 1, log, nothing)
         role.wait(60)
         parent = json.loads(log.read_text().splitlines()[-1])["parent"]
-        above = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+        above = parent_of(parent)
         server.close()
         until("the end of the run's own server", lambda: not alive(parent))
         return above
