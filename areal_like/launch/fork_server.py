@@ -5,7 +5,7 @@ shares their memory. What is imported here are libraries, never code of this rep
 
 The starter (`areal_like.launch.forks`) is at the other end of a socket; one packet of JSON is one message:
 
-    start a role   → {"module", "arguments", "imports", "environment", "folder", "threads", "log"}
+    start a role   → {"module", "arguments", "imports", "environment", "folder", "threads", "log", "title"}
                    ← {"pid"}             from the role's process itself, once it leads a session of its own
     a role's end   ← {"pid", "code"}     as subprocess has it: negative for a signal
 
@@ -66,11 +66,16 @@ class Server:
         _, status = os.waitpid(pid, 0)
         self._tell({"pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
-    def _tell(self, message: dict[str, int]) -> None:
-        with contextlib.suppress(ConnectionError):  # of a starter that is gone; the next `recv` says so
+    def _tell(self, message: dict[str, int]) -> bool:
+        """False: the starter is gone."""
+        try:
             self._starter.send(json.dumps(message).encode())
+        except ConnectionError:
+            return False
+        return True
 
     def _fork(self, request: dict[str, Any]) -> Callable[[], Any] | None:
+        setproctitle(request["title"])
         for name in request["imports"]:
             with contextlib.suppress(ImportError):  # the role will say it in its own log
                 importlib.import_module(name)
@@ -80,12 +85,21 @@ class Server:
         if pid:
             self._roles[os.pidfd_open(pid)] = pid
             return None
+        end_with(server)
         os.setsid()
         for descriptor in self._roles:
             os.close(descriptor)
-        self._tell({"pid": os.getpid()})
+        if not self._tell({"pid": os.getpid()}):
+            os._exit(0)
         self._starter.close()
         return lambda: become(request, server)
+
+
+def end_with(parent: int) -> None:
+    """SIGTERM when the parent ends; it may have ended already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(0)
 
 
 def become(request: dict[str, Any], server: int) -> None:
@@ -137,7 +151,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # roles say when they are ready for it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with(os.getppid())
     listener = listener_at(args.listen) if args.listen else None
     for name in args.imports.split(",") if args.imports else []:
         importlib.import_module(name)

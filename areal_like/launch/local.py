@@ -147,7 +147,7 @@ class LocalLauncher:
         python, module = [sys.executable, "-m"], command[2]
         if not (forks.AVAILABLE and role.imports_torch and command[:2] == python):
             return spawn(command, role.threads, log)
-        self._forks = self._forks or forks.Forks(self.run / "logs" / "forks.log")
+        self._forks = self._forks or forks.Forks(self.run)
         try:
             return self._forks.start(module, command[3:], role.threads, log, self._check)
         except forks.ForksGone:  # what it has forked ends with it, and is told of; this one can do without

@@ -39,15 +39,16 @@ PROBE = """
 
 
 @pytest.fixture(autouse=True)
-def quick_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_and_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that nobody waits for, and no server that all tests share."""
+    (tmp_path / "logs").mkdir()
     monkeypatch.setattr(forks, "LIBRARIES", ("decimal",))
     monkeypatch.delenv(forks.VARIABLE, raising=False)
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Forks]:
-    server = Forks(tmp_path / "forks.log")
+    server = Forks(tmp_path)
     yield server
     server.close()
 
@@ -65,7 +66,7 @@ def parent_of(pid: int) -> int:
 
 
 def test_a_fork_is_as_a_process_that_was_started(probe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Forks(tmp_path / "forks.log")
+    server = Forks(tmp_path)
     monkeypatch.setenv("COLOUR", "red")  # after the server has started
     log = tmp_path / "role.log"
     role = server.start(probe, ["--name", "x"], 3, log, nothing)
@@ -78,9 +79,10 @@ def test_a_fork_is_as_a_process_that_was_started(probe: str, tmp_path: Path, mon
         "files": sorted(["/dev/null", str(log), str(log)]), "open": 4, "title": "a title",
     }  # fmt: skip
     assert alive(parent) and parent != os.getpid()
+    assert Path(f"/proc/{parent}/cmdline").read_text().startswith(f"forks areal_like --run {tmp_path} ")
     server.close()
     assert not alive(parent)
-    assert not (tmp_path / "forks.log").exists(), "it had nothing to say"
+    assert not (tmp_path / "logs" / "forks.log").exists(), "it had nothing to say"
 
 
 def test_ends_are_told_of_each(probe: str, server: Forks, tmp_path: Path) -> None:
@@ -99,7 +101,7 @@ def test_ends_are_told_of_each(probe: str, server: Forks, tmp_path: Path) -> Non
 def test_a_module_that_is_missing_says_so_in_the_roles_log(server: Forks, tmp_path: Path) -> None:
     role = server.start("no.such.module", [], 1, tmp_path / "role.log", nothing)
     assert role.wait(60) == 1
-    assert "No module named" in (tmp_path / "forks.log").read_text() + (tmp_path / "role.log").read_text()
+    assert "No module named" in (tmp_path / "logs" / "forks.log").read_text() + (tmp_path / "role.log").read_text()
 
 
 @pytest.fixture
@@ -150,7 +152,7 @@ def test_who_waits_for_imports_can_be_interrupted(tmp_path: Path, monkeypatch: p
     (tmp_path / "slow_library.py").write_text("import time\ntime.sleep(100)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(forks, "LIBRARIES", ("slow_library",))
-    server = Forks(tmp_path / "forks.log")
+    server = Forks(tmp_path)
 
     def check() -> None:
         raise InterruptedError
@@ -169,7 +171,7 @@ STARTER = """
     forks.LIBRARIES = ("decimal",)
     run = sys.argv[1]
     arguments = ["--name", "actor_0", "--run", run, "--sockets", run]
-    server = forks.Forks(Path(run) / "forks.log")
+    server = forks.Forks(Path(run))
     role = server.start("tests.areal_like.acting_role", arguments, 1, Path(run) / "log", lambda: None)
     print(role.pid, flush=True)
     time.sleep(100)
@@ -201,7 +203,7 @@ def test_nothing_outlives_a_starter_that_was_killed(tmp_path: Path, shared: bool
 
 def test_runs_share_a_server_that_listens_and_do_without_one_that_is_gone(probe: str, tmp_path: Path) -> None:
     def parent_of_parent() -> int:
-        server = Forks(tmp_path / "forks.log")
+        server = Forks(tmp_path)
         log = tmp_path / "role.log"
         role = server.start(probe, [], 1, log, nothing)
         role.wait(60)
