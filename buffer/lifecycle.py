@@ -315,8 +315,8 @@ class LifeCycle:
                     self.recall(entry.id)
                     entry.moves = False
 
-    def leave_out(self, group_id: int, cut: tuple[int, ...], redrawn: int) -> None:
-        """Samples of a RUNNING group that will not be in it: those not waited for, and how many were drawn anew."""
+    def leave_out(self, group_id: int, cut: tuple[int, ...], redrawn: list[str]) -> None:
+        """Samples of a RUNNING group that will not be in it: those not waited for, and why others were drawn anew."""
         self.record("left_out", [group_id, list(cut), redrawn], b"")
         self.entries[group_id].cut = cut
 
