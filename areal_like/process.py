@@ -210,9 +210,11 @@ def run_role(main: Callable[[Role], None]) -> None:
     parser.add_argument("--sockets", type=Path, help="folder for the sockets of one machine (ipc)")
     parser.add_argument("--grace", type=int, default=0, help="seconds for a good end after SIGTERM; 0: end at once")
     parser.add_argument("--guest", action="store_true", help="nobody who goes on with the run need wait for it")
-    parser.add_argument("--starter", type=int, default=os.getppid(), help="the process that this one must not outlive")
+    parser.add_argument("--starter", type=int, default=os.getppid(), help="the process that asked for this one")
+    parser.add_argument("--parent", type=int, help="the process that this one must not outlive, if not the starter")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     args = parser.parse_args()
+    parent = args.parent or args.starter
     # Seen by py-spy and ps: the name first, then the arguments; by top: the name. One without a space: Slurm's
     # linuxproc plugin and others split /proc/PID/stat at spaces, and would not find a process that has one there.
     setproctitle(" ".join([args.name, "areal_like", *sys.argv[1:]]))
@@ -221,7 +223,7 @@ def run_role(main: Callable[[Role], None]) -> None:
     signal.signal(signal.SIGUSR2, lambda signum, frame: os.kill(os.getpid(), signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     held = None if args.guest else _hold(args.run)
-    end_with_starter(args.starter)
+    end_with_starter(parent)
     prepare_memory()
     allow_many_files()
     logging.basicConfig(
@@ -231,7 +233,7 @@ def run_role(main: Callable[[Role], None]) -> None:
         config = load_resolved(Path(held.name if held else args.run / "config.yaml"))
         main(Role(args.name, args.run, args.sockets, config, args.grace))
     except Terminated:
-        if os.getppid() != args.starter:
+        if os.getppid() != parent:
             _sweep(args.sockets)
         logging.shutdown()
         os._exit(EXIT_TERMINATED)  # all is closed; Python would take torch apart first, which takes a second or two

@@ -118,12 +118,12 @@ class Victim:
 
 
 def children(starter: int) -> dict[str, int]:
-    """Role → process id, of the living roles that this process has started."""
+    """Role → process id, of the living roles that this process has started, or had started by a fork server."""
     found = {}
-    listed = subprocess.run(["ps", "-ww", "-eo", "pid=,ppid=,stat=,args="], capture_output=True, text=True).stdout
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid=,stat=,args="], capture_output=True, text=True).stdout
     for line in listed.splitlines():
-        pid, parent, state, *words = line.split()
-        if int(parent) == starter and "--name" in words and not state.startswith("Z"):
+        pid, state, *words = line.split()
+        if f"--starter {starter} " in " ".join([*words, ""]) and "--name" in words and not state.startswith("Z"):
             found[words[words.index("--name") + 1]] = int(pid)
     return found
 

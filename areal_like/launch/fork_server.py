@@ -5,7 +5,7 @@ shares their memory. What is imported here are libraries, never code of this rep
 
 The starter (`areal_like.launch.forks`) is at the other end of a socket; one packet of JSON is one message:
 
-    start a role   → {"module", "arguments", "imports", "environment", "folder", "threads", "log"}
+    start a role   → {"module", "arguments", "imports", "environment", "folder", "threads", "log", "title"}
                    ← {"pid"}             from the role's process itself, once it leads a session of its own
     a role's end   ← {"pid", "code"}     as subprocess has it: negative for a signal
 
@@ -28,8 +28,11 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
+
+from setproctitle import setproctitle
 
 MOST_BYTES = 1 << 20
 """Of a message; an environment is most of it."""
@@ -63,11 +66,16 @@ class Server:
         _, status = os.waitpid(pid, 0)
         self._tell({"pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
-    def _tell(self, message: dict[str, int]) -> None:
-        with contextlib.suppress(ConnectionError):  # of a starter that is gone; the next `recv` says so
+    def _tell(self, message: dict[str, int]) -> bool:
+        """False: the starter is gone."""
+        try:
             self._starter.send(json.dumps(message).encode())
+        except ConnectionError:
+            return False
+        return True
 
     def _fork(self, request: dict[str, Any]) -> Callable[[], Any] | None:
+        setproctitle(request["title"])
         for name in request["imports"]:
             with contextlib.suppress(ImportError):  # the role will say it in its own log
                 importlib.import_module(name)
@@ -77,12 +85,21 @@ class Server:
         if pid:
             self._roles[os.pidfd_open(pid)] = pid
             return None
+        end_with(server)
         os.setsid()
         for descriptor in self._roles:
             os.close(descriptor)
-        self._tell({"pid": os.getpid()})
+        if not self._tell({"pid": os.getpid()}):
+            os._exit(0)
         self._starter.close()
         return lambda: become(request, server)
+
+
+def end_with(parent: int) -> None:
+    """SIGTERM when the parent ends; it may have ended already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(0)
 
 
 def become(request: dict[str, Any], server: int) -> None:
@@ -94,9 +111,10 @@ def become(request: dict[str, Any], server: int) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # an import may have asked for it in another environment
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(request["threads"])
-    sys.argv = [request["module"], *request["arguments"], "--starter", str(server)]
+    sys.argv = [request["module"], *request["arguments"], "--parent", str(server)]
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
@@ -128,10 +146,12 @@ def main() -> None:
     parser.add_argument("--listen", metavar="PATH", help="a socket to be made, where any number of starters connect")
     parser.add_argument("--imports", default="", help="libraries to be imported at once, with commas between them")
     args = parser.parse_args()
+    # Before any role changes the environment: the place of a title is found by it.
+    setproctitle(" ".join(["forks", "areal_like", *sys.argv[1:]]))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # roles say when they are ready for it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with(os.getppid())
     listener = listener_at(args.listen) if args.listen else None
     for name in args.imports.split(",") if args.imports else []:
         importlib.import_module(name)

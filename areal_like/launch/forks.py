@@ -29,6 +29,8 @@ LIBRARIES = ("torch", "transformers.models.auto.modeling_auto", "transformers.mo
 START_SECONDS = 120.0
 """A cold disk may take its time to import torch from."""
 CHECK_SECONDS = 0.1
+CLOSE_SECONDS = 2.0
+"""A server that is asked to end does so at once, unless it imports."""
 LISTEN_SECONDS = 10.0
 """Runs need not wait for what `listening` starts: it can be connected to before it has imported anything."""
 AVAILABLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
@@ -68,16 +70,17 @@ class Forked:
 
 
 class Forks:
-    """A run's fork server; what is said while it imports goes to `log`. Raises ForksGone."""
+    """The fork server of the run in the folder `run`."""
 
-    def __init__(self, log: Path):
+    def __init__(self, run: Path):
         self._codes: dict[int, int | None] = {}  # of each process that was forked; None: it lives
         self._begun = 0  # the newest one's id
-        self._log = log
+        self._title = f"forks areal_like --run {run.resolve()} "
+        self._log = run / "logs" / "forks.log"  # what is said while it imports
         self._server: subprocess.Popen | None = None
         if (connection := _connected(os.environ.get(VARIABLE, ""))) is None:
             connection, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with there, log.open("ab") as output:
+            with there, self._log.open("ab") as output:
                 self._server = _start("--connection", str(there.fileno()), output=output, keep=(there.fileno(),))
         self._connection: socket.socket | None = connection
 
@@ -94,6 +97,7 @@ class Forks:
             "folder": str(REPOSITORY),
             "threads": threads,
             "log": str(log.resolve()),
+            "title": self._title,
         }
         deadline = time.monotonic() + START_SECONDS
         self._begun = 0
@@ -132,9 +136,10 @@ class Forks:
             self._connection = None
             return
         message = json.loads(packet)
-        if "code" not in message or message["pid"] not in self._codes:  # one may die before it can say its id
-            self._begun = message["pid"]
-        self._codes[message["pid"]] = message.get("code")
+        pid, code = message["pid"], message.get("code")
+        if code is None or self._codes.get(pid, 0) is not None:  # one may die before it can say its id
+            self._begun = pid
+        self._codes[pid] = code
 
     def _send(self, request: dict) -> None:
         try:
@@ -145,12 +150,18 @@ class Forks:
 
     def close(self) -> None:
         """End the server, and with it what it has forked."""
+        if self._server:
+            self._server.kill()  # it may be importing
+            self._server.wait()
+        if self._connection:
+            self._connection.shutdown(socket.SHUT_WR)
+            deadline = time.monotonic() + CLOSE_SECONDS
+            while self._connection and time.monotonic() < deadline:
+                self.listen(CHECK_SECONDS)
         if self._connection:
             self._connection.close()
             self._connection = None
         if self._server:
-            self._server.kill()  # it may be importing
-            self._server.wait()
             with contextlib.suppress(OSError):
                 if not self._log.stat().st_size:
                     self._log.unlink()
@@ -169,10 +180,10 @@ def _connected(path: str) -> socket.socket | None:
 
 def _is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return True
+    return state not in "ZX"  # its new parent may be one that buries nobody
 
 
 def environment(threads: int) -> dict[str, str]:

@@ -147,11 +147,13 @@ class LocalLauncher:
         python, module = [sys.executable, "-m"], command[2]
         if not (forks.AVAILABLE and role.imports_torch and command[:2] == python):
             return spawn(command, role.threads, log)
-        self._forks = self._forks or forks.Forks(self.run / "logs" / "forks.log")
+        self._forks = self._forks or forks.Forks(self.run)
         try:
             return self._forks.start(module, command[3:], role.threads, log, self._check)
-        except forks.ForksGone as gone:
-            raise RunFailed(f"{role.name} could not be started: {gone}") from None
+        except forks.ForksGone:  # what it has forked ends with it, and is told of; this one can do without
+            self._forks.close()
+            self._forks = None
+            return spawn(command, role.threads, log)
 
     def _start(self, role: RoleSpec) -> None:
         self._running[role.name] = (role, self._spawn(role, self._lives.setdefault(role.name, 0)))

@@ -30,21 +30,25 @@ PROBE = """
         "blocked": signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, []),
         "files": sorted(os.readlink(f"/proc/self/fd/{n}") for n in (0, 1, 2)), "open": len(os.listdir("/proc/self/fd")),
     }
+    from setproctitle import setproctitle
+    setproctitle("a title")
+    found["title"] = open("/proc/self/cmdline").read().rstrip("\\0")
     print(json.dumps(found))
     sys.exit(7)
 """
 
 
 @pytest.fixture(autouse=True)
-def quick_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_and_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that nobody waits for, and no server that all tests share."""
+    (tmp_path / "logs").mkdir()
     monkeypatch.setattr(forks, "LIBRARIES", ("decimal",))
     monkeypatch.delenv(forks.VARIABLE, raising=False)
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Forks]:
-    server = Forks(tmp_path / "forks.log")
+    server = Forks(tmp_path)
     yield server
     server.close()
 
@@ -57,13 +61,12 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "a_probe"
 
 
-def children(pid: int) -> list[int]:
-    listed = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in listed.read_text().split()] if listed.exists() else []
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_fork_is_as_a_process_that_was_started(probe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Forks(tmp_path / "forks.log")
+    server = Forks(tmp_path)
     monkeypatch.setenv("COLOUR", "red")  # after the server has started
     log = tmp_path / "role.log"
     role = server.start(probe, ["--name", "x"], 3, log, nothing)
@@ -71,14 +74,15 @@ def test_a_fork_is_as_a_process_that_was_started(probe: str, tmp_path: Path, mon
     found = json.loads(log.read_text())
     parent = found.pop("parent")
     assert found == {
-        "argv": ["--name", "x", "--starter", str(parent)], "main": "__main__", "folder": str(REPOSITORY),
+        "argv": ["--name", "x", "--parent", str(parent)], "main": "__main__", "folder": str(REPOSITORY),
         "leader": role.pid, "threads": "3", "colour": "red", "warm": True, "blocked": True,
-        "files": sorted(["/dev/null", str(log), str(log)]), "open": 4,
+        "files": sorted(["/dev/null", str(log), str(log)]), "open": 4, "title": "a title",
     }  # fmt: skip
     assert alive(parent) and parent != os.getpid()
+    assert Path(f"/proc/{parent}/cmdline").read_text().startswith(f"forks areal_like --run {tmp_path} ")
     server.close()
     assert not alive(parent)
-    assert not (tmp_path / "forks.log").exists(), "it had nothing to say"
+    assert not (tmp_path / "logs" / "forks.log").exists(), "it had nothing to say"
 
 
 def test_ends_are_told_of_each(probe: str, server: Forks, tmp_path: Path) -> None:
@@ -97,26 +101,41 @@ def test_ends_are_told_of_each(probe: str, server: Forks, tmp_path: Path) -> Non
 def test_a_module_that_is_missing_says_so_in_the_roles_log(server: Forks, tmp_path: Path) -> None:
     role = server.start("no.such.module", [], 1, tmp_path / "role.log", nothing)
     assert role.wait(60) == 1
-    assert "No module named" in (tmp_path / "forks.log").read_text() + (tmp_path / "role.log").read_text()
+    assert "No module named" in (tmp_path / "logs" / "forks.log").read_text() + (tmp_path / "role.log").read_text()
 
 
-def test_a_server_that_is_killed_takes_the_run_along(tmp_path: Path) -> None:
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
     configs.save(configs.load(["configs/quickstart.yaml"]), tmp_path / "config.yaml")
     (tmp_path / "parts").mkdir()
-    launcher = LocalLauncher(tmp_path, 2)
     for name in ("learner", "actor_0"):
         (tmp_path / "parts" / name).write_text("sleep")
-    try:
-        launcher.start([RoleSpec("learner", MODULE, 1, True, True), RoleSpec("actor_0", MODULE, 1, False, True)])
-        until("the start", lambda: offered(launcher, "learner", "actor_0"))
-        pids = launcher.pids
-        parent = int(Path(f"/proc/{pids['learner']}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(parent, signal.SIGKILL)
-        with pytest.raises(RunFailed, match=r"learner was told to end by SIGTERM|in vain for the fork server"):
-            until("the end", launcher.poll)
-        until("the end of all", lambda: not any(alive(pid) for pid in pids.values()))
-    finally:
-        launcher.stop()
+    launcher = LocalLauncher(tmp_path, 2)
+    yield launcher
+    launcher.stop()
+
+
+LEARNER, ACTOR = RoleSpec("learner", MODULE, 1, True, True), RoleSpec("actor_0", MODULE, 1, False, True)
+
+
+def test_a_server_that_is_killed_takes_the_run_along(launcher: LocalLauncher) -> None:
+    launcher.start([LEARNER, ACTOR])
+    until("the start", lambda: offered(launcher, "learner", "actor_0"))
+    pids = launcher.pids
+    os.kill(parent_of(pids["learner"]), signal.SIGKILL)
+    with pytest.raises(RunFailed, match="learner was told to end by SIGTERM"):
+        until("the end", launcher.poll)
+    until("the end of all", lambda: not any(alive(pid) for pid in pids.values()))
+
+
+def test_without_a_server_roles_are_started_by_themselves(launcher: LocalLauncher) -> None:
+    launcher.start([ACTOR])
+    until("the start", lambda: offered(launcher, "actor_0"))
+    pid = launcher.pids["actor_0"]
+    os.kill(parent_of(pid), signal.SIGKILL)
+    until("a new one", lambda: launcher.poll() or launcher.pids.get("actor_0", pid) != pid)
+    assert parent_of(launcher.pids["actor_0"]) == os.getpid()
+    assert [(death.name, death.how) for death in launcher.deaths] == [("actor_0", "was told to end by SIGTERM")]
 
 
 def test_a_server_that_is_gone_starts_nothing(probe: str, server: Forks, tmp_path: Path) -> None:
@@ -133,7 +152,7 @@ def test_who_waits_for_imports_can_be_interrupted(tmp_path: Path, monkeypatch: p
     (tmp_path / "slow_library.py").write_text("import time\ntime.sleep(100)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(forks, "LIBRARIES", ("slow_library",))
-    server = Forks(tmp_path / "forks.log")
+    server = Forks(tmp_path)
 
     def check() -> None:
         raise InterruptedError
@@ -152,7 +171,7 @@ STARTER = """
     forks.LIBRARIES = ("decimal",)
     run = sys.argv[1]
     arguments = ["--name", "actor_0", "--run", run, "--sockets", run]
-    server = forks.Forks(Path(run) / "forks.log")
+    server = forks.Forks(Path(run))
     role = server.start("tests.areal_like.acting_role", arguments, 1, Path(run) / "log", lambda: None)
     print(role.pid, flush=True)
     time.sleep(100)
@@ -170,8 +189,8 @@ def test_nothing_outlives_a_starter_that_was_killed(tmp_path: Path, shared: bool
         with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as starter:
             assert starter.stdout
             pid = int(starter.stdout.readline())
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            assert parent in children(starter.pid) or shared
+            parent = parent_of(pid)
+            assert shared or parent_of(parent) == starter.pid
             starter.kill()
         until("the end of both", lambda: not alive(pid) and not alive(parent))
 
@@ -184,12 +203,12 @@ def test_nothing_outlives_a_starter_that_was_killed(tmp_path: Path, shared: bool
 
 def test_runs_share_a_server_that_listens_and_do_without_one_that_is_gone(probe: str, tmp_path: Path) -> None:
     def parent_of_parent() -> int:
-        server = Forks(tmp_path / "forks.log")
+        server = Forks(tmp_path)
         log = tmp_path / "role.log"
         role = server.start(probe, [], 1, log, nothing)
         role.wait(60)
         parent = json.loads(log.read_text().splitlines()[-1])["parent"]
-        above = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+        above = parent_of(parent)
         server.close()
         until("the end of the run's own server", lambda: not alive(parent))
         return above

@@ -11,102 +11,25 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from areal_like import keys
-from tests.integration.runs import REPOSITORY, rows, summary
+from areal_like.launch import forks
+from tests.integration.living import PATIENCE, Run, processes
+from tests.integration.runs import rows, summary
 
 pytestmark = pytest.mark.integration
 
-PATIENCE = 60.0
-"""Seconds until an event that is awaited counts as missed; it comes within one or two."""
 TIMED = ["engine=timed", "learner=timed", "run.target_reward=null", "groups_per_batch=4", "eval.prompts=8"]
 ENDLESS = [*TIMED, "learner.base=0.02", "run.steps=100000"]
-
-
-def processes(place: Path) -> dict[int, str]:
-    """Process id → command line of all that have `place` in it and have not ended."""
-    listed = subprocess.run(["ps", "-ww", "-eo", "pid=,stat=,args="], capture_output=True, text=True, check=True)
-    split = [line.split(maxsplit=2) for line in listed.stdout.splitlines()]
-    return {int(pid): text for pid, state, text in split if str(place) in text and not state.startswith("Z")}
-
-
-class Run:
-    """One `scripts.train`, with its run folder and its folder for sockets below `place`."""
-
-    def __init__(self, place: Path, *overrides: str, wrapper: tuple[str, ...] = ()):
-        self.folder, self.temporary = place / "run", place / "tmp"
-        self.temporary.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", f"run.dir={place}", "run.name=run"]
-        self.output = place / "output"
-        with self.output.open("w") as output:
-            self.process = subprocess.Popen(
-                [*wrapper, *command, *overrides],
-                cwd=REPOSITORY,
-                env=os.environ | {"TMPDIR": str(self.temporary)},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-
-    def text(self) -> str:
-        return self.output.read_text()
-
-    def log(self, name: str) -> str:
-        path = self.folder / "logs" / f"{name}.log"
-        return path.read_text() if path.exists() else ""
-
-    def until(self, what: str, event: Callable[[], Any]) -> Any:
-        """The first true result of `event`; fails, naming `what`, if the run ends or time passes without it."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            ended = self.process.poll() is not None
-            if result := event():
-                return result
-            assert not ended, f"the run ended while the test waited for {what}:\n{self.text()}"
-            time.sleep(0.01)
-        raise AssertionError(f"waited in vain for {what}:\n{self.text()}")
-
-    def until_step(self, step: int) -> None:
-        def reached() -> bool:
-            path = self.folder / "metrics.jsonl"
-            return path.exists() and path.read_bytes().count(b"\n") >= step
-
-        self.until(f"step {step}", reached)
-
-    def until_starting(self) -> None:
-        """All processes are there; none has come far."""
-        self.until("the last actor's process", lambda: self.pid("actor-1"))
-
-    def end(self) -> int:
-        return self.process.wait(PATIENCE)
-
-    def processes(self) -> dict[int, str]:
-        """All that belong to this run, the one that was started here excepted."""
-        return {pid: command for pid, command in processes(self.folder.parent).items() if pid != self.process.pid}
-
-    def pid(self, name: str) -> int | None:
-        return next((pid for pid, command in self.processes().items() if f"--name {name} " in command), None)
-
-    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
-        pid = self.pid(name)
-        assert pid, f"{name} is not there"
-        os.kill(pid, number)
-        return pid
-
-    def assert_nothing_is_left(self) -> None:
-        """No process, no socket, no rendezvous; and no traceback was shown to the person."""
-        assert self.processes() == {}
-        assert list(self.temporary.iterdir()) == []
-        assert not (self.folder / "rendezvous").exists()
-        assert "Traceback" not in self.text()
+WITH_MODEL = ["run.target_reward=null", "run.steps=100000", "eval.prompts=8"]
+"""The quickstart's own model and learner: these roles are forked."""
 
 
 @pytest.fixture
@@ -186,11 +109,24 @@ def test_max_seconds_ends_a_run(place: Path) -> None:
 # ---- ends that a person asks for -------------------------------------------------------------------------------------
 
 
+MOMENTS = ["starting", "training", "importing", "training a model"]
+
+
+def at(moment: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run that has come so far."""
+    if moment == "importing":
+        monkeypatch.delenv(forks.VARIABLE, raising=False)
+    run = Run(place, *(ENDLESS if moment in MOMENTS[:2] else WITH_MODEL))
+    {"starting": run.until_starting, "importing": run.until_forking}.get(moment, lambda: run.until_step(3))()
+    return run
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("moment", ["starting", "training"])
-def test_a_signal_ends_everything(place: Path, number: signal.Signals, moment: str) -> None:
-    run = Run(place, *ENDLESS)
-    run.until_starting() if moment == "starting" else run.until_step(3)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_signal_ends_everything(
+    place: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, moment: str
+) -> None:
+    run = at(moment, place, monkeypatch)
     run.process.send_signal(number)
     run.process.send_signal(number)  # an impatient person
     assert run.end() == 130
@@ -198,17 +134,16 @@ def test_a_signal_ends_everything(place: Path, number: signal.Signals, moment: s
     run.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("moment", ["starting", "training"])
-def test_processes_do_not_outlive_a_killed_starter(place: Path, moment: str) -> None:
-    run = Run(place, *ENDLESS)
-    run.until_starting() if moment == "starting" else run.until_step(3)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_processes_do_not_outlive_a_killed_starter(place: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    run = at(moment, place, monkeypatch)
     run.process.kill()
     run.process.wait()
     deadline = time.monotonic() + PATIENCE
     while run.processes():
         assert time.monotonic() < deadline, f"waited in vain for the end of {run.processes()}"
         time.sleep(0.02)
-    if moment == "training":
+    if "training" in moment:
         assert list(run.temporary.iterdir()) == []
 
 

@@ -1,0 +1,98 @@
+"""A run that lives, in a folder of its own, with all of its processes: to be watched, and killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.integration.runs import REPOSITORY
+
+PATIENCE = 60.0
+"""Seconds until an event that is awaited counts as missed; it comes within one or two."""
+
+
+def processes(place: Path) -> dict[int, str]:
+    """Process id → command line of all that have `place` in it and have not ended."""
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid=,stat=,args="], capture_output=True, text=True, check=True)
+    split = [line.split(maxsplit=2) for line in listed.stdout.splitlines()]
+    return {int(pid): text for pid, state, text in split if str(place) in text and not state.startswith("Z")}
+
+
+class Run:
+    """One `scripts.train`, with its run folder and its folder for sockets below `place`."""
+
+    def __init__(self, place: Path, *overrides: str, wrapper: tuple[str, ...] = ()):
+        self.folder, self.temporary = place / "run", place / "tmp"
+        self.temporary.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", f"run.dir={place}", "run.name=run"]
+        self.output = place / "output"
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(
+                [*wrapper, *command, *overrides],
+                cwd=REPOSITORY,
+                env=os.environ | {"TMPDIR": str(self.temporary)},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def log(self, name: str) -> str:
+        path = self.folder / "logs" / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+    def until(self, what: str, event: Callable[[], Any]) -> Any:
+        """The first true result of `event`; fails, naming `what`, if the run ends or time passes without it."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            ended = self.process.poll() is not None
+            if result := event():
+                return result
+            assert not ended, f"the run ended while the test waited for {what}:\n{self.text()}"
+            time.sleep(0.01)
+        raise AssertionError(f"waited in vain for {what}:\n{self.text()}")
+
+    def until_step(self, step: int) -> None:
+        def reached() -> bool:
+            path = self.folder / "metrics.jsonl"
+            return path.exists() and path.read_bytes().count(b"\n") >= step
+
+        self.until(f"step {step}", reached)
+
+    def until_starting(self) -> None:
+        """All processes are there; none has come far."""
+        self.until("the last actor's process", lambda: self.pid("actor-1"))
+
+    def until_forking(self) -> None:
+        """Torch is being imported, for roles that are not there yet."""
+        self.until("the fork server", lambda: any(text.startswith("forks") for text in self.processes().values()))
+
+    def end(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    def processes(self) -> dict[int, str]:
+        """All that belong to this run, the one that was started here excepted."""
+        return {pid: command for pid, command in processes(self.folder.parent).items() if pid != self.process.pid}
+
+    def pid(self, name: str) -> int | None:
+        return next((pid for pid, command in self.processes().items() if f"--name {name} " in command), None)
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
+        pid = self.pid(name)
+        assert pid, f"{name} is not there"
+        os.kill(pid, number)
+        return pid
+
+    def assert_nothing_is_left(self) -> None:
+        """No process, no socket, no rendezvous; and no traceback was shown to the person."""
+        assert self.processes() == {}
+        assert list(self.temporary.iterdir()) == []
+        assert not (self.folder / "rendezvous").exists()
+        assert "Traceback" not in self.text()
