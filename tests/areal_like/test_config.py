@@ -336,12 +336,8 @@ PARKED = ["mode=sync", "scheduler.park=0.5", "learner.stream=true", "learner.num
         (["rewards.timeout=0"], "rewards.timeout: must be at least"),
         (["learner.threads=0"], "learner.threads: must be at least 1"),
         (["learner.clip_grad=-1"], "learner.clip_grad: must be at least 0"),
-        (["learner.max_tokens=0"], "learner.max_tokens: must be at least 1"),
         (["advantage=maxrl", "learner.kl_reward=0.1"], "learner.kl_reward: advantage=maxrl"),
-        (
-            ["advantage=maxrl", "learner={overlong_penalty: 0.5, overlong_limit: 8}"],
-            "learner.overlong_penalty: advantage=maxrl",
-        ),
+        (["advantage=maxrl", "learner={overlong_penalty: 1, overlong_limit: 8}"], "overlong_penalty: advantage=maxrl"),
         (["mode=sync", "scheduler.park=0.5"], "scheduler.park .* set learner.stream=true"),
         ([*PARKED, "partial_rollout=restart"], "scheduler.park .* needs partial_rollout=resume"),
         (["scheduler.park=0.5"], "unknown.* 'scheduler.park'|scheduler.park"),
