@@ -30,6 +30,7 @@ RESAMPLES = 2
 """A sample whose reward or agent crashed is drawn anew so many times, in its slot, before its group is given up."""
 CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed"}
 """What costs a sample and not yet its group → the reason in the ledger."""
+REASON_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class _Running:
     recorders: dict[str, Recorder] = field(default_factory=dict)
     given_back: bool = False
     cut: list[int] = field(default_factory=list)  # tokens of samples that were begun and are not waited for
-    redrawn: int = 0
+    redrawn: list[str] = field(default_factory=list)
 
 
 class Worker:
@@ -257,7 +258,7 @@ class Worker:
                     raise
                 attempt, so_far = attempt + 1, SoFar()
                 self.resampled += isinstance(error, RewardError)
-                group.redrawn += 1
+                group.redrawn.append(f"{_reason(error)}: {error}"[:REASON_CHARACTERS])
                 log.warning("group %d: sample %d is drawn anew: %s", group.lease.group_id, index, error)
 
     async def _try_sample(

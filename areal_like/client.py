@@ -140,9 +140,9 @@ class ActorClient:
         for group_id in ids:
             self._unacknowledged.pop(group_id, None)
 
-    def left_out(self, group_id: int, cut: list[int], redrawn: int) -> None:
-        """Of a group that is about to be pushed: the tokens so far of samples that it did not wait for, and how many
-        were drawn anew."""
+    def left_out(self, group_id: int, cut: list[int], redrawn: list[str]) -> None:
+        """Of a group that is about to be pushed: the tokens so far of samples that it did not wait for, and why others
+        were drawn anew, a reason for each time."""
         self.dealer.send("left_out", {"id": group_id, "cut": cut, "redrawn": redrawn})
 
     def failed(self, group_id: int, reason: str, detail: str = "") -> None:

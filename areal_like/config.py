@@ -50,6 +50,14 @@ MINIMUM = {
     "actors.max_restarts": 0,
     "actors.threads": 1,
     "learner.threads": 1,
+    "learner.ranks": 1,
+    "learner.lr": 0,
+    "learner.warmup_steps": 0,
+    "learner.clip_grad": 0,
+    "learner.num_minibatches": 1,
+    "learner.num_minibatch_epochs": 1,
+    "learner.max_tokens": 1,
+    "learner.max_logits": 1,
     "rewards.workers": 1,
     "rewards.timeout": 0.01,
     "rewards.min_timeout": 0.01,
@@ -254,7 +262,7 @@ def _checked(tree: dict[str, Any]) -> Config:
     _check_heldout(config)
     for key, minimum in MINIMUM.items():
         value = OmegaConf.select(config, key)
-        if value is not None and not value >= minimum:
+        if isinstance(value, int | float) and not value >= minimum:
             raise ConfigError(f"{key}: must be at least {minimum}, got {value}", key)
     if config.weights.block_bytes % 4096:
         raise ConfigError("weights.block_bytes: must be a multiple of 4096", "weights.block_bytes")

@@ -27,6 +27,10 @@ def refuse_odd_training(config: dict[str, Any]) -> None:
         _refuse_stream(config, known)
     if config["scheduler"].get("park"):
         _refuse_parking(config, known)
+    for knob in ("kl_reward", "overlong_penalty"):
+        if advantage == "maxrl" and known.get(knob):
+            key = f"learner.{knob}"
+            raise ConfigError(f"{key}: advantage=maxrl takes no negative rewards, which this would make", key)
     if "needs_values" in marks("advantage", advantage) and known.get("critic_lr") == 0:
         key = "learner.critic_lr"
         raise ConfigError(f"advantage={advantage} needs a critic: set {key} above 0", key)

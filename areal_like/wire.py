@@ -63,7 +63,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "share": {"pid": int, "fd": int, "token": str},
     "relay": {"endpoint": str, "key": str},
     "credit": {"ended": int},
-    "left_out": {"id": int, "cut": list, "redrawn": int},
+    "left_out": {"id": int, "cut": list, "redrawn": list},
     "failed": {"id": int, "reason": str, "detail": str},
     "evaluated": {"id": int, "reward": (int, float), "oldest": int, "newest": int, "length": int},
     "applied": {"version": int, "digest": str},

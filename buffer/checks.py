@@ -16,6 +16,8 @@ from buffer.fleet import Actor
 
 log = logging.getLogger(__name__)
 MAX_NAME, MAX_SLOTS, MAX_STATS = 100, 1 << 20, 100
+MOST_REDRAWN, MOST_CHARACTERS = 8, 256
+"""Of one sample, so many times; of a reason for it."""
 
 
 def read_payloads(heads: Sequence[Head], frames: Sequence[Any], ring: MappedRing | None) -> list[Any]:
@@ -56,9 +58,12 @@ def check_hello(name: str, role: str, slots: int, known: Actor | None) -> None:
         raise WireError(f"this connection is {known.name} already")
 
 
-def check_left_out(cut: Any, redrawn: int, entry: Entry) -> None:
-    """Raises WireError unless so many samples may have been cut, each after a number of tokens."""
-    if len(cut) > entry.launch or redrawn < 0 or not all(type(each) is int and 0 < each < 1 << 31 for each in cut):
+def check_left_out(cut: Any, redrawn: Any, entry: Entry) -> None:
+    """Raises WireError unless so many samples may have been cut, each after a number of tokens, and so many drawn anew,
+    each for a reason of some length."""
+    good_cut = len(cut) <= entry.launch and all(type(each) is int and 0 < each < 1 << 31 for each in cut)
+    good_reasons = all(type(each) is str and len(each) <= MOST_CHARACTERS for each in redrawn)
+    if not good_cut or not good_reasons or len(redrawn) > MOST_REDRAWN * entry.launch:
         raise WireError(f"left_out: group {entry.id} can't have left out these samples")
 
 

@@ -102,6 +102,7 @@ class Gauges:
                 "rollout/full_syncs": fleet.total("full_syncs"),
                 "rollout/actors": len(fleet),
             }
+            | _engines(fleet)
             | _rewards(fleet)
             | _servers(fleet)
             | _agents(fleet)
@@ -120,6 +121,14 @@ def idle_shares(heads: list[Head]) -> dict[str, float]:
         "barrier/group_idle_share": float(groups.mean()),
         "barrier/round_idle_share": float(1.0 - lengths.sum() / (len(lengths) * lengths.max())),
     }
+
+
+def _engines(fleet: Fleet) -> dict[str, float]:
+    """How many sequences run at once where memory decides that: the mean over engines that raise and lower it."""
+    limits = [actor.stats["limit"] for actor in fleet if "limit" in actor.stats]
+    if not limits:
+        return {}
+    return {"rollout/limit": sum(limits) / len(limits), "rollout/preemptions": fleet.total("preemptions")}
 
 
 def _servers(fleet: Fleet) -> dict[str, float]:

@@ -74,10 +74,12 @@ class Sagc(Sizing):
     grows by what a step's share s exceeds it: Q ← max(0, Q + s − budget). The next size is
     argmax_G weight · log G / log G_max − Q · risk(G). So the mean share is at most budget + Q / steps.
 
-    Lengths of responses that were cut are lower bounds, and so a group's median is known between two bounds. A response
-    that is past the threshold already, however long the cut ones were to become, counts as a straggler; one that is not
-    says nothing, and a group without a straggler so far counts only if all its responses were done. Without that,
-    closing groups and rounds at the first that finish would hide the stragglers.
+    A group that has all responses that it needs is judged by them: for those that `oversample_responses` started
+    besides nobody has waited. (So with many of these few groups have a straggler, and they are as large as `candidates`
+    allow.) Of a group that was broken off, lengths of responses that were cut are lower bounds, and so its median is
+    known between two bounds. A response that is past the threshold already, however long the cut ones were to become,
+    counts as a straggler; one that is not says nothing, and a group without a straggler so far counts only if all its
+    responses were done. Without that, closing rounds at the first that finish would hide the stragglers.
 
     `group_size` (times groups_per_batch) only says how many samples a batch has; each of `candidates` must divide that.
     """

@@ -3,7 +3,8 @@
 Linear layers, norms and the output head see `[1, S]` rows without padding. Attention alone is computed per sequence:
 sequences of similar length (within a factor of two) form a block `[n, heads, longest, dim]`, padded on the right.
 Causality makes padded keys invisible to real queries, so no mask is needed; outputs of padded queries are dropped.
-When all sequences have one length the block is a view of the row and nothing is copied.
+When all sequences have one length the block is a view of the row and nothing is copied. On a GPU and in half precision
+a kernel for sequences of any lengths pads nothing at all (`learners.varlen`).
 
 `use_packed_attention(model)` switches a transformers model over; its forward then takes `layout=Layout.of(lengths)`.
 transformers builds no mask for an attention function that it does not know by name. The learner drives this.
@@ -12,6 +13,7 @@ transformers builds no mask for an attention function that it does not know by n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
+
+from learners import varlen
 
 NAME = "packed_causal"
 
@@ -37,10 +41,13 @@ class Block:
 class Layout:
     """Where sequences lie in a row of `S` tokens.
 
-    `blocks` is empty when all have the `equal` length; else `back` int64 [S] puts the tokens of the blocks, one
-    block after the other, into the order of the row.
+    `ends` int32 [n + 1]: where they begin and end, from 0 to S; `longest` of them. `blocks` is empty when all have the
+    `equal` length; else `back` int64 [S] puts the tokens of the blocks, one block after the other, into the order of
+    the row.
     """
 
+    ends: Tensor
+    longest: int
     equal: int
     blocks: tuple[Block, ...]
     back: Tensor | None
@@ -48,8 +55,9 @@ class Layout:
     @classmethod
     def of(cls, lengths: np.ndarray, device: torch.device) -> Layout:
         """The layout of sequences of the given positive lengths (int [n]) that lie one after the other."""
+        ends = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)).to(device)
         if (lengths == lengths[0]).all():
-            return cls(int(lengths[0]), (), None)
+            return cls(ends, int(lengths[0]), int(lengths[0]), (), None)
         starts = np.cumsum(lengths) - lengths
         blocks, order = [], []
         for members in _similar(lengths):
@@ -61,7 +69,7 @@ class Layout:
             to_device = (torch.from_numpy(a).to(device) for a in (places, real))
             blocks.append(Block(longest, *to_device))
         back = np.argsort(np.concatenate(order))
-        return cls(0, tuple(blocks), torch.from_numpy(back).to(device))
+        return cls(ends, int(lengths.max()), 0, tuple(blocks), torch.from_numpy(back).to(device))
 
 
 def _similar(lengths: np.ndarray) -> list[np.ndarray]:
@@ -93,13 +101,23 @@ def packed_attention(
     if attention_mask is not None or kwargs.get("dropout") or kwargs.get("softcap") is not None:
         raise ValueError("packed attention knows no attention mask, no dropout and no softcap")
     inputs, window = (query[0], key[0], value[0]), kwargs.get("sliding_window")
+    by_blocks = partial(_attend_blocks, inputs, layout, scaling, window)
+    if varlen.takes(*inputs):
+        output = varlen.attend(inputs, layout.ends, layout.longest, scaling, window)
+        if varlen.is_right(output, by_blocks):
+            return output[None], None
+    return by_blocks()[None], None
+
+
+def _attend_blocks(inputs: tuple[Tensor, ...], layout: Layout, scaling: float | None, window: int | None) -> Tensor:
+    """[H, S, D] over [K, S, D] (twice) → [S, H, D]."""
     if not layout.blocks:
-        return _attend(inputs, layout.equal, scaling, window)[None], None
+        return _attend(inputs, layout.equal, scaling, window)
     pieces = []
     for block in layout.blocks:
         padded = tuple(x[:, block.places] for x in inputs)
         pieces.append(_attend(padded, block.longest, scaling, window)[block.real])
-    return torch.cat(pieces)[layout.back][None], None
+    return torch.cat(pieces)[layout.back]
 
 
 def _attend(inputs: tuple[Tensor, ...], length: int, scaling: float | None, sliding_window: int | None) -> Tensor:

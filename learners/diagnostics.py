@@ -95,7 +95,8 @@ def drift(log_ratio: np.ndarray, staleness: np.ndarray) -> dict[str, float]:
     """How far the policy at the start of the step (log start/behaviour, [N]) is from the behaviour policy.
 
     `kl/k1` and `kl/k3` estimate KL(behaviour ‖ policy) per token (Schulman's estimators); `ess` is Kish's effective
-    sample size of the importance weights as a share of the tokens. Overall and by staleness.
+    sample size of the importance weights as a share of the tokens, `ratio/mean` and `ratio/max` are of these weights
+    (`loss/ratio` is of what a loss clips or weighs by, and some losses have none). Overall and by staleness.
 
     Tokens of staleness 0 were sampled by the very weights of this step. What is left between their logprobs is between
     the engine and the learner: `mismatch_kl` is k3 over them, `mismatch_max` the largest |Δ logprob|.
@@ -110,6 +111,7 @@ def drift(log_ratio: np.ndarray, staleness: np.ndarray) -> dict[str, float]:
             w, d = weight[members], log_ratio[members].astype(np.float64)
             metrics[f"kl/k1{suffix}"] = float(-d.mean())
             metrics[f"kl/k3{suffix}"] = float((w - 1 - d).mean())
+            metrics |= {f"ratio/mean{suffix}": float(w.mean()), f"ratio/max{suffix}": float(w.max())}
             metrics[f"ess{suffix}"] = float(w.sum() ** 2 / (len(w) * (w**2).sum()))
     return metrics
 

@@ -135,12 +135,12 @@ class TorchLearner(Objective, Saving):
         `batch_metrics`, and what the step did to the model.
 
         Means are over trained tokens of all minibatches; what the loss itself observed is under `loss/`. `kl/k1`,
-        `kl/k3` and `ess` compare the policy at the start of the step with the behaviour policy; losses that ask for
-        neither proximal logprobs nor a plan estimate them from the first minibatch. `mismatch_kl` and `mismatch_max` do
-        so for tokens of this step's own weights: engine against learner. Metrics of tokens come by staleness
-        as well (`learners.diagnostics`). `backward_tokens` input tokens went through a backward pass, `backward_share`
-        of what there was. `skipped_steps` counts, over the learner's life, optimizer steps skipped because of a
-        gradient that was not finite.
+        `kl/k3`, `ess` and `ratio/` compare the policy at the start of the step with the behaviour policy; losses that
+        ask for neither proximal logprobs nor a plan estimate them from the first minibatch. `mismatch_kl` and
+        `mismatch_max` do so for tokens of this step's own weights: engine against learner. Metrics of tokens come by
+        staleness as well (`learners.diagnostics`). `backward_tokens` input tokens went through a backward pass,
+        `backward_share` of what there was. `skipped_steps` counts, over the learner's life, optimizer steps skipped
+        because of a gradient that was not finite.
         """
         lr = self.optimizer.current_lr
         step = self._streamed(batch) if self.streams else self._in_minibatches(batch)

@@ -27,7 +27,8 @@ class MasterAdamW:
     """torch's AdamW (decoupled weight decay, arXiv 1711.05101) with warm-up, clipping and a finite-gradient guard.
 
     Weight decay spares vectors (biases, norms). `warmup_steps` counts steps of this optimizer: step k of it uses
-    lr · k / warmup_steps. `clip_grad` is the largest global L2 norm; 0 switches clipping off.
+    lr · k / warmup_steps. `clip_grad` is the largest global L2 norm; 0 switches clipping off. Raises ValueError where
+    one of the two is negative: either would turn the step around.
     """
 
     def __init__(  # noqa: PLR0913 - torch's own knobs, and ours
@@ -43,6 +44,8 @@ class MasterAdamW:
         publish_dtype: torch.dtype,
         ranks: Ranks,
     ):
+        if warmup_steps < 0 or clip_grad < 0:
+            raise ValueError(f"warmup_steps and clip_grad must not be negative, got {warmup_steps} and {clip_grad}")
         self.lr, self.warmup_steps, self.clip_grad = lr, warmup_steps, clip_grad
         self.steps = 0
         self.skipped_steps = 0

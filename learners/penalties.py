@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learners.losses.contract import LOG_RATIO_LIMIT
+from learners.losses.contract import IMPOSSIBLE, LOG_RATIO_LIMIT
 
 KlEstimator = Literal["k1", "k2", "k3"]
 
@@ -26,7 +26,8 @@ def kl_estimate(policy: Tensor, reference: Tensor, estimator: str) -> Tensor:
     As a loss their gradients are another matter (arXiv 2506.09477): k2's is the KL's own; k1's is zero on average and
     trains nothing; k3's is the KL's gradient to first order near the reference. Raises ValueError for another name.
     """
-    difference = (policy - reference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    difference = policy.clamp(min=IMPOSSIBLE) - reference.clamp(min=IMPOSSIBLE)
+    difference = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     match estimator:
         case "k1":
             return difference

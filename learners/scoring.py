@@ -87,7 +87,8 @@ class ScoringLearner(TorchLearner):
         sums: dict[tuple[str, str], Tensor] = {}
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         for part in self._microbatches(step.columns, samples):
-            current, _ = forward_logprobs(self.model, part, self._temperature)
+            with self._precision():
+                current, _ = forward_logprobs(self.model, part, self._temperature)
             present = [(suffix, inside[part.trained]) for suffix, inside in members.items()]
             present = [(suffix, here) for suffix, here in present if here.any()]
             for name, pull in pulls.items():

@@ -33,20 +33,21 @@ from buffer.sizing import Lengths
 from scripts.offered import Offer, lengths
 
 TRAINED, ACTIVE = "trained", "active"
+MOST_REASONS = 10
 
 
 @dataclass
 class Account:
     """One fate: `count` groups; lengths (tokens) and rewards of the samples of those that had been rolled out; samples
-    that were `cut` since others were faster, and `redrawn` after a crash of their reward."""
+    that were `cut` since others were faster, and why some were `redrawn`: the crashes of their rewards or agents."""
 
     count: int = 0
     lengths: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     cut: int = 0
-    redrawn: int = 0
+    redrawn: list[str] = field(default_factory=list)
 
-    def add(self, head: Head | None, cut: int = 0, redrawn: int = 0) -> None:
+    def add(self, head: Head | None, cut: int = 0, redrawn: Iterable[str] = ()) -> None:
         self.count += 1
         if head:
             self.lengths += head.lengths
@@ -63,7 +64,7 @@ class Books:
         self._active: dict[int, Head | None] = {}
         self._served: dict[int, list[int]] = {}
         self._trained_batches: set[int] = set()
-        self._left_out: dict[int, tuple[list[int], int]] = {}
+        self._left_out: dict[int, tuple[list[int], list[str]]] = {}
         self._partial: dict[int, Lengths] = {}
         self.offers: list[Offer] = []
         self.admitted: list[tuple[int, int, int]] = []  # group, row of the task, samples that were started
@@ -81,7 +82,7 @@ class Books:
     def _close(self, fate: str, group_id: int) -> None:
         """A group has its fate."""
         head = self._active.pop(group_id, None)
-        cut, redrawn = self._left_out.pop(group_id, ([], 0))
+        cut, redrawn = self._left_out.pop(group_id, ([], []))
         partial = self._partial.pop(group_id, None)
         self.account(fate).add(head, len(cut), redrawn)
         if head:
@@ -153,10 +154,17 @@ def table(accounts: dict[str, Account]) -> Table:
             mean, quantiles = np.mean(account.lengths), np.quantile(account.lengths, [0.5, 0.95])
             cells = [f"{mean:.1f}", *(f"{q:.0f}" for q in quantiles), f"{np.mean(account.rewards):.3f}"]
             cells.append("-" if np.isnan(trained) else f"{mean / trained:.2f}")
-        counts = [str(getattr(account, name)) for name in more]
+        counts = [str(account.cut if name == "cut" else len(account.redrawn)) for name in more]
         found.add_row(fate, str(account.count), str(len(account.lengths)), *counts, *cells)
     found.add_row("admitted", str(sum(account.count for account in accounts.values())), *[""] * (6 + len(more)))
     return found
+
+
+def reasons(accounts: dict[str, Account]) -> list[str]:
+    """Why samples were drawn anew, the commonest first; a line for each."""
+    told = Counter(reason for account in accounts.values() for reason in account.redrawn)
+    lines = [f"  {count} × {reason}" for reason, count in told.most_common(MOST_REASONS)]
+    return [*lines, f"  and {len(told) - MOST_REASONS} other reasons"] if len(told) > MOST_REASONS else lines
 
 
 def bias(accounts: dict[str, Account], offers: list[Offer]) -> float:
@@ -205,6 +213,9 @@ def main() -> int:
     accounts = books.read(records, args.steps or math.inf)
     console = Console(width=None if sys.stdout.isatty() else 110)
     console.print(table(accounts))
+    if told := reasons(accounts):
+        console.print("samples drawn anew, since")
+        console.print("\n".join(told), highlight=False, markup=False)
     shorter = bias(accounts, books.offers)
     if not math.isnan(shorter):
         console.print(f"trained responses against all that were offered: mean length {shorter:+.1%}", highlight=False)

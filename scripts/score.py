@@ -38,10 +38,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scripts.score", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="the folder of a run recorded with buffer.keep_journal=true")
     parser.add_argument("--weights", choices=["along", "initial", "newest"], default="along", help="see above")
-    parser.add_argument("--batches", type=int, metavar="N", help="only the first N batches")
+    parser.add_argument("--batches", type=_positive, metavar="N", help="only the first N batches")
     parser.add_argument("--loss", action="append", metavar="NAME", help="only this loss (may be repeated)")
     parser.add_argument("--out", type=Path, help="folder to write to (default: RUN/score)")
     return parser.parse_args(argv)
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
 
 
 def loss_specs(config: Config, chosen: Sequence[str] | None) -> dict[str, dict[str, Any]]:
@@ -127,7 +133,8 @@ def write(folder: Path, statistics: GradientStatistics, about: dict[str, Any]) -
     text = f"# Losses on the same trajectories\n\n{about['batches']} batches of {about['run']}, weights: "
     text += f"{about['weights']}.\n\n{summarise(statistics)}"
     if about.get("repeated") is False:
-        text += "\nTraining along the record has not led to the run's own weights: another machine or another code.\n"
+        text += "\nTraining along the record has not led to the run's own weights: another machine, another number "
+        text += "of ranks or threads, or another code.\n"
     if about.get("repeated"):
         text += "\nTraining along the record has led to the run's own weights, bit for bit.\n"
     (folder / "score.md").write_text(text)

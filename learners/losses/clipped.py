@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from learners.losses.contract import (
+    IMPOSSIBLE,
     LossBatch,
     Observed,
     log_ratio,
@@ -163,7 +164,7 @@ def interpolated(batch: LossBatch) -> Tensor:
     """
     staleness = batch.staleness.to(batch.behaviour.dtype)
     moved = log_ratio(batch.current.detach(), batch.behaviour, batch.mask)
-    return batch.behaviour.clamp(min=-1e30) + staleness / (staleness + 1.0) * moved
+    return batch.behaviour.clamp(min=IMPOSSIBLE) + staleness / (staleness + 1.0) * moved
 
 
 def _proximal(batch: LossBatch, loss: str) -> Tensor:

@@ -13,8 +13,8 @@ What a loss needs beyond a micro-batch, it asks for with a mark: `wants_proximal
 gradient is taken. The learner reads the marks; losses know nothing of models, batches on the wire or devices.
 
 Masked tokens may hold any value, NaN included: they change neither the loss nor its gradient. Log ratios are clamped to
-±`LOG_RATIO_LIMIT` and logprobs to `LOGPROB_FLOOR`, so a token that one of the policies finds impossible stays finite
-(and has no gradient).
+±`LOG_RATIO_LIMIT` and logprobs to `LOGPROB_FLOOR`, so a token that one of the policies, or each, finds impossible stays
+finite (and has no gradient).
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
 LOGPROB_FLOOR = -1000.0
+IMPOSSIBLE = -1e30
+"""Stands for a logprob of −inf in differences, which would be NaN if both were."""
 
 Observed = dict[str, Tensor]
 LossFunction = Callable[["LossBatch", float], tuple[Tensor, Observed]]
@@ -176,8 +178,9 @@ def sequence_sums(values: Tensor, batch: LossBatch) -> Tensor:
 
 
 def log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
-    """Difference of two logprobs [N], within ±`LOG_RATIO_LIMIT`, and 0 where the mask is False."""
-    return torch.where(mask, numerator - denominator, 0.0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    """Difference of two logprobs [N], within ±`LOG_RATIO_LIMIT`, and 0 where the mask is False or both are −inf."""
+    difference = numerator.clamp(min=IMPOSSIBLE) - denominator.clamp(min=IMPOSSIBLE)
+    return torch.where(mask, difference, 0.0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from learners.losses.contract import (
+    IMPOSSIBLE,
     LossBatch,
     Observed,
     Plan,
@@ -68,7 +69,7 @@ def target_weights(batch: LossBatch, *, temperature: float = 1.0) -> tuple[Tenso
     if not len(firsts):
         return torch.zeros_like(share), {}
     current = _sums(current_logprobs(batch)[mask].double(), of_token)
-    behaviour = _sums(batch.behaviour[mask].double().clamp(min=-1e30), of_token)
+    behaviour = _sums(batch.behaviour[mask].double().clamp(min=IMPOSSIBLE), of_token)
     score = batch.advantages[mask].double()[firsts]
     target = _softmax(behaviour + _standardised(score, group_of) / temperature, group_of)
     pull = target - _softmax(current, group_of)

@@ -47,6 +47,8 @@ Labels = dict[str, str]
 """Factor → the label of its value."""
 KEYS = ("config", "set", "grid", "seeds", "tune", "measure", "curve", "slurm")
 TUNE_KEYS = ("grid", "per", "at", "seeds", "by")
+OWN_KEYS = ("run.seed", "run.dir", "run.name", "resume")
+"""Set for each run by the ablation itself."""
 TUNE, MAIN = "tune", "main"
 
 
@@ -205,8 +207,21 @@ def load(path: Path) -> Study:
         tune=_tune(_section(content, "tune"), grid, measures) if "tune" in content else None,
         slurm=_section(content, "slurm"),
     )
+    _refuse_lost_values(study)
     study.check()
     return study
+
+
+def _refuse_lost_values(study: Study) -> None:
+    """Of a key that two factors set only one value would reach the runs, whatever their labels say."""
+    owners = dict.fromkeys(OWN_KEYS, "the ablation, for each of its seeds")
+    factors = [*study.grid.items(), *(study.tune.grid.items() if study.tune else ())]
+    for name, values in [("set", {"": study.common}), *factors]:
+        for key in dict.fromkeys(key for overrides in values.values() for key in overrides):
+            if key in owners:
+                raise ConfigError(f"{name}: {key} is set by {owners[key]} already")
+            if name != "set":
+                owners[key] = repr(name)
 
 
 def _tune(section: dict[str, Any], grid: dict[str, dict[str, Overrides]], measures: dict[str, Measure]) -> Tune:

@@ -157,7 +157,7 @@ def test_the_lengths_of_what_was_cut_are_told_before_the_push() -> None:
         await play.lease(launch=3, need=1)
         ended.set_result(sample(0.5))
         await play.settle()
-        assert play.client.left == [(1, [6, 6], 0, 0)], "two, after six tokens each, while nothing was pushed"
+        assert play.client.left == [(1, [6, 6], [], 0)], "two, after six tokens each, while nothing was pushed"
         assert [s.reward for s in play.client.groups[0].samples] == [0.5]
 
     asyncio.run(scenario())

@@ -335,6 +335,9 @@ PARKED = ["mode=sync", "scheduler.park=0.5", "learner.stream=true", "learner.num
         (["learner.lora={rank: many}"], "learner.lora.rank: expected int"),
         (["rewards.timeout=0"], "rewards.timeout: must be at least"),
         (["learner.threads=0"], "learner.threads: must be at least 1"),
+        (["learner.clip_grad=-1"], "learner.clip_grad: must be at least 0"),
+        (["advantage=maxrl", "learner.kl_reward=0.1"], "learner.kl_reward: advantage=maxrl"),
+        (["advantage=maxrl", "learner={overlong_penalty: 1, overlong_limit: 8}"], "overlong_penalty: advantage=maxrl"),
         (["mode=sync", "scheduler.park=0.5"], "scheduler.park .* set learner.stream=true"),
         ([*PARKED, "partial_rollout=restart"], "scheduler.park .* needs partial_rollout=resume"),
         (["scheduler.park=0.5"], "unknown.* 'scheduler.park'|scheduler.park"),
@@ -350,6 +353,7 @@ def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: s
     "argv",
     [
         ["advantage=gae"],
+        ["advantage=maxrl", "learner.kl_loss=0.1", "learner.clip_grad=0"],
         ["engine=sglang", "engine.url=http://127.0.0.1:30000", "actors.count=1"],
         ["loss=ppo", "learner.num_minibatch_epochs=2"],
         ["learner.lora={rank: 4, targets: [q_proj]}"],

@@ -29,6 +29,7 @@ from learners.losses.delightful import dg_kondo
 from learners.losses.targets import tpo
 from learners.ranks import join
 from tests.learners.batches import make_batch, tiny_model
+from tests.learners.losses.token_batches import LOSSES
 
 STEPS = 3
 
@@ -58,6 +59,7 @@ CASES = {
     "norms by staleness, critic": Case(advantage=gae, knobs={"grad_norm_by_staleness": True, "critic_lr": 1e-2}),
     "adapters": Case(model="llama", knobs={"lora": {"rank": 3}, "kl_loss": 0.1, "lr": 3e-2}),
     "bfloat16": Case(knobs={"compute_dtype": "bfloat16"}),
+    **{f"loss {name}": Case(loss, knobs={"max_tokens": 23}) for name, loss in LOSSES.items()},
 }
 
 

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
+from learners import varlen
 from learners.attention import Layout, packed_attention, use_packed_attention
 from tests.learners.batches import VOCAB, tiny_model
 
@@ -13,6 +15,33 @@ LENGTHS = {
     "similar": [5, 7, 6, 10],
     "long tail": [2, 33, 3, 1, 8, 40, 5, 15, 1],
 }
+
+
+def sequence_by_sequence(q, k, v, starts, *more, wrong=0.0, **how):
+    """Stands in for torch's kernel, as its documentation has it, and pads nothing either."""
+    _, longest, _ = more
+    assert how["num_splits"] == 1 and starts.dtype == torch.int32 and longest == int(starts.diff().max())
+    pieces = []
+    for first, last in zip(starts.tolist(), starts.tolist()[1:], strict=False):
+        distance = torch.arange(last - first)[:, None] - torch.arange(last - first)
+        left, right = how["window_size"]
+        mask = (distance >= -right) & ((distance <= left) | (left < 0))
+        parts = (x[first:last].transpose(0, 1)[None] for x in (q, k, v))
+        done = scaled_dot_product_attention(*parts, attn_mask=mask, scale=how["scale"], enable_gqa=how["enable_gqa"])
+        pieces.append(done[0].transpose(0, 1) + wrong)
+    return torch.cat(pieces)
+
+
+@pytest.fixture(params=["blocks", "kernel"])
+def way(request, monkeypatch):
+    """Both ways of attention; the kernel itself needs a GPU."""
+    calls = []
+    monkeypatch.setattr(varlen.Trust, "agrees", None)
+    if request.param == "kernel":
+        monkeypatch.setattr(varlen, "KERNEL", lambda *a, **b: (calls.append(1), sequence_by_sequence(*a, **b))[1])
+        monkeypatch.setattr(varlen, "takes", lambda *inputs: varlen.Trust.agrees is not False)
+    yield request.param
+    assert bool(calls) == (request.param == "kernel") and varlen.Trust.agrees is not False
 
 
 def packed_logits(model, sequences, lengths):
@@ -27,7 +56,7 @@ def packed_logits(model, sequences, lengths):
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
-def test_logits_and_gradients_equal_those_of_each_sequence_alone(kind, lengths):
+def test_logits_and_gradients_equal_those_of_each_sequence_alone(kind, lengths, way):
     model = tiny_model(kind)
     generator = torch.Generator().manual_seed(1)
     sequences = [torch.randint(0, VOCAB, (n,), generator=generator) for n in lengths]
@@ -59,7 +88,7 @@ def test_no_mask_over_the_row_is_built(monkeypatch):
     assert seen == [None, None]
 
 
-def test_sliding_windows_are_kept():
+def test_sliding_windows_are_kept(way):
     """Against scores masked by hand, in float64."""
     rng = torch.Generator().manual_seed(3)
     lengths, window = [5, 9], 3
@@ -91,3 +120,23 @@ def test_what_it_does_not_compute_is_refused(refused):
         packed_attention(
             torch.nn.Module(), x, x, x, None, layout=Layout.of(np.array([3]), torch.device("cpu")), **refused
         )
+
+
+def test_a_kernel_that_is_wrong_here_is_found_at_its_first_call_and_not_used(monkeypatch, caplog):
+    calls = []
+    monkeypatch.setattr(varlen.Trust, "agrees", None)
+    wrong = lambda *a, **b: (calls.append(1), sequence_by_sequence(*a, **b, wrong=1.0))[1]  # noqa: E731
+    monkeypatch.setattr(varlen, "KERNEL", wrong)
+    monkeypatch.setattr(varlen, "takes", lambda *inputs: varlen.Trust.agrees is not False)
+    x, layout = torch.randn(1, 2, 5, 8), Layout.of(np.array([2, 3]), torch.device("cpu"))
+    outputs = [packed_attention(torch.nn.Module(), x, x, x, None, layout=layout)[0] for _ in range(3)]
+    monkeypatch.setattr(varlen, "KERNEL", None)
+    truth, _ = packed_attention(torch.nn.Module(), x, x, x, None, layout=layout)
+    assert all(torch.equal(output, truth) for output in outputs) and len(calls) == 1
+    assert "does not agree" in caplog.text
+
+
+def test_the_kernel_is_for_gpus_and_half_precision_and_this_torch_has_it():
+    assert varlen.KERNEL is not None
+    half = torch.zeros(2, 3, 8, dtype=torch.bfloat16)
+    assert not varlen.takes(half, half, half)

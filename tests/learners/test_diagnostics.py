@@ -60,6 +60,8 @@ def test_drift_by_staleness_is_that_of_the_tokens_there():
         assert metrics[f"kl/k1{suffix}"] == pytest.approx(np.mean(-d))
         assert metrics[f"kl/k3{suffix}"] == pytest.approx(np.mean(w - 1 - d))
         assert metrics[f"ess{suffix}"] == pytest.approx(w.sum() ** 2 / (len(w) * (w**2).sum()))
+        assert metrics[f"ratio/mean{suffix}"] == pytest.approx(w.mean())
+        assert metrics[f"ratio/max{suffix}"] == pytest.approx(w.max())
     fresh = moved[::2]
     assert metrics["mismatch_kl"] == pytest.approx(np.mean(np.exp(fresh) - 1 - fresh))
     assert metrics["mismatch_max"] == pytest.approx(np.abs(fresh).max())
@@ -95,6 +97,7 @@ def test_a_train_step_reports_everything_by_staleness():
         assert {key for key in metrics if key.startswith(f"{name}/staleness_")} >= {f"{name}/staleness_1"}, name
     gates = learner_of(dg).train(batch)
     assert {"loss/gate/positive/p50", "loss/gate/negative/p95", "loss/gate/mean/staleness_1"} <= set(gates)
+    assert {"ratio/mean", "ratio/max/staleness_1"} <= set(gates), "also of losses that use no ratio"
 
 
 def test_buckets_add_up_to_the_whole():

@@ -110,3 +110,9 @@ def test_a_restored_state_goes_on_bit_for_bit():
     take_steps(restored, again, range(3, 6))
     for p, q in zip(model.parameters(), restored.parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("knob", ["warmup_steps", "clip_grad"])
+def test_knobs_that_would_turn_the_step_around_are_refused(knob):
+    with pytest.raises(ValueError, match=knob):
+        MasterAdamW(network(), **KNOBS | {knob: -1})

@@ -46,6 +46,20 @@ def test_the_gradient_is_that_of_a_train_step_with_the_loss(loss, normalise: str
     torch.testing.assert_close(sum(score.gradient for score in parts), found[""].gradient, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "knobs", [{"compute_dtype": "bfloat16"}, {"checkpoint_activations": True, "max_logits": 40}], ids=str
+)
+def test_scores_are_computed_as_the_train_step_is(knobs) -> None:
+    learner = scorer(**knobs)
+    batch = batch_near(learner)
+    gradient = learner.score(batch, {"it": reinforce})["it"][""].gradient
+    trained = TorchLearner(tiny_model(), reinforce, partial(group), 1.0, 0, **ONE_STEP, **knobs)
+    trained.train(batch)
+    truth = torch.cat([p.grad.flatten() for p in trained.model.parameters()])
+    assert cosine(gradient, truth) > 1 - 1e-4
+    torch.testing.assert_close(gradient.norm(), truth.norm(), rtol=1e-3, atol=0)
+
+
 def test_on_policy_the_ratio_losses_share_one_gradient() -> None:
     learner = scorer()
     batch = on_policy(learner, make_batch(np.random.default_rng(1)))

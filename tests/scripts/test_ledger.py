@@ -11,7 +11,7 @@ from buffer.journal import SNAPSHOT, Record
 from buffer.policies import in_order
 from buffer.recovery import snapshot
 from buffer.replay import Replay
-from scripts.ledger import ACTIVE, TRAINED, Books, bias, table
+from scripts.ledger import ACTIVE, TRAINED, Books, bias, reasons, table
 from scripts.offered import Offer
 
 
@@ -62,10 +62,13 @@ def test_a_batch_that_is_trained_again_after_a_crash_counts_once() -> None:
 def test_what_was_cut_or_redrawn_is_shown_and_counts_as_offered() -> None:
     _, records, _ = played()
     at = next(n for n, record in enumerate(records) if record.kind == "push")
-    records.insert(at, Record("left_out", [0, [40, 60], 1], b""))
+    records.insert(
+        at, Record("left_out", [0, [40, 60], ["reward crashed: it's late", "reward crashed: it's late"]], b"")
+    )
     books = Books()
     accounts = books.read(records)
-    assert (accounts[TRAINED].cut, accounts[TRAINED].redrawn) == (2, 1)
+    assert (accounts[TRAINED].cut, len(accounts[TRAINED].redrawn)) == (2, 2)
+    assert reasons(accounts) == ["  2 × reward crashed: it's late"]
     shown = [column.header for column in table(accounts).columns]
     assert "cut" in shown and "redrawn" in shown
     assert Offer([10], [40, 60]) in books.offers and Offer([20], []) in books.offers

@@ -1,0 +1,72 @@
+"""Attention over sequences of any lengths side by side by PyTorch's own kernel (flash attention), where it is there.
+
+It wants CUDA, half precision and heads of at most 256; all else is computed in blocks (`learners.attention`). The first
+call of a process is held against those: a kernel that computes anything else on this machine is not used again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # an older torch
+    varlen_attn = None  # type: ignore[assignment]
+
+log = logging.getLogger(__name__)
+NEEDED = {"scale", "window_size", "enable_gqa", "num_splits"}
+"""Keyword parameters that not all versions have."""
+TOLERANCE = 2e-2
+"""Half precision has three digits."""
+AMPERE = (8, 0)
+"""The oldest generation that the kernel is written for."""
+
+
+def _usable(kernel: Any) -> bool:
+    return kernel is not None and set(inspect.signature(kernel).parameters) >= NEEDED
+
+
+KERNEL: Callable[..., Any] | None = varlen_attn if _usable(varlen_attn) else None
+
+
+class Trust:
+    """What the first call has shown; None: there has been none."""
+
+    agrees: bool | None = None
+
+
+def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Can the kernel do these?"""
+    if KERNEL is None or Trust.agrees is False or not query.is_cuda:
+        return False
+    halves = all(x.dtype in (torch.bfloat16, torch.float16) for x in (query, key, value))
+    width = query.shape[-1]
+    return halves and width <= 256 and width % 8 == 0 and torch.cuda.get_device_capability(query.device) >= AMPERE
+
+
+def attend(
+    inputs: tuple[Tensor, Tensor, Tensor], ends: Tensor, longest: int, scaling: float | None, window: int | None
+) -> Tensor:
+    """Causal attention: [H, S, D] over [K, S, D] (twice) → [S, H, D]. `ends` int32 [n + 1]: where sequences begin and
+    end, from 0 to S. The kernel's splits are turned off: a sequence's result must not depend on its neighbours."""
+    assert KERNEL
+    q, k, v = (x.transpose(0, 1).contiguous() for x in inputs)
+    left = -1 if window is None else window - 1
+    how = {"scale": scaling, "window_size": (left, 0), "enable_gqa": q.shape[1] != k.shape[1], "num_splits": 1}
+    return KERNEL(q, k, v, ends, ends, longest, longest, **how)
+
+
+def is_right(output: Tensor, truth: Callable[[], Tensor]) -> bool:
+    """Does the kernel compute what it should on this machine? Asked for real at the first call only."""
+    if Trust.agrees is None:
+        with torch.no_grad():
+            Trust.agrees = torch.allclose(output, truth(), rtol=TOLERANCE, atol=TOLERANCE)
+        if not Trust.agrees:
+            log.warning("torch's varlen_attn does not agree with scaled_dot_product_attention here: it is not used")
+    return Trust.agrees
