@@ -91,7 +91,11 @@ class Run:
         return self.process.communicate(timeout=120)[0]
 
     def finish(self) -> dict[str, Any]:
-        said = self.process.communicate(timeout=240)[0]
+        try:
+            said = self.process.communicate(timeout=240)[0]
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGINT)
+            raise AssertionError(f"waited in vain for the end of the run:\n{self.said()}") from None
         assert self.process.returncode == 0, said
         return summary(self.folder)
 
@@ -133,11 +137,11 @@ def places(strategy: str) -> dict[int, str]:
 
 def test_a_run_learns_over_three_nodes(start: Callable[..., Run]) -> None:
     """Six processes do not fit on one node."""
-    run = start("actors.count=4", "run.target_reward=0.95", "run.steps=5000")
+    run = start("actors.count=4", "run.target_reward=0.9", "run.steps=3000")
     run.until("its first step", run.steps)
     assert len(set(places("PACK").values())) == 1 and len(set(places("SPREAD").values())) >= 2
     found = run.finish()
-    assert found["stopped_because"] == "the held-out reward has reached 0.95" and found["reward_before"] < 0.3
+    assert found["stopped_because"] == "the held-out reward has reached 0.9" and found["reward_before"] < 0.3
     assert found["staleness_max"] <= found["staleness_bound"] == 1
     assert (run.folder / "keys").is_dir() and not run.roles()
     logs = {path.name.partition(".")[0] for path in (run.folder / "logs").glob("*.*.log")}
