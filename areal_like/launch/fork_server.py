@@ -96,7 +96,7 @@ class Server:
 
 
 def end_with(parent: int) -> None:
-    """SIGTERM when the parent ends; it may have ended already. (As `areal_like.process`, which is not imported here.)"""
+    """SIGTERM when the parent ends; it may have ended already. (As `areal_like.process`, not imported here.)"""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(0)
