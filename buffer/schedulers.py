@@ -86,7 +86,7 @@ class Scheduler:
         raise NotImplementedError
 
     def wants_spares(self, view: View) -> int:
-        """How many spare groups to start now."""
+        """How many spare groups to start as soon as all places have been given out."""
         return 0
 
     def park(self, done: float, to_start: int, actors: Sequence[Load]) -> Sequence[str]:
@@ -212,7 +212,10 @@ class SyncScheduler(Scheduler):
         return GroupPlan(self.launch, self.group_size, spare=True) if self._spares_wanted(now) else None
 
     def wants_spares(self, view: View) -> int:
-        return self._spares_wanted(view.round())
+        now = view.round()
+        to_start = max(now.left, 0)  # these come first, and then the spares at once
+        after = now._replace(left=0, unfinished=now.unfinished + to_start, fresh=now.fresh - to_start)
+        return self._spares_wanted(after)
 
     def park(self, done: float, to_start: int, actors: Sequence[Load]) -> Sequence[str]:
         return self.parking.choose(done, to_start, actors)

@@ -20,6 +20,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
 from typing import Literal
@@ -126,7 +127,7 @@ class TimedEngine:
         if self._trace:
             whole = self._trace[int(_uniform(sample) * len(self._trace))]
         else:
-            spread = self._sigma * _normal(stream_key(self._seed, xxhash.xxh3_64_intdigest(prompt.tobytes())))
+            spread = self._sigma * _spread(stream_key(self._seed, xxhash.xxh3_64_intdigest(prompt.tobytes())))
             whole = round(self._median * math.exp(spread + self._noise * _normal(sample)))
         return max(1, whole - limits.offset)
 
@@ -140,9 +141,10 @@ class TimedEngine:
         wanted = self.length(tokens, limits)
         length, stops = min(wanted, limits.max_tokens), wanted <= limits.max_tokens
         asked = _Request(request, limits, length, stops, loop.time(), loop.create_future())
-        self._advance()
+        if not self._waiting:
+            self._advance()
+            loop.call_soon(self._advance)  # once for all that come in this turn of the loop
         self._waiting.append(asked)
-        self._advance()
         try:
             return await asked.future
         except asyncio.CancelledError:
@@ -307,6 +309,10 @@ def _uniform(key: int) -> float:
 
 def _normal(key: int) -> float:
     return _NORMAL.inv_cdf(max(_uniform(key), 2.0**-53))
+
+
+_spread = lru_cache(4096)(_normal)
+"""That of a prompt, which has many samples."""
 
 
 def _tokens(limits: Limits, count: int, finish: Finish) -> np.ndarray:

@@ -91,6 +91,23 @@ def test_the_first_done_are_kept_and_the_others_are_recalled_in_the_same_turn() 
     assert house.state.replay.entries[0].stage is Stage.DEFERRED, "too late: its round is closed"
 
 
+def test_spare_groups_start_in_the_same_turn_as_those_that_have_places() -> None:
+    house = House(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5), actors=1)
+    house.hello("learner", "actor-0")
+    house.publish(0)
+    assert not house.leases()
+    house.apply(0)
+    assert house.leases() == list(range(6)) and set(house.state.replay.spares) == {4, 5}
+
+
+def test_near_the_end_of_the_data_there_are_as_many_spares_as_prompts() -> None:
+    house = House(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5), actors=1, last_batch=1)
+    house.hello("learner", "actor-0")
+    house.publish(0)
+    house.apply(0)
+    assert house.leases() == list(range(4)) and not house.state.replay.spares
+
+
 def test_a_long_round_takes_from_the_queue_alone_first_in_first_out() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
     deferred: list[int] = []
