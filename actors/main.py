@@ -118,7 +118,10 @@ async def serve(role: Role) -> None:
     )
     subscriber.relay = build_relay(role, subscriber)
     client.relay = subscriber.relay.offer if subscriber.relay else None
-    worker = Worker(task, engine, reward_function(task, pool), client, rollout, subscriber.digests)
+    # While a verifier computes here, the actor sends no sign of life.
+    step_timeout = min(rewards.timeout, config.buffer.heartbeat_timeout / 2)
+    reward = reward_function(task, pool, timeout=rewards.timeout, step_timeout=step_timeout)
+    worker = Worker(task, engine, reward, client, rollout, subscriber.digests)
     session = Session(client, worker, subscriber)
     client.hello()
     jobs = [session.receive(), session.renew_when_cut(), _heartbeat(client, worker, subscriber, pool), subscriber.run()]

@@ -1,24 +1,36 @@
 """From a task to the reward function that workflows call: in this process, or in the reward pool.
 
 A cheap verifier runs where the workflow runs. A task whose verifier may be slow, hang or crash has `verification`
-(see `areal_like.interfaces.PooledTask`), and its calls go to the pool.
+(see `areal_like.interfaces.PooledTask`), and its calls go to the pool. Either way an answer that can't be verified in
+time earns 0 (RollPacker, §4), and is counted.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 
 import numpy as np
 import xxhash
 
 from actors.reward_pool import RewardError, RewardPool, RewardTimeout
+from actors.time_limit import Overtime, within
 from areal_like.interfaces import PooledTask, RewardFunction, Task
 from areal_like.types import Prompt
 
+log = logging.getLogger(__name__)
+WARNINGS = 5
 
-def reward_function(task: Task, pool: RewardPool) -> RewardFunction:
+
+def reward_function(
+    task: Task, pool: RewardPool, *, timeout: float = 30.0, step_timeout: float = 15.0
+) -> RewardFunction:
     """`async (prompt, tokens) -> float` for this task. The pool starts no process before the first pooled call. Raises
-    RewardError, and nothing else, whatever goes wrong in the task's code: that costs the sample, not its group."""
+    RewardError, and nothing else, whatever goes wrong in the task's code: that costs the sample, not its group.
+
+    timeout, step_timeout: seconds of a verifier in this process, in all and of what it computes between two awaits,
+        for which the actor stands still (see `actors.time_limit`). The pool has limits of its own.
+    """
 
     async def pooled(prompt: Prompt, tokens: np.ndarray) -> float:
         assert isinstance(task, PooledTask)
@@ -26,9 +38,18 @@ def reward_function(task: Task, pool: RewardPool) -> RewardFunction:
         try:
             return await pool.score(verifier, *arguments, case=xxhash.xxh3_64_intdigest(prompt.tokens.tobytes()))
         except RewardTimeout:
-            return 0.0  # an answer that can't be verified in time earns nothing (RollPacker, §4); the pool counts it
+            return 0.0  # the pool counts it
 
-    verify = pooled if isinstance(task, PooledTask) else task.reward
+    async def here(prompt: Prompt, tokens: np.ndarray) -> float:
+        try:
+            return await within(timeout, step_timeout, task.reward(prompt, tokens))
+        except Overtime as error:
+            pool.timeouts += 1
+            if pool.timeouts <= WARNINGS:
+                log.warning("the task's verifier: %s, so the answer earns 0 (slow ones belong to the pool)", error)
+            return 0.0
+
+    verify = pooled if isinstance(task, PooledTask) else here
 
     async def reward(prompt: Prompt, tokens: np.ndarray) -> float:
         try:

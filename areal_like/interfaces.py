@@ -37,7 +37,8 @@ class Task(Protocol):
         ...
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
-        """Score a response (int32 [R], filler excluded)."""
+        """Score a response (int32 [R], filler excluded). Runs in the actor, which stands still while this computes: a
+        call that overruns `rewards.timeout` earns 0. What may take long belongs into a `PooledTask`."""
         ...
 
 

@@ -142,11 +142,11 @@ def _servers(fleet: Fleet) -> dict[str, float]:
 
 def _rewards(fleet: Fleet) -> dict[str, float]:
     """Of verifiers that run in processes of their own: totals over the actors there are, and the slowest actor's
-    seconds. Nothing where no such verifier has been called."""
-    if not fleet.total("reward_calls"):
-        return {}
+    seconds. Of those that run in the actors: what has gone wrong, if something has."""
     totals = ("calls", "timeouts", "errors", "crashes", "kills", "resamples", "waiting")
     found = {f"rewards/{name}": fleet.total(f"reward_{name}") for name in totals}
+    if not fleet.total("reward_calls"):
+        return {name: value for name, value in found.items() if value}
     for name in ("seconds_p50", "seconds_p99"):
         found[f"rewards/{name}"] = max(actor.stats.get(f"reward_{name}", 0.0) for actor in fleet)
     return found

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -277,6 +278,71 @@ def test_a_verifier_of_this_process_that_crashes_costs_its_sample_as_one_in_the_
             with pytest.raises(RewardError, match="the task's verifier"):
                 await reward_function(task, pool)(task.prompt("train", 0), np.array([3], np.int32))
         assert pool.calls == 0
+
+    in_pool(test)
+
+
+def spin_while_it_may():
+    while True:
+        try:
+            while True:
+                pass
+        except Exception:
+            continue
+
+
+@pytest.mark.parametrize("hang", ["waits", "computes", "matches", "computes after waiting"])
+def test_a_verifier_of_this_process_that_hangs_earns_nothing_and_the_actor_goes_on(hang):
+    class Hanging(Copy):
+        async def reward(self, prompt, tokens):
+            if tokens[0] == 3:
+                return 1.0
+            if hang == "waits":
+                await asyncio.sleep(3600)
+            if hang == "matches":
+                re.match("(a|a)*b", "a" * 60)
+            if hang == "computes after waiting":
+                await asyncio.sleep(0.01)
+            spin_while_it_may()
+
+    async def test(pool):
+        task = Hanging(0, digits=4)
+        reward = reward_function(task, pool, timeout=0.3 if hang == "waits" else 3600, step_timeout=0.2)
+        answers = [np.array([token], np.int32) for token in (3, 4, 3, 4)]
+        found = await asyncio.gather(*(reward(task.prompt("train", 0), answer) for answer in answers))
+        assert found == [1.0, 0.0, 1.0, 0.0] and pool.timeouts == 2
+        await asyncio.sleep(0.5)  # no timer is left
+
+    in_pool(test)
+
+
+def test_a_verifier_that_is_cancelled_or_times_out_by_itself_does_what_it_did():
+    async def seconds_out(prompt, tokens):
+        raise TimeoutError("its own")
+
+    class Own(Copy):
+        reward = staticmethod(seconds_out)
+
+    class Waiting(Copy):
+        async def reward(self, prompt, tokens):
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                cleaned.append(True)
+
+    cleaned = []
+
+    async def test(pool):
+        task = Own(0, digits=4)
+        with pytest.raises(RewardError, match="TimeoutError: its own"):
+            await reward_function(task, pool)(task.prompt("train", 0), np.array([3], np.int32))
+        task = Waiting(0, digits=4)
+        call = asyncio.create_task(reward_function(task, pool)(task.prompt("train", 0), np.array([3], np.int32)))
+        await asyncio.sleep(0.05)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert cleaned and not pool.timeouts
 
     in_pool(test)
 
