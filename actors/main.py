@@ -24,6 +24,7 @@ from areal_like.config import heldout_workflow
 from areal_like.keys import KeysError
 from areal_like.process import EXIT_TERMINATED, Role, Terminated, end_gently, run_role
 from areal_like.registry import bind, build, resolve
+from areal_like.spans import Spans
 from areal_like.weights.state import State
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber
         stats["wall_seconds"] = time.monotonic() - worker.started_at if worker.started_at else 0.0
         stats |= subscriber.stats() | counts.stats()
         client.heartbeat(stats)
+        worker.note_spans()
         await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
@@ -113,15 +115,15 @@ async def serve(role: Role) -> None:
     link = {"link_timeout": config.buffer.heartbeat_timeout, "keys": role.keys}
     buffer = role.find("buffer")
     client = ActorClient(buffer, role.name, engine.slots, shared_bytes=role.config.buffer.shared_bytes, **link)
-    subscriber = Subscriber(
-        engine, role.name, client.applied, state=state, sweep_every=config.weights.sweep_every, **link
-    )
+    spans = Spans(role.run, role.name)
+    more = {"state": state, "sweep_every": config.weights.sweep_every, "spans": spans}
+    subscriber = Subscriber(engine, role.name, client.applied, **more, **link)
     subscriber.relay = build_relay(role, subscriber)
     client.relay = subscriber.relay.offer if subscriber.relay else None
     # While a verifier computes here, the actor sends no sign of life.
     step_timeout = min(rewards.timeout, config.buffer.heartbeat_timeout / 2)
     reward = reward_function(task, pool, timeout=rewards.timeout, step_timeout=step_timeout)
-    worker = Worker(task, engine, reward, client, rollout, subscriber.digests)
+    worker = Worker(task, engine, reward, client, rollout, subscriber.digests, spans)
     session = Session(client, worker, subscriber)
     client.hello()
     jobs = [session.receive(), session.renew_when_cut(), _heartbeat(client, worker, subscriber, pool), subscriber.run()]

@@ -29,6 +29,7 @@ from actors.relay import Relay
 from actors.sources import Row, Sources, Superseded, Unreachable
 from areal_like.bus import AsyncDealer, BusError
 from areal_like.interfaces import RolloutEngine
+from areal_like.spans import Spans
 from areal_like.weights.delta import largest
 from areal_like.weights.history import HEADS
 from areal_like.weights.layout import Layout
@@ -57,8 +58,10 @@ class Subscriber:
         sweep_every: int = 100,
         link_timeout: float | None = None,
         keys: str | None = None,
+        spans: Spans | None = None,
     ):
         self.engine, self.name, self.applied = engine, name, applied
+        self._spans = spans or Spans()
         self.sources = Sources(name, partial(AsyncDealer, link_timeout=link_timeout, keys=keys))
         self.relay: Relay | None = None
         self._newest: dict[str, Any] | None = None
@@ -142,7 +145,8 @@ class Subscriber:
         if self.replica.version != version:
             raise BusError(f"{self.name}: version {version} arrived with wrong bits {TRIES} times")
         await asyncio.sleep(0)  # sequences that run get a decode step here: they stand still for the load alone
-        await self.engine.load(Update(version, digest, self.replica.state, self.replica.changes()))
+        with self._spans.during("update"):
+            await self.engine.load(Update(version, digest, self.replica.state, self.replica.changes()))
 
     def _specs(self, manifest: dict[str, Any]) -> list[TensorSpec]:
         specs = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in manifest["tensors"]]

@@ -22,6 +22,7 @@ from areal_like.client import ActorClient
 from areal_like.interfaces import RewardFunction, RolloutEngine, Task
 from areal_like.partials import encode_partial
 from areal_like.sampling import stream_key
+from areal_like.spans import Busy, Spans
 from areal_like.types import Carried, Group, Lease, Limits, Prompt, Sample, SoFar
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class _Running:
 
 class Worker:
     """Runs leases on an engine and reports to the buffer through `client`. `digests` maps versions to the digest of
-    their weights; the subscriber fills it before the engine samples with them."""
+    their weights; the subscriber fills it before the engine samples with them. `spans`: where it says when it works."""
 
     def __init__(
         self,
@@ -71,9 +72,12 @@ class Worker:
         client: ActorClient,
         rollout: Rollout,
         digests: dict[int, str],
+        spans: Spans | None = None,
     ):
         self.task, self.engine, self.reward, self.client, self.rollout = task, engine, reward, client, rollout
         self.digests = digests
+        spans = spans or Spans()
+        self._generating, self._evaluating = Busy(spans, "generate"), Busy(spans, "evaluate")
         self._groups: dict[int, _Running] = {}
         self._active = self._ended = self._failures = 0
         self._credit_is_due = False
@@ -159,6 +163,7 @@ class Worker:
     def _sample_ended(self, sample: asyncio.Task | None) -> None:
         """A slot of the engine is free. The buffer is told once for all that ended in this turn of the loop."""
         if sample:
+            self._generating.leave()
             self._active -= 1
             self._ended += 1
         if not self._credit_is_due:
@@ -168,6 +173,11 @@ class Worker:
     def _send_credit(self) -> None:
         self._credit_is_due = False
         self.client.credit(self._ended)
+
+    def note_spans(self) -> None:
+        """Write down what has been worked on so far (`areal_like.spans`)."""
+        self._generating.so_far()
+        self._evaluating.so_far()
 
     @staticmethod
     def _spawn(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task:
@@ -242,6 +252,7 @@ class Worker:
     def _spawn_sample(self, group: _Running, prompt: Prompt, index: int) -> asyncio.Task:
         sample = asyncio.get_running_loop().create_task(self._run_sample(group, prompt, index))
         self._active += 1
+        self._generating.enter()
         group.samples.append(sample)
         sample.add_done_callback(self._sample_ended)
         return sample
@@ -287,6 +298,7 @@ class Worker:
     async def _evaluate(self, lease: Lease) -> None:
         """One held-out prompt, without filler. One that fails counts as reward 0: it must not hold up the others."""
         reward, length, versions = 0.0, 0, (self.engine.version, self.engine.version)
+        self._evaluating.enter()
         try:
             prompt = self.task.prompt(lease.split, lease.row)
             key = stream_key(self.rollout.seed, _HELDOUT_STREAM, lease.row)
@@ -297,6 +309,8 @@ class Worker:
                 versions = (sample.oldest_version, sample.newest_version)
         except Exception:
             self._log_failure(f"held-out row {lease.row}")
+        finally:
+            self._evaluating.leave()
         self.client.evaluated(lease.group_id, float(reward), length, versions)
 
 

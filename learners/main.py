@@ -27,6 +27,7 @@ from areal_like.interfaces import Trainer
 from areal_like.metrics import MetricsLog
 from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, end_gently, on_pause, run_role
 from areal_like.registry import bind, build, resolve
+from areal_like.spans import Spans
 from areal_like.types import Batch
 from learners.attestation import Attestation
 from learners.publication import Alone, Coding, Others
@@ -90,6 +91,7 @@ class TrainLoop:
     ):
         self.run_folder, self.config, self.trainer, self.client = role.run, role.config, trainer, client
         self.publisher, self.attestation, self.metrics = publisher, attestation, metrics
+        self.spans = Spans(role.run, role.name)
         self.progress = Progress()
         self.digest = ""
         self._published = -1
@@ -152,13 +154,13 @@ class TrainLoop:
 
     def _train(self, batch: Batch) -> dict[str, Any]:
         """Raises ValueError where a group holds a token that the model does not know: the buffer can't see that."""
-        with _known_tokens(batch):
+        with _known_tokens(batch), self.spans.during("train"):
             return self.trainer.train(batch)
 
     def _take(self, part: Batch) -> None:
         begin = time.monotonic()
         self.attestation.check(part)
-        with _known_tokens(part):
+        with _known_tokens(part), self.spans.during("take"):
             self.trainer.take(part)  # type: ignore[attr-defined]
         self._early += len(part.groups)
         self._early_seconds += time.monotonic() - begin
@@ -183,7 +185,8 @@ class TrainLoop:
         if not checkpoints.is_due(steps, self.config.checkpoint.every, interval) and (not last or steps % interval):
             return
         meta = dataclasses.asdict(self.progress)
-        checkpoints.write(self.run_folder, steps, self.trainer.save_state, meta, self.config.checkpoint.keep)
+        with self.spans.during("checkpoint"):
+            checkpoints.write(self.run_folder, steps, self.trainer.save_state, meta, self.config.checkpoint.keep)
         self.client.checkpointed(steps)
 
     def _next_batch(self) -> tuple[Any, dict[str, Any]]:
@@ -198,7 +201,8 @@ class TrainLoop:
     def _publish(self, version: int | None = None) -> float:
         """Have the current weights published as the current version (or another), while training goes on; returns the
         seconds for which it stood still."""
-        return self.publisher.publish(self.version if version is None else version, self.trainer.snapshot)
+        with self.spans.during("publish"):
+            return self.publisher.publish(self.version if version is None else version, self.trainer.snapshot)
 
     def _write(self, row: dict[str, Any], info: dict[str, Any]) -> None:
         progress, evaluations = self.progress, info.pop("evaluations")

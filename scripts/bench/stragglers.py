@@ -38,6 +38,7 @@ from areal_like.types import Limits
 from buffer.journal import scan
 from buffer.sizing import Lengths, Sagc
 from scripts.ledger import TRAINED, Books, bias
+from scripts.timeline import draw, legend, timeline
 
 STEPS, LONG = 20, 80
 GROUPS, GROUP_SIZE = 32, 8
@@ -45,6 +46,7 @@ MEDIAN, CAP, NOISE = 100, 16, 0.5
 """Tokens; longest response over the median; spread within a prompt."""
 BASE, PER_TOKEN = 0.02, 5e-6
 """Seconds of a train step: about a sixth of a plain synchronous one."""
+DRAWN_SECONDS = 8.0
 SETTINGS = {"8k": 6.0, "16k": 9.0, "32k": 12.0}
 """p99 / p50 of response lengths."""
 SYNC = ["mode=sync"]
@@ -171,33 +173,22 @@ def simulate(steps: int = 4000, samples: int = 128, budget: float = 0.3) -> dict
 
 
 def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
-    """Per mode over time: above, when actors generated for a batch; below, when the learner trained; white: waiting."""
+    """Of each mode the first seconds, a line per process: who generated, waited, trained."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(10, 0.6 * len(found) + 1))
-    for place, (mode, run) in enumerate(found.items()):
-        ends = np.array([row["seconds"] for row in run["rows"]])
-        trained = np.array([row["train/step_seconds"] for row in run["rows"]])
-        streamed = np.array([row.get("stream/seconds", 0.0) for row in run["rows"]])
-        begins = np.concatenate([[0.0], ends[:-1]])
-        generated = ends - begins - (0.0 if mode.startswith("async") else trained)
-        long = np.array([row.get("rounds/long", 0.0) > 0 for row in run["rows"]])
-        for these, colour in ((long, "tab:orange"), (~long, "tab:blue")):
-            axis.broken_barh(list(zip(begins[these], generated[these], strict=True)), (place - 0.4, 0.4), color=colour)
-        early = list(zip(ends - trained - streamed, streamed, strict=True))
-        axis.broken_barh(early, (place, 0.4), color="yellowgreen")
-        axis.broken_barh(list(zip(ends - trained, trained, strict=True)), (place, 0.4), color="tab:green")
-    axis.set_yticks(range(len(found)), list(found))
-    axis.invert_yaxis()
-    colours = (
-        "blue: a round is generated, orange: a long one; green: the learner trains, light: on groups that came early"
-    )
-    axis.set_xlabel(f"seconds ({colours})")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure, axes = plt.subplots(len(found), sharex=True, figsize=(12, 0.95 * len(found) + 1.4))
+    drawn = [timeline(run["folder"], end=DRAWN_SECONDS) for run in found.values()]
+    for axis, (mode, run), lines in zip(axes, found.items(), drawn, strict=True):
+        draw(axis, lines)
+        axis.set_title(f"{mode}: {run['over_sync']:.2f} × sync", loc="left", fontsize="medium", pad=3)
+    axes[-1].set_xlim(0, DRAWN_SECONDS)
+    axes[-1].set_xlabel("seconds")
+    figure.tight_layout(rect=(0, 0, 1, 0.97))
+    legend(figure, drawn)
+    figure.savefig(path, dpi=100)
 
 
 def _key(mode: str) -> str:

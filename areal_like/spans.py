@@ -1,0 +1,113 @@
+"""Who did what when: every process writes down the spans of time in which it worked, for `scripts.timeline`.
+
+A file per role, `spans/ROLE.jsonl` in the run's folder, with an object per span: `name`, and `begin` and `end` in
+seconds since 1970. Adjacent spans of a name are one: what goes on for long is written a piece at a time, so that little
+of it is lost with the process. A disk that is full ends the writing, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+log = logging.getLogger(__name__)
+FOLDER = "spans"
+GAP_SECONDS = 0.0005
+"""Spans that are closer than this are adjacent."""
+
+
+class Span(NamedTuple):
+    name: str
+    begin: float
+    end: float
+
+
+class Spans:
+    """Of one process: of `role`, in the folder of a run (None: they are not written)."""
+
+    def __init__(self, run: Path | None = None, role: str = ""):
+        self._file = None
+        self._since_1970 = time.time() - time.monotonic()
+        if run:
+            try:
+                (run / FOLDER).mkdir(exist_ok=True)
+                self._file = (run / FOLDER / f"{role}.jsonl").open("a", buffering=1)
+            except OSError as error:
+                log.warning("this process has no timeline: %s", error)
+
+    def add(self, name: str, begin: float, end: float) -> None:
+        """A span between two times of `time.monotonic`."""
+        if self._file and end > begin:
+            begin, end = begin + self._since_1970, end + self._since_1970
+            try:
+                self._file.write(f'{{"name": "{name}", "begin": {begin:.6f}, "end": {end:.6f}}}\n')
+            except OSError as error:
+                log.warning("the timeline of this process ends here: %s", error)
+                self._file = None
+
+    @contextmanager
+    def during(self, name: str) -> Iterator[None]:
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.add(name, begin, time.monotonic())
+
+
+class Busy:
+    """Spans in which at least one of several things is under way."""
+
+    def __init__(self, spans: Spans, name: str):
+        self._spans, self._name = spans, name
+        self._count, self._since = 0, 0.0
+
+    def enter(self) -> None:
+        if not self._count:
+            self._since = time.monotonic()
+        self._count += 1
+
+    def leave(self) -> None:
+        self._count -= 1
+        if not self._count:
+            self._spans.add(self._name, self._since, time.monotonic())
+
+    def so_far(self) -> None:
+        """Write down what there is of a span that goes on."""
+        if self._count:
+            now = time.monotonic()
+            self._spans.add(self._name, self._since, now)
+            self._since = now
+
+
+def read(run: Path) -> dict[str, list[Span]]:
+    """Role → its spans in order of their begin, adjacent ones joined; of a file that is being written, the whole lines.
+    Empty for a run that has written none."""
+    return {path.stem: _joined(path) for path in sorted((run / FOLDER).glob("*.jsonl"))}
+
+
+def _joined(path: Path) -> list[Span]:
+    found: list[Span] = []
+    newest: dict[str, int] = {}
+    lines = path.read_text(errors="replace").splitlines(keepends=True)
+    for span in sorted(filter(None, map(_span, lines)), key=lambda span: span.begin):
+        place = newest.get(span.name)
+        if place is not None and span.begin - found[place].end < GAP_SECONDS:
+            found[place] = found[place]._replace(end=max(span.end, found[place].end))
+        else:
+            newest[span.name] = len(found)
+            found.append(span)
+    return found
+
+
+def _span(line: str) -> Span | None:
+    """None for a line that is torn or damaged."""
+    try:
+        row = json.loads(line)
+        return Span(str(row["name"]), float(row["begin"]), float(row["end"]))
+    except (ValueError, KeyError, TypeError):
+        return None

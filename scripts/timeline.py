@@ -1,0 +1,166 @@
+"""Who worked and who waited: `python -m scripts.timeline RUN [--plot F] [--trace F] [--begin S] [--end S]`.
+
+Prints of each process how much of the time it spent at what, and waited; `--plot` draws it, and `--trace` writes it as
+trace events, which https://ui.perfetto.dev shows. Works while a run is under way. Clocks of hosts are not compared.
+
+An actor generates, evaluates (held-out prompts), or has an update of its weights; a learner trains, takes gradients of
+groups while others still run (`learner.stream`), publishes, or writes a checkpoint. What is left is waiting: for
+another process, or for the disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from areal_like.spans import Span, read
+
+COLOURS = {
+    "generate": "tab:blue",
+    "evaluate": "tab:cyan",
+    "update": "tab:red",
+    "train": "tab:green",
+    "take": "yellowgreen",
+    "publish": "tab:orange",
+    "checkpoint": "tab:brown",
+}
+WAITS = "waits"
+Timeline = dict[str, list[Span]]
+"""Role → spans, in seconds since the first of them, in order."""
+
+
+def timeline(run: Path, begin: float = 0.0, end: float = math.inf) -> Timeline:
+    """What a run has written down, between two times. Raises ValueError where there is nothing."""
+    found = {role: spans for role, spans in read(run).items() if spans}
+    if not found:
+        raise ValueError(f"{run} has no spans: is it the folder of a run, and has it begun?")
+    first = min(spans[0].begin for spans in found.values())
+    cut = {role: [_cut(span, first, begin, end) for span in spans] for role, spans in found.items()}
+    return {role: [span for span in spans if span.end > span.begin] for role, spans in sorted(cut.items(), key=_place)}
+
+
+def _cut(span: Span, first: float, begin: float, end: float) -> Span:
+    return Span(span.name, max(span.begin - first, begin), min(span.end - first, end))
+
+
+def _place(entry: tuple[str, Any]) -> tuple[bool, int, str]:
+    """Actors by number, then the others."""
+    role = entry[0]
+    number = role.rpartition("-")[2]
+    return not role.startswith("actor"), int(number) if number.isdigit() else 0, role
+
+
+def window(found: Timeline) -> tuple[float, float]:
+    """Begin and end of all that was done."""
+    spans = [span for spans in found.values() for span in spans]
+    return min((span.begin for span in spans), default=0.0), max((span.end for span in spans), default=0.0)
+
+
+def shares(found: Timeline) -> dict[str, dict[str, float]]:
+    """Role → what it did → share of the time between the first begin and the last end; `waits`: in no span at all."""
+    begin, end = window(found)
+    total = max(end - begin, 1e-9)
+    table = {}
+    for role, spans in found.items():
+        row = {name: sum(s.end - s.begin for s in spans if s.name == name) / total for name in {s.name for s in spans}}
+        row[WAITS] = 1.0 - _covered(spans) / total
+        table[role] = row
+    return table
+
+
+def _covered(spans: list[Span]) -> float:
+    """Seconds in at least one span; they are in order of their begin."""
+    covered, until = 0.0, -math.inf
+    for span in spans:
+        covered += max(0.0, span.end - max(span.begin, until))
+        until = max(until, span.end)
+    return covered
+
+
+def draw(axis: Any, found: Timeline) -> None:
+    """A line per process on a matplotlib axis, the first at the top; white: it waits."""
+    for place, (_, spans) in enumerate(found.items()):
+        for name in COLOURS:
+            bars = [(span.begin, span.end - span.begin) for span in spans if span.name == name]
+            axis.broken_barh(bars, (place - 0.4, 0.8), color=COLOURS[name])
+    axis.set_yticks(range(len(found)), list(found))
+    axis.set_ylim(len(found) - 0.5, -0.5)
+
+
+def legend(figure: Any, found: list[Timeline]) -> None:
+    from matplotlib.patches import Patch
+
+    used = {span.name for each in found for spans in each.values() for span in spans}
+    names = [name for name in COLOURS if name in used]
+    handles = [Patch(color=COLOURS[name], label=name) for name in names] + [
+        Patch(facecolor="white", edgecolor="grey", label=WAITS)
+    ]
+    figure.legend(handles=handles, loc="upper center", ncols=len(handles), frameon=False)
+
+
+def plot(found: Timeline, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(12, 0.4 * len(found) + 1.4))
+    draw(axis, found)
+    axis.set_xlabel("seconds")
+    legend(figure, [found])
+    figure.tight_layout(rect=(0, 0, 1, 0.9))
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def trace_events(found: Timeline) -> list[dict[str, Any]]:
+    """As the Trace Event Format has it: complete events ("X") with times in microseconds, a process per role."""
+    events: list[dict[str, Any]] = []
+    for number, (role, spans) in enumerate(found.items()):
+        events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": role}})
+        for span in spans:
+            times = {"ts": span.begin * 1e6, "dur": (span.end - span.begin) * 1e6}
+            events.append({"ph": "X", "name": span.name, "pid": number, "tid": 0, **times})
+    return events
+
+
+def show(found: Timeline, console: Console) -> None:
+    names = [name for name in COLOURS if any(span.name == name for spans in found.values() for span in spans)]
+    begin, end = window(found)
+    table = Table(title=f"{end - begin:.1f} s: share of the time", title_justify="left")
+    for column in ("", *names, WAITS):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for role, row in shares(found).items():
+        cells = [f"{row[name]:.0%}" if name in row else "" for name in (*names, WAITS)]
+        table.add_row(role, *cells)
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m scripts.timeline", description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, help="the folder of a run")
+    parser.add_argument("--plot", type=Path, help="draw it here (png, pdf, svg)")
+    parser.add_argument("--trace", type=Path, help="write trace events here (json), for https://ui.perfetto.dev")
+    parser.add_argument("--begin", type=float, default=0.0, help="seconds after the first span (default: 0)")
+    parser.add_argument("--end", type=float, default=math.inf, help="seconds after the first span (default: the last)")
+    args = parser.parse_args()
+    try:
+        found = timeline(args.run, args.begin, args.end)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    show(found, Console(width=None if sys.stdout.isatty() else 110))
+    if args.plot:
+        plot(found, args.plot)
+    if args.trace:
+        args.trace.write_text(json.dumps({"traceEvents": trace_events(found)}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
