@@ -40,9 +40,12 @@ def reward_function(
         except RewardTimeout:
             return 0.0  # the pool counts it
 
+    async def called(prompt: Prompt, tokens: np.ndarray) -> float:
+        return await task.reward(prompt, tokens)  # what computes before it returns something to wait for is timed, too
+
     async def here(prompt: Prompt, tokens: np.ndarray) -> float:
         try:
-            return await within(timeout, step_timeout, task.reward(prompt, tokens))
+            return await within(timeout, step_timeout, called(prompt, tokens))
         except Overtime as error:
             pool.timeouts += 1
             if pool.timeouts <= WARNINGS:

@@ -3,7 +3,11 @@
 What waits is cancelled, as ever. What computes holds up the whole actor, and no task can end it: so every step of the
 coroutine, from one await to the next, is made under an interval timer whose signal raises an exception in it. That
 ends Python code, regular expressions among it; code in C that never looks at signals goes on, and then the buffer
-takes the actor for dead.
+takes the actor for dead. What a coroutine hands to tasks of its own is not timed, save by the limit on all of it.
+
+There is one such timer and one handler of its signal per process, and others use them: SIGTERM's last resort
+(`areal_like.process`), and verifiers with limits of their own. So both are put back after each step, and an alarm of
+others that is due sooner, or is set within the step, is let be.
 """
 
 from __future__ import annotations
@@ -11,12 +15,15 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 AGAIN_SECONDS = 1.0
 """How often the exception is raised anew in code that has caught it."""
+
+_SOON = 1e-6
 
 
 class Overtime(TimeoutError):
@@ -69,12 +76,23 @@ class _Steps:
     def _timed(self, resume: Callable[[Any], Any], value: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
             return resume(value)
-        signal.signal(signal.SIGALRM, _overrun)
-        signal.setitimer(signal.ITIMER_REAL, self._seconds, AGAIN_SECONDS)
+        before = signal.signal(signal.SIGALRM, _overrun)
+        left, every = signal.setitimer(signal.ITIMER_REAL, self._seconds, AGAIN_SECONDS)
+        begin = time.monotonic()
+        if 0 < left < self._seconds:
+            signal.signal(signal.SIGALRM, before)
+            signal.setitimer(signal.ITIMER_REAL, left, every)
+            return resume(value)
         try:
             return resume(value)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            new, again = signal.setitimer(signal.ITIMER_REAL, 0)
+            if signal.getsignal(signal.SIGALRM) is _overrun:
+                signal.signal(signal.SIGALRM, before)
+            if new and not again:  # ours is raised again and again, so this is an alarm that was set within the step
+                signal.setitimer(signal.ITIMER_REAL, new)
+            elif left:
+                signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - begin), _SOON), every)
 
 
 def _overrun(number: int, frame: Any) -> None:
