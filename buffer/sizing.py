@@ -95,8 +95,9 @@ class Sagc(Sizing):
         weight: float = 1.0,
     ):
         super().__init__(group_size=group_size)
-        if not candidates or min(candidates) < 2 or sorted(set(candidates)) != list(candidates):
-            raise ValueError(f"sizing.candidates are ascending sizes of at least 2, not {list(candidates)}")
+        whole = [type(each) is int and each >= 2 for each in candidates]
+        if not whole or not all(whole) or sorted(set(candidates)) != list(candidates):
+            raise ValueError(f"sizing.candidates are ascending whole numbers of at least 2, not {list(candidates)}")
         if not 0 < budget < 1 or straggler_ratio <= 1 or not 0 < forget <= 1 or weight <= 0:
             raise ValueError("sizing: want 0 < budget < 1, straggler_ratio > 1, 0 < forget <= 1 and weight > 0")
         self.candidates = tuple(candidates)

@@ -79,3 +79,9 @@ def test_a_batch_keeps_its_samples() -> None:
     assert check_sizes(Sagc(group_size=8), 16) == 128 == check_sizes(Fixed(group_size=8), 16)
     with pytest.raises(ValueError, match="groups of 32 can't make up a batch of 48"):
         check_sizes(Sagc(group_size=8), 6)
+
+
+@pytest.mark.parametrize("candidates", [[], [1, 8], [8, 4], [4, 4], [4.0, 8.0], ["few", "many"], [True, 8]])
+def test_candidates_are_ascending_whole_numbers(candidates: list) -> None:
+    with pytest.raises(ValueError, match=r"sizing\.candidates are ascending whole numbers of at least 2, not \["):
+        Sagc(candidates=candidates)
