@@ -1,22 +1,27 @@
-"""How many sequences an engine runs at once where memory for keys and values is short: up by one, down by half. Pure.
+"""How many sequences an engine runs at once where memory for keys and values is short: up by one, down by half.
 
 Additive increase, multiplicative decrease (as congestion control does it, and for the same reason: nobody knows how
 long sequences will become): each time that running sequences outgrow their memory, and some must be put back, the limit
-falls to half of what ran; after `INTERVAL` decode steps in peace it rises by one. RollPacker's planner (arXiv
-2509.21009) reacts to preemptions by the degree of tensor parallelism instead.
+falls to half of what ran; after a while in peace (`INTERVAL` decode steps of the embedded engine; a look at the
+counters of servers) it rises by one. RollPacker's planner (arXiv 2509.21009) reacts to preemptions by the degree of
+tensor parallelism instead.
 """
 
 from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
 
 INTERVAL = 32
 
 
 class Concurrency:
-    """`most`: the limit never rises above it. It begins there."""
+    """The rule alone. `most`: the limit never rises above it. It begins there. `interval`: steps in peace per rise."""
 
-    def __init__(self, most: int):
+    def __init__(self, most: int, interval: int = INTERVAL):
         self.limit = self._most = most
-        self._peaceful = 0
+        self._interval, self._peaceful = interval, 0
 
     def pressed(self, running: int) -> None:
         """So many ran, and it was too much."""
@@ -25,5 +30,56 @@ class Concurrency:
     def step(self) -> None:
         """A decode step went well."""
         self._peaceful += 1
-        if self._peaceful % INTERVAL == 0:
+        if self._peaceful % self._interval == 0:
             self.limit = min(self._most, self.limit + 1)
+
+
+class Places:
+    """As many places as the rule allows now; who comes when all are taken waits for one, first come first served.
+
+        async with places: ...
+
+    Of `most` places. Those who have one when the limit falls keep it.
+    """
+
+    def __init__(self, most: int):
+        self._rule = Concurrency(most, interval=1)
+        self._taken = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def limit(self) -> int:
+        return self._rule.limit
+
+    def note(self, preemptions: int) -> None:
+        """So many sequences were put back since the last call."""
+        if preemptions:
+            self._rule.pressed(self._taken)
+        else:
+            self._rule.step()
+        self._admit()
+
+    async def __aenter__(self) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._admit()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                with suppress(ValueError):  # `_admit` has passed over it
+                    self._waiting.remove(turn)
+            else:  # it has just been given a place
+                await self.__aexit__()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._taken -= 1
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._taken < self._rule.limit:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self._taken += 1
+                turn.set_result(None)

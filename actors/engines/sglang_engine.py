@@ -32,6 +32,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from actors.engines import sglang_flags, sglang_patch, sglang_weights
+from actors.engines.concurrency import Places
 from actors.engines.sglang_fleet import Fleet
 from actors.engines.sglang_replies import Piece, joined, piece_of, question
 from actors.engines.sglang_server import Server, ServerGone, ServerRefused
@@ -40,6 +41,7 @@ from areal_like.types import Completion, Finish, Limits
 from areal_like.weights.state import State, Update
 
 log = logging.getLogger(__name__)
+_BALANCE_SECONDS = 1.0
 _TRIES = 5
 """Answers in a row without a single token, and without an update that broke them off, before a request is given up."""
 
@@ -64,7 +66,8 @@ class SglangEngine:
     this actor alone. "": start `replicas` servers, each over `tp_size` devices. `max_tp_size`: as memory for keys and
     values runs out, or suffices, servers are exchanged at a weight update for half as many over twice as many devices
     each, up to this, or back (`sglang_fleet`, `parallelism`); null: never. `server`: more of their arguments, as
-    `{mem-fraction-static: 0.8}`. `slots`: most sequences at once, over all servers; more wait. `dtype` of the servers;
+    `{mem-fraction-static: 0.8}`. `slots`: most sequences at once, over all servers; more wait, and while memory runs
+    out fewer run (`concurrency`: looked at once a second; SGLang's own admission goes on below that). `dtype` of them;
     null: float32 on the CPU, else bfloat16.
     `pause_mode`: at an update running sequences stay as they are (in_place), are computed anew under the new weights
     (retract), or are broken off and sent again (abort). `kv_policy`: "flush": what is kept of prompts is never used
@@ -116,7 +119,7 @@ class SglangEngine:
         self._versions = {self._label: 0}
         self._updating = asyncio.Lock()
         self._answered = 0  # since the last update
-        self._free = asyncio.Semaphore(slots)
+        self._places = Places(slots)
         self._calls: set[_Call] = set()
         self._errands: set[asyncio.Task] = set()
         self._closed = False
@@ -174,7 +177,7 @@ class SglangEngine:
     async def _finish(self, call: _Call, tokens: np.ndarray, limits: Limits) -> Completion:
         """Ask until the completion is whole, or aborted."""
         fruitless = 0
-        async with self._free:
+        async with self._places:
             self._totals["joins"] += 1
             while True:
                 done = joined(call.pieces)
@@ -302,7 +305,17 @@ class SglangEngine:
 
     async def watch(self) -> None:
         """Start the servers and keep them running, for ever. Raises RuntimeError when that does not work any more."""
-        await self._fleet.watch(self._equip)
+        balance = asyncio.ensure_future(self._balance())
+        try:
+            await self._fleet.watch(self._equip)
+        finally:
+            balance.cancel()
+
+    async def _balance(self) -> None:
+        """Fewer requests at once while servers put some of them back for want of memory, and more again afterwards."""
+        while True:
+            await asyncio.sleep(_BALANCE_SECONDS)
+            self._places.note(await self._fleet.count())
 
     async def _equip(self, server: Server) -> None:
         """Give a server that has just been started, or joined, its weights; then it may be used. Raises ServerGone,
@@ -324,12 +337,14 @@ class SglangEngine:
 
     def stats(self) -> dict[str, float]:
         """Running totals, and `running`, `waiting` as of now. As of the embedded engine, and: `restarts` of servers;
-        `tp_size` of each now, `replans`: changes of it; `preemptions`: counted where TP is planned only; `patch_bytes`
-        sent to them; `whole_updates`: with all weights; `unchecked_updates`: whose digest the server could not compare;
-        `resampled`: requests sampled anew since their version or their prefix was in doubt."""
+        `tp_size` of each now, `replans`: changes of it; `preemptions` for want of memory; `limit`: how many requests
+        may be at the servers now; `patch_bytes` sent to them; `whole_updates`: with all weights; `unchecked_updates`:
+        whose digest the server could not compare; `resampled`: requests sampled anew since their version or their
+        prefix was in doubt."""
         self._note_busy()
         running = sum(server.load for server in self._servers)
         fleet = {name: float(getattr(self._fleet, name)) for name in ("restarts", "tp_size", "replans", "preemptions")}
+        fleet["limit"] = float(self._places.limit)
         return {**self._totals, **fleet, "running": float(running), "waiting": float(len(self._calls) - running)}
 
     async def close(self) -> None:

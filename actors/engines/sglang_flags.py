@@ -29,7 +29,7 @@ CHANGE_LOGPROBS = ("preferred_sampling_params", "quantization", "speculative_alg
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """The engine's knobs that concern a server; `more` are further arguments. `first_device`: of its `tp_size` GPUs in
-    a row. `counts`: it counts preemptions."""
+    a row."""
 
     device: str
     dtype: str | None
@@ -37,7 +37,6 @@ class Wanted:
     slots: int
     more: dict[str, Any]
     first_device: int = 0
-    counts: bool = False
 
 
 def command(model: PreTrainedModel, folder: Path, wanted: Wanted) -> tuple[list[str], dict[str, str]]:
@@ -62,7 +61,7 @@ def command(model: PreTrainedModel, folder: Path, wanted: Wanted) -> tuple[list[
         "skip-tokenizer-init": True,
         "sleep-on-idle": True,
         "log-level": "warning",
-        "enable-metrics": wanted.counts,
+        "enable-metrics": True,
         "custom-weight-loader": LOAD_FORMAT,
         **_source(model, folder),
         **more,
@@ -84,7 +83,7 @@ def layouts(
         _refuse_plan(model, wanted, replicas, most)
     while tp_size <= (most or wanted.tp_size):
         count = devices // tp_size
-        one = replace(wanted, tp_size=tp_size, slots=-(-wanted.slots // count), counts=(most or 0) > wanted.tp_size)
+        one = replace(wanted, tp_size=tp_size, slots=-(-wanted.slots // count))
         told = [command(model, folder, replace(one, first_device=i * tp_size)) for i in range(count)]
         found[tp_size] = [arguments for arguments, _ in told]
         tp_size *= 2

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 _BREAK_OFF_SECONDS = 30.0
 """Then a server is ended all the same: what it still works on is sampled anew."""
 _ABORT_SECONDS = 0.1
+_COUNT_SECONDS = 10.0
 _RETRACTED = "sglang:num_retracted_requests_total"
 """A server's counter of requests put back for want of memory. (`num_retractions` of an answer counts those put back for
 a weight update, too, and nothing tells which is which.)"""
@@ -35,7 +36,8 @@ a weight update, too, and nothing tells which is which.)"""
 
 class Fleet:
     """`layouts`: TP → arguments of each of its servers (None: it is not ours). With several, TP is planned
-    (`parallelism.py`), from the least on, and `counters` has a folder per server for what it counts."""
+    (`parallelism.py`), from the least on. `counters`: a folder per server of ours for what it counts. `preemptions`: of
+    all servers, as far as they were counted."""
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Fleet:
         self._planner = Parallelism(min(layouts), max(layouts)) if len(layouts) > 1 else None
         self._start_timeout, self._max_restarts = start_timeout, max_restarts
         self._counters, self._counted = dict(zip(servers, counters, strict=False)), Counter[Server]()
+        self._before_plan = 0
         self._failures, self._proven = Counter[Server](), set[Server]()
         self._changed = asyncio.Event()
         self._arrange()
@@ -65,11 +68,11 @@ class Fleet:
         environment: dict[str, str],
         **timing: Any,
     ) -> Fleet:
-        """Servers of ours, with logs (and, where TP is planned, counters) in `folder`."""
-        counters = [folder.resolve() / f"counters-{i}" for i in range(replicas)] if len(layouts) > 1 else []
+        """Servers of ours, with logs and counters in `folder`."""
+        counters = [folder.resolve() / f"counters-{i}" for i in range(replicas)]
         servers = []
         for i in range(replicas):
-            own = environment | ({"PROMETHEUS_MULTIPROC_DIR": str(counters[i])} if counters else {})
+            own = environment | {"PROMETHEUS_MULTIPROC_DIR": str(counters[i])}
             log = folder / f"server-{i}.log"
             servers.append(Server(f"SGLang {i}", arguments=[], environment=own, log=log))
         return cls(servers, layouts, counters=counters, **timing)
@@ -142,8 +145,8 @@ class Fleet:
         ready = [server for server in self._used if server.ready.is_set()]
         if self._planner is None or not ready:
             return False
-        preemptions = sum(await asyncio.gather(*(self._count(server) for server in ready)))
-        self.preemptions += preemptions
+        await self.count()
+        preemptions, self._before_plan = self.preemptions - self._before_plan, self.preemptions
         tp_size = self._planner.step(requests, preemptions)
         if tp_size == self._planned:
             return False
@@ -158,11 +161,18 @@ class Fleet:
             self._changed.set()
         return True
 
+    async def count(self) -> int:
+        """Preemptions of all servers since the last call."""
+        ready = [server for server in self._used if server.ready.is_set()]
+        found = sum(await asyncio.gather(*(self._count(server) for server in ready)))
+        self.preemptions += found
+        return found
+
     async def _count(self, server: Server) -> int:
-        """Its preemptions since the last call."""
         try:
-            total = retracted(await server.text("/metrics"))
-        except (ServerGone, ServerRefused):  # its keeper will see it
+            async with asyncio.timeout(_COUNT_SECONDS):
+                total = retracted(await server.text("/metrics"))
+        except (ServerGone, ServerRefused, TimeoutError):  # its keeper will see it; one that was joined may not count
             return 0
         before, self._counted[server] = self._counted[server], total
         return max(0, total - before)

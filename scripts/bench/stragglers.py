@@ -10,7 +10,8 @@ grows with the cap. These ratios are our choice: the paper has pictures of them 
 
 Besides: SAGC's controller alone, fed with lengths that drift (`simulate`), since a run of seconds says little of shares
 in the long run; and by how much the trained responses are shorter than those that were offered while a run is under way
-(`kept`): by the engine's own lengths, which are known here, and by what `scripts.ledger` makes of what it can see.
+(`kept`, by quarter of the run: what waits in the queue weighs less and less, what was cut is lost): by the engine's
+own lengths, which are known here, and by what `scripts.ledger` makes of what it can see.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,6 +55,7 @@ SYNC = ["mode=sync"]
 TAIL = [*SYNC, "scheduler.oversample_prompts=1.25"]
 RESPONSES = ["scheduler.oversample_responses=1.25"]
 SAGC = ["sizing={name: sagc, candidates: [4, 8, 16, 32], budget: 0.3, straggler_ratio: 3.0}"]
+SAGC_16 = ["sizing={name: sagc, candidates: [4, 8, 16], budget: 0.3, straggler_ratio: 3.0}"]
 STREAM = ["learner.stream=true"]
 MODES = {
     "sync": SYNC,
@@ -61,6 +64,7 @@ MODES = {
     "sagc": [*SYNC, *SAGC],
     "stream": [*SYNC, *STREAM],
     "all": [*TAIL, *RESPONSES, *SAGC, *STREAM],
+    "all, groups up to 16": [*TAIL, *RESPONSES, *SAGC_16, *STREAM],
     "all but sagc": [*TAIL, *RESPONSES, *STREAM],
     "async 1": ["mode=async", "scheduler.max_staleness=1"],
     "async 4": ["mode=async", "scheduler.max_staleness=4"],
@@ -107,24 +111,26 @@ def measure(mode: str, ratio: float, seed: int, folder: Path, steps: int = STEPS
     }
 
 
-def kept(run: Path) -> dict[str, float]:
+def kept(run: Path) -> dict[str, list[float]]:
     """Mean trained length over mean offered length, minus 1: truly, and as the ledger estimates it. Of all until then,
-    averaged over the third quarter of the run, so that the queue of cut prompts is of every length."""
+    averaged over each quarter of the run, so that the queue of cut prompts is of every length."""
     config = load([str(run / "config.yaml")])
     task, engine = build("task", config.task, config.run.seed), build("engine", config.engine)
     records = list(scan(run / "journal"))
+
+    @cache
+    def lengths(group_id: int, row: int, launch: int) -> list[int]:
+        limits = [Limits(MEDIAN * CAP, key=stream_key(config.run.seed, group_id, index)) for index in range(launch)]
+        return [min(engine.length(task.prompt("train", row).tokens, each), MEDIAN * CAP) for each in limits]
+
     true, told = [], []
-    for steps in range(LONG // 2, LONG * 3 // 4):
+    for steps in range(1, LONG + 1):
         books = Books()
         accounts = books.read(records, steps)
-        offered = [
-            min(engine.length(task.prompt("train", row).tokens, Limits(MEDIAN * CAP, key=key)), MEDIAN * CAP)
-            for group_id, row, launch in books.admitted
-            for key in (stream_key(config.run.seed, group_id, index) for index in range(launch))
-        ]
+        offered = [length for admitted in books.admitted for length in lengths(*admitted)]
         true.append(np.mean(accounts[TRAINED].lengths) / np.mean(offered) - 1)
         told.append(bias(accounts, books.offers))
-    return {"kept": float(np.mean(true)), "kept_by_ledger": float(np.mean(told))}
+    return {name: np.reshape(of, (4, -1)).mean(1).tolist() for name, of in (("kept", true), ("kept_by_ledger", told))}
 
 
 def bench(setting: str, repeats: int, folder: Path, console: Console) -> dict[str, dict[str, Any]]:
@@ -219,9 +225,10 @@ def main() -> None:
                 plot(found, args.plot)
         for mode in ("tail, prompts only", "tail"):
             shares = kept(measure(mode, SETTINGS["16k"], 0, Path(folder), LONG, speed=4.0)["folder"])
-            told = ", ".join(f"{name} {share:+.1%}" for name, share in shares.items())
-            console.print(f"trained against offered length, {mode}: {told}", highlight=False)
-            metrics |= {f"{_key(mode)}_{name}": share for name, share in shares.items()}
+            for name, by_quarter in shares.items():
+                told = " ".join(f"{share:+.1%}" for share in by_quarter)
+                console.print(f"trained against offered length, {mode}, {name}, by quarter: {told}", highlight=False)
+                metrics |= {f"{_key(mode)}_{name}_{i + 1}": share for i, share in enumerate(by_quarter)}
     for mode in ("tail", "all"):  # over the settings
         over = [metrics[f"{mode}_over_sync_{setting}"] for setting in args.setting or SETTINGS]
         metrics[f"{mode}_over_sync"], metrics[f"{mode}_over_sync_least"] = (

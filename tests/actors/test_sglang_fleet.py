@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.engines import sglang_flags, sglang_weights
+from actors.engines import sglang_engine, sglang_flags, sglang_weights
 from actors.engines.sglang_engine import SglangEngine
 from actors.engines.sglang_flags import Wanted
 from actors.engines.sglang_fleet import retracted
@@ -240,19 +240,66 @@ def test_updates_that_come_while_servers_are_exchanged_are_what_those_begin_with
     asyncio.run(watched(engine, scenario))
 
 
-def test_without_a_plan_nothing_is_counted_or_exchanged(fakes: Fakes, tmp_path: Path) -> None:
+def test_without_a_plan_nothing_is_exchanged(fakes: Fakes, tmp_path: Path) -> None:
     engine = planned(tmp_path, max_tp_size=None, tp_size=2)
     fakes.quick = True
 
     async def scenario() -> None:
         starts = [told for _, kind, told in fakes.events if kind == "start"]
         assert ["--base-gpu-id 0" in starts[0], "--base-gpu-id 2" in starts[1]] == [True, True]
-        assert not any("enable-metrics" in told for told in starts)
         await engine.generate(PROMPT, Limits(5))
         fakes.preempted["SGLang 0"] = 9
         await engine.load(update(engine, 1))
         stats = engine.stats()
-        assert (stats["tp_size"], stats["replans"], stats["preemptions"]) == (2, 0, 0)
+        assert (stats["tp_size"], stats["replans"]) == (2, 0)
+
+    asyncio.run(watched(engine, scenario))
+
+
+def test_fewer_requests_go_to_servers_that_put_some_back_and_more_again_in_peace(
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = asyncio.Queue[None]()
+
+    async def look() -> int:
+        await looks.get()
+        found = await count()
+        counted.append(found)
+        return found
+
+    monkeypatch.setattr(sglang_engine, "_BALANCE_SECONDS", 0)
+    engine = planned(tmp_path, max_tp_size=None, replicas=1, slots=8)
+    count, counted = engine._fleet.count, list[int]()
+    monkeypatch.setattr(engine._fleet, "count", look)
+
+    async def looked(preempted: int) -> None:
+        fakes.preempted["SGLang 0"] += preempted
+        before = len(counted)
+        looks.put_nowait(None)
+        await until(lambda: len(counted) > before)
+        await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        (server,) = engine._servers
+        asked = [asyncio.create_task(engine.generate(PROMPT, Limits(5))) for _ in range(12)]
+        await until(lambda: server.load == 8)
+        await looked(3)
+        await until(lambda: engine.stats()["limit"] == 4)
+        assert engine.stats()["preemptions"] == 3 and server.load == 8, "those that run keep their places"
+        fakes.quick = True
+        await fakes.post(server, "/abort_request", {"abort_all": True})
+        await asyncio.gather(*asked)
+        fakes.quick = False
+        asked = [asyncio.create_task(engine.generate(PROMPT, Limits(2))) for _ in range(12)]
+        await until(lambda: server.load == 4)
+        for peaceful in range(1, 6):
+            await looked(0)
+            limit = min(8, 4 + peaceful)
+            await until(lambda limit=limit: engine.stats()["limit"] == server.load == limit)
+        for each in asked:
+            each.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        await until(lambda: server.load == 0)
 
     asyncio.run(watched(engine, scenario))
 
