@@ -121,13 +121,18 @@ def plot(found: Timeline, path: Path) -> None:
 
 
 def trace_events(found: Timeline) -> list[dict[str, Any]]:
-    """As the Trace Event Format has it: complete events ("X") with times in microseconds, a process per role."""
+    """As the Trace Event Format has it: complete events ("X") with times in microseconds, a process per role. What it
+    does has a thread each: events of one thread may lie within one another, and must not overlap otherwise."""
     events: list[dict[str, Any]] = []
     for number, (role, spans) in enumerate(found.items()):
         events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": role}})
+        threads = {name: thread for thread, name in enumerate(dict.fromkeys([*COLOURS, *(s.name for s in spans)]))}
+        for name in {span.name for span in spans}:
+            place = {"pid": number, "tid": threads[name]}
+            events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": name}})
         for span in spans:
             times = {"ts": span.begin * 1e6, "dur": (span.end - span.begin) * 1e6}
-            events.append({"ph": "X", "name": span.name, "pid": number, "tid": 0, **times})
+            events.append({"ph": "X", "name": span.name, "pid": number, "tid": threads[span.name], **times})
     return events
 
 

@@ -44,7 +44,7 @@ class Places:
 
     def __init__(self, most: int):
         self._rule = Concurrency(most, interval=1)
-        self._taken = 0
+        self._taken = self._peak = 0  # now, and at most since the last `note`
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
@@ -54,9 +54,10 @@ class Places:
     def note(self, preemptions: int) -> None:
         """So many sequences were put back since the last call."""
         if preemptions:
-            self._rule.pressed(self._taken)
+            self._rule.pressed(self._peak)  # most may have ended meanwhile
         else:
             self._rule.step()
+        self._peak = self._taken
         self._admit()
 
     async def __aenter__(self) -> None:
@@ -82,4 +83,5 @@ class Places:
             turn = self._waiting.popleft()
             if not turn.done():
                 self._taken += 1
+                self._peak = max(self._peak, self._taken)
                 turn.set_result(None)

@@ -131,6 +131,8 @@ class Fleet:
         try:
             await server.start(self._start_timeout)
             server.ranks = sglang_flags.checked(await server.get("/server_info"))
+            if not folder:
+                await self._count(server)  # what it put back before it was joined is not of this engine's doing
             await equip(server)
         except (ServerGone, ServerRefused) as error:
             return str(error)

@@ -76,6 +76,25 @@ def test_places_are_given_in_order_and_as_many_as_the_rule_allows() -> None:
     asyncio.run(check())
 
 
+def test_what_ran_at_most_since_the_last_look_was_too_much_though_it_has_ended() -> None:
+    async def stay() -> None:
+        async with places:
+            await leave.wait()
+
+    async def check() -> None:
+        stays = [asyncio.create_task(stay()) for _ in range(10)]
+        await asyncio.sleep(0)
+        leave.set()
+        await asyncio.gather(*stays)
+        places.note(1)
+        assert places.limit == 4
+        places.note(0)
+        assert places.limit == 5
+
+    places, leave = Places(8), asyncio.Event()
+    asyncio.run(check())
+
+
 def test_no_place_is_lost_whoever_is_cancelled_when() -> None:
     async def stay(places: Places, turns: int) -> None:
         async with places:

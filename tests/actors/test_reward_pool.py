@@ -1,6 +1,7 @@
 """The pool with verifiers that answer, raise, hang, crash; the standard library has one of each."""
 
 import asyncio
+import itertools
 import os
 import re
 import signal
@@ -312,6 +313,32 @@ def test_a_verifier_of_this_process_that_hangs_earns_nothing_and_the_actor_goes_
         found = await asyncio.gather(*(reward(task.prompt("train", 0), answer) for answer in answers))
         assert found == [1.0, 0.0, 1.0, 0.0] and pool.timeouts == 2
         await asyncio.sleep(0.5)  # no timer is left
+
+    in_pool(test)
+
+
+def test_the_actor_gives_signs_of_life_between_verifiers_that_hang_at_the_same_time():
+    events = []
+
+    class Hanging(Copy):
+        async def reward(self, prompt, tokens):
+            events.append("hangs")
+            spin_while_it_may()
+
+    async def heartbeat():
+        while True:
+            events.append("beats")
+            await asyncio.sleep(0)
+
+    async def test(pool):
+        task = Hanging(0, digits=4)
+        reward = reward_function(task, pool, step_timeout=0.1)
+        beats = asyncio.create_task(heartbeat())
+        answer = np.array([3], np.int32)
+        assert await asyncio.gather(*(reward(task.prompt("train", 0), answer) for _ in range(4))) == [0.0] * 4
+        beats.cancel()
+        assert events.count("hangs") == 4
+        assert ("hangs", "hangs") not in itertools.pairwise(events)
 
     in_pool(test)
 

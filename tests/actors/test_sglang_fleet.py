@@ -58,8 +58,10 @@ class Fakes:
 
     async def start(self, server: Server, timeout: float) -> None:
         await asyncio.sleep(0)
-        told = " ".join(server.arguments or [])
-        self.tp[server.name], self.preempted[server.name] = int(told.split("--tp-size ")[1].split()[0]), 0
+        told = " ".join(server.arguments or ["--tp-size 1"])
+        self.tp[server.name] = int(told.split("--tp-size ")[1].split()[0])
+        if server.arguments or server.name not in self.preempted:
+            self.preempted[server.name] = 0
         server.digest = ""
         self.events.append((server.name, "start", told))
         self._waiting[server.name], self._dead[server.name] = [], asyncio.get_running_loop().create_future()
@@ -252,6 +254,18 @@ def test_without_a_plan_nothing_is_exchanged(fakes: Fakes, tmp_path: Path) -> No
         await engine.load(update(engine, 1))
         stats = engine.stats()
         assert (stats["tp_size"], stats["replans"]) == (2, 0)
+
+    asyncio.run(watched(engine, scenario))
+
+
+def test_what_a_server_put_back_before_it_was_joined_is_not_counted(fakes: Fakes, tmp_path: Path) -> None:
+    engine = SglangEngine(tiny(), tmp_path, url="http://127.0.0.1:9", slots=8)
+    fakes.preempted["SGLang"] = 7
+
+    async def scenario() -> None:
+        assert await engine._fleet.count() == 0
+        fakes.preempted["SGLang"] += 2
+        assert await engine._fleet.count() == 2
 
     asyncio.run(watched(engine, scenario))
 

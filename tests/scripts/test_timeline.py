@@ -37,9 +37,12 @@ def test_a_part_of_the_time(tmp_path: Path) -> None:
 
 def test_trace_events_name_their_processes(tmp_path: Path) -> None:
     events = trace_events(timeline(some_run(tmp_path)))
-    names = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     (train,) = (event for event in events if event["name"] == "train")
     assert names[train["pid"]] == "learner" and (train["ts"], train["dur"]) == (4e6, 6e6)
+    generate, update = (e for e in events if e["ph"] == "X" and names[e["pid"]] == "actor-2")
+    assert update["ts"] < generate["ts"] + generate["dur"] < update["ts"] + update["dur"]
+    assert generate["tid"] != update["tid"], "viewers ask of one thread's events that they do not overlap"
 
 
 def test_a_folder_without_spans_is_an_error_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
