@@ -62,6 +62,7 @@ class LifeCycle:
         self.spares: dict[int, Entry] = {}  # RUNNING or QUEUED without a slot
         self.deferrals = 0
         self.scheduler_state: Any = None  # as of the batch that was opened last: see `open_batch`
+        self.decided: dict[int, Any] = {}  # the same of all batches that are open and not trained
         self._revoked: list[tuple[str, int]] = []
         self._recalled: list[tuple[str, int]] = []
 
@@ -82,6 +83,7 @@ class LifeCycle:
         """The next batch has so many groups. `scheduler_state`, if there is any, goes into the journal with it."""
         if scheduler_state is not None:
             self.record("open", [self.bound.batches.opened, groups, scheduler_state], b"")
+            self.decided[self.bound.batches.opened] = scheduler_state
         self.scheduler_state = scheduler_state
         self.bound.batches.open(groups)
 

@@ -18,6 +18,7 @@ from buffer.admission import Bound
 from buffer.controller import Controller
 from buffer.entries import record_nothing
 from buffer.evaluation import Evaluation
+from buffer.gauges import Gauges
 from buffer.injection import AgedSlots, Ages, start_at
 from buffer.journal import Journal, JournalError, segments, since_snapshot
 from buffer.outbox import Outbox
@@ -26,6 +27,7 @@ from buffer.prompts import PromptCursor
 from buffer.relays import Relays
 from buffer.replay import Replay
 from buffer.run_state import RunState
+from buffer.schedulers import Scheduler
 from buffer.shares import Shares
 from buffer.slots import Slots
 
@@ -55,6 +57,16 @@ def restore(role: Role, replay: Replay) -> tuple[int, Journal | None]:
     return steps, journal
 
 
+def go_on(scheduler: Scheduler, replay: Replay, gauges: Gauges) -> None:
+    """The scheduler as it was; and why batches that are to be served (again) are as they are."""
+    for batch, held in replay.decided.items():
+        scheduler.load_state_dict(held)
+        known = {name: value for name, value in scheduler.metrics().items() if name != "rounds/parked"}
+        gauges.note_decision(batch, known)  # who was parked is not written down
+    if replay.scheduler_state:
+        scheduler.load_state_dict(replay.scheduler_state)
+
+
 def main(role: Role) -> None:
     config, ranks = role.config, configs.ranks_of(role.config)
     router = Router(role.endpoint("buffer"), role.keys)
@@ -71,8 +83,6 @@ def main(role: Role) -> None:
     replay = Replay(bound, policy, config.staleness_policy, group_filter, resume, slots)
     steps, journal = restore(role, replay)
     start_at(replay, bound.batch_version(steps))
-    if replay.scheduler_state:
-        scheduler.load_state_dict(replay.scheduler_state)
     heldout = min(config.eval.prompts, task.size("heldout"))
     state = RunState(
         router,
@@ -88,6 +98,7 @@ def main(role: Role) -> None:
         shares=Shares(ranks),
         relays=Relays(config.actors.count if config.weights.fanout is None else config.weights.fanout),
     )
+    go_on(scheduler, replay, state.gauges)
     controller = Controller(
         state,
         heartbeat_timeout=config.buffer.heartbeat_timeout,

@@ -199,6 +199,7 @@ def _load_snapshot(replay: Replay, record: Record, now: float) -> None:
     replay.slots.load(slots)
     batches, replay.scheduler_state, replay.deferrals = rounds
     replay.bound.batches.load(batches)
+    replay.decided = {} if replay.scheduler_state is None else {replay.bound.batches.opened - 1: replay.scheduler_state}
     replay.planned = dict(plan)
     replay.clear()
     start = 0

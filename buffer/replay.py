@@ -210,5 +210,6 @@ class Replay(LifeCycle):
         for entry in done:
             self._forget(entry.id)
         self.trained += len(done)
+        self.decided.pop(batch, None)
         self.bound.batches.forget(batch + 1)
         return len(done)

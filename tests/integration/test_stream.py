@@ -46,6 +46,7 @@ def test_a_streamed_run_that_was_killed_within_a_round_ends_as_its_replay(tmp_pa
     output, _ = (resumed := start(tmp_path, "run", *overrides, "resume=auto")).communicate(timeout=180)
     assert resumed.returncode == 0, output
     assert [row["step"] for row in rows(run)] == list(range(1, 13))
+    assert all({"sizing/dual", "rounds/long"} <= row.keys() for row in rows(run)), "also of batches served again"
     assert sum(row["stream/share"] for row in rows(run)) > 1, "much was trained before its batch was complete"
     assert summary(run)["staleness_max"] == 0
     assert sum(row.get("rounds/parked", 0) for row in rows(run)) > 3, "one of two actors left most rounds early"
