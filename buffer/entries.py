@@ -52,7 +52,7 @@ class Entry:
     """One active group. `lease_version`: no token of it is older; weights that its actor held at the lease, or those of
     the oldest token that the lease carries. `partial`: what an earlier lease has left, until it is pushed; `recalled`:
     its actor has been asked to hand it back; `moves`: for others to go on at once, until one does; `deferred`: it has
-    been, once; `head` and `payload` are the pushed message's,
+    been, once; `cut`: tokens of samples that it did not wait for. `head` and `payload` are the pushed message's,
     undecoded; `maker` is the actor that pushed it ("" after a resume); `pushed` is its place in the order of finishing;
     times are in seconds."""
 
@@ -75,6 +75,7 @@ class Entry:
     recalled: bool = False
     moves: bool = False
     deferred: bool = False
+    cut: tuple[int, ...] = ()
     maker: str = ""
 
     @property

@@ -147,6 +147,7 @@ class Handlers:
     def _take(self, head: Head, payload: Any, now: float, maker: str) -> bool:
         state = self.state
         entry = state.replay.entries.get(head.id)
+        cut = entry.cut if entry else ()
         owner = state.fleet.by_name.get(entry.actor) if entry else None
         new = state.replay.push(head, payload, state.version, now)
         if owner and head.id not in state.replay.running:  # else the push came late: the lease of now goes on
@@ -155,7 +156,9 @@ class Handlers:
             entry.maker = maker
             state.gauges.tokens_pushed += head.tokens
             if state.scheduler.sizing.looks:
-                state.gauges.see(Lengths(tuple(head.lengths), (False,) * head.samples))
+                state.gauges.see(
+                    Lengths((*head.lengths, *cut), (False,) * head.samples + (True,) * len(cut), closed=True)
+                )
             state.largest_payload = max(state.largest_payload, head.size)
         return new
 
@@ -165,7 +168,7 @@ class Handlers:
         if entry is None or entry.stage is not Stage.RUNNING or actor is None or entry.actor != actor.name:
             return
         check_left_out(cut, redrawn, entry)
-        self.state.replay.leave_out(group_id, cut, redrawn)
+        self.state.replay.leave_out(group_id, tuple(cut), redrawn)
 
     def _on_failed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         group_id, reason = message.body["id"], message.body["reason"]

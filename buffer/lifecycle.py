@@ -234,6 +234,7 @@ class LifeCycle:
         else:
             self.keep(entry, None)
         entry.actor, entry.lease_version, entry.moves = actor, min([version, *carried.values()]), False
+        entry.cut = ()
         self.move(entry, Stage.RUNNING)
         return carried
 
@@ -317,10 +318,10 @@ class LifeCycle:
                     self.recall(entry.id)
                     entry.moves = False
 
-    def leave_out(self, group_id: int, cut: list[int], redrawn: list[str]) -> None:
-        """Samples of a RUNNING group that will not be in it: tokens so far of those not waited for, and why others were
-        drawn anew. Written down for `scripts.ledger`."""
-        self.record("left_out", [group_id, cut, redrawn], b"")
+    def leave_out(self, group_id: int, cut: tuple[int, ...], redrawn: list[str]) -> None:
+        """Samples of a RUNNING group that will not be in it: those not waited for, and why others were drawn anew."""
+        self.record("left_out", [group_id, list(cut), redrawn], b"")
+        self.entries[group_id].cut = cut
 
     def _record_push(self, head: Head, payload: bytes | memoryview, version: int) -> None:
         if self.record is not record_nothing:

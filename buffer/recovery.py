@@ -98,7 +98,7 @@ def _redo(replay: Replay, record: Record, now: float) -> None:
             (head,) = unpack_heads(fields[0])
             replay.accept(replay.entries[head.id], head, record.payload, fields[1], now)
         case "left_out":
-            replay.leave_out(fields[0], fields[1], fields[2])
+            replay.leave_out(fields[0], tuple(fields[1]), fields[2])
         case "partial":
             entry = replay.entries[fields[0]["id"]]
             entry.moves = True  # whether it was deferred instead is told by a record of its own

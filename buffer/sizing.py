@@ -15,15 +15,22 @@ from typing import Any, NamedTuple
 
 class Lengths(NamedTuple):
     """One group as it ended or was broken off: `tokens` of each response so far; `cut`: it was not done (the length is
-    censored: the true one is larger)."""
+    censored: the true one is larger); `closed`: the group has all responses that it needs, and what was cut had been
+    started besides (`oversample_responses`)."""
 
     tokens: tuple[int, ...]
     cut: tuple[bool, ...]
+    closed: bool = False
+
+    @property
+    def median_at_most(self) -> float:
+        """Upper bound of the median: that of the responses as they are, if fewer than half were cut; else infinity."""
+        return median(math.inf if cut else tokens for tokens, cut in zip(self.tokens, self.cut, strict=True))
 
     def of(self, launch: int) -> Lengths:
         """With those of `launch` responses that had not begun: cut after no token."""
         missing = max(0, launch - len(self.tokens))
-        return Lengths(self.tokens + (0,) * missing, self.cut + (True,) * missing)
+        return Lengths(self.tokens + (0,) * missing, self.cut + (True,) * missing, self.closed)
 
 
 class Sizing:
@@ -74,12 +81,14 @@ class Sagc(Sizing):
     grows by what a step's share s exceeds it: Q ← max(0, Q + s − budget). The next size is
     argmax_G weight · log G / log G_max − Q · risk(G). So the mean share is at most budget + Q / steps.
 
-    A group that has all responses that it needs is judged by them: for those that `oversample_responses` started
-    besides nobody has waited. (So with many of these few groups have a straggler, and they are as large as `candidates`
-    allow.) Of a group that was broken off, lengths of responses that were cut are lower bounds, and so its median is
-    known between two bounds. A response that is past the threshold already, however long the cut ones were to become,
-    counts as a straggler; one that is not says nothing, and a group without a straggler so far counts only if all its
-    responses were done. Without that, closing rounds at the first that finish would hide the stragglers.
+    Lengths of responses that were cut are lower bounds; left out, they would hide the stragglers. Of a group that was
+    broken off the median is known between two bounds. A response that is past the threshold already, however long the
+    cut ones were to become, counts as a straggler; one that is not says nothing, and a group without a straggler so far
+    counts only if all its responses were done: it is judged when it comes again. A group that was closed at its first
+    responses does not come again, and those that were cut are its longest. They count by the probability that they
+    would have become stragglers, given how long they were: P(L > ratio · median) / P(L > length), for lengths that are
+    log-normal within a prompt, with one spread that the responses below the medians tell
+    (E[ln(median / L) | L < median] = sigma · sqrt(2 / pi)); those are all done.
 
     `group_size` (times groups_per_batch) only says how many samples a batch has; each of `candidates` must divide that.
     """
@@ -103,6 +112,7 @@ class Sagc(Sizing):
         self.candidates = tuple(candidates)
         self.budget, self.straggler_ratio, self.forget, self.weight = budget, straggler_ratio, forget, weight
         self.a = self.b = 1.0
+        self.below = self.below_sum = 0.0  # responses shorter than their median, and the sum of ln(median / length)
         self.queue = 0.0
         self.share = 0.0
         self.share_sum = 0.0
@@ -119,6 +129,7 @@ class Sagc(Sizing):
         return self.share_sum / max(1, self.steps)
 
     def next_size(self, seen: Sequence[Lengths]) -> int:
+        self._note_spread(seen)
         judged = [self._judge(group) for group in seen]
         events = [event for event, _, _ in judged if event is not None]
         if judged:
@@ -139,15 +150,46 @@ class Sagc(Sizing):
     def _score(self, size: int) -> float:
         return self.weight * math.log(size) / math.log(self.candidates[-1]) - self.queue * self.risk(size)
 
-    def _judge(self, group: Lengths) -> tuple[bool | None, int, int]:
-        """(has it a straggler? None: that can't be known; stragglers; responses that are surely none)."""
-        pairs = list(zip(group.tokens, group.cut, strict=True))
-        least = self.straggler_ratio * median(group.tokens)
-        most = self.straggler_ratio * median(math.inf if cut else tokens for tokens, cut in pairs)
+    @property
+    def spread(self) -> float:
+        """Sigma of log-normal lengths within a prompt; 0 as long as nothing is known."""
+        return math.sqrt(math.pi / 2) * self.below_sum / max(self.below, 1.0)
+
+    def _note_spread(self, seen: Sequence[Lengths]) -> None:
+        if not any(group.closed and any(group.cut) for group in seen):
+            return
+        below = []
+        for group in seen:
+            middle = group.median_at_most
+            if middle < math.inf:
+                below += [math.log(middle / tokens) for tokens in group.tokens if 0 < tokens < middle]
+        self.below = self.forget * self.below + len(below)
+        self.below_sum = self.forget * self.below_sum + sum(below)
+
+    def _judge(self, group: Lengths) -> tuple[float | None, float, float]:
+        """(has it a straggler? None: that can't be known; stragglers; responses that are none)."""
+        most = self.straggler_ratio * group.median_at_most
         stragglers = sum(tokens > most for tokens in group.tokens)
+        if group.closed and any(group.cut) and most < math.inf:
+            chances = [self._chance(tokens, most) for tokens, cut in zip(group.tokens, group.cut, strict=True) if cut]
+            done = sum(not cut and tokens > most for tokens, cut in zip(group.tokens, group.cut, strict=True))
+            none = math.prod(1.0 - chance for chance in chances) * (done == 0)
+            return 1.0 - none, done + sum(chances), len(group.tokens) - done - sum(chances)
+        least = self.straggler_ratio * median(group.tokens)
+        pairs = zip(group.tokens, group.cut, strict=True)
         surely_none = sum(tokens <= least and not cut for tokens, cut in pairs)
         known = stragglers > 0 or not any(group.cut)
-        return (stragglers > 0 if known else None), stragglers, surely_none
+        return (float(stragglers > 0) if known else None), stragglers, surely_none
+
+    def _chance(self, tokens: int, most: float) -> float:
+        """That a response which was cut after so many tokens would have become longer than `most`."""
+        if tokens > most:
+            return 1.0
+        if not self.spread:
+            return 0.0
+        middle = most / self.straggler_ratio
+        longer = _tail(math.log(max(tokens, 1) / middle) / self.spread)
+        return _tail(math.log(self.straggler_ratio) / self.spread) / longer
 
     def metrics(self) -> dict[str, float]:
         found = {f"sizing/risk_{size}": self.risk(size) for size in self.candidates}
@@ -157,6 +199,7 @@ class Sagc(Sizing):
             "sizing/straggler_share": self.share,
             "sizing/straggler_share_mean": self.share_mean,
             "sizing/budget": self.budget,
+            **({"sizing/spread": self.spread} if self.below else {}),
         }
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -167,7 +210,12 @@ class Sagc(Sizing):
             setattr(self, name, state[name])
 
 
-_REMEMBERED = ("a", "b", "queue", "share", "share_sum", "steps", "chosen")
+def _tail(z: float) -> float:
+    """P(standard normal > z)."""
+    return math.erfc(z / math.sqrt(2)) / 2
+
+
+_REMEMBERED = ("a", "b", "below", "below_sum", "queue", "share", "share_sum", "steps", "chosen")
 
 
 def check_sizes(sizing: Sizing, groups_per_batch: int) -> int:

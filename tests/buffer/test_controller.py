@@ -214,7 +214,7 @@ def test_memory_of_another_host_is_not_looked_for() -> None:
     assert house.state.replay.ledger()["dropped"] == {"malformed": 1}, "16 bytes are no payload"
 
 
-def test_who_sizes_groups_sees_what_was_waited_for_and_what_was_cut_is_written_down() -> None:
+def test_samples_that_were_cut_are_seen_by_who_sizes_groups_and_written_down() -> None:
     house = House(asynchronous(max_staleness=1, oversample_responses=1.25))
     records = []
     house.state.replay.record = lambda kind, fields, payload: records.append((kind, fields))
@@ -225,7 +225,7 @@ def test_who_sizes_groups_sees_what_was_waited_for_and_what_was_cut_is_written_d
     house.push(name, 0, 0)
     assert ("left_out", [0, [70, 90], ["reward crashed: no"]]) in records
     (seen,) = house.state.gauges.take_seen()
-    assert seen.tokens == (2,) * 8 and not any(seen.cut), "for the others nobody has waited"
+    assert seen.tokens == (2,) * 8 + (70, 90) and seen.cut == (False,) * 8 + (True, True) and seen.closed
 
 
 @pytest.mark.parametrize("sizing", SIZINGS)
@@ -260,9 +260,8 @@ def test_groups_change_their_size_between_batches_in_async_mode_too(sizing: str)
 def test_samples_that_a_group_can_not_have_left_out_are_refused(wrong: dict) -> None:
     house = House(asynchronous(max_staleness=1))
     house.start()
-    name, records = next(name for name in house.names if 0 in house.leases(name)), []
-    house.state.replay.record = lambda *record: records.append(record)
+    name = next(name for name in house.names if 0 in house.leases(name))
     house.say(name, "left_out", {"id": 0, "cut": [], "redrawn": []} | wrong)
-    assert house.router.refused == 1 and not records
+    assert house.router.refused == 1 and house.state.replay.entries[0].cut == ()
     house.say("actor-9", "left_out", {"id": 0, "cut": [5], "redrawn": []})
-    assert not records, "of a stranger nothing is taken"
+    assert house.state.replay.entries[0].cut == (), "of a stranger nothing is taken"

@@ -67,6 +67,59 @@ def test_the_long_run_share_keeps_to_the_budget_in_every_quarter(hidden: bool) -
     assert sagc.share_mean == pytest.approx(np.mean(shares[:-1]), abs=1e-9)
 
 
+def closed(lengths: np.ndarray, need: int) -> Lengths:
+    """A group that takes the first `need` responses, and cuts the others at the end of the last of these."""
+    ordered = np.sort(lengths).tolist()
+    tokens = ordered[:need] + [ordered[need - 1]] * (len(ordered) - need)
+    return Lengths(tuple(tokens), (False,) * need + (True,) * (len(ordered) - need), closed=True)
+
+
+def test_what_was_cut_of_a_closed_group_counts_by_what_it_would_have_become() -> None:
+    """Lengths e^(.6 z): of ten responses three are cut at 1.4 medians. P(L > 3) / P(L > 1.4) of each is a straggler."""
+    group = Lengths((407, 549, 698, 835, 990, 1010, 1270, *(1400,) * 3), (False,) * 7 + (True,) * 3, True)
+    sagc = Sagc(candidates=[8], forget=1.0)
+    sagc.below, sagc.below_sum = 1e9, 1e9 * 0.6 * math.sqrt(2 / math.pi)  # the spread is known
+    sagc.next_size([group])
+
+    def longer(ratio: float) -> float:
+        return math.erfc(math.log(ratio) / 0.6 / math.sqrt(2)) / 2
+
+    chance = longer(3.0) / longer(1400 / 1000)
+    assert sagc.spread == pytest.approx(0.6, rel=1e-6)
+    assert sagc.share == pytest.approx(1 - (1 - chance) ** 3, rel=1e-3)
+    assert (sagc.a, sagc.b) == pytest.approx((1 + 3 * chance, 1 + 10 - 3 * chance), rel=1e-3)
+    sagc.next_size([group._replace(tokens=(*group.tokens[:-1], 3001))])
+    assert sagc.share == 1.0, "one of them is a straggler already"
+
+
+@pytest.mark.parametrize("over", [1.25, 1.5])
+def test_closing_groups_at_the_first_responses_hides_no_straggler(over: float) -> None:
+    """The true share, of all that was started, stays near the budget though no straggler is ever seen to its end."""
+    random, sagc, seen = np.random.default_rng(0), Sagc(), list[Lengths]()
+    shares, sizes = [], []
+    for step in range(2000):
+        size = sagc.next_size(seen)
+        spread = 0.6 + 0.12 * math.sin(4 * math.pi * step / 2000)
+        started = (128 // size, math.ceil(over * size))
+        lengths = np.round(1000 * np.exp(random.normal(0, 0.6, (128 // size, 1)) + random.normal(0, spread, started)))
+        seen = [closed(group, size) for group in lengths.astype(int)]
+        shares.append(np.mean(lengths.max(1) > 3 * np.median(lengths, 1)))
+        sizes.append(size)
+    quarters = np.reshape(shares, (4, -1)).mean(1)
+    assert np.abs(quarters - 0.3).max() < 0.1, quarters
+    assert sagc.share_mean == pytest.approx(0.3, abs=0.01)
+    assert 4 < np.mean(sizes[:500]) < np.mean(sizes[500:1000])
+
+
+def test_closed_groups_of_equal_lengths_have_no_straggler() -> None:
+    sagc = Sagc()
+    for _ in range(3):
+        sagc.next_size([closed(np.full(10, 50), 8)])
+    assert (sagc.share, sagc.spread, sagc.chosen) == (0.0, 0.0, 32)
+    sagc.next_size([Lengths((1, 2, 3, 4), (False, True, True, True), closed=True)])
+    assert sagc.share == 0.0 and sagc.steps == 3, "nothing is known of one that was mostly cut"
+
+
 def test_its_state_survives_a_crash() -> None:
     sagc = Sagc(group_size=8)
     sagc.next_size([done(*range(1, 9))] * 3)
