@@ -55,7 +55,6 @@ SYNC = ["mode=sync"]
 TAIL = [*SYNC, "scheduler.oversample_prompts=1.25"]
 RESPONSES = ["scheduler.oversample_responses=1.25"]
 SAGC = ["sizing={name: sagc, candidates: [4, 8, 16, 32], budget: 0.3, straggler_ratio: 3.0}"]
-SAGC_16 = ["sizing={name: sagc, candidates: [4, 8, 16], budget: 0.3, straggler_ratio: 3.0}"]
 STREAM = ["learner.stream=true"]
 MODES = {
     "sync": SYNC,
@@ -64,7 +63,6 @@ MODES = {
     "sagc": [*SYNC, *SAGC],
     "stream": [*SYNC, *STREAM],
     "all": [*TAIL, *RESPONSES, *SAGC, *STREAM],
-    "all, groups up to 16": [*TAIL, *RESPONSES, *SAGC_16, *STREAM],
     "all but sagc": [*TAIL, *RESPONSES, *STREAM],
     "async 1": ["mode=async", "scheduler.max_staleness=1"],
     "async 4": ["mode=async", "scheduler.max_staleness=4"],

@@ -57,7 +57,7 @@ def test_a_run_leaves_its_folder_and_nothing_else(place: Path) -> None:
     run.assert_nothing_is_left()
     assert {path.name for path in run.folder.iterdir()} == {
         "checkpoints", "config.yaml", "journal", "lock", "logs", "metrics.jsonl", "published.log", "run.json",
-        "summary.json", "tb",
+        "spans", "summary.json", "tb",
     }  # fmt: skip
     assert {path.name for path in (run.folder / "logs").iterdir()} == {
         "actor-0.log", "actor-1.log", "buffer.log", "learner.log",
