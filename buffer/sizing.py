@@ -207,7 +207,7 @@ class Sagc(Sizing):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in _REMEMBERED:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, getattr(self, name)))
 
 
 def _tail(z: float) -> float:
