@@ -1,11 +1,13 @@
-"""Kill a run again and again and see what it comes to: `python -m scripts.chaos CONFIG [key=value ...] --kills 20`.
+"""Disturb a run again and again and see what it comes to: `python -m scripts.chaos CONFIG [key=value ...] --kills 20`.
 
-Starts `scripts.train` and kills its processes (SIGKILL) one at a time, each role in turn, at random moments: while they
-start, while they train, in the middle of writing a checkpoint or of beginning a journal segment. An actor is started
-again by the starter; after any other death the run is gone on with by `resume=auto`. With `--stops`, actors are also
-stopped (SIGSTOP) for `--stop-seconds` and then go on. After the last fault the run trains `--more` steps undisturbed.
-Then its journal is audited (`scripts.audit`), and its recorded batches are trained again without any disturbance
-(`replay=RUN`): that must end in the same weights, bit for bit.
+Starts `scripts.train` and makes faults (`scripts.faults`) one at a time, in random order and at random moments. Kills
+(SIGKILL) strike each role in turn: while they start, while they train, in the middle of writing a checkpoint or of
+beginning a journal segment. The starter restarts an actor; after any other death this command resumes the run
+(`resume=auto`). `--stops` stop actors (SIGSTOP) for up to `--stop-seconds`, `--hangs` stop their engines only.
+`--bad-pushes` push what nobody can train on, `--full-disks` let files of the buffer or the learner grow no more,
+`--cuts` break the connections of an actor or the learner. After the last fault the run trains `--more` steps
+undisturbed. Then its journal is audited (`scripts.audit`), and its recorded batches are trained again without any
+disturbance (`replay=RUN`): that must end in the same weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from scripts import faults
 from scripts.audit import audit
 from scripts.audit import table as audit_table
 from scripts.watch import ledger_line
@@ -35,6 +38,8 @@ from scripts.watch import ledger_line
 REPOSITORY = Path(__file__).resolve().parent.parent
 STARTER = "starter"
 VICTIMS = ["actor", "learner", "buffer", STARTER]
+DISK_SECONDS = 3.0
+"""For which a disk is full."""
 PATIENCE = 120.0
 """Seconds within which a run must make a step, or end."""
 MOMENT_SECONDS = 10.0
@@ -128,54 +133,91 @@ def children(starter: int) -> dict[str, int]:
     return found
 
 
-def draw(kills: int, victims: list[str], stops: int, actors: int, dice: random.Random) -> list[tuple[str, str]]:
-    """(what, who) of each fault: kinds of victims take turns, and so do the actors; then all are shuffled."""
-    faults, turn = [], itertools.cycle(range(actors))
-    for number in range(kills):
-        kind = victims[number % len(victims)]
-        faults.append(("kill", f"actor-{next(turn)}" if kind == "actor" else kind))
-    faults += [("stop", f"actor-{next(turn)}") for _ in range(stops)]
-    dice.shuffle(faults)
-    return faults
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many faults of each kind; `victims` are the kinds of processes that are killed, in turn."""
+
+    kills: int = 0
+    stops: int = 0
+    hangs: int = 0
+    bad_pushes: int = 0
+    full_disks: int = 0
+    cuts: int = 0
+    victims: tuple[str, ...] = tuple(VICTIMS)
+
+    def draw(self, actors: int, dice: random.Random) -> list[tuple[str, str]]:
+        """(what, who) of each fault. Victims of a kind take turns, and so do the actors; then all are shuffled."""
+        actor = itertools.cycle(f"actor-{number}" for number in range(actors))
+        turns = {
+            "kill": (self.kills, itertools.cycle(self.victims)),
+            "stop": (self.stops, itertools.cycle(["actor"])),
+            "hang": (self.hangs, itertools.cycle(["actor"])),
+            "bad push": (self.bad_pushes, itertools.cycle([faults.LIAR])),
+            "full disk": (self.full_disks, itertools.cycle(["buffer", "learner"])),
+            "cut": (self.cuts, itertools.cycle(["actor", "learner"])),
+        }
+        drawn = []
+        for what, (count, victims) in turns.items():
+            for kind in itertools.islice(victims, count):
+                drawn.append((what, next(actor) if kind == "actor" else kind))
+        dice.shuffle(drawn)
+        return drawn
 
 
 class Chaos:
-    """Does `faults` to a run, one after the other; each comes at most `spread` seconds after a step (or a start)."""
+    """Makes the faults of a plan one by one; each comes at most `spread` seconds after a step (or a start)."""
 
     def __init__(
-        self, victim: Victim, faults: list[tuple[str, str]], spread: float, stop_seconds: float, dice: random.Random
+        self, victim: Victim, plan: list[tuple[str, str]], spread: float, stop_seconds: float, dice: random.Random
     ):
-        self.victim, self.faults, self.spread = victim, faults, spread
+        self.victim, self.plan, self.spread = victim, plan, spread
         self.stop_seconds, self.random = stop_seconds, dice
 
     def run(self) -> Iterator[Fault]:
         """Fault by fault; the run lives when the last one is done."""
         self.victim.start()
-        for what, who in self.faults:
+        for what, who in self.plan:
             moment = self._await_moment(who)
-            while (pid := self.victim.pids().get(who)) is None:  # it is being started again
-                self.victim.until(f"{who} is there", partial(self._lives, who))
-            yield Fault(what, who, moment, self.victim.steps())
-            if what == "kill":
-                self._kill(who, pid)
-            else:
-                os.kill(pid, signal.SIGSTOP)
-                time.sleep(self.stop_seconds)
-                os.kill(pid, signal.SIGCONT)
+            steps = self.victim.steps()
+            told = self._make(what, who)
+            yield Fault(what, who, f"{moment}: {told}" if told else moment, steps)
+            if self.victim.ended:
+                self.victim.start()
 
-    def _kill(self, who: str, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
-        if not who.startswith("actor"):
-            self.victim.wait()
-            self.victim.start()
+    def _make(self, what: str, who: str) -> str:
+        """One fault. Returns what there is to tell of it."""
+        if what == "bad push":
+            return faults.lie(self.victim.folder, self.random)
+        pid = self._pid(who)
+        if what == "kill":
+            os.kill(pid, signal.SIGKILL)
+            if not who.startswith("actor"):
+                self.victim.wait()
+        elif what == "stop":
+            faults.stop(pid, self.random.uniform(0.0, self.stop_seconds))
+        elif what == "hang":
+            faults.hang(self.victim.folder, who, self.random.uniform(0.0, self.stop_seconds))
+        elif what == "full disk":
+            faults.fill(pid, DISK_SECONDS)
+            if who == "learner":  # which ends, and the run with it, unless it had nothing to write
+                time.sleep(DISK_SECONDS)
+        elif what == "cut":
+            return f"{faults.cut(pid)} connections"
+        return ""
+
+    def _pid(self, who: str) -> int:
+        while (pid := self.victim.pids().get(who)) is None:  # it is being started again
+            self.victim.until(f"{who} is there", partial(self._lives, who))
+        return pid
 
     def _lives(self, who: str) -> bool:
         return who in self.victim.pids()
 
     def _await_moment(self, role: str) -> str:
         victim, begin = self.victim, self.victim.steps()
-        victim.until("its processes are there", partial(self._lives, role))
-        if self.random.random() < 0.2:
+        if role != faults.LIAR:
+            victim.until("its processes are there", partial(self._lives, role))
+        if role != faults.LIAR and self.random.random() < 0.2:
             self._sleep()
             return "starting or training"
         started = (victim.folder / "rendezvous" / "buffer.json").exists
@@ -222,11 +264,11 @@ def replay(victim: Victim) -> dict:
     return json.loads((folder / "summary.json").read_text())
 
 
-def fault_table(faults: list[Fault]) -> Table:
+def fault_table(made: list[Fault]) -> Table:
     shown = Table(title="faults", title_justify="left")
     for column in ("", "what", "who", "moment", "train steps then"):
         shown.add_column(column, justify="right" if column in ("", "train steps then") else "left")
-    for number, fault in enumerate(faults, 1):
+    for number, fault in enumerate(made, 1):
         shown.add_row(str(number), fault.what, fault.who, fault.moment, str(fault.steps))
     return shown
 
@@ -237,8 +279,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for scripts.train")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS, help="who is killed, in turn")
-    parser.add_argument("--stops", type=int, default=0, help="how often an actor is stopped and goes on")
-    parser.add_argument("--stop-seconds", type=float, default=30.0)
+    parser.add_argument("--stops", type=int, default=0, help="how often an actor is stopped, and goes on")
+    parser.add_argument("--hangs", type=int, default=0, help="how often the engine of an actor hangs, and goes on")
+    parser.add_argument("--stop-seconds", type=float, default=30.0, help="the longest stop, and the longest hang")
+    parser.add_argument("--bad-pushes", type=int, default=0, help="how often somebody joins and pushes what is no data")
+    parser.add_argument("--full-disks", type=int, default=0, help="how often the disk is full, and is free again")
+    parser.add_argument("--cuts", type=int, default=0, help="how often all connections of a process break")
     parser.add_argument("--more", type=int, default=5, help="train steps after the last fault")
     parser.add_argument("--spread", type=float, default=2.0, help="seconds; a fault comes up to so long after a step")
     parser.add_argument("--seed", type=int, default=0, help="of the victims and the moments")
@@ -252,6 +298,8 @@ def main(argv: list[str] | None = None) -> int:
     name = f"chaos-{time.strftime('%Y%m%d-%H%M%S')}"
     overrides = [f"run.name={name}", "resume=auto", "checkpoint.every=5", "run.target_reward=null", *args.overrides]
     overrides += ["buffer.keep_journal=true", f"actors.max_restarts={NO_END}", f"run.steps={NO_END}"]
+    if args.hangs:
+        overrides.append("engine.name=scripts.hanging_engine:HangingEngine")
     config = configs.load([args.config, *overrides])
     folder = (Path(config.run.dir) / (config.run.name or name)).absolute()
     if folder.exists():
@@ -259,16 +307,22 @@ def main(argv: list[str] | None = None) -> int:
     folder.parent.mkdir(parents=True, exist_ok=True)
     victim = Victim([sys.executable, "-m", "scripts.train", args.config, *overrides], folder)
     dice = random.Random(args.seed)
-    faults = draw(args.kills, args.victims, args.stops, config.actors.count, dice)
-    return _run(victim, Chaos(victim, faults, args.spread, args.stop_seconds, dice), args.more)
+    counts = (args.kills, args.stops, args.hangs, args.bad_pushes, args.full_disks, args.cuts)
+    plan = Plan(*counts, victims=tuple(args.victims)).draw(config.actors.count, dice)
+    return _run(victim, Chaos(victim, plan, args.spread, args.stop_seconds, dice), args.more)
 
 
 def _run(victim: Victim, chaos: Chaos, more: int) -> int:
-    console, faults, begin = Console(width=None if sys.stdout.isatty() else 110), [], time.monotonic()
+    console, begin = Console(width=None if sys.stdout.isatty() else 110), time.monotonic()
+    made: list[Fault] = []
     try:
         for fault in chaos.run():
-            faults.append(fault)
-            console.print(f"{len(faults)}: {fault.what} {fault.who}, {fault.moment}, after {fault.steps} train steps")
+            made.append(fault)
+            console.print(
+                f"{time.monotonic() - begin:.0f} s, {len(made)} of {len(chaos.plan)}: {fault.what} {fault.who}, "
+                f"{fault.moment}, after {fault.steps} train steps",
+                markup=False,
+            )
         disturbed = finish(victim, more)
         found, again = audit(victim.folder), replay(victim)
     except Stuck as error:
@@ -276,9 +330,9 @@ def _run(victim: Victim, chaos: Chaos, more: int) -> int:
         return 1
     finally:
         victim.end()
-    console.print(fault_table(faults), audit_table(found))
+    console.print(fault_table(made), audit_table(found))
     console.print(
-        f"{len(faults)} faults, {victim.starts} starts, {disturbed['steps']} train steps in "
+        f"{len(made)} faults, {victim.starts} starts, {disturbed['steps']} train steps in "
         f"{time.monotonic() - begin:.0f} s; groups: {ledger_line(disturbed['ledger'])}",
         highlight=False,
     )

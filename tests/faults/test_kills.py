@@ -37,3 +37,8 @@ def test_an_actor_that_stands_still_longer_than_the_time_out(tmp_path: Path, cap
     log = (tmp_path / "run" / "logs" / "buffer.log").read_text()
     assert "actor-0: no sign of life for 2 s, its leases go to others" in log
     assert log.count("actor-0 joined") >= 3, "at the start, after the stop, and at the resume"
+
+
+def test_hangs_full_disks_and_cuts_in_one_run(tmp_path: Path, capsys) -> None:
+    faults = ["--kills", "0", "--hangs", "1", "--full-disks", "2", "--cuts", "2", "--stop-seconds", "2"]
+    assert wreak(tmp_path, *faults, "--spread", "0.5") == 0, capsys.readouterr().out

@@ -1,0 +1,190 @@
+"""The faults that `scripts.chaos` makes in a run, each from outside.
+
+`kill` and `stop` are signals. `hang` stops an actor's engine, and not its process (`scripts.hanging_engine`). `fill`
+lets a process's files grow no more, as a full disk does, and then again. `cut` shuts down the connections of a process.
+`lie` joins the run as one more actor, takes leases, and pushes groups that nobody can train on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import dataclasses
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from areal_like.client import ActorClient
+from areal_like.process import RENDEZVOUS
+from areal_like.types import Group, Lease, Sample
+from scripts.hanging_engine import SWITCH
+
+_PIDFD_GETFD = 438  # of Linux, on all processors
+_STREAM = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
+LIAR = "liar"
+LIE_SECONDS = 5.0
+"""For which the liar waits for a lease at the most."""
+
+
+def stop(pid: int, seconds: float) -> None:
+    """The process stands still, and goes on."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGCONT)
+
+
+def hang(run: Path, actor: str, seconds: float) -> None:
+    """The actor's engine makes no step for so long; its process goes on. The engine must be a `HangingEngine`."""
+    switch = run / "servers" / actor / SWITCH
+    switch.parent.mkdir(parents=True, exist_ok=True)
+    switch.touch()
+    time.sleep(seconds)
+    switch.unlink()
+
+
+def fill(pid: int, seconds: float) -> None:
+    """No file of the process can grow (EFBIG in place of ENOSPC, which takes the same way), for so long."""
+    with contextlib.suppress(ProcessLookupError):
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, before[1]))
+        time.sleep(seconds)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
+def cut(pid: int) -> int:
+    """Shut down all connections that the process has to services of the run. Returns how many there were."""
+    found = 0
+    for connection in _connections(pid):
+        with contextlib.closing(connection), contextlib.suppress(OSError):
+            peer = connection.getpeername()
+            if connection.family != socket.AF_UNIX or peer:  # pairs of sockets inside a process have no name
+                connection.shutdown(socket.SHUT_RDWR)
+                found += 1
+    return found
+
+
+def _connections(pid: int) -> Iterator[socket.socket]:
+    """Copies of the process's stream sockets. What is shut down is what the process itself holds."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        try:
+            for fd in [int(name) for name in os.listdir(f"/proc/{pid}/fd")]:
+                copy = libc.syscall(_PIDFD_GETFD, handle, fd, 0)
+                if copy < 0:
+                    continue
+                try:
+                    found = socket.socket(fileno=copy)
+                except OSError:  # not a socket
+                    os.close(copy)
+                    continue
+                if found.family in _STREAM and found.type == socket.SOCK_STREAM:
+                    yield found
+                else:
+                    found.close()
+        finally:
+            os.close(handle)
+
+
+# ---- bad pushes -----------------------------------------------------------------------------------------------------
+
+
+def _unknown_token(sample: Sample) -> None:
+    sample.tokens[-1] = 2**31 - 1
+
+
+def _negative_token(sample: Sample) -> None:
+    sample.tokens[0] = -1
+
+
+def _likelier_than_certain(sample: Sample) -> None:
+    sample.logprobs[0] = 50.0
+
+
+def _no_number(sample: Sample) -> None:
+    sample.logprobs[-1] = np.nan
+
+
+def _huge_reward(sample: Sample) -> None:
+    sample.reward = 1e300
+
+
+LIES: list[Callable[[Sample], None]] = [
+    _unknown_token,
+    _negative_token,
+    _likelier_than_certain,
+    _no_number,
+    _huge_reward,
+]
+
+
+def lie(run: Path, dice: random.Random, keys: str | None = None) -> str:
+    """Join the run, take leases, push a bad group for each, and leave. Returns what the buffer said to it."""
+    return asyncio.run(_lie(run, dice, keys))
+
+
+async def _lie(run: Path, dice: random.Random, keys: str | None) -> str:
+    endpoint = json.loads((run / RENDEZVOUS / "buffer.json").read_text())["endpoint"]
+    client = ActorClient(endpoint, LIAR, 16, keys=keys)
+    said: list[str] = []
+    try:
+        client.hello()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LIE_SECONDS):
+                await _push_lies(client, dice, said)
+        client.give_back([], [], leaving=True)
+        await asyncio.sleep(0.2)
+    finally:
+        client.close()
+    return "; ".join(dict.fromkeys(said)) or "got no lease"
+
+
+async def _push_lies(client: ActorClient, dice: random.Random, said: list[str]) -> None:
+    """Until something pushed was answered."""
+    digests: dict[int, str] = {}
+    pushed = 0
+    while True:
+        message = await client.receive()
+        if message.kind == "announce":  # it claims to hold weights that it never asks for
+            manifest = message.body["manifest"]
+            digests[manifest["version"]] = manifest["digest"]
+            client.applied(manifest["version"], manifest["digest"])
+        elif message.kind == "lease":
+            for lease in client.leases(message):
+                if lease.split == "train":
+                    client.push(_bad_group(lease, max(digests), digests, dice))
+                    pushed += 1
+        elif message.kind == "refused":
+            said.append(message.body["reason"])
+            if pushed:
+                return
+        elif message.kind == "pushed":
+            said.append("accepted" if not said else "")
+            return
+
+
+def _bad_group(lease: Lease, version: int, digests: dict[int, str], dice: random.Random) -> Group:
+    samples = [
+        Sample(
+            tokens=np.array([3, 4, 5, 6], np.int32),
+            prompt_length=2,
+            logprobs=np.full(2, -1.0, np.float32),
+            loss_mask=np.ones(2, bool),
+            runs=[(version, 2)],
+            reward=0.5,
+            finish="stop",
+        )
+        for _ in range(lease.need)
+    ]
+    dice.choice(LIES)(dice.choice(samples))
+    return Group(lease.group_id, [dataclasses.replace(each) for each in samples], {version: digests[version]})

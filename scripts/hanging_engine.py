@@ -1,0 +1,31 @@
+"""The embedded engine with a switch that hangs it, for `scripts.chaos`.
+
+Name it in a config as `engine.name=scripts.hanging_engine:HangingEngine`.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from actors.engines.torch_engine import TorchEngine
+
+SWITCH = "hang"
+LOOK_SECONDS = 0.01
+
+
+class HangingEngine(TorchEngine):
+    """Makes no decode step while `RUN/servers/ACTOR/hang` is there. Its actor's event loop goes on: it sends
+    heartbeats, takes leases, and looks healthy to whoever watches only the process."""
+
+    needs_folder = True
+
+    def __init__(self, model, folder: Path, *, slots: int = 64):
+        super().__init__(model, slots=slots)
+        self._switch = folder / SWITCH
+
+    def _step(self) -> None:
+        if self._switch.exists():
+            time.sleep(LOOK_SECONDS)
+        else:
+            super()._step()
