@@ -74,9 +74,25 @@ async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber
         stats = worker.engine.stats() | pool.stats() | {"reward_resamples": float(worker.resampled)}
         stats["wall_seconds"] = time.monotonic() - worker.started_at if worker.started_at else 0.0
         stats |= subscriber.stats() | counts.stats()
-        client.heartbeat(stats)
+        client.heartbeat(stats | _engine_words(worker.engine))
         worker.note_spans()
         await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+def _engine_words(engine: Any) -> dict[str, Any]:
+    """How an engine with processes of its own is; nothing of one without."""
+    if not hasattr(engine, "condition"):
+        return {}
+    state, note = engine.condition
+    return {"engine": state, "engine_note": note}
+
+
+async def _subscribe(engine: Any, subscriber: Subscriber) -> None:
+    """Follow the weights, for ever. An engine with processes of its own must be up first: who holds a version is taken
+    to be able to generate, so that the run, its clock and its leases begin when engines do."""
+    if hasattr(engine, "until_up"):
+        await engine.until_up()
+    await subscriber.run()
 
 
 async def _until_told_to_end(worker: Worker) -> None:
@@ -126,7 +142,8 @@ async def serve(role: Role) -> None:
     worker = Worker(task, engine, reward, client, rollout, subscriber.digests, spans)
     session = Session(client, worker, subscriber)
     client.hello()
-    jobs = [session.receive(), session.renew_when_cut(), _heartbeat(client, worker, subscriber, pool), subscriber.run()]
+    jobs = [session.receive(), session.renew_when_cut(), _heartbeat(client, worker, subscriber, pool)]
+    jobs.append(_subscribe(engine, subscriber))
     if hasattr(engine, "watch"):
         jobs.append(engine.watch())
     ends = [_until_told_to_end(worker), _until_the_run_is_gone(role, buffer)]

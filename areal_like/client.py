@@ -94,7 +94,7 @@ class ActorClient:
                 self._ring = Ring(self._shared_bytes)
                 self.dealer.send("share", {"pid": os.getpid(), "fd": self._ring.fd, "token": self._ring.token})
 
-    def heartbeat(self, stats: dict[str, float]) -> None:
+    def heartbeat(self, stats: dict[str, Any]) -> None:
         """A sign of life; also the moment at which pushes that got no answer are repeated."""
         self.dealer.send("heartbeat", {"stats": stats})
         now = time.monotonic()

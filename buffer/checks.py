@@ -16,6 +16,8 @@ from buffer.fleet import Actor
 
 log = logging.getLogger(__name__)
 MAX_NAME, MAX_SLOTS, MAX_STATS = 100, 1 << 20, 100
+WORDS = ("engine", "engine_note")
+"""What is text among an actor's stats (`buffer.fleet.Actor.engine`)."""
 MOST_REDRAWN, MOST_CHARACTERS = 8, 256
 """Of one sample, so many times; of a reason for it."""
 
@@ -67,12 +69,16 @@ def check_left_out(cut: Any, redrawn: Any, entry: Entry) -> None:
         raise WireError(f"left_out: group {entry.id} can't have left out these samples")
 
 
-def check_stats(stats: dict[str, Any]) -> dict[str, float]:
-    """An actor's running totals, as numbers. Raises WireError, TypeError, ValueError."""
-    checked = {key: float(value) for key, value in stats.items()}
+def check_stats(stats: dict[str, Any]) -> dict[str, Any]:
+    """An actor's running totals, as numbers, and the state of its engine, in words. Raises WireError, TypeError,
+    ValueError."""
+    words = {key: stats[key] for key in WORDS if key in stats}
+    checked = {key: float(value) for key, value in stats.items() if key not in words}
     if len(checked) > MAX_STATS or not all(map(math.isfinite, checked.values())):
         raise WireError(f"at most {MAX_STATS} finite numbers")
-    return checked
+    if not all(type(each) is str and len(each) <= MOST_CHARACTERS and each.isprintable() for each in words.values()):
+        raise WireError(f"{' and '.join(WORDS)}: text of at most {MOST_CHARACTERS} printable characters")
+    return checked | words
 
 
 def check_give_back(

@@ -77,7 +77,9 @@ class Controller:
     def _start(self, now: float) -> None:
         if self.state.started_at is not None:
             return
-        if now - self._born > self.ready_timeout:
+        # Engines have time limits of their own: those of a large model take longer than processes need to meet.
+        starting = any(actor.engine == "starting" for actor in self.state.fleet)
+        if now - self._born > self.ready_timeout and not starting:
             raise BusError(f"after {self.ready_timeout:.0f} s (launcher.ready_timeout) {'; '.join(waits(self.state))}")
         ready = sum(actor.version >= 0 for actor in self.state.fleet)
         if self.state.learner and ready >= self.state.expected_actors:

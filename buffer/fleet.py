@@ -32,6 +32,16 @@ class Actor:
     ring: MappedRing | None = None
 
     @property
+    def engine(self) -> str:
+        """Can its engine generate now? "serving", or "starting" or "restarting": then none of its groups gets on."""
+        return self.stats.get("engine", "serving")
+
+    @property
+    def engine_note(self) -> str:
+        """What is wrong with its engine, in words; "" if nothing is. One that is serving may have a note, too."""
+        return self.stats.get("engine_note", "")
+
+    @property
     def sequences(self) -> int:
         """How many it runs."""
         return max(0, self.leased - self.ended)

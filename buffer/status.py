@@ -54,6 +54,8 @@ def status(state: RunState) -> dict[str, Any]:
                 "parked": actor.parked,
                 "silent_seconds": now - actor.seen,
                 "stats": actor.stats,
+                "engine": actor.engine,
+                "engine_note": actor.engine_note,
             }
             for actor in state.fleet
         },
@@ -70,7 +72,7 @@ def waits(state: RunState) -> list[str]:
         to_come = state.expected_actors - sum(actor.version >= 0 for actor in state.fleet)
         who = ["the learner"] if state.learner is None or state.version < 0 else []
         who += [f"{to_come} actor{'s' * (to_come > 1)}"] if to_come > 0 else []
-        return [f"the start waits for {' and '.join(who)}"]
+        return [f"the start waits for {' and '.join(who)}", *_engine_notes(state)]
     blocked = state.outbox.blocked
     lines = [f"everybody waits for the journal's disk: {blocked}"] if blocked else []
     if state.failures.count:
@@ -83,8 +85,13 @@ def waits(state: RunState) -> list[str]:
             f"learner waits for batch {state.wanted.body['index']}: {waiting} groups wait, "
             f"{len(missing)} run on {', '.join(owners) or 'nobody'}"
         )
+    lines += _engine_notes(state)
     for actor in state.fleet:
-        if not actor.running:
+        if not actor.running and actor.engine == "serving":
             idle = "waits for weights" if actor.version < state.version else "waits for the learner (staleness bound)"
             lines.append(f"{actor.name} {'is parked until the next round' if actor.parked else idle}")
     return lines
+
+
+def _engine_notes(state: RunState) -> list[str]:
+    return [f"{actor.name}: {actor.engine_note}" for actor in state.fleet if actor.engine_note]

@@ -95,7 +95,6 @@ def _actors(report: dict[str, Any]) -> Table:
         table.add_column(name, justify="left" if name == "actor" else "right")
     for name, actor in sorted(report["actors"].items()):
         stats, version = actor["stats"], actor["version"]
-        wall = stats.get("wall_seconds", 0.0)
         table.add_row(
             f"{name} (parked)" if actor["parked"] else name,
             str(version) if version >= 0 else "none",
@@ -103,10 +102,18 @@ def _actors(report: dict[str, Any]) -> Table:
             str(actor["running"]),
             f"{stats.get('running', 0):.0f}",
             f"{stats.get('tokens', 0):,.0f}",
-            f"{stats.get('busy_seconds', 0.0) / wall:.0%}" if wall else "-",
+            _work(actor["engine"], stats),
             f"{actor['silent_seconds']:.1f} s ago",
         )
     return table
+
+
+def _work(engine: str, stats: dict[str, Any]) -> str:
+    """How busy an engine has been since its actor's first lease; or why it can't be busy now."""
+    wall = stats.get("wall_seconds", 0.0)
+    if engine != "serving":
+        return engine
+    return f"{stats.get('busy_seconds', 0.0) / wall:.0%}" if wall else "-"
 
 
 def watch(view: View, console: Console) -> None:

@@ -53,6 +53,7 @@ class Watch:
         self._board_failed = False
         self._reported_deaths = 0
         self._said = ""
+        self._engine_notes: dict[str, str] = {}
         self._began = time.monotonic()
         self._told_at = self._asked_at = self._answered_at = self._began
 
@@ -132,12 +133,21 @@ class Watch:
             self._client = SupervisorClient(json.loads(path.read_text())["endpoint"], self.keys)
         if report := self._client.newest_report():
             self.status, self._answered_at = report, now
+            self._say_engine_notes(report)
         for death in self.deaths[self._reported_deaths :]:
             self._client.lost(death.name, death.pid, death.how)
         self._reported_deaths = len(self.deaths)
         if now - self._asked_at > STATUS_SECONDS:
             self._asked_at = now
             self._client.ask()
+
+    def _say_engine_notes(self, report: dict[str, Any]) -> None:
+        """What is wrong with an actor's engine, in a line of its own, once."""
+        notes = {name: actor["engine_note"] for name, actor in report["actors"].items() if actor["engine_note"]}
+        for name, note in notes.items():
+            if self._engine_notes.get(name) != note:
+                self.say(f"{name}: {note}")
+        self._engine_notes = notes
 
     # ---- words ------------------------------------------------------------------------------------------------------
 

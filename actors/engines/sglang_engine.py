@@ -150,7 +150,6 @@ class SglangEngine:
             raise RuntimeError("the engine is closed")
         self._check(tokens, limits)
         call = _Call(request)
-        self._note_busy()
         self._calls.add(call)
         call.work = asyncio.get_running_loop().create_task(self._finish(call, tokens, limits))
         try:
@@ -160,7 +159,6 @@ class SglangEngine:
                 return Completion(*joined(call.pieces), "abort")
             raise
         finally:
-            self._note_busy()
             self._calls.discard(call)
 
     def _check(self, tokens: np.ndarray, limits: Limits) -> None:
@@ -198,6 +196,7 @@ class SglangEngine:
         server = await self._pick()
         call.rid, call.server = uuid.uuid4().hex, server  # of one length: SGLang aborts whatever begins with the id
         label, newest, server.load = server.label, self._label, server.load + 1
+        self._note_busy()
         try:
             asked = question(call.rid, tokens, done, limits, label if self._flush else None)
             answer = await server.post("/generate", asked)
@@ -215,6 +214,7 @@ class SglangEngine:
             raise
         finally:
             server.load -= 1
+            self._note_busy()
             call.server = None
 
     async def _pick(self) -> Server:
@@ -230,10 +230,11 @@ class SglangEngine:
                     each.cancel()
 
     def _note_busy(self) -> None:
+        """Busy while a server works on something; who waits for a server makes nobody busy."""
         now = monotonic()
         if self._busy_since is not None:
             self._totals["busy_seconds"] += now - self._busy_since
-        self._busy_since = now if self._calls else None
+        self._busy_since = now if any(server.load for server in self._servers) else None
 
     def abort(self, requests: Iterable[str]) -> None:
         """End the named requests now; their callers get what was sampled so far, with finish "abort"."""
@@ -329,6 +330,16 @@ class SglangEngine:
             if not server.digest:
                 raise ServerRefused("did not take its weights")
             server.ready.set()
+
+    async def until_up(self) -> None:
+        """Waits for the first server that may be given requests."""
+        await self._pick()
+
+    @property
+    def condition(self) -> tuple[str, str]:
+        """ "serving", or "starting" or "restarting" while no server may be given requests; and what is wrong, in words
+        ("": nothing is)."""
+        return self._fleet.condition
 
     @property
     def pids(self) -> list[int]:

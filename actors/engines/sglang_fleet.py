@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 _BREAK_OFF_SECONDS = 30.0
 """Then a server is ended all the same: what it still works on is sampled anew."""
 _ABORT_SECONDS = 0.1
+NOTE_CHARACTERS = 200
 _COUNT_SECONDS = 10.0
 _RETRACTED = "sglang:num_retracted_requests_total"
 """A server's counter of requests put back for want of memory. (`num_retractions` of an answer counts those put back for
@@ -57,6 +58,7 @@ class Fleet:
         self._before_plan = 0
         self._failures, self._proven = Counter[Server](), set[Server]()
         self._changed = asyncio.Event()
+        self._notes: dict[Server, str] = {}
         self._arrange()
 
     @classmethod
@@ -80,6 +82,18 @@ class Fleet:
     @property
     def tp_size(self) -> int:
         return self.servers[0].ranks
+
+    @property
+    def condition(self) -> tuple[str, str]:
+        """See `SglangEngine.condition`."""
+        out = [server for server in self._used if not server.ready.is_set()]
+        names = {each: each.name.replace("SGLang", "SGLang server") for each in out}
+        if len(self._used) == 1:
+            names = dict.fromkeys(out, "SGLang server")
+        notes = "; ".join(f"its {names[each]} {self._notes.get(each, 'is starting')}" for each in out)
+        if len(out) < len(self._used):
+            return "serving", notes[:NOTE_CHARACTERS]
+        return "restarting" if self._proven else "starting", notes[:NOTE_CHARACTERS]
 
     def _arrange(self) -> None:
         """End all servers, and name those that are to be started."""
@@ -114,9 +128,11 @@ class Fleet:
             problem = await self._bring_up(server, equip)
             if not problem:
                 self._proven.add(server)
+                self._notes.pop(server, None)
                 problem = await server.until_dead()
             server.ready.clear()
             self._failures[server] += 1
+            self._notes[server] = f"{_in_short(problem)}, restarting"
             log.error("%s %s", server.name, problem)
             if server not in self._proven or self._failures[server] > self._max_restarts:
                 raise RuntimeError(f"{server.name} {problem} ({self._failures[server]} times){server.last_words()}")
@@ -153,6 +169,7 @@ class Fleet:
         if tp_size == self._planned:
             return False
         log.info("TP %d → %d: %d preemptions, %d requests", self._planned, tp_size, preemptions, requests)
+        self._notes = dict.fromkeys(self.servers, f"is exchanged: TP {self._planned} → {tp_size}")
         self._planned = tp_size
         self.replans += 1
         try:
@@ -187,6 +204,11 @@ class Fleet:
                 while server.load:
                     await server.post("/abort_request", {"abort_all": True})
                     await asyncio.sleep(_ABORT_SECONDS)
+
+
+def _in_short(problem: str) -> str:
+    """A problem without the end of the server's log, in one line."""
+    return " ".join(problem.partition("; its log is")[0].split())[:NOTE_CHARACTERS]
 
 
 def retracted(metrics: str) -> int:

@@ -1,10 +1,14 @@
 """The controller's decisions in a set order of events: who gets leases, and what is served."""
 
+import io
+import math
 import os
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from areal_like.bus import BusError
 from areal_like.groups import encode_group
 from areal_like.ring import DESCRIPTOR_BYTES, Ring
 from areal_like.types import Group, Sample
@@ -13,6 +17,8 @@ from buffer.filters import zero_variance
 from buffer.policies import fifo
 from buffer.schedulers import AsyncScheduler, SyncScheduler
 from buffer.sizing import Fixed
+from buffer.status import status
+from scripts.status import render
 from tests.buffer.house import B, House, asynchronous, group, table
 from tests.buffer.rounds import SIZE, SIZINGS, head_of
 
@@ -265,3 +271,46 @@ def test_samples_that_a_group_can_not_have_left_out_are_refused(wrong: dict) -> 
     assert house.router.refused == 1 and house.state.replay.entries[0].cut == ()
     house.say("actor-9", "left_out", {"id": 0, "cut": [5], "redrawn": []})
     assert house.state.replay.entries[0].cut == (), "of a stranger nothing is taken"
+
+
+FROZEN = "its SGLang server was frozen (no token for 120 s), restarting"
+
+
+def test_an_engine_that_is_down_is_told_of_and_is_not_busy() -> None:
+    """Else 'busy 100 %' is all that a person sees of an engine that starts, or starts again."""
+    house = House(asynchronous(max_staleness=0))
+    house.start()
+    for name, engine, note in (("actor-0", "restarting", FROZEN), ("actor-1", "serving", "")):
+        stats = {"wall_seconds": 10.0, "busy_seconds": 10.0, "engine": engine, "engine_note": note}
+        house.say(name, "heartbeat", {"stats": stats})
+    found = status(house.state)
+    assert f"actor-0: {FROZEN}" in found["waits"]
+    assert [found["actors"][name]["engine"] for name in house.names] == ["restarting", "serving"]
+    console = Console(record=True, width=120, file=io.StringIO())
+    console.print(render({"report": found, "step": {}}, 10))
+    rows = {line.split()[0]: line for line in console.export_text().splitlines() if line.startswith("actor-")}
+    assert "restarting" in rows["actor-0"] and "100%" not in rows["actor-0"]
+    assert "100%" in rows["actor-1"]
+
+
+@pytest.mark.parametrize("words", [{"engine": 3}, {"engine_note": "x" * 1000}, {"engine": "serving\n"}])
+def test_only_short_words_of_an_engine_are_believed(words: dict) -> None:
+    house = House(asynchronous(max_staleness=0))
+    house.start()
+    house.say("actor-0", "heartbeat", {"stats": words})
+    assert house.router.refused == 1
+    assert house.state.fleet.by_name["actor-0"].engine == "serving"
+
+
+def test_the_limit_of_the_start_does_not_run_while_an_engine_starts() -> None:
+    """Engines have time limits of their own: a large model may take longer than processes need to find one another."""
+    house = House(asynchronous(max_staleness=0))
+    house.controller.ready_timeout = -1.0
+    house.controller._born = math.inf
+    house.hello("learner", *house.names)
+    house.say("actor-1", "heartbeat", {"stats": {"engine": "starting", "engine_note": "its SGLang server is starting"}})
+    house.controller._born = 0.0
+    house.controller.step(0)
+    assert status(house.state)["waits"][-1] == "actor-1: its SGLang server is starting"
+    with pytest.raises(BusError, match=r"launcher\.ready_timeout"):
+        house.say("actor-1", "heartbeat", {"stats": {"engine": "serving", "engine_note": ""}})

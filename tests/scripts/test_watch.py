@@ -124,6 +124,13 @@ def test_each_death_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ]
 
 
+def test_what_is_wrong_with_an_engine_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = watch(tmp_path)
+    for note in ("", "its SGLang server has died, restarting", "its SGLang server has died, restarting", ""):
+        seen._say_engine_notes({"actors": {"actor-0": {"engine_note": note}, "actor-1": {"engine_note": ""}}})
+    assert capsys.readouterr().out.splitlines() == ["actor-0: its SGLang server has died, restarting"]
+
+
 def test_a_board_that_fails_is_told_once_and_no_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
