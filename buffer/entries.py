@@ -54,7 +54,8 @@ class Entry:
     its actor has been asked to hand it back; `moves`: for others to go on at once, until one does; `deferred`: it has
     been, once; `cut`: tokens of samples that it did not wait for. `head` and `payload` are the pushed message's,
     undecoded; `maker` is the actor that pushed it ("" after a resume); `pushed` is its place in the order of finishing;
-    times are in seconds."""
+    times are in seconds. `holders`: all actors that have had a lease of it, the one that has it now included; not kept
+    over a resume, since leases are void then."""
 
     id: int
     row: int
@@ -77,6 +78,13 @@ class Entry:
     deferred: bool = False
     cut: tuple[int, ...] = ()
     maker: str = ""
+    holders: tuple[str, ...] = ()
+
+    def leased_to(self, actor: str) -> None:
+        """It runs on `actor` from now on."""
+        self.actor = actor
+        if actor and actor not in self.holders:
+            self.holders = (*self.holders, actor)
 
     @property
     def size(self) -> int:

@@ -117,23 +117,29 @@ class Handlers:
             actor.version = max(actor.version, version)
 
     def _on_push(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        if actor is None:
+            raise WireError(f"only an actor pushes: {SAY_HELLO}")
         try:
             heads = unpack_heads(message.body)
-            payloads = read_payloads(heads, message.payloads, actor.ring if actor else None)
+            payloads = read_payloads(heads, message.payloads, actor.ring)
             check_push(heads, payloads, self.state.replay.entries, self.state.digests)
         except WireError:
             self._give_up(actor, message.body["groups"])
             raise
         now = time.monotonic()
-        pushed = [pair for pair in zip(heads, payloads, strict=True) if pair[1] is not None]
+        foreign = [head.id for head in heads if not self.state.may_push(actor, head.id)]
+        here = [pair for pair in zip(heads, payloads, strict=True) if pair[1] is not None]
+        pushed = [(head, payload) for head, payload in here if head.id not in foreign]
         try:
-            taken = [self._take(head, payload, now, actor.name if actor else "") for head, payload in pushed]
+            taken = [self._take(head, payload, now, actor.name) for head, payload in pushed]
         except Exception as error:  # a filter of the user's, say; what the actor has sent is in order
             raise RuntimeError(f"taking a pushed group in failed: {type(error).__name__}: {error}") from error
         if any(taken):
             self.state.progress_at = now
             self.state.failures.end()
-        self.state.outbox.put(peer, "pushed", {"ids": [head.id for head in heads]})
+        self.state.outbox.put(peer, "pushed", {"ids": [head.id for head in heads]})  # or what is foreign comes again
+        if foreign:
+            self.state.router.refuse(peer, f"push: {actor.name} has had no lease of group {foreign[0]}")
 
     def _give_up(self, actor: Actor | None, names: list[Any]) -> None:
         """A push that can't be accepted ends the leases that it names, or the batch would wait for them for ever."""

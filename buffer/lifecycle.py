@@ -101,7 +101,8 @@ class LifeCycle:
         """A new group, RUNNING on an actor that holds `version`, in the next slot or, `spare`, in none."""
         self.record("admit", [group_id, row, launch, need, *[True][:spare]], b"")
         slot = NO_SLOT if spare else self.slots.take()
-        entry = Entry(group_id, row, slot, launch, need, Stage.RUNNING, actor, version, now)
+        entry = Entry(group_id, row, slot, launch, need, Stage.RUNNING, "", version, now)
+        entry.leased_to(actor)
         self.add(entry)
         self.admitted += 1
         return entry
@@ -233,8 +234,8 @@ class LifeCycle:
             self.resumed += 1
         else:
             self.keep(entry, None)
-        entry.actor, entry.lease_version, entry.moves = actor, min([version, *carried.values()]), False
-        entry.cut = ()
+        entry.leased_to(actor)
+        entry.lease_version, entry.moves, entry.cut = min([version, *carried.values()]), False, ()
         self.move(entry, Stage.RUNNING)
         return carried
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from areal_like.bus import Router
 from areal_like.wire import Message
 from buffer.checks import Failures
+from buffer.entries import Stage
 from buffer.evaluation import Evaluation
 from buffer.fleet import Actor, Fleet
 from buffer.gauges import Gauges
@@ -83,6 +84,12 @@ class RunState:
         """Announce the newest weights to one actor, if there are any, and whom to ask for them."""
         if self.manifest:
             self.router.send(peer, "announce", {"manifest": {**self.manifest, "relays": self.relays.above(name)}})
+
+    def may_push(self, actor: Actor, group_id: int) -> bool:
+        """Has this actor, or had it, a lease of the group? A lease that went to another does not void the work of who
+        had it before: the first push wins. Of groups that are here already, or gone, pushes change nothing."""
+        entry = self.replay.entries.get(group_id)
+        return entry is None or entry.stage in (Stage.WAITING, Stage.SERVED) or actor.name in entry.holders
 
     def age(self, now: float) -> float:
         """Seconds since the first lease."""

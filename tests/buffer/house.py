@@ -111,6 +111,10 @@ class House:
         head, payload = group(group_id, version)
         self.say(name, "push", table(head), payload)
 
+    def finish(self, group_id: int, version: int) -> None:
+        """Push a group by the actor that has its lease."""
+        self.push(self.state.replay.entries[group_id].actor, group_id, version)
+
     def batches(self) -> list[list[int]]:
         return [[name[0] for name in body["groups"]] for _, kind, body in self.router.sent if kind == "batch"]
 

@@ -58,9 +58,9 @@ def test_a_batch_waits_for_its_straggler_and_keeps_its_order() -> None:
     assert len(house.leases()) == 3 * B
     house.say("learner", "want", {"index": 0, "version": 0})
     for group_id in [5, 3, 2, 4, 1]:
-        house.push("actor-0", group_id, 0)
+        house.finish(group_id, 0)
     assert house.batches() == []
-    house.push("actor-0", 0, 0)
+    house.finish(0, 0)
     assert house.batches() == [[0, 1, 2, 3]]
 
 
@@ -72,6 +72,10 @@ def test_a_lost_actors_leases_go_to_the_others_and_its_late_push_still_counts_on
     house.state.fleet.by_name["actor-1"].seen -= 2e9
     house.say("learner", "heartbeat", {"stats": {}})
     assert sorted(house.leases("actor-0")[before:]) == lost
+    house.push("actor-1", lost[0], 0)
+    assert house.state.replay.entries[lost[0]].stage is Stage.RUNNING, "not before hello"
+    assert "say hello" in house.router.sent[-1][2]["reason"]
+    house.hello("actor-1")
     house.push("actor-1", lost[0], 0)
     house.push("actor-0", lost[0], 0)
     assert house.state.replay.duplicates == 1
@@ -95,7 +99,7 @@ def test_a_failed_group_gives_its_slot_to_the_next_prompt() -> None:
     house.say("actor-0", "failed", {"id": 0, "reason": "rejected", "detail": ""})
     assert sorted(house.leases()) == [0, 1, 2, 3, 4]
     for group_id in (1, 2, 3, 4):
-        house.push("actor-0", group_id, 0)
+        house.finish(group_id, 0)
     house.say("learner", "want", {"index": 0, "version": 0})
     assert house.batches() == [[4, 1, 2, 3]], "group 4 stands in slot 0"
     assert house.state.replay.ledger()["dropped"] == {"rejected": 1}
@@ -105,7 +109,7 @@ def test_a_filtered_group_gives_its_slot_to_the_next_prompt_at_once() -> None:
     house = House(asynchronous(max_staleness=0), group_filter=zero_variance)
     house.start()
     assert len(house.leases()) == B
-    house.push("actor-0", 0, 0)
+    house.finish(0, 0)
     assert sorted(house.leases()) == [0, 1, 2, 3, 4] and house.state.replay.entries[4].slot == 0
     assert house.state.replay.ledger()["filtered"] == {"zero variance": 1}
     assert [body["ids"] for _, kind, body in house.router.sent if kind == "pushed"] == [[0]]
@@ -158,7 +162,7 @@ def test_staleness_is_split_into_flight_and_queue() -> None:
     house.start()
     for batch, ready in enumerate((range(B), range(B, 3 * B), ())):
         for group_id in ready:
-            house.push("actor-0", group_id, 0)
+            house.finish(group_id, 0)
         house.say("learner", "want", {"index": batch, "version": batch})
         house.say("learner", "trained", {"index": batch})
         house.publish(batch + 1)

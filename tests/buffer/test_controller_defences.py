@@ -23,7 +23,7 @@ def test_two_batches_may_share_a_version() -> None:
     house.start()
     assert len(house.leases()) == 2 * B
     for group_id in range(2 * B):
-        house.push("actor-0", group_id, 0)
+        house.finish(group_id, 0)
     house.say("learner", "want", {"index": 0, "version": 0})
     house.say("learner", "trained", {"index": 0})
     house.say("learner", "want", {"index": 1, "version": 0})
@@ -55,9 +55,9 @@ def test_admission_stops_while_the_buffer_is_full_of_bytes() -> None:
     house.state.max_bytes = 1
     house.start()
     assert len(house.leases()) == 2
-    house.push("actor-0", 0, 0)
+    house.finish(0, 0)
     assert len(house.leases()) == 2, "over the limit, nothing new starts"
-    house.push("actor-1", 1, 0)
+    house.finish(1, 0)
     house.push("actor-1", 2, 0)
     assert len(house.leases()) == 2
 
@@ -66,14 +66,40 @@ def test_a_full_buffer_still_fills_a_gap_that_the_next_batch_waits_for() -> None
     house = House(asynchronous(max_staleness=float("inf"), max_inflight_groups=2))
     house.start()
     house.state.max_bytes = 1
-    house.push("actor-1", 1, 0)
+    house.finish(1, 0)
     house.say("learner", "want", {"index": 0, "version": 0})
     house.say("actor-0", "failed", {"id": 0, "reason": "rejected", "detail": ""})
     assert house.state.replay.entries[3].slot == 0, "the slot that was left is taken first"
     for group_id in (2, 3, 4):
-        house.push("actor-0", group_id, 0)
+        house.finish(group_id, 0)
     assert house.batches() == [[3, 1, 2, 4]]
     assert sorted(house.leases()) == [0, 1, 2, 3, 4], "nothing beyond the batch that was wanted"
+
+
+def test_a_group_is_taken_from_who_has_or_had_its_lease_and_from_nobody_else() -> None:
+    house = House(asynchronous(max_staleness=1))
+    house.start()
+    first, second, *_ = house.leases("actor-0")
+    before = house.state.replay.ledger()
+    house.push("stranger", first, 0)
+    assert "say hello" in house.router.sent[-1][2]["reason"], "and so one who has only lost its hello says it again"
+    house.push("actor-1", first, 0)
+    answers = {kind: body for who, kind, body in house.router.sent[-2:] if who == "actor-1"}
+    assert f"actor-1 has had no lease of group {first}" in answers["refused"]["reason"]
+    assert answers["pushed"] == {"ids": [first]}, "or it would come for ever"
+    entry = house.state.replay.entries[first]
+    assert (entry.stage, entry.actor, house.state.replay.ledger()) == (Stage.RUNNING, "actor-0", before)
+    assert first in house.state.fleet.by_name["actor-0"].running, "its lease goes on"
+    house.state.fleet.by_name["actor-0"].seen -= 2e9
+    house.say("learner", "heartbeat", {"stats": {}})  # a turn: what the silent one had goes to the other
+    house.hello("actor-0")
+    assert all(house.state.replay.entries[each].holders == ("actor-0", "actor-1") for each in (first, second))
+    house.push("actor-0", first, 0)
+    house.push("actor-1", first, 0)
+    house.push("actor-1", second, 0)
+    stages = [house.state.replay.entries[each] for each in (first, second)]
+    assert [(entry.stage, entry.maker) for entry in stages] == [(Stage.WAITING, "actor-0"), (Stage.WAITING, "actor-1")]
+    assert house.state.replay.duplicates == 1
 
 
 @pytest.mark.parametrize(("samples", "version"), [(7, 0), (8, 1)])
@@ -233,7 +259,7 @@ def test_what_runs_counts_against_the_memory_before_it_comes() -> None:
         for name in house.names:
             house.say(name, "credit", {"ended": 8 * (group_id + 1)})
         if group_id in house.state.replay.entries:
-            house.push("actor-0", group_id, 0)
+            house.finish(group_id, 0)
         assert house.state.replay.bytes + size * house.state.replay.count(Stage.RUNNING) <= 7 * size
     assert house.state.replay.bytes >= 4 * size, "it is used, too"
 
@@ -245,4 +271,4 @@ def test_a_filter_that_fails_ends_the_run_with_its_error() -> None:
     house = House(asynchronous(max_staleness=1), group_filter=filter_of_the_user)
     house.start()
     with pytest.raises(RuntimeError, match="ZeroDivisionError: division by zero"):
-        house.push("actor-0", 0, 0)
+        house.finish(0, 0)

@@ -11,7 +11,7 @@ def begun() -> House:
     house = House(asynchronous())
     house.start()
     for group_id in range(B):
-        house.push("actor-0", group_id, 0)
+        house.finish(group_id, 0)
     return house
 
 
@@ -47,7 +47,7 @@ def test_trained_counts_once_however_often_it_is_said_and_tells_of_those_before(
     house.publish(1)
     house.apply(1)
     for group_id in range(B, 2 * B):
-        house.push("actor-0", group_id, 0)
+        house.finish(group_id, 0)
     want(house, 1)
     assert len(house.batches()) == 2
     for _ in range(2):  # the word of batch 0 was lost
