@@ -21,7 +21,7 @@ class Critic:
     only the policy loss moves the policy."""
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks, *, lr: float, trunk: float):
-        self._head = nn.Linear(model.config.hidden_size, 1, device=model.device)
+        self._head = nn.Linear(model.config.hidden_size, 1, device=model.device, dtype=model.dtype)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
         self._optimizer = torch.optim.AdamW(self._head.parameters(), lr=lr, weight_decay=0.0)
@@ -32,7 +32,7 @@ class Critic:
         inputs = hidden.detach()
         if self._trunk and hidden.requires_grad:
             inputs = inputs + self._trunk * (hidden - inputs)
-        return self._head(inputs.float())[:, 0]
+        return self._head(inputs.to(self._head.weight.dtype))[:, 0]
 
     def loss(self, values: Tensor, targets: Tensor, share: Tensor | None, denominator: float) -> Tensor:
         """Half the squared error, summed over tokens with their shares and divided: a scalar."""

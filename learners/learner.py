@@ -65,7 +65,8 @@ class TorchLearner(Objective, Saving):
     (`learners.sharding`). On `device`, matrices are multiplied in `compute_dtype`; weights and sums over tokens stay in
     float32. `checkpoint_activations` saves memory for a third more computing; `compile` has torch compile the layers.
     At most `max_logits` logits are made at once (`learners.logprobs`). `threads`: CPU threads of each rank (None: as
-    torch has them); another number may change last bits. Other knobs are those of `learners.objective`.
+    torch has them); another number may change last bits. Other knobs are those of `learners.objective`. A model that
+    comes in float64 is computed with in float64: what is equal but for rounding can be told from what is not.
     """
 
     needs_model = True
@@ -112,15 +113,14 @@ class TorchLearner(Objective, Saving):
             check_stream(loss, advantage, num_minibatches, num_minibatch_epochs, grad_norm_by_staleness, stream_groups)
         self.streams, self._stream_groups, self.ranks = stream, stream_groups, Ranks(ranks)
         self._taken, self._waiting = list[Step](), list[Group]()
-        self.model = model.float().eval().to(device)
+        self.model = model.to(device, torch.promote_types(model.dtype, torch.float32)).eval()
         use_packed_attention(self.model)
-        dtype = getattr(torch, publish_dtype)
-        self._specs = specs_of(self.model, publish_dtype)
+        dtype, self._specs = getattr(torch, publish_dtype), specs_of(self.model, publish_dtype)
         self._adapters = None if lora is None else Adapters(self.model, seed, dtype, **lora)
         self._reference = _frozen(self.model, dtype) if self.needs_reference and lora is None else self.model
         prepare([self.model, self._reference], self.ranks, max_logits, compile, checkpoint_activations)
         adamw = partial(MasterAdamW, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps)
-        dtype = torch.float32 if self._adapters else dtype
+        dtype = self.model.dtype if self._adapters else dtype
         self.optimizer = adamw(self.model, clip_grad=clip_grad, publish_dtype=dtype, ranks=self.ranks)
         self._critic = Critic(self.model, self.ranks, lr=critic_lr, trunk=critic_trunk) if critic_lr else None
         self._device, self._autocast = torch.device(device), compute_dtype == "bfloat16"
@@ -210,7 +210,7 @@ class TorchLearner(Objective, Saving):
     def _begin(self, batch: Batch) -> Step:
         """The batch on the device, with everything that must be known before the weights move."""
         whole, own = self.ranks.whole(batch)
-        step = Step(whole, own, self._device, self.shares)
+        step = Step(whole, own, self._device, self.model.dtype, self.shares)
         trained = [np.flatnonzero(step.columns.lengths)]
         if self.needs_reference:
             step.reference = torch.zeros_like(step.behaviour)

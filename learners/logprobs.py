@@ -23,8 +23,8 @@ CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Logprobs of `targets` int64 [N] and entropies (nats), both float32 [N], from logits [N, V]."""
-    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    """Logprobs of `targets` int64 [N] and entropies (nats), both [N] in float32, from logits [N, V]; in float64 of such."""
+    logprobs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature, dim=-1)
     chosen = logprobs.gather(-1, targets[:, None])[:, 0]
     # A probability of 0 would give 0 · −inf.
     entropy = -(logprobs.exp() * logprobs.clamp(min=torch.finfo(logprobs.dtype).min)).sum(-1)

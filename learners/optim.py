@@ -1,4 +1,4 @@
-"""AdamW on fp32 master weights, with a model that always holds the values as they are published.
+"""AdamW on float32 master weights (float64 of such a model), with a model that always holds the values as they are published.
 
 Invariant: model parameters == round(master) to the published dtype, bit for bit, from construction on and after every
 step. Gradients are taken at the rounded values, the step is taken on the master, so that small steps add up instead of
@@ -55,7 +55,7 @@ class MasterAdamW:
         vectors = [p for p in trained if p.ndim < 2]
         self._parameters = matrices + vectors
         own = [own_part(p.detach()) for p in self._parameters]
-        self._master = torch.cat([part.float().flatten() for part in own])
+        self._master = torch.cat([part.to(torch.promote_types(part.dtype, torch.float32)).flatten() for part in own])
         self._weights = torch.empty_like(self._master)
         self.gradient = torch.zeros_like(self._master)
         sizes, sharded = [part.numel() for part in own], self._ranks.count > 1

@@ -30,16 +30,16 @@ class Step:
     still to be divided by (0: nothing; see `learners.streaming`).
     """
 
-    def __init__(self, batch: Batch, own: np.ndarray, device: torch.device, share: Any):
+    def __init__(self, batch: Batch, own: np.ndarray, device: torch.device, dtype: torch.dtype, share: Any):
         self.batch, self.device = batch, device
         self.columns = columns = Columns(batch, own)
         self.groups = np.repeat(np.arange(len(batch.groups)), [len(g.samples) for g in batch.groups])
-        self.behaviour = self.on_device(columns.behaviour)
+        self.behaviour = self.on_device(columns.behaviour).to(dtype)
         self.staleness = self.on_device(batch.version - columns.version)
         self.sample = self.on_device(columns.sample)
         self.own = self.on_device(own[columns.sample])
         self.group = self.on_device(self.groups[columns.sample])
-        self.share = None if share is None else self.on_device(share(columns))
+        self.share = self.on_device(share(columns))
         self.start = torch.full_like(self.behaviour, torch.nan)
         self.advantages = torch.zeros_like(self.behaviour)
         self.reference: Tensor | None = None
@@ -59,7 +59,7 @@ class Step:
 
     def set_advantages(self, advantages: np.ndarray) -> None:
         """`advantages` [N], per trained token."""
-        self.advantages = self.on_device(advantages.astype(np.float32))
+        self.advantages = self.on_device(advantages).to(self.behaviour.dtype)
 
     def draw(self, seed: int) -> None:
         """Make `uniform`: a number per token from (seed, train version, prompt, sample, place), whatever the cut."""

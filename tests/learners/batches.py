@@ -1,11 +1,14 @@
 """Made-up batches and tiny models for the learner's tests."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from areal_like.models import qwen2
 from areal_like.types import Batch, Group, Sample
+from tests.seeds import shifted
 
 VOCAB = 13
 
@@ -13,7 +16,7 @@ VOCAB = 13
 def tiny_model(kind: str = "qwen2", scale: float = 0.3) -> PreTrainedModel:
     """Two layers, four query heads over two key/value heads; weights large enough for peaked distributions."""
     if kind == "qwen2":
-        return qwen2(0, VOCAB, num_attention_heads=4, num_key_value_heads=2, initializer_range=scale).eval()
+        return qwen2(shifted(0), VOCAB, num_attention_heads=4, num_key_value_heads=2, initializer_range=scale).eval()
     config_class, model_class = {
         "llama": (LlamaConfig, LlamaForCausalLM),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
@@ -32,7 +35,7 @@ def tiny_model(kind: str = "qwen2", scale: float = 0.3) -> PreTrainedModel:
         pad_token_id=None,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(shifted(0))
         return model_class(config).eval()
 
 
@@ -79,3 +82,13 @@ def make_batch(
             Group(id=index * groups + g, samples=samples, digests={v: f"d{v}" for s in samples for v, _ in s.runs})
         )
     return Batch(index, version, made)
+
+
+def assert_metrics_close(found: dict[str, Any], expected: dict[str, Any], rtol: float, atol: float) -> None:
+    """The same names; numbers that are close, and all else the same."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, float):
+            np.testing.assert_allclose(found[name], value, rtol, atol, err_msg=name)
+        else:
+            assert found[name] == value, name

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from areal_like.types import Batch
@@ -29,19 +28,22 @@ from learners.losses.delightful import dg_kondo
 from learners.losses.targets import tpo
 from learners.ranks import join
 from tests.learners.batches import make_batch, tiny_model
+from tests.learners.exact import ADAMW_EPS, exact
 from tests.learners.losses.token_batches import LOSSES
+from tests.seeds import seeded
 
 STEPS = 3
 
 
 @dataclass(frozen=True)
 class Case:
-    """`knobs` of a learner over `model`; its batches have `groups` groups."""
+    """`knobs` of a learner over `model`; its batches have `groups` groups. `exact`: computed in float64."""
 
     loss: Callable[..., Any] = decoupled_ppo
     advantage: Callable[..., Any] = group
     model: str = "qwen2"
     groups: int = 5
+    exact: bool = True
     knobs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -58,13 +60,14 @@ CASES = {
     "norms by staleness": Case(knobs={"grad_norm_by_staleness": True, "entropy_bonus": 0.05, "max_tokens": 23}),
     "norms by staleness, critic": Case(advantage=gae, knobs={"grad_norm_by_staleness": True, "critic_lr": 1e-2}),
     "adapters": Case(model="llama", knobs={"lora": {"rank": 3}, "kl_loss": 0.1, "lr": 3e-2}),
-    "bfloat16": Case(knobs={"compute_dtype": "bfloat16"}),
+    "float32": Case(exact=False),
+    "bfloat16": Case(exact=False, knobs={"compute_dtype": "bfloat16"}),
     **{f"loss {name}": Case(loss, knobs={"max_tokens": 23}) for name, loss in LOSSES.items()},
 }
 
 
 def batches(case: Case) -> list[Batch]:
-    return [make_batch(np.random.default_rng(i), index=i, groups=case.groups) for i in range(STEPS)]
+    return [make_batch(seeded(i), index=i, groups=case.groups) for i in range(STEPS)]
 
 
 def share(batch: Batch, rank: int, ranks: int) -> Batch:
@@ -77,8 +80,8 @@ def share(batch: Batch, rank: int, ranks: int) -> Batch:
 
 def train(case: Case, rank: int, ranks: int) -> dict[str, Any]:
     """Metrics of each step, and on rank 0 the weights in the end, published ones and adapters."""
-    knobs = {"lr": 1e-2, "num_minibatches": 1, "publish_dtype": "float32"} | case.knobs
-    model = tiny_model(case.model)
+    knobs = {"lr": 1e-2, "eps": ADAMW_EPS, "num_minibatches": 1, "publish_dtype": "float32"} | case.knobs
+    model = exact(tiny_model(case.model)) if case.exact else tiny_model(case.model)
     learner = TorchLearner(model, case.loss, partial(case.advantage), 1.0, 0, ranks=ranks, **knobs)
     rows = [learner.train(share(batch, rank, ranks)) for batch in batches(case)]
     held = sum(state.numel() for state in learner.optimizer.state_dict()["adamw"][0].values())

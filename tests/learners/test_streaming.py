@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,16 +15,19 @@ from learners.losses.clipped import decoupled_ppo, ppo
 from learners.losses.delightful import dg
 from learners.losses.targets import tpo
 from learners.losses.weighted import tis
-from tests.learners.batches import make_batch, make_sample, tiny_model
+from tests.learners.batches import assert_metrics_close, make_batch, make_sample, tiny_model
+from tests.learners.exact import ADAMW_EPS, STEPPED, SUMMED, exact
+from tests.rounding import assert_rounds_alike
+from tests.seeds import seeded
 
 
-def learner_of(loss=decoupled_ppo, advantage=group, **knobs) -> TorchLearner:
-    return TorchLearner(tiny_model(), loss, partial(advantage), 1.0, 0, num_minibatches=1, **knobs)
+def learner_of(loss=decoupled_ppo, advantage=group, model=None, **knobs) -> TorchLearner:
+    return TorchLearner(model or tiny_model(), loss, partial(advantage), 1.0, 0, num_minibatches=1, **knobs)
 
 
 def uneven(index: int = 0) -> Batch:
     """A batch as tail batching and group control leave it: groups of a size of its own, of very different lengths."""
-    rng = np.random.default_rng(index)
+    rng = seeded(index)
     made = make_batch(rng, index=index, version=index, groups=6, size=(2, 4, 8)[index % 3], max_response=30)
     made.groups[2].samples[0].loss_mask[:] = False
     made.groups[3].samples = [
@@ -52,25 +54,32 @@ KNOBS = [
 
 @pytest.mark.parametrize("knobs", KNOBS, ids=lambda knobs: "-".join(knobs) or "plain")
 def test_the_streamed_update_is_the_one_shot_update(knobs):
-    """To fp32 rounding: the gradient, the critic's, the weights after several steps, and what is said of them."""
-    knobs = {"publish_dtype": "float32", "clip_grad": 0.5, **knobs}
-    streamed, whole = learner_of(stream=True, **knobs), learner_of(**knobs)
+    """In float64: the gradient, the critic's, the weights after several steps, and what is said of them."""
+    knobs = {"publish_dtype": "float32", "clip_grad": 0.5, "eps": ADAMW_EPS, **knobs}
+    streamed, whole = (learner_of(model=exact(tiny_model()), stream=stream, **knobs) for stream in (True, False))
     for batch in [uneven(0), uneven(1), uneven(2)]:
         for part in parts(batch, 1, 4):
             streamed.take(part)
         found, expected = streamed.train(batch), whole.train(batch)
-        scale = whole.optimizer.gradient.abs().max().item()
-        torch.testing.assert_close(streamed.optimizer.gradient, whole.optimizer.gradient, rtol=1e-3, atol=1e-5 * scale)
-        assert found.keys() == expected.keys()
-        for name, value in expected.items():
-            assert found[name] == (pytest.approx(value, rel=1e-3, abs=1e-5) if isinstance(value, float) else value), (
-                name
-            )
+        tolerance = STEPPED if batch.index else SUMMED
+        torch.testing.assert_close(streamed.optimizer.gradient, whole.optimizer.gradient, **tolerance)
+        assert_metrics_close(found, expected, **tolerance)
         if whole._critic:
             head, other = streamed._critic.state_dict()["head"], whole._critic.state_dict()["head"]
-            torch.testing.assert_close(head["weight"], other["weight"], rtol=1e-3, atol=1e-5)
-        # AdamW divides by tiny second moments: what is all but no gradient may round to another sign.
-        torch.testing.assert_close(streamed.optimizer._master, whole.optimizer._master, rtol=1e-3, atol=5e-4)
+            torch.testing.assert_close(head["weight"], other["weight"], **STEPPED)
+        torch.testing.assert_close(streamed.optimizer._master, whole.optimizer._master, **STEPPED)
+
+
+@pytest.mark.parametrize("knobs", KNOBS, ids=lambda knobs: "-".join(knobs) or "plain")
+def test_float32_loses_no_more_in_a_streamed_gradient_than_in_a_one_shot_one(knobs):
+    streamed, whole, truth = (
+        learner_of(model=model, stream=stream, publish_dtype="float32", **knobs)
+        for model, stream in ((tiny_model(), True), (tiny_model(), False), (exact(tiny_model()), False))
+    )
+    for learner in (streamed, whole, truth):
+        learner.train(uneven(0))
+    assert streamed.optimizer.gradient.dtype == torch.float32 and truth.optimizer.gradient.dtype == torch.float64
+    assert_rounds_alike(streamed.optimizer.gradient, whole.optimizer.gradient, truth.optimizer.gradient)
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 4])

@@ -1,0 +1,24 @@
+"""Where numerical tests take random numbers from. `AREAL_TEST_SEED=7 python -m pytest tests/learners` gives all of them
+other ones: what holds for one draw alone is no property of the code. Processes that tests start inherit it."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+
+_SHIFT = 1_000_003 * int(os.environ.get("AREAL_TEST_SEED", "0"))
+
+
+def shifted(seed: int) -> int:
+    """The seed itself unless AREAL_TEST_SEED is set."""
+    return seed + _SHIFT
+
+
+def seeded(seed: int) -> np.random.Generator:
+    return np.random.default_rng(shifted(seed))
+
+
+def torch_seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(shifted(seed))
