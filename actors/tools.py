@@ -12,6 +12,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from pkgutil import resolve_name
+from typing import Annotated
 
 from areal_like.expressions import evaluate
 from areal_like.types import Outcome, Prompt
@@ -44,8 +45,8 @@ class Tools:
         self,
         *,
         tools: Sequence[str] = ("calculator",),
-        max_calls: int = 4,
-        max_characters: int = 2000,
+        max_calls: Annotated[int, "[0, inf)"] = 4,
+        max_characters: Annotated[int, "[1, inf)"] = 2000,
         turn_reward: float = 0.0,
         call_marks: Sequence[str] = ("<tool_call>", "</tool_call>"),
         result_marks: Sequence[str] = ("<tool_response>\n", "\n</tool_response>"),

@@ -13,7 +13,7 @@ import asyncio
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -60,7 +60,7 @@ async def best_of_n(
     request: str,
     filler: int = 0,
     *,
-    n: int = 4,
+    n: Annotated[int, "[1, inf)"] = 4,
 ) -> Sample | None:
     """The one of `n` completions that earns most, the first of equals; the others are forgotten.
 
@@ -102,8 +102,8 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
     filler: int = 0,
     *,
     environment: Mapping[str, Any],
-    max_turns: int = 8,
-    turn_tokens: int | None = None,
+    max_turns: Annotated[int, "[1, inf)"] = 8,
+    turn_tokens: Annotated[int, "[1, inf)"] | None = None,
 ) -> Sample | None:
     """One trajectory of many turns: the model acts, the environment answers, until it says that the episode has ended.
 

@@ -23,8 +23,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from areal_like.ages import KEY as AGES
 from areal_like.ages import shares_of
-from areal_like.conflicts import refuse_odd_training
+from areal_like.conflicts import refuse_odd_training, refuse_odd_transport
 from areal_like.layers import CONFIGS, Layers, read, shown
+from areal_like.ranges import RANGES, range_of
 from areal_like.registry import COMPONENTS, ConfigError, check, nearest
 
 __all__ = ["Config", "ConfigError", "load", "load_resolved", "replace", "save", "to_yaml"]
@@ -36,46 +37,6 @@ _CUT = (
 REFUSED = {"sampling.top_p": _CUT, "sampling.top_k": _CUT}
 
 BOUND = "scheduler.max_staleness"
-
-MINIMUM = {
-    "run.steps": 0,
-    "groups_per_batch": 1,
-    "weight_sync_interval": 1,
-    "sampling.temperature": 0,
-    "sampling.max_tokens": 1,
-    "eval.every": 0,
-    "eval.prompts": 0,
-    "eval.temperature": 0,
-    "actors.count": 1,
-    "actors.max_restarts": 0,
-    "actors.threads": 1,
-    "learner.threads": 1,
-    "learner.ranks": 1,
-    "learner.lr": 0,
-    "learner.warmup_steps": 0,
-    "learner.clip_grad": 0,
-    "learner.num_minibatches": 1,
-    "learner.num_minibatch_epochs": 1,
-    "learner.max_tokens": 1,
-    "learner.max_logits": 1,
-    "rewards.workers": 1,
-    "rewards.timeout": 0.01,
-    "rewards.min_timeout": 0.01,
-    "rewards.slack": 1,
-    "rewards.memory_limit": 1 << 26,
-    "buffer.port": 0,
-    "buffer.max_bytes": 1,
-    "buffer.shared_bytes": 0,
-    "buffer.heartbeat_timeout": 2,
-    "weights.dense_above": 0,
-    "weights.block_bytes": 4096,
-    "weights.keep": 1,
-    "weights.anchor_every": 1,
-    "weights.sweep_every": 1,
-    "weights.fanout": 0,
-    "checkpoint.every": 0,
-    "checkpoint.keep": 1,
-}
 
 
 @dataclass
@@ -215,6 +176,7 @@ def load(argv: Sequence[str]) -> Config:
     layers = Layers()
     layers.add_command_line(argv)
     try:
+        _settle_mode(layers)
         _imply_bound(layers)
         return _checked(layers.tree)
     except ConfigError as error:
@@ -260,17 +222,22 @@ def _checked(tree: dict[str, Any]) -> Config:
     for kind in sorted(COMPONENTS.keys() & {field.name for field in dataclasses.fields(Config)}):
         check(kind, _plain(config[kind]))
     _check_heldout(config)
-    for key, minimum in MINIMUM.items():
-        value = OmegaConf.select(config, key)
-        if isinstance(value, int | float) and not value >= minimum:
-            raise ConfigError(f"{key}: must be at least {minimum}, got {value}", key)
+    _refuse_outside(config)
     if config.weights.block_bytes % 4096:
         raise ConfigError("weights.block_bytes: must be a multiple of 4096", "weights.block_bytes")
     if config.engine.get("url") and config.actors.count > 1:
         raise ConfigError("actors.count: a server that is joined (engine.url) belongs to one actor", "actors.count")
     _refuse_other_ages(config)
+    refuse_odd_transport(_plain(config))
     refuse_odd_training(_plain(config))
     return _read_only(config)
+
+
+def _refuse_outside(config: Any) -> None:
+    for key, interval in RANGES.items():
+        value, allowed = OmegaConf.select(config, key), range_of(interval)
+        if allowed and isinstance(value, int | float) and (problem := allowed.misfit(value)):
+            raise ConfigError(f"{key}: {problem}, got {value}", key)
 
 
 def _check_heldout(config: Any) -> None:
@@ -278,6 +245,19 @@ def _check_heldout(config: Any) -> None:
         check("workflow", heldout_workflow(config))
     except ConfigError as error:
         raise ConfigError(f"eval.{error}", f"eval.{error.key}") from None
+
+
+def _settle_mode(layers: Layers) -> None:
+    """`mode` records which scheduler runs: it follows one that was chosen alone, and may not contradict it."""
+    mode, scheduler = layers.tree.get("mode"), layers.tree.get("scheduler")
+    name = scheduler.get("name") if isinstance(scheduler, dict) else None
+    if name == mode or not {mode, name} <= COMPONENTS["scheduler"].keys():
+        return
+    if layers.origin("mode") == shown(CONFIGS / "base.yaml"):
+        layers.tree["mode"] = name
+    else:
+        key = "scheduler.name"
+        raise ConfigError(f"{key}={name} contradicts mode={mode}: say mode={name}, or leave {key} out", key)
 
 
 def _imply_bound(layers: Layers) -> None:

@@ -9,6 +9,17 @@ from typing import Any
 
 from areal_like.registry import ConfigError, check_part, knobs, marks
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def refuse_odd_transport(config: dict[str, Any]) -> None:
+    """A port, or the address of another interface, needs TCP. Raises ConfigError."""
+    buffer, key = config["buffer"], "buffer.transport"
+    asked = [f"buffer.port={buffer['port']}"] if buffer["port"] else []
+    asked += [] if buffer["host"] in LOOPBACK else [f"buffer.host={buffer['host']}"]
+    if asked and buffer["transport"] == "ipc":
+        raise ConfigError(f"{key}=ipc has no use for {' and '.join(asked)}: leave that out, or say {key}=tcp", key)
+
 
 def refuse_odd_training(config: dict[str, Any]) -> None:
     """What scheduler, loss, advantage and learner ask of one another. Raises ConfigError."""

@@ -90,7 +90,21 @@ class Layers:
             else:
                 values.append((key, value))
         for key, value in values:
+            self._refuse_below_a_value(key, origin)
             self._merge(self.tree, _nested(key, value), origin)
+
+    def _refuse_below_a_value(self, key: str, origin: str) -> None:
+        """`run=5 run.steps=3`: the first took the place of a section, which the second asks for."""
+        above, tree = "", self.tree
+        for part in key.split(".")[:-1]:
+            above = f"{above}.{part}" if above else part
+            value = tree.get(part)
+            if not isinstance(value, dict):
+                if value is not None:
+                    set_by = f"{above} is {value!r} [from {self.origin(above)}], which has no keys"
+                    raise ConfigError(f"{key}: {set_by}; leave one of the two out [from {origin}]", key)
+                return
+            tree = value
 
     def _choose(self, key: str, name: str, folder: Path, origin: str) -> None:
         """Merge the group file of this name, or name the component."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -26,14 +27,14 @@ def qwen2(  # noqa: PLR0913 - the knobs are those of Qwen2Config
     seed: int,
     vocab_size: int,
     *,
-    hidden_size: int = 32,
-    num_hidden_layers: int = 2,
-    num_attention_heads: int = 2,
-    num_key_value_heads: int | None = None,
-    intermediate_size: int = 64,
-    max_position_embeddings: int = 4096,
-    rope_theta: float = 100.0,
-    initializer_range: float = 0.02,
+    hidden_size: Annotated[int, "[1, inf)"] = 32,
+    num_hidden_layers: Annotated[int, "[1, inf)"] = 2,
+    num_attention_heads: Annotated[int, "[1, inf)"] = 2,
+    num_key_value_heads: Annotated[int, "[1, inf)"] | None = None,
+    intermediate_size: Annotated[int, "[1, inf)"] = 64,
+    max_position_embeddings: Annotated[int, "[1, inf)"] = 4096,
+    rope_theta: Annotated[float, "(0, inf)"] = 100.0,
+    initializer_range: Annotated[float, "[0, inf)"] = 0.02,
     tie_word_embeddings: bool = True,
 ) -> PreTrainedModel:
     """A Qwen2-architecture model from random initial weights that depend on `seed` alone; knobs as in Qwen2Config."""

@@ -25,7 +25,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from areal_like.annotations import fits
+from areal_like.annotations import misfit
 
 COMPONENTS: dict[str, dict[str, str]] = {
     "task": {
@@ -166,7 +166,7 @@ def check(kind: str, spec: Mapping[str, Any]) -> None:
     """Hold a spec against its component's keyword-only parameters, without importing the component's module.
 
     Raises ConfigError for an unknown name, an unknown knob, a missing knob that has no default, and a value that the
-    knob's annotation rules out (int, float, bool, str, None, Literal, list and dict are understood; others pass).
+    knob's annotation rules out (`areal_like.annotations`).
     """
     name = spec.get("name")
     if not isinstance(name, str):
@@ -191,9 +191,8 @@ def _hold_against(found: _Signature, prefix: str, name: str, values: Mapping[str
         if knob not in found.knobs:
             if not found.takes_any:
                 raise ConfigError(_unknown_knob(path, knob, name, found.knobs), path)
-        elif not fits(value, found.knobs[knob].annotation):
-            expected = ast.unparse(found.knobs[knob].annotation)  # type: ignore[arg-type]
-            raise ConfigError(f"{path}: expected {expected}, got {value!r}", path)
+        elif problem := misfit(value, found.knobs[knob].annotation):
+            raise ConfigError(f"{path}: {problem}", path)
         elif knob in COMPONENTS:
             _check_inner(path, knob, value)
     missing = [knob for knob, known in found.knobs.items() if known.default is REQUIRED and knob not in values]

@@ -9,7 +9,7 @@ exactly. B starts at 0, so version 0 has the bits that actors start with. The le
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ class Adapters:
         seed: int,
         dtype: torch.dtype,
         *,
-        rank: int = 16,
-        alpha: float = 32.0,
+        rank: Annotated[int, "[1, inf)"] = 16,
+        alpha: Annotated[float, "(0, inf)"] = 32.0,
         targets: list[str] | str = "all-linear",
     ):
         peft = _peft()

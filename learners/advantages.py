@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 
-def group(rewards: np.ndarray, groups: np.ndarray, *, std: bool = False, eps: float = 1e-6) -> np.ndarray:
+def group(
+    rewards: np.ndarray, groups: np.ndarray, *, std: bool = False, eps: Annotated[float, "[0, inf)"] = 1e-6
+) -> np.ndarray:
     """Group-relative advantages of GRPO (arXiv 2402.03300): reward − mean of its group, float64 [n].
 
     `rewards` float [n]; `groups` int [n] names the group of each sample (any integers). With `std` the difference is
@@ -47,7 +49,7 @@ def rloo(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return group(rewards, groups) * counts / np.maximum(counts - 1, 1)
 
 
-def maxrl(rewards: np.ndarray, groups: np.ndarray, *, eps: float = 1e-6) -> np.ndarray:
+def maxrl(rewards: np.ndarray, groups: np.ndarray, *, eps: Annotated[float, "[0, inf)"] = 1e-6) -> np.ndarray:
     """Maximum likelihood RL (arXiv 2602.02710): (reward − mean of its group) / (that mean + `eps`), float64 [n].
 
     For rewards of 0 and 1: hard prompts, solved once in many samples, count for more. Rewards must not be negative
@@ -74,7 +76,7 @@ def batch(
     *,
     baseline: Literal["batch", "group"] = "batch",
     std: bool = True,
-    eps: float = 1e-6,
+    eps: Annotated[float, "[0, inf)"] = 1e-6,
 ) -> np.ndarray:
     """Batch-normalised advantages: reward − mean of batch or group, over the BATCH's deviation, float64 [n].
 
@@ -169,7 +171,13 @@ def marked(advantage: Callable[..., Any], mark: str) -> bool:
 
 @per_token
 @needs_batch
-def reinforce_pp(episodes: Episodes, *, baseline: bool = False, gamma: float = 1.0, eps: float = 1e-6) -> np.ndarray:
+def reinforce_pp(
+    episodes: Episodes,
+    *,
+    baseline: bool = False,
+    gamma: Annotated[float, "[0, 1]"] = 1.0,
+    eps: Annotated[float, "[0, inf)"] = 1e-6,
+) -> np.ndarray:
     """REINFORCE++ (arXiv 2501.03262): the discounted return from each token on, normalised over the batch's tokens.
 
     The return of a token sums the rewards (the sample's at its last token, minus penalties) that follow it; mean and
@@ -182,7 +190,7 @@ def reinforce_pp(episodes: Episodes, *, baseline: bool = False, gamma: float = 1
 
 
 @per_token
-def turn(episodes: Episodes, *, gamma: float = 1.0, std: bool = False) -> np.ndarray:
+def turn(episodes: Episodes, *, gamma: Annotated[float, "[0, 1]"] = 1.0, std: bool = False) -> np.ndarray:
     """Credit by turns: what is earned from a turn on − the mean of that in its group at the same turn, float64 [N].
 
     The group-relative advantage of GRPO taken turn by turn, so that the second turn is not praised for what the first
@@ -201,7 +209,9 @@ def turn(episodes: Episodes, *, gamma: float = 1.0, std: bool = False) -> np.nda
 
 @per_token
 @needs_values
-def gae(episodes: Episodes, *, gamma: float = 1.0, lam: float = 1.0) -> np.ndarray:
+def gae(
+    episodes: Episodes, *, gamma: Annotated[float, "[0, 1]"] = 1.0, lam: Annotated[float, "[0, 1]"] = 1.0
+) -> np.ndarray:
     """Generalised advantage estimation (arXiv 1506.02438) over trained tokens, with a critic: float64 [N].
 
     `δ_t = r_t + γ V_{t+1} − V_t`, the value behind a sample's last trained token being 0; `A_t = Σ (γλ)^k δ_{t+k}`. Not

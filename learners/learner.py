@@ -16,11 +16,11 @@ before `train`: sums over tokens are scaled at its end, so the step is the same 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -79,30 +79,30 @@ class TorchLearner(Objective, Saving):
         temperature: float = 1.0,
         seed: int = 0,
         *,
-        lr: float = 2e-3,
-        warmup_steps: int = 0,
-        weight_decay: float = 0.0,
-        betas: Sequence[float] = (0.9, 0.95),
-        eps: float = 1e-8,
-        clip_grad: float = 1.0,
-        num_minibatches: int = 2,
-        num_minibatch_epochs: int = 1,
-        max_tokens: int = 16384,
-        min_microbatches: int = 1,
-        publish_dtype: str = "bfloat16",
-        critic_lr: float = 0.0,
-        critic_trunk: float = 0.0,
+        lr: Annotated[float, "[0, inf)"] = 2e-3,
+        warmup_steps: Annotated[int, "[0, inf)"] = 0,
+        weight_decay: Annotated[float, "[0, inf)"] = 0.0,
+        betas: tuple[Annotated[float, "[0, 1)"], Annotated[float, "[0, 1)"]] = (0.9, 0.95),
+        eps: Annotated[float, "(0, inf)"] = 1e-8,
+        clip_grad: Annotated[float, "[0, inf)"] = 1.0,
+        num_minibatches: Annotated[int, "[1, inf)"] = 2,
+        num_minibatch_epochs: Annotated[int, "[1, inf)"] = 1,
+        max_tokens: Annotated[int, "[1, inf)"] = 16384,
+        min_microbatches: Annotated[int, "[1, inf)"] = 1,
+        publish_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
+        critic_lr: Annotated[float, "[0, inf)"] = 0.0,
+        critic_trunk: Annotated[float, "[0, inf)"] = 0.0,
         grad_norm_by_staleness: bool = False,
         lora: Mapping[str, Any] | None = None,
         stream: bool = False,
-        stream_groups: int = 1,
-        ranks: int = 1,
+        stream_groups: Annotated[int, "[1, inf)"] = 1,
+        ranks: Annotated[int, "[1, inf)"] = 1,
         compute_dtype: Literal["float32", "bfloat16"] = "float32",
         device: Literal["cpu", "cuda"] = "cpu",
         checkpoint_activations: bool = False,
         compile: bool = False,
-        max_logits: int = 67_108_864,
-        threads: int | None = None,
+        max_logits: Annotated[int, "[1, inf)"] = 67_108_864,
+        threads: Annotated[int, "[1, inf)"] | None = None,
         **objective: Any,
     ):
         super().__init__(**objective)

@@ -6,7 +6,7 @@ tokens with the same shares and the same denominator. The terms combine freely w
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 from torch import Tensor
@@ -36,15 +36,15 @@ class Objective:
     def __init__(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters
         self,
         *,
-        normalise: Literal["token_mean", "sequence_mean"] | float = "token_mean",
-        entropy_bonus: float = 0.0,
-        kl_loss: float = 0.0,
+        normalise: Literal["token_mean", "sequence_mean"] | Annotated[float, "(0, inf)"] = "token_mean",
+        entropy_bonus: Annotated[float, "(-inf, inf)"] = 0.0,
+        kl_loss: Annotated[float, "[0, inf)"] = 0.0,
         kl_loss_estimator: Literal["k1", "k2", "k3"] = "k3",
-        kl_reward: float = 0.0,
+        kl_reward: Annotated[float, "[0, inf)"] = 0.0,
         kl_reward_estimator: Literal["k1", "k2", "k3"] = "k1",
-        overlong_penalty: float = 0.0,
-        overlong_limit: int = 0,
-        overlong_buffer: int = 0,
+        overlong_penalty: Annotated[float, "[0, inf)"] = 0.0,
+        overlong_limit: Annotated[int, "[0, inf)"] = 0,
+        overlong_buffer: Annotated[int, "[0, inf)"] = 0,
     ):
         if normalise not in ("token_mean", "sequence_mean") and not (
             isinstance(normalise, int | float) and normalise > 0

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -28,10 +28,10 @@ class TimedLearner:
     def __init__(
         self,
         *,
-        base: float = 0.0,
-        per_sample: float = 0.0,
-        per_token: float = 0.0,
-        weight_bytes: int = 65536,
+        base: Annotated[float, "[0, 1e7]"] = 0.0,
+        per_sample: Annotated[float, "[0, 1e7]"] = 0.0,
+        per_token: Annotated[float, "[0, 1e7]"] = 0.0,
+        weight_bytes: Annotated[int, "[1, inf)"] = 65536,
         stream: bool = False,
     ):
         self.streams, self._taken = stream, 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -36,7 +36,7 @@ async def agent(  # noqa: PLR0913 (some are knobs)
     filler: int = 0,
     *,
     agent: str | Sequence[str],
-    timeout: float = 600.0,
+    timeout: Annotated[float, "(0, 1e7]"] = 600.0,
     sampling: Literal["refuse", "ignore"] = "refuse",
     call_marks: Sequence[str] = ("<tool_call>", "</tool_call>"),
 ) -> Sample | None:

@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -85,17 +85,17 @@ class SglangEngine:
         folder: Path,
         *,
         url: str = "",
-        replicas: int = 1,
-        tp_size: int = 1,
-        max_tp_size: int | None = None,
-        slots: int = 64,
+        replicas: Annotated[int, "[1, inf)"] = 1,
+        tp_size: Annotated[int, "[1, inf)"] = 1,
+        max_tp_size: Annotated[int, "[1, inf)"] | None = None,
+        slots: Annotated[int, "[1, inf)"] = 64,
         device: Literal["cuda", "cpu"] = "cuda",
         dtype: str | None = None,
         pause_mode: Literal["in_place", "retract", "abort"] = "retract",
         kv_policy: Literal["flush", "keep"] = "flush",
         server: Mapping[str, Any] | None = None,
-        start_timeout: float = 600.0,
-        max_restarts: int = 3,
+        start_timeout: Annotated[float, "(0, 1e7]"] = 600.0,
+        max_restarts: Annotated[int, "[0, inf)"] = 3,
     ):
         if min(replicas, tp_size, slots) < 1 or (url and replicas > 1):
             raise ValueError("replicas, tp_size and slots must be at least 1; a server that is joined (url) is one")

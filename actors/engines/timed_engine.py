@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import xxhash
@@ -66,15 +66,15 @@ class TimedEngine:
     def __init__(  # noqa: PLR0913 (each is a knob)
         self,
         *,
-        base: float = 0.001,
-        per_sequence: float = 0.0,
-        slots: int = 64,
-        median: float = 100.0,
-        sigma: float = 1.0,
-        noise: float = 0.3,
+        base: Annotated[float, "(0, inf)"] = 0.001,
+        per_sequence: Annotated[float, "[0, inf)"] = 0.0,
+        slots: Annotated[int, "[1, inf)"] = 64,
+        median: Annotated[float, "(0, inf)"] = 100.0,
+        sigma: Annotated[float, "[0, inf)"] = 1.0,
+        noise: Annotated[float, "[0, inf)"] = 0.3,
         seed: int = 0,
         trace: str | Sequence[int] | None = None,
-        apply: float = 0.0,
+        apply: Annotated[float, "[0, inf)"] = 0.0,
         kv_policy: Literal["recompute", "keep"] = "recompute",
         interruptible: bool = True,
     ):

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from time import perf_counter
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -56,10 +56,10 @@ class TorchEngine:
         self,
         model: PreTrainedModel,
         *,
-        slots: int = 64,
+        slots: Annotated[int, "[1, inf)"] = 64,
         kv_policy: Literal["recompute", "keep"] = "recompute",
         interruptible: bool = True,
-        kv_tokens: int | None = None,
+        kv_tokens: Annotated[int, "[1, inf)"] | None = None,
     ):
         if slots < 1:
             raise ValueError(f"slots must be at least 1, not {slots}")

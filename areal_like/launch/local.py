@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from areal_like.launch import forks
 from areal_like.launch.forks import environment
@@ -99,7 +99,7 @@ class LocalLauncher:
     END_SIGNAL = signal.SIGTERM
     END_SECONDS = float(TERM_SECONDS)
 
-    def __init__(self, run: Path, max_restarts: int, *, ready_timeout: float = 120.0):
+    def __init__(self, run: Path, max_restarts: int, *, ready_timeout: Annotated[float, "(0, 1e7]"] = 120.0):
         self.run, self.max_restarts, self.ready_timeout = run, max_restarts, ready_timeout
         self.deaths: list[Death] = []
         self._sockets: Path | None = None

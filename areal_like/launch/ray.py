@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from areal_like.bus import own_address
 from areal_like.launch import ray_cluster
@@ -102,7 +102,7 @@ class RayLauncher(LocalLauncher):
         run: Path,
         max_restarts: int,
         *,
-        ready_timeout: float = 120.0,
+        ready_timeout: Annotated[float, "(0, 1e7]"] = 120.0,
         address: str = "auto",
         learner_place: dict[str, float] | None = None,
         buffer_place: dict[str, float] | None = None,

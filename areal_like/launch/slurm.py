@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from areal_like.launch.local import LocalLauncher, RunStopped
 from areal_like.launch.plan import RoleSpec
@@ -76,7 +76,7 @@ class SlurmLauncher(LocalLauncher):
         run: Path,
         max_restarts: int,
         *,
-        ready_timeout: float = 120.0,
+        ready_timeout: Annotated[float, "(0, 1e7]"] = 120.0,
         options: dict[str, Any] | None = None,
         learner_part: dict[str, Any] | None = None,
         actors_part: dict[str, Any] | None = None,

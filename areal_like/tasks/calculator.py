@@ -12,7 +12,7 @@ marks that end a line are copied with it. What is learned of calls then serves f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -90,7 +90,7 @@ class Desk:
         guessed, and a model that lives on them never asks. `call_credit` 0 and "exact" give the plain rate of success.
     """
 
-    def __init__(self, *, call_credit: float = 0.5, credit: Literal["digits", "exact"] = "digits"):
+    def __init__(self, *, call_credit: Annotated[float, "[0, 1)"] = 0.5, credit: Literal["digits", "exact"] = "digits"):
         if not 0 <= call_credit < 1:
             raise ValueError(f"environment.call_credit must be in [0, 1), got {call_credit}")
         if credit not in ("digits", "exact"):

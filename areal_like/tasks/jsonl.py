@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import xxhash
@@ -75,8 +75,8 @@ class Jsonl:
         answer_key: str = "answer",
         heldout_path: str | None = None,
         heldout_fraction: float = 0.05,
-        max_prompt_tokens: int = 1024,
-        max_tokens: int = 1024,
+        max_prompt_tokens: Annotated[int, "[1, inf)"] = 1024,
+        max_tokens: Annotated[int, "[1, inf)"] = 1024,
         suffix: str = "",
         chat_template: bool = True,
         system: str | None = None,

@@ -6,7 +6,7 @@ who sampled the token.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -60,9 +60,9 @@ def ppo(
     batch: LossBatch,
     denominator: float,
     *,
-    clip: float = 0.2,
-    clip_high: float | None = None,
-    dual_clip: float | None = None,
+    clip: Annotated[float, "(0, 1]"] = 0.2,
+    clip_high: Annotated[float, "(0, inf)"] | None = None,
+    dual_clip: Annotated[float, "(1, inf]"] | None = None,
 ) -> tuple[Tensor, Observed]:
     """PPO-clip (arXiv 1707.06347, equation 7) on current/behaviour: corrects for and clips against behaviour."""
     check_clip(clip, clip_high, dual_clip)
@@ -76,10 +76,10 @@ def decoupled_ppo(
     batch: LossBatch,
     denominator: float,
     *,
-    clip: float = 0.2,
-    clip_high: float | None = None,
-    dual_clip: float | None = None,
-    behaviour_cap: float | None = 5.0,
+    clip: Annotated[float, "(0, 1]"] = 0.2,
+    clip_high: Annotated[float, "(0, inf)"] | None = None,
+    dual_clip: Annotated[float, "(1, inf]"] | None = None,
+    behaviour_cap: Annotated[float, "(0, inf]"] | None = 5.0,
     cap_mode: Literal["mask", "clamp"] = "mask",
     proximal: Literal["recompute", "interpolate"] = "recompute",
 ) -> tuple[Tensor, Observed]:
@@ -112,10 +112,10 @@ def icepop(
     batch: LossBatch,
     denominator: float,
     *,
-    low: float = 0.5,
-    high: float = 5.0,
-    clip: float = 0.2,
-    clip_high: float | None = None,
+    low: Annotated[float, "[0, 1)"] = 0.5,
+    high: Annotated[float, "(1, inf]"] = 5.0,
+    clip: Annotated[float, "(0, 1]"] = 0.2,
+    clip_high: Annotated[float, "(0, inf)"] | None = None,
 ) -> tuple[Tensor, Observed]:
     """IcePop, masked importance sampling (Ring-1T, arXiv 2510.18855): `M(w) · min(u A, clip(u) A)`.
 
@@ -136,7 +136,11 @@ def icepop(
 
 
 def gspo(
-    batch: LossBatch, denominator: float, *, clip: float = 3e-4, clip_high: float | None = 4e-4
+    batch: LossBatch,
+    denominator: float,
+    *,
+    clip: Annotated[float, "(0, 1]"] = 3e-4,
+    clip_high: Annotated[float, "(0, inf)"] | None = 4e-4,
 ) -> tuple[Tensor, Observed]:
     """GSPO (arXiv 2507.18071, its s_i): PPO-clip on the sequence's ratio, its tokens' geometric mean.
 

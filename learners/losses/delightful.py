@@ -7,6 +7,7 @@ failures that are unlikely already are held back. Stale, wrong or missing behavi
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -35,8 +36,8 @@ def dg(
     batch: LossBatch,
     denominator: float,
     *,
-    gate_temperature: float = 1.0,
-    gate_threshold: float = 0.0,
+    gate_temperature: Annotated[float, "[0, inf)"] = 1.0,
+    gate_threshold: Annotated[float, "(-inf, inf)"] = 0.0,
     bernoulli: bool = False,
 ) -> tuple[Tensor, Observed]:
     """Delightful Policy Gradient (arXiv 2603.14608; distributed: 2603.20521): `− Σ gate · A · log π ÷ denominator`.
@@ -77,7 +78,9 @@ def kondo_gate(batch: LossBatch, *, keep: float = 0.03) -> tuple[Tensor, Observe
 
 @single_pass
 @planned(Plan(kondo_gate, skips=True))
-def dg_kondo(batch: LossBatch, denominator: float, *, keep: float = 0.03) -> tuple[Tensor, Observed]:
+def dg_kondo(
+    batch: LossBatch, denominator: float, *, keep: Annotated[float, "(0, 1]"] = 0.03
+) -> tuple[Tensor, Observed]:
     """The Kondo gate (arXiv 2603.20526): DG's hard gate with λ set so that a share `keep` of the tokens passes.
 
     `− Σ_kept A · log π ÷ denominator`, over ALL trained tokens. A forward pass without gradient finds the kept tokens

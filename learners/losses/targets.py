@@ -5,6 +5,8 @@ Both normalise over a whole minibatch, so their weights are planned (`contract.P
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
@@ -41,7 +43,13 @@ def preference_weights(batch: LossBatch, *, alpha: float = 0.5, beta: float = 0.
 
 
 @planned(Plan(preference_weights, needs_current=False))
-def pmpo(batch: LossBatch, denominator: float, *, alpha: float = 0.5, beta: float = 0.1) -> tuple[Tensor, Observed]:
+def pmpo(
+    batch: LossBatch,
+    denominator: float,
+    *,
+    alpha: Annotated[float, "[0, 1]"] = 0.5,
+    beta: Annotated[float, "[0, inf)"] = 0.1,
+) -> tuple[Tensor, Observed]:
     """PMPO (arXiv 2410.04166): likelihood of good samples up, of bad ones down, held near the policy that made them.
 
     `α mean₊ log π − (1 − α) mean₋ log π − β KL(reference ‖ π)`, where only the advantage's sign counts. The reference
@@ -79,7 +87,9 @@ def target_weights(batch: LossBatch, *, temperature: float = 1.0) -> tuple[Tenso
 
 
 @planned(Plan(target_weights))
-def tpo(batch: LossBatch, denominator: float, *, temperature: float = 1.0) -> tuple[Tensor, Observed]:
+def tpo(
+    batch: LossBatch, denominator: float, *, temperature: Annotated[float, "(0, inf)"] = 1.0
+) -> tuple[Tensor, Observed]:
     """Target Policy Optimization (arXiv 2604.06159): cross-entropy from a target over a group's samples to the policy.
 
     p = softmax of the samples' summed logprobs under the current policy, `q ∝ p_behaviour · exp(z/temperature)`, z the

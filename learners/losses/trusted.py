@@ -5,6 +5,8 @@ Both need a token's probability under behaviour and current policy only.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
@@ -30,7 +32,9 @@ def second_moment_mask(batch: LossBatch, *, threshold: float = 0.04) -> tuple[Te
 
 
 @planned(Plan(second_moment_mask))
-def m2po(batch: LossBatch, denominator: float, *, threshold: float = 0.04) -> tuple[Tensor, Observed]:
+def m2po(
+    batch: LossBatch, denominator: float, *, threshold: Annotated[float, "(0, inf]"] = 0.04
+) -> tuple[Tensor, Observed]:
     """M2PO (arXiv 2510.01161): `M r A` with r = current/behaviour, no clip; M keeps the second moment of log r small.
 
     The mask bounds the mean of (log r)² over a batch by `threshold`, so only outliers are lost, however stale the rest
@@ -44,7 +48,11 @@ def m2po(batch: LossBatch, denominator: float, *, threshold: float = 0.04) -> tu
 
 
 def dppo(
-    batch: LossBatch, denominator: float, *, tv: float = 0.2, tv_high: float | None = None
+    batch: LossBatch,
+    denominator: float,
+    *,
+    tv: Annotated[float, "(0, 1]"] = 0.2,
+    tv_high: Annotated[float, "(0, 1]"] | None = None,
 ) -> tuple[Tensor, Observed]:
     """DPPO with the binary total variation (arXiv 2602.04879; as in prime-rl): `M r A` with r = current/behaviour.
 

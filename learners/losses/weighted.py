@@ -6,7 +6,7 @@ The reported value is `− Σ w A log π ÷ denominator`: only its gradient mean
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ def is_pg(
     return score_loss(weight * batch.advantages, batch, denominator), {"ratio": weight}
 
 
-def tis(batch: LossBatch, denominator: float, *, cap: float = 2.0) -> tuple[Tensor, Observed]:
+def tis(batch: LossBatch, denominator: float, *, cap: Annotated[float, "(0, inf]"] = 2.0) -> tuple[Tensor, Observed]:
     """Truncated importance sampling (Ionides 2008; in LLM training Yao et al. 2025): w = min(current/behaviour, cap).
 
     The blog post's version with a clipped ratio to a proximal policy is `decoupled_ppo` with `cap_mode: clamp` and
@@ -59,7 +59,11 @@ def tis(batch: LossBatch, denominator: float, *, cap: float = 2.0) -> tuple[Tens
 
 
 def cispo(
-    batch: LossBatch, denominator: float, *, clip: float | None = None, clip_high: float = 0.28
+    batch: LossBatch,
+    denominator: float,
+    *,
+    clip: Annotated[float, "[0, 1]"] | None = None,
+    clip_high: Annotated[float, "[0, inf]"] = 0.28,
 ) -> tuple[Tensor, Observed]:
     """CISPO (MiniMax-M1, arXiv 2506.13585): w = clip(current/behaviour, 1 − clip, 1 + clip_high).
 
@@ -78,7 +82,11 @@ def cispo(
 
 
 def vtrace(
-    batch: LossBatch, denominator: float, *, rho_bar: float = 1.0, c_bar: float = 1.0
+    batch: LossBatch,
+    denominator: float,
+    *,
+    rho_bar: Annotated[float, "(0, inf]"] = 1.0,
+    c_bar: Annotated[float, "(0, inf]"] = 1.0,
 ) -> tuple[Tensor, Observed]:
     """V-trace actor-critic (IMPALA, arXiv 1802.01561, equation 1 and section 4.2), for a reward at the sequence's end.
 
