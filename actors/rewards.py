@@ -17,6 +17,7 @@ import xxhash
 
 from actors.reward_pool import RewardError, RewardPool, RewardTimeout
 from actors.time_limit import Overtime, within
+from areal_like.groups import LARGEST_REWARD
 from areal_like.interfaces import PooledTask, RewardFunction, Task
 from areal_like.types import Prompt
 
@@ -37,9 +38,13 @@ def reward_function(
         for which the actor stands still (see `actors.time_limit`). The pool has limits of its own.
     """
 
+    name = f"{type(task).__module__}:{type(task).__qualname__}.reward"
+
     async def pooled(prompt: Prompt, tokens: np.ndarray) -> float:
+        nonlocal name
         assert isinstance(task, PooledTask)
         verifier, arguments = task.verification(prompt, tokens)
+        name = verifier
         try:
             return await pool.score(verifier, *arguments, case=xxhash.xxh3_64_intdigest(prompt.tokens.tobytes()))
         except RewardTimeout:
@@ -66,14 +71,17 @@ def reward_function(
     verify = pooled if isinstance(task, PooledTask) else here
 
     async def reward(prompt: Prompt, tokens: np.ndarray) -> float:
+        pool.asked += 1
         try:
             score = float(await verify(prompt, tokens))
         except RewardError:
             raise
         except Exception as error:
-            raise RewardError(f"the task's verifier raised {type(error).__name__}: {error}") from error
-        if not math.isfinite(score):
-            raise RewardError(f"the task's verifier returned {score}, which is not finite")
+            raise RewardError(f"the task's verifier {name} raised {type(error).__name__}: {error}") from error
+        if not abs(score) <= LARGEST_REWARD:
+            raise RewardError(
+                f"the task's verifier {name} returned {score:g}: a reward must be a finite number that float32 can hold"
+            )
         return score
 
     return reward

@@ -19,6 +19,7 @@ from actors.agents.programs import AgentError
 from actors.resumption import Recorder
 from actors.reward_pool import RewardError
 from areal_like.client import ActorClient
+from areal_like.groups import LARGEST_REWARD
 from areal_like.interfaces import RewardFunction, RolloutEngine, Task
 from areal_like.partials import encode_partial
 from areal_like.sampling import stream_key
@@ -204,12 +205,19 @@ class Worker:
                 await asyncio.Event().wait()
             self.client.failed(lease.group_id, reason, detail)
             return
+        try:
+            self._push(group, samples, time.monotonic() - begin)
+        except Exception as error:  # a workflow of the user's has made samples that don't fit together
+            self._log_failure(f"group {lease.group_id}")
+            self.client.failed(lease.group_id, "failed", repr(error))
+
+    def _push(self, group: _Running, samples: list[Sample], seconds: float) -> None:
         versions = {version for sample in samples for version, _ in sample.runs}
         known = group.carried.digests | self.digests
         digests = {version: known[version] for version in versions}
         if group.cut or group.redrawn:
-            self.client.left_out(lease.group_id, group.cut, group.redrawn)
-        self.client.push(Group(lease.group_id, samples, digests, time.monotonic() - begin))
+            self.client.left_out(group.lease.group_id, group.cut, group.redrawn)
+        self.client.push(Group(group.lease.group_id, samples, digests, seconds))
 
     async def _samples(self, group: _Running, prompt: Prompt) -> tuple[list[Sample], str, str]:
         """The first `need` good samples in the order of their index, and why some are missing, if they are."""
@@ -281,7 +289,10 @@ class Worker:
         filler = prompt.filler[index % len(prompt.filler)] if prompt.filler else 0
         request = f"{group_id}/{index}"
         recorder = group.recorders[request] = Recorder(self.engine, self.reward, so_far)
-        return await self.rollout.workflow(recorder, recorder.reward, prompt, limits, request, filler)
+        sample = await self.rollout.workflow(recorder, recorder.reward, prompt, limits, request, filler)
+        if sample:
+            _check_rewards(sample)
+        return sample
 
     def _limits(self, prompt: Prompt, temperature: float, key: int) -> Limits:
         longest = self.rollout.max_tokens or prompt.max_tokens
@@ -312,6 +323,15 @@ class Worker:
         finally:
             self._evaluating.leave()
         self.client.evaluated(lease.group_id, float(reward), length, versions)
+
+
+def _check_rewards(sample: Sample) -> None:
+    """Raises RewardError for what the learner could not compute with."""
+    for reward in (sample.reward, *(earned for _, earned in sample.turn_rewards)):
+        if not abs(reward) <= LARGEST_REWARD:
+            raise RewardError(
+                f"the workflow gave the reward {reward:g}: it must be a finite number that float32 can hold"
+            )
 
 
 def _reason(error: BaseException) -> str:

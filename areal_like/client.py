@@ -222,8 +222,11 @@ class LearnerClient:
             self._said[kind] = body
             self.dealer.send(kind, body)
 
-    def hello(self) -> None:
+    def hello(self, vocab_size: int | None = None) -> None:
+        """Say who this is and, if that is known, how many tokens its model takes: groups with others are refused."""
         self._say("hello", {"role": "learner", "name": self.name, "pid": os.getpid(), "slots": 0})
+        if vocab_size is not None:
+            self._say("model", {"vocab_size": vocab_size})
 
     def published(self, manifest: dict[str, Any]) -> None:
         """Offer a version. May be called by another thread."""

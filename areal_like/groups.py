@@ -6,7 +6,8 @@ maps each version that made a token to the digest of its weights. Nothing in it 
 of many groups takes a few NumPy calls, and a group's part of the table is forwarded as the bytes that it came in.
 
 A payload is flat: all tokens int32 | all logprobs float32 | all loss masks uint8 | the turns' rewards, where there are
-any: all places int32 | all rewards float64. The buffer never looks inside.
+any: all places int32 | all rewards float64. Of a payload the buffer looks at the least and the greatest number of each
+column (`check_payload`), and at nothing else.
 """
 
 from __future__ import annotations
@@ -30,6 +31,18 @@ ROW = np.dtype(
 )
 """One sample: lengths in tokens, index into FINISHES, number of turns with a reward of their own, of runs, reward."""
 RUN = np.dtype([("version", "<i4"), ("n", "<i4")])
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+"""The learner computes in float32; a larger reward would be infinite there."""
+LOGPROB_ROUNDING = 1e-6
+"""Eight float32 steps at 1: an engine that takes the log of a softmax may find a certain token this much above 0."""
+
+
+class PayloadError(WireError):
+    """A payload that no learner could train on; `column` names the part that is at fault."""
+
+    def __init__(self, group_id: int, column: str, text: str):
+        super().__init__(f"group {group_id}: {text}")
+        self.column = column
 
 
 @dataclass(slots=True)
@@ -185,8 +198,8 @@ def _check_rows(rows: np.ndarray, runs: np.ndarray) -> None:
         raise WireError("groups: a sample's number of turns is negative")
     if _least(rows["finish"]) < 0 or np.maximum.reduce(rows["finish"]) >= len(FINISHES):
         raise WireError("groups: a sample's finish is out of range")
-    if not np.logical_and.reduce(np.isfinite(rows["reward"])):
-        raise WireError("groups: a reward is not a finite number")
+    if not fits_float32(rows["reward"]):
+        raise WireError("groups: a reward is not a finite number, or too large for float32")
     n_runs = np.add.reduce(rows["runs"], dtype=np.int64)
     if n_runs != len(runs):
         raise WireError(f"groups: the samples have {n_runs} runs, the table {len(runs)}")
@@ -198,6 +211,42 @@ def _check_rows(rows: np.ndarray, runs: np.ndarray) -> None:
 
 
 _least = np.minimum.reduce  # an array's own `min` takes twice as long, and tables are small
+
+
+def fits_float32(rewards: Any) -> bool:
+    """Is each of them a finite number that float32 can hold?"""
+    return bool(np.maximum.reduce(np.abs(rewards), axis=None) <= LARGEST_REWARD)  # False for NaN
+
+
+def check_payload(head: Head, payload: Any, vocab_size: int | None) -> None:
+    """Raises PayloadError unless a learner whose model knows `vocab_size` tokens (None: not known) can train on the
+    group: tokens and logprobs are as `check_sampled` says, loss masks 0 or 1, rewards of turns numbers that float32 can
+    hold, at places in the response. One pass over each column, or two."""
+    n_turns = int(np.add.reduce(np.frombuffer(head.rows, ROW)["turns"], dtype=np.int64))
+    n_tokens = (head.size - 5 * head.tokens - 12 * n_turns) // 4
+    tokens, logprobs, masks = _columns(payload, n_tokens, head.tokens)
+    check_sampled(head.id, tokens, logprobs, vocab_size)
+    if np.maximum.reduce(masks.view(np.uint8)) > 1:
+        raise PayloadError(head.id, "loss mask", "its loss mask is not made of 0 and 1")
+    if n_turns:
+        try:
+            _turn_rewards(np.frombuffer(head.rows, ROW).tolist(), *_turns(payload, n_tokens, head.tokens, n_turns))
+        except WireError as error:
+            raise PayloadError(head.id, "turn rewards", str(error)) from None
+
+
+def check_sampled(group_id: int, tokens: np.ndarray, logprobs: np.ndarray, vocab_size: int | None) -> None:
+    """Raises PayloadError unless token ids int32 are in the vocabulary (None: of unknown size), and logprobs float32
+    finite and at most 0."""
+    if vocab_size is not None and np.maximum.reduce(tokens.view(np.uint32)) >= vocab_size:  # negative ids are large
+        least = int(_least(tokens))
+        wrong = least if least < 0 else int(np.maximum.reduce(tokens))
+        text = f"token {wrong} is not in the vocabulary of {vocab_size}: does its actor use the same task and model?"
+        raise PayloadError(group_id, "tokens", text)
+    least_logprob, most = float(_least(logprobs)), float(np.maximum.reduce(logprobs))
+    if not (math.isfinite(least_logprob) and most <= LOGPROB_ROUNDING):
+        text = f"logprobs from {least_logprob:g} to {most:g}: they must be finite and at most 0"
+        raise PayloadError(group_id, "logprobs", text)
 
 
 # ---- groups ---------------------------------------------------------------------------------------------------------
@@ -271,8 +320,8 @@ def _turns(payload: Any, n_tokens: int, n_responses: int, n_turns: int) -> tuple
 def _turn_rewards(rows: Sequence[tuple[Any, ...]], places: np.ndarray, rewards: np.ndarray) -> list[Any]:
     """Per sample its pairs (place, reward)."""
     counts, responses = [row[3] for row in rows], np.array([row[1] for row in rows])
-    if not np.isfinite(rewards).all() or (places < 0).any() or (places >= np.repeat(responses, counts)).any():
-        raise WireError("groups: the reward of a turn is no finite number, or its place is not in the response")
+    if not fits_float32(rewards) or (places < 0).any() or (places >= np.repeat(responses, counts)).any():
+        raise WireError("groups: the reward of a turn is no float32 number, or its place is not in the response")
     pairs = list(zip(places.tolist(), rewards.tolist(), strict=True))
     ends = np.cumsum(counts).tolist()
     return [pairs[end - count : end] for end, count in zip(ends, counts, strict=True)]

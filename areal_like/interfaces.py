@@ -131,7 +131,8 @@ class Trainer(Protocol):
     """The learner's compute: a batch in, changed weights out.
 
     One with a true attribute `streams` also has `take(part: Batch) -> None`: it is given groups of the next batch as
-    they finish, in the order that they will have in it, and takes their gradients without applying them.
+    they finish, in the order that they will have in it, and takes their gradients without applying them. One with a
+    number `vocab_size` gets no groups with token ids that are not below it: the buffer refuses them.
     """
 
     def train(self, batch: Batch) -> dict[str, Any]:

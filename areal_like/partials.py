@@ -13,14 +13,13 @@ As with groups, the buffer reads the table of numbers (`meta`) and forwards the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from areal_like.groups import FINISHES
+from areal_like.groups import FINISHES, LARGEST_REWARD, check_sampled
 from areal_like.types import Carried, Completion, SoFar
 from areal_like.wire import WireError
 
@@ -82,15 +81,16 @@ def versions_of(row: list[Any]) -> set[int]:
     return {version for call in row[1] for version in call[3][::2]}
 
 
-def check_partial(meta: Any, payload_bytes: int) -> None:
-    """Raises WireError unless `meta` describes a partial group whose numbers agree with one another."""
+def check_partial(meta: Any, payload: Any, vocab_size: int | None = None) -> None:
+    """Raises WireError unless `meta` describes a partial group whose numbers agree with one another and with the
+    payload, and what was sampled is in order (`areal_like.groups.check_sampled`)."""
     if not isinstance(meta, dict) or meta.keys() != _FIELDS or not _is_count(meta["id"]):
         raise WireError(f"partial group: expected the fields {sorted(_FIELDS)}")
     rows, digests = meta["samples"], meta["digests"]
     if not isinstance(rows, list) or not rows or not isinstance(digests, dict):
         raise WireError(f"partial group {meta['id']}: samples or digests have the wrong type")
     tokens = sum(_check_sample(meta["id"], row) for row in rows)
-    if not tokens * _BYTES_PER_TOKEN == meta["bytes"] == payload_bytes:
+    if not tokens * _BYTES_PER_TOKEN == meta["bytes"] == len(payload):
         raise WireError(f"partial group {meta['id']}: the payload's size is not that of its samples")
     if len({row[0] for row in rows}) != len(rows):
         raise WireError(f"partial group {meta['id']}: a sample comes twice")
@@ -98,6 +98,8 @@ def check_partial(meta: Any, payload_bytes: int) -> None:
         raise WireError(f"partial group {meta['id']}: digests map versions to texts")
     if set(digests) != {version for row in rows for version in versions_of(row)}:
         raise WireError(f"partial group {meta['id']}: needs the digest of each version that made it, and of no other")
+    sampled = np.frombuffer(payload, np.int32, tokens), np.frombuffer(payload, np.float32, tokens, 4 * tokens)
+    check_sampled(meta["id"], *sampled, vocab_size)
 
 
 def _check_sample(group: int, row: Any) -> int:
@@ -105,7 +107,7 @@ def _check_sample(group: int, row: Any) -> int:
     if type(row) is not list or len(row) != 3 or not _is_count(row[0]) or type(row[1]) is not list or not row[1]:
         raise WireError(f"partial group {group}: a sample is [index, calls, scores]")
     if type(row[2]) is not list or not all(map(_is_score, row[2])):
-        raise WireError(f"partial group {group}: a score is [digest, finite number]")
+        raise WireError(f"partial group {group}: a score is [digest, float32 number]")
     return sum(_check_call(group, call) for call in row[1])
 
 
@@ -129,5 +131,5 @@ def _is_score(value: Any) -> bool:
         and len(value) == 2
         and _is_count(value[0])
         and type(value[1]) in (int, float)
-        and math.isfinite(value[1])
+        and abs(value[1]) <= LARGEST_REWARD
     )

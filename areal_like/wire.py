@@ -68,6 +68,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "evaluated": {"id": int, "reward": (int, float), "oldest": int, "newest": int, "length": int},
     "applied": {"version": int, "digest": str},
     # learner → buffer
+    "model": {"vocab_size": int},
     "published": {"manifest": dict},
     "want": {"index": int, "version": int},
     "stream": {},

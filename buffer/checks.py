@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from areal_like.groups import Head
+from areal_like.groups import Head, check_payload
 from areal_like.partials import check_partial
 from areal_like.ring import DESCRIPTOR_BYTES, MappedRing
 from areal_like.wire import WireError
@@ -34,9 +34,14 @@ def read_payloads(heads: Sequence[Head], frames: Sequence[Any], ring: MappedRing
 
 
 def check_push(
-    heads: Sequence[Head], payloads: Sequence[Any], entries: Mapping[int, Entry], digests: Mapping[int, str]
+    heads: Sequence[Head],
+    payloads: Sequence[Any],
+    entries: Mapping[int, Entry],
+    digests: Mapping[int, str],
+    vocab_size: int | None = None,
 ) -> None:
-    """Raises WireError unless the groups fit their leases, their payloads, and weights that the learner has published.
+    """Raises WireError unless the groups fit their leases, their payloads, and weights that the learner has published,
+    and a learner whose model knows `vocab_size` tokens (None: not known) can train on them (`check_payload`).
 
     `digests` maps published versions to the digests of their bits: a sample of any other weights is refused. A group
     that was deferred may have another size now; a push of before, which comes again, is no fault of its sender's.
@@ -48,6 +53,9 @@ def check_push(
         _check_digests(head.id, head.digests, entry, digests)
     if any(each is not None and len(each) != head.size for head, each in zip(heads, payloads, strict=True)):
         raise WireError("push: the payloads' sizes are not those of its groups")
+    for head, payload in zip(heads, payloads, strict=True):
+        if payload is not None:
+            check_payload(head, payload, vocab_size)
 
 
 def check_hello(name: str, role: str, slots: int, known: Actor | None) -> None:
@@ -82,13 +90,17 @@ def check_stats(stats: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_give_back(
-    metas: list[Any], payloads: Sequence[Any], entries: Mapping[int, Entry], digests: Mapping[int, str]
+    metas: list[Any],
+    payloads: Sequence[Any],
+    entries: Mapping[int, Entry],
+    digests: Mapping[int, str],
+    vocab_size: int | None = None,
 ) -> None:
     """Raises WireError unless the partial groups fit their leases, their payloads, and published weights."""
     if len(metas) != len(payloads):
         raise WireError("give_back: a partial group is a table and a payload")
     for meta, payload in zip(metas, payloads, strict=True):
-        check_partial(meta, len(payload))
+        check_partial(meta, payload, vocab_size)
         entry = entries.get(meta["id"])
         if entry and max(row[0] for row in meta["samples"]) >= entry.launch:
             raise WireError(f"partial group {meta['id']}: it has {entry.launch} samples")

@@ -12,12 +12,17 @@ from typing import Any
 
 from areal_like.ring import MappedRing
 
+MOST_REFUSED = 3
+"""A group that was refused so often is dropped; an actor of which so many groups were refused in a row gets no leases
+until it joins anew."""
+
 
 @dataclass(slots=True)
 class Actor:
     """`peer` is its routing id; `slots` the sequences that its engine decodes at once; `version` the weights it last
     applied (−1: none yet); `running` the ids of its groups; `leased` and `ended` count sequences since it joined;
-    `parked`: it gets no training leases until the next round; `ring` is the memory that it shares, if it does."""
+    `parked`: it gets no training leases until the next round; `refused` groups of it in a row could not be accepted;
+    `ring` is the memory that it shares, if it does."""
 
     name: str
     peer: bytes
@@ -29,6 +34,7 @@ class Actor:
     running: set[int] = field(default_factory=set)
     stats: dict[str, Any] = field(default_factory=dict)
     parked: bool = False
+    refused: int = 0
     ring: MappedRing | None = None
 
     @property
@@ -88,8 +94,8 @@ class Fleet:
             actor.ring.close()
 
     def at_work(self) -> list[Actor]:
-        """Those that are not parked."""
-        return [actor for actor in self if not actor.parked]
+        """Those that are neither parked nor had too many groups in a row refused."""
+        return [actor for actor in self if not actor.parked and actor.refused < MOST_REFUSED]
 
     def unpark(self) -> None:
         for actor in self:

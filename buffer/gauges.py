@@ -20,6 +20,7 @@ class Gauges:
         self.evaluations: list[dict[str, Any]] = []
         self.trained_seconds: float | None = None
         self.tokens_pushed = 0
+        self.refused: Counter[str] = Counter()  # pushed groups that could not be accepted, by what was wrong with them
         self._told = 0
         self._staleness_sum = 0
         self._staleness_count = 0

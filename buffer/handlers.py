@@ -13,6 +13,7 @@ from areal_like.ring import MappedRing
 from areal_like.wire import ONLY_THE_LEARNER, SAY_HELLO, Message, WireError
 from buffer.checks import (
     MAX_NAME,
+    RolloutsFail,
     check_give_back,
     check_hello,
     check_left_out,
@@ -21,7 +22,7 @@ from buffer.checks import (
     read_payloads,
 )
 from buffer.entries import Entry, Stage
-from buffer.fleet import Actor
+from buffer.fleet import MOST_REFUSED, Actor
 from buffer.partials import Partial
 from buffer.recovery import snapshot
 from buffer.run_state import RunState
@@ -122,9 +123,9 @@ class Handlers:
         try:
             heads = unpack_heads(message.body)
             payloads = read_payloads(heads, message.payloads, actor.ring)
-            check_push(heads, payloads, self.state.replay.entries, self.state.digests)
-        except WireError:
-            self._give_up(actor, message.body["groups"])
+            check_push(heads, payloads, self.state.replay.entries, self.state.digests, self.state.vocab_size)
+        except WireError as error:
+            self._refuse_groups(actor, message.body["groups"], error)
             raise
         now = time.monotonic()
         foreign = [head.id for head in heads if not self.state.may_push(actor, head.id)]
@@ -137,18 +138,31 @@ class Handlers:
         if any(taken):
             self.state.progress_at = now
             self.state.failures.end()
+            actor.refused = 0
         self.state.outbox.put(peer, "pushed", {"ids": [head.id for head in heads]})  # or what is foreign comes again
         if foreign:
             self.state.router.refuse(peer, f"push: {actor.name} has had no lease of group {foreign[0]}")
 
-    def _give_up(self, actor: Actor | None, names: list[Any]) -> None:
-        """A push that can't be accepted ends the leases that it names, or the batch would wait for them for ever."""
+    def _refuse_groups(self, actor: Actor, names: list[Any], error: WireError) -> None:
+        """A push that can't be accepted ends the leases that it names: others roll the groups out again. A group that
+        is refused again and again is dropped; raises RolloutsFail where no actor is left whose groups are accepted."""
+        state = self.state
         ids = {name[0] for name in names if isinstance(name, list) and name and isinstance(name[0], int)}
-        for group_id in ids & (actor.running if actor else set()):
-            self._release(group_id, self.state.replay.entries[group_id])
-            self.state.replay.drop(group_id, "malformed")
-        if actor:
-            self.state.outbox.put(actor.peer, "pushed", {"ids": sorted(ids)})  # or it would come again
+        for group_id in sorted(ids & actor.running):
+            entry = state.replay.entries[group_id]
+            self._release(group_id, entry)
+            entry.refused, entry.refused_by = entry.refused + 1, actor.name
+            actor.refused += 1
+            state.gauges.refused[getattr(error, "column", "form")] += 1
+            if entry.refused < MOST_REFUSED:
+                state.replay.requeue(group_id)
+            else:
+                state.replay.drop(group_id, "malformed")
+        state.outbox.put(actor.peer, "pushed", {"ids": sorted(ids)})  # or it would come again
+        if actor.refused >= MOST_REFUSED:
+            log.warning("%s gets no more leases: %d groups of it in a row were refused", actor.name, actor.refused)
+        if all(each.refused >= MOST_REFUSED for each in state.fleet):
+            raise RolloutsFail(f"{MOST_REFUSED} groups in a row of every actor were refused; the last: {error}")
 
     def _take(self, head: Head, payload: Any, now: float, maker: str) -> bool:
         state = self.state
@@ -190,10 +204,10 @@ class Handlers:
         if what it hands back can't be accepted."""
         if actor is None:
             return
-        metas, left = message.body["partials"], {}
+        state, metas, left = self.state, message.body["partials"], {}
         ids = {each for each in message.body["ids"] if isinstance(each, int)} & actor.running
         try:
-            check_give_back(metas, message.payloads, self.state.replay.entries, self.state.digests)
+            check_give_back(metas, message.payloads, state.replay.entries, state.digests, state.vocab_size)
             left = {meta["id"]: Partial(meta, part) for meta, part in zip(metas, message.payloads, strict=True)}
         finally:
             for group_id in sorted(ids):
@@ -233,6 +247,11 @@ class Handlers:
             self.state.lose(dead)
 
     # ---- the learner ------------------------------------------------------------------------------------------------
+
+    def _on_model(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        """What the learner's model takes: groups with other tokens are refused."""
+        self._only_the_learner(peer)
+        self.state.vocab_size = message.body["vocab_size"]
 
     def _on_published(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         self._only_the_learner(peer)

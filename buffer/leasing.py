@@ -98,6 +98,8 @@ def admit(state: RunState, now: float) -> None:
 
 def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, now: float) -> Granted | None:
     entry = state.replay.queued_for(actor.version) if any_queued else None
+    if entry and entry.refused_by == actor.name and len(state.fleet.at_work()) > 1:
+        return None  # another one is to try
     carried: dict[int, int] = {}
     if not actor.takes(entry.to_run if entry else state.scheduler.launch):
         return None

@@ -31,9 +31,10 @@ class RunState:
     """`expected_actors` must hold version 0 before the first lease; over `max_bytes` of payloads nothing is started but
     what the learner's next batch lacks; `largest_payload` is that of one group so far. The data ends with `last_batch`
     (None: the end is not known). `version` is the newest that the actors were told of (-1: none), `manifest` its
-    description; `published` is the learner's newest; `digests` has the digests of all recent ones. `steps` batches have
-    been trained; `wanted` is the learner's open request; `parts`: it wants groups as they finish, and so many of that
-    batch have been sent (None: it does not); `shares` the batches sent, until they are trained: they may be asked for
+    description; `published` is the learner's newest; `digests` has the digests of all recent ones; `vocab_size` tokens
+    are known to the learner's model (None: it has not said). `steps` batches have been trained; `wanted` is the
+    learner's open request; `parts`: it wants groups as they finish, and so many of that batch have been sent (None: it
+    does not); `shares` the batches sent, until they are trained: they may be asked for
     again. `stopping`: the run is to end, "now" or ("drain") once what was admitted is trained. Times are those of the
     monotonic clock, in seconds."""
 
@@ -52,6 +53,7 @@ class RunState:
     manifest: dict[str, Any] | None = None
     published: dict[str, Any] | None = None
     digests: dict[int, str] = field(default_factory=dict)
+    vocab_size: int | None = None
     learner: bytes | None = None
     wanted: Message | None = None
     parts: int | None = None

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from buffer.entries import Stage
+from buffer.fleet import MOST_REFUSED
 
 if TYPE_CHECKING:
     from buffer.run_state import RunState
@@ -23,6 +24,7 @@ def levels(state: RunState, now: float) -> dict[str, Any]:
     found |= {f"ledger/{key}": ledger[key] for key in ("admitted", "trained", "active")}
     for kind in ("filtered", "dropped"):
         found |= {f"ledger/{kind}/{reason}": n for reason, n in ledger[kind].items()}
+    found |= {f"refused/{column}": n for column, n in state.gauges.refused.items()}
     found |= {"buffer/bytes": state.replay.bytes, "buffer/max_bytes": state.max_bytes, "seconds": state.age(now)}
     if math.isfinite(state.replay.bound.max_staleness):
         found["staleness/bound"] = int(state.replay.bound.max_staleness)
@@ -87,7 +89,9 @@ def waits(state: RunState) -> list[str]:
         )
     lines += _engine_notes(state)
     for actor in state.fleet:
-        if not actor.running and actor.engine == "serving":
+        if actor.refused >= MOST_REFUSED:
+            lines.append(f"{actor.name} gets no leases: {actor.refused} groups of it in a row were refused")
+        elif not actor.running and actor.engine == "serving":
             idle = "waits for weights" if actor.version < state.version else "waits for the learner (staleness bound)"
             lines.append(f"{actor.name} {'is parked until the next round' if actor.parked else idle}")
     return lines

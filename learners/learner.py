@@ -113,6 +113,7 @@ class TorchLearner(Objective, Saving):
             check_stream(loss, advantage, num_minibatches, num_minibatch_epochs, grad_norm_by_staleness, stream_groups)
         self.streams, self._stream_groups, self.ranks = stream, stream_groups, Ranks(ranks)
         self._taken, self._waiting = list[Step](), list[Group]()
+        self.vocab_size = model.get_input_embeddings().num_embeddings
         self.model = model.to(device, torch.promote_types(model.dtype, torch.float32)).eval()
         use_packed_attention(self.model)
         dtype, self._specs = getattr(torch, publish_dtype), specs_of(self.model, publish_dtype)

@@ -110,7 +110,7 @@ class TrainLoop:
     def run(self) -> dict[str, Any]:
         """Returns the summary."""
         progress, before = self.progress, dataclasses.replace(self.progress)
-        self.client.hello()
+        self.client.hello(getattr(self.trainer, "vocab_size", None))
         if getattr(self.trainer, "streams", False):
             self.client.stream(self._take)
         self._publish()

@@ -67,7 +67,7 @@ class Lead:
     """Rank 0's trainer: what it is asked to do, all ranks do."""
 
     def __init__(self, trainer: TorchLearner):
-        self._trainer = trainer
+        self._trainer, self.vocab_size = trainer, trainer.vocab_size
 
     def train(self, batch: Batch) -> dict[str, Any]:
         with self._all("train", batch.index):

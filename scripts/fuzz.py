@@ -57,7 +57,7 @@ def take(frames: Sequence[bytes]) -> str:
                     _touch(decode_group(head, payload))
         if message.kind == "give_back":
             for meta, payload in zip(message.body["partials"], message.payloads, strict=False):
-                check_partial(meta, len(payload))
+                check_partial(meta, payload)
                 _touch_partial(decode_partial(meta, payload, {row[0] for row in meta["samples"]}))
     except WireError:
         return "refused"

@@ -43,6 +43,7 @@ MAX_STALENESS = 2
 GROUPS_PER_PUSH = 16
 """At most so many groups that are ready together share a message (1.5 MB)."""
 SHARED_BYTES = 16 << 20
+VOCABULARY = 150_000
 WARMUP_SECONDS = 1.0
 
 processes = multiprocessing.get_context("fork")
@@ -88,9 +89,9 @@ def make_group() -> Group:
     random = np.random.default_rng(0)
     samples = [
         Sample(
-            tokens=random.integers(0, 150_000, PROMPT_TOKENS + RESPONSE_TOKENS).astype(np.int32),
+            tokens=random.integers(0, VOCABULARY, PROMPT_TOKENS + RESPONSE_TOKENS).astype(np.int32),
             prompt_length=PROMPT_TOKENS,
-            logprobs=random.normal(size=RESPONSE_TOKENS).astype(np.float32),
+            logprobs=-random.exponential(size=RESPONSE_TOKENS).astype(np.float32),
             loss_mask=np.ones(RESPONSE_TOKENS, bool),
             runs=[(0, RESPONSE_TOKENS)],
             reward=float(place),
@@ -185,7 +186,7 @@ def light_learner(endpoint: str, seconds: float, results: Connection) -> None:
     """Takes batches as fast as they come, publishes a version after each."""
     prepare_memory()
     client, index = LearnerClient(endpoint), 0
-    client.hello()
+    client.hello(VOCABULARY)
     client.published({"version": 0, "digest": "digest"})
     client.want(0, 0)
 

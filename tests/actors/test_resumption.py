@@ -43,7 +43,7 @@ class Client:
     def give_back(self, ids, partials, leaving: bool) -> None:
         for meta, payload in partials:
             meta = msgpack.unpackb(msgpack.packb(meta), strict_map_key=False)
-            check_partial(meta, len(payload))
+            check_partial(meta, payload)
             self.given_back.append((meta, payload))
         self.left = (list(ids), leaving)
 
@@ -201,4 +201,4 @@ def test_a_partial_group_that_does_not_add_up_is_refused(change, words: str) -> 
     ((meta, payload),) = asyncio.run(broken_off(12)).client.given_back
     change(meta)
     with pytest.raises(WireError, match=words):
-        check_partial(meta, len(payload))
+        check_partial(meta, payload)

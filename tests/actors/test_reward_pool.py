@@ -260,7 +260,7 @@ def test_a_task_with_a_verification_is_scored_in_the_pool():
     in_pool(test)
 
 
-@pytest.mark.parametrize("broken", [ZeroDivisionError("no"), float("nan"), None], ids=["raises", "nan", "none"])
+@pytest.mark.parametrize("broken", [ZeroDivisionError("no"), float("nan"), None, 1e300], ids=str)
 def test_a_verifier_of_this_process_that_crashes_costs_its_sample_as_one_in_the_pool_does(broken):
     """A RewardError is what the worker draws a sample anew for; anything else would cost the group."""
 
@@ -272,13 +272,13 @@ def test_a_verifier_of_this_process_that_crashes_costs_its_sample_as_one_in_the_
 
     class Unasked(Pooled):
         def verification(self, prompt, tokens):
-            raise KeyError("no such answer")
+            return "builtins:float", ("1e300",) if broken == 1e300 else 1 / 0
 
     async def test(pool):
         for task in (Broken(0, digits=4), Unasked(0, digits=4)):
-            with pytest.raises(RewardError, match="the task's verifier"):
+            with pytest.raises(RewardError, match=r"the task's verifier .*(Broken.reward|Unasked.reward|s:float) r"):
                 await reward_function(task, pool)(task.prompt("train", 0), np.array([3], np.int32))
-        assert pool.calls == 0
+        assert pool.calls == (broken == 1e300) and pool.asked == 2
 
     in_pool(test)
 

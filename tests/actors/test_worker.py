@@ -204,6 +204,29 @@ def test_a_reward_that_crashes_again_and_again_costs_its_group_and_says_so() -> 
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("turns", [[], [(0, float("nan"))]])
+def test_a_reward_that_the_learner_could_not_compute_with_is_one_that_crashed(turns: list) -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.lease(launch=1, need=1)
+        for _ in range(1 + RESAMPLES):
+            await play.end("1/0", replace(sample(0.5 if turns else 1e300), turn_rewards=turns))
+        ((group_id, reason, detail),) = play.client.failures
+        assert (group_id, reason) == (1, "reward crashed") and "float32" in detail and play.client.groups == []
+
+    asyncio.run(scenario())
+
+
+def test_samples_that_make_no_group_are_told_of_and_no_lease_is_left_open() -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.lease(launch=1, need=1)
+        await play.end("1/0", sample(0.5, version=99))
+        assert play.client.failures == [(1, "failed", "KeyError(99)")], "nobody has published version 99"
+
+    asyncio.run(scenario())
+
+
 def test_a_bad_prompt_costs_its_group_only() -> None:
     async def scenario() -> None:
         play = Play()

@@ -221,7 +221,7 @@ def test_memory_of_another_host_is_not_looked_for() -> None:
     ring = shared(house, "tcp://127.0.0.1:1")
     assert house.router.sent[-1] == ("actor-0", "shared", {"readable": False})
     push_shared(house, ring, 0)
-    assert house.state.replay.ledger()["dropped"] == {"malformed": 1}, "16 bytes are no payload"
+    assert house.state.gauges.refused == {"form": 1}, "16 bytes are no payload"
 
 
 def test_samples_that_were_cut_are_seen_by_who_sizes_groups_and_written_down() -> None:
