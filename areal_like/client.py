@@ -377,9 +377,10 @@ class SupervisorClient:
         """Let the run end at its next batch or, with `drain`, when all that was admitted is trained."""
         self.dealer.send("stop", {"drain": drain})
 
-    def lost(self, name: str, pid: int, how: str) -> None:
-        """A process has died: the buffer need not wait for its silence. A `pid` of 0: whoever has that name."""
-        self.dealer.send("lost", {"name": name, "pid": pid, "how": how})
+    def lost(self, name: str, pid: int, how: str, for_good: bool = False) -> None:
+        """A process has died: the buffer need not wait for its silence. A `pid` of 0: whoever has that name.
+        `for_good`: it is one of the run's own actors, and isn't started again."""
+        self.dealer.send("lost", {"name": name, "pid": pid, "how": how, "for_good": for_good})
 
     def close(self) -> None:
         self.dealer.close()

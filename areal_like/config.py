@@ -67,6 +67,8 @@ class Eval:
 class Actors:
     count: int
     max_restarts: int
+    restart_window: float
+    min_alive: int
     threads: int
 
 
@@ -223,6 +225,8 @@ def _checked(tree: dict[str, Any]) -> Config:
         check(kind, _plain(config[kind]))
     _check_heldout(config)
     _refuse_outside(config)
+    if config.actors.min_alive > config.actors.count:
+        raise ConfigError(f"actors.min_alive: at most actors.count={config.actors.count}", "actors.min_alive")
     if config.weights.block_bytes % 4096:
         raise ConfigError("weights.block_bytes: must be a multiple of 4096", "weights.block_bytes")
     if config.engine.get("url") and config.actors.count > 1:

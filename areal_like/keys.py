@@ -26,6 +26,8 @@ import zmq
 from zmq.auth import create_certificates, load_certificate, load_certificates
 from zmq.auth.thread import ThreadAuthenticator
 
+from areal_like.errors import UserError
+
 log = logging.getLogger(__name__)
 DOMAIN = "areal_like"
 """Of the authentication protocol (ZAP); a name, nothing more."""
@@ -33,7 +35,7 @@ TELL_SECONDS = 10.0
 """A stranger that knocks again and again is told of in the log this often."""
 
 
-class KeysError(ValueError):
+class KeysError(UserError):
     """Keys that are missing, not safe, or in the way; the text says what to do."""
 
 

@@ -11,6 +11,8 @@ from typing import Any, cast
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from areal_like.errors import UserError
+
 FAILED_HANDSHAKES = 20
 """Tries, of some 100 ms. With the server key of another buffer each of them ends without a reason given; some also do
 while the network is bad or the other side just ends."""
@@ -20,6 +22,10 @@ _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL |
 
 class BusError(RuntimeError):
     """A socket that can't be opened, or a peer that does not answer in time, or does not let this side in."""
+
+
+class WrongKeysError(BusError, UserError):
+    """The other side does not let this one in, and never will: its keys are wrong."""
 
 
 class Link:
@@ -60,7 +66,7 @@ class Link:
         self._failed += 1
         strange = self._keys and not self.connections and self._failed >= FAILED_HANDSHAKES
         if event & _REFUSALS or strange:
-            raise BusError(self._explain(event))
+            raise WrongKeysError(self._explain(event))
         return False
 
     def _explain(self, event: int) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import fcntl
 import gc
 import json
@@ -29,10 +30,15 @@ from typing import Any, NoReturn, TextIO
 from setproctitle import setproctitle, setthreadtitle
 
 from areal_like.bus import NODE, BusError, check_reach, own_address
-from areal_like.config import ConfigError, load_resolved
+from areal_like.config import load_resolved
+from areal_like.errors import UserError
+from areal_like.launch import sockets
+from areal_like.run_folder import RENDEZVOUS, config_file
 
 EXIT_USER_ERROR = 2
-"""A role ends with this when starting it again would not help: bad input, full disk, port in use."""
+"""A role ends with this when starting it again would not help: a UserError."""
+EXIT_NO_SPACE = 74
+"""A role ends with this when a disk is full: its log may not be able to say so. (EX_IOERR.)"""
 EXIT_TERMINATED = 128 + signal.SIGTERM
 """A role ends with this when it was told to end; 0 is kept for work that is done."""
 EXIT_PAUSED = 75
@@ -40,12 +46,12 @@ EXIT_PAUSED = 75
 gone on with. (EX_TEMPFAIL: "try again later".)"""
 EXIT_STOPPED = 76
 """The learner ends with this when a person has asked the run to stop."""
+EXIT_FORKS_GONE = 253
+"""Said of a process that has ended with the fork server that it came from; how, nobody knows."""
 EXIT_NODE_FAILED = 254
 """Said by launchers of a process whose node is gone."""
 REPOSITORY = Path(__file__).resolve().parent.parent
 """Where the code is, and where roles have their current folder."""
-RENDEZVOUS = "rendezvous"
-"""The run's folder of endpoints; it is there while the run is."""
 TERM_SECONDS = 2
 """Time that a role has to end after SIGTERM."""
 _PR_SET_PDEATHSIG = 1
@@ -124,7 +130,7 @@ def end_with_starter(starter: int) -> None:
 def _hold(run: Path) -> TextIO:
     """A shared lock on the run's config for as long as the file is open: nobody may go on with the run while a process
     of it is alive, though its starter be dead."""
-    file = (run / "config.yaml").open()
+    file = config_file(run).open()
     fcntl.flock(file, fcntl.LOCK_SH)
     return file
 
@@ -197,15 +203,20 @@ def _fail(error: Exception, text: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _sweep(sockets: Path | None) -> None:
-    """Remove the local sockets in place of the starter, which is gone. Every role does it; the last one succeeds."""
-    if sockets is None:
-        return
-    with contextlib.suppress(OSError):
-        for path in sockets.iterdir():
-            if path.is_socket():
-                path.unlink(missing_ok=True)
-        sockets.rmdir()
+def _words(error: Exception) -> str:
+    """What a person is told: the text of errors that explain themselves, the type as well of others."""
+    explained = isinstance(error, BusError | ValueError) or (isinstance(error, OSError) and error.errno)
+    return str(error) if explained and str(error) else f"{type(error).__name__}: {error}"
+
+
+def _code(error: BaseException | None) -> int:
+    """The exit code for an error: libraries wrap that of a full disk in one of their own, or in words."""
+    while error is not None:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or os.strerror(errno.ENOSPC) in str(error):
+            return EXIT_NO_SPACE
+        error = error.__cause__ or error.__context__
+    return 1
 
 
 def run_role(main: Callable[[Role], None]) -> None:
@@ -236,14 +247,14 @@ def run_role(main: Callable[[Role], None]) -> None:
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {args.name} %(levelname)s %(message)s"
     )
     try:
-        config = load_resolved(Path(held.name if held else args.run / "config.yaml"))
+        config = load_resolved(Path(held.name) if held else config_file(args.run))
         main(Role(args.name, args.run, args.sockets, config, args.grace))
     except Terminated:
-        if os.getppid() != parent:
-            _sweep(args.sockets)
+        if os.getppid() != parent and args.sockets:
+            sockets.clear(args.sockets)  # in place of the starter, which is gone; the last role to do it succeeds
         logging.shutdown()
         os._exit(EXIT_TERMINATED)  # all is closed; Python would take torch apart first, which takes a second or two
-    except (ConfigError, BusError, OSError, ValueError) as error:
+    except UserError as error:
         _fail(error, str(error), EXIT_USER_ERROR)
     except Exception as error:
-        _fail(error, f"{type(error).__name__}: {error}", 1)
+        _fail(error, _words(error), _code(error))

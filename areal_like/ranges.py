@@ -28,6 +28,8 @@ RANGES = {
     "eval.temperature": "[0, inf)",
     "actors.count": "[1, inf)",
     "actors.max_restarts": "[0, inf)",
+    "actors.restart_window": "[0, inf]",
+    "actors.min_alive": "[1, inf)",
     "actors.threads": "[1, inf)",
     "learner.threads": "[1, inf)",
     "learner.ranks": "[1, inf)",

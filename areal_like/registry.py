@@ -26,6 +26,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from areal_like.annotations import misfit
+from areal_like.errors import UserError
 
 COMPONENTS: dict[str, dict[str, str]] = {
     "task": {
@@ -117,7 +118,7 @@ REQUIRED = inspect.Parameter.empty
 """The default of a knob that has none."""
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A config that cannot be run: what is wrong, where, and what to do. `key` is the dotted path at fault."""
 
     def __init__(self, message: str, key: str = ""):
@@ -142,8 +143,15 @@ def resolve(kind: str, name: str) -> Any:
 
 
 def build(kind: str, spec: Mapping[str, Any], *args: Any) -> Any:
-    """Call the component of `spec` with `args` and the spec's knobs: makes an object, or a function's result."""
-    return bind(kind, spec)(*args)
+    """Call the component of `spec` with `args` and the spec's knobs: makes an object, or a function's result. Raises
+    ConfigError, also where the component refuses the value of a knob (by ValueError)."""
+    component = bind(kind, spec)
+    try:
+        return component(*args)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error), kind) from error
 
 
 def bind(kind: str, spec: Mapping[str, Any]) -> functools.partial[Any]:

@@ -55,7 +55,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "heartbeat": {"stats": dict},
     # supervisor → buffer
     "status": {},
-    "lost": {"name": str, "pid": int, "how": str},
+    "lost": {"name": str, "pid": int, "how": str, "for_good": bool},
     "stop": {"drain": bool},  # and buffer → learner
     # actor → buffer
     "push": _TABLE,

@@ -245,6 +245,9 @@ class Handlers:
         if dead:
             log.warning("%s %s: its %d leases go to others", dead.name, message.body["how"], len(dead.running))
             self.state.lose(dead)
+        if message.body["for_good"] and self.state.expected_actors > 1:
+            self.state.expected_actors -= 1
+            log.warning("%s is left out: the run goes on without it", name)
 
     # ---- the learner ------------------------------------------------------------------------------------------------
 

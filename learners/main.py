@@ -27,6 +27,7 @@ from areal_like.interfaces import Trainer
 from areal_like.metrics import MetricsLog
 from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, end_gently, on_pause, run_role
 from areal_like.registry import bind, build, resolve
+from areal_like.run_folder import SUMMARY, note_step
 from areal_like.spans import Spans
 from areal_like.types import Batch
 from learners.attestation import Attestation
@@ -95,6 +96,7 @@ class TrainLoop:
         self.progress = Progress()
         self.digest = ""
         self._published = -1
+        self._stepped = False  # in this process
         self._early, self._early_seconds = 0, 0.0  # of the next batch: groups trained while others ran, and how long
 
     @property
@@ -215,6 +217,9 @@ class TrainLoop:
         row["train/tokens_per_second"] = progress.tokens / max(1e-9, progress.elapsed)
         row |= self.publisher.metrics
         self.metrics.write({"step": progress.steps, "version": self.version, **row, **info})
+        if not self._stepped:
+            note_step(self.run_folder)
+            self._stepped = True
 
     def _reason_to_stop(self) -> str:
         run, progress = self.config.run, self.progress
@@ -307,7 +312,8 @@ def main(role: Role) -> None:
         save_model(role, trainer)
         beside = role.run / "summary.tmp"
         beside.write_text(json.dumps(summary, indent=2) + "\n")
-        beside.replace(role.run / "summary.json")  # there is one when the run is finished, and then it is whole
+        note_step(role.run)  # also where no step was left to make
+        beside.replace(role.run / SUMMARY)  # there is one when the run is finished, and then it is whole
     except Stopped as stopped:
         log.info("ending after step %d: %s", loop.progress.steps, stopped)
         sys.exit(EXIT_PAUSED if stopped.by_signal else EXIT_STOPPED)

@@ -22,8 +22,9 @@ from typing import Any
 
 from areal_like.client import LearnerClient
 from areal_like.config import ranks_of
-from areal_like.process import RENDEZVOUS, Role, run_role
+from areal_like.process import Role, run_role
 from areal_like.registry import resolve
+from areal_like.run_folder import RENDEZVOUS
 from areal_like.types import Batch
 from areal_like.weights.state import State
 from learners.learner import TorchLearner

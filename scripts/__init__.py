@@ -1,0 +1,49 @@
+"""Commands, each started as `python -m scripts.NAME`; `--help` tells what it does.
+
+This file is read first. It lets Ctrl-C end a command that is still being imported without a traceback, and answers for
+the modules that are parts of commands and none themselves.
+"""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+PARTS = {
+    "board": "train",
+    "comparison": "ablate",
+    "earlier_runs": "train",
+    "estimate": "train --dry-run",
+    "faults": "chaos",
+    "exporter": "status --prometheus",
+    "fuzz_deltas": "fuzz --deltas",
+    "gradient_statistics": "score",
+    "hanging_engine": "chaos --hangs",
+    "offered": "ledger",
+    "preflight": "train",
+    "running": "status",
+    "streams": "train",
+    "watch": "train",
+}
+"""Module → the command that it is a part of."""
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    if hasattr(sys.modules["__main__"], "main"):  # all is imported: the command says what an interrupt does
+        signal.default_int_handler(number, frame)
+    os.write(2, b"ended by SIGINT before anything was started\n")
+    os._exit(130)
+
+
+def _begin(name: str) -> None:
+    """`python -m scripts.NAME` has been called, and nothing of it is imported yet."""
+    if name in PARTS:
+        whole = f"python -m scripts.{PARTS[name]}"
+        print(f"scripts.{name} is no command, but a part of one: {whole} (see {whole.split(' --')[0]} --help)")
+        sys.exit(0 if {"-h", "--help"} & set(sys.argv) else 2)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+if sys.argv[0] == "-m":  # that is what it is until the command's module is found
+    _begin(next((word.rpartition("scripts.")[2] for word in sys.orig_argv if "scripts." in word), ""))

@@ -298,6 +298,7 @@ def main(argv: list[str] | None = None) -> int:
     name = f"chaos-{time.strftime('%Y%m%d-%H%M%S')}"
     overrides = [f"run.name={name}", "resume=auto", "checkpoint.every=5", "run.target_reward=null", *args.overrides]
     overrides += ["buffer.keep_journal=true", f"actors.max_restarts={NO_END}", f"run.steps={NO_END}"]
+    overrides.append("actors.restart_window=1")  # so that no restart is delayed
     if args.hangs:
         overrides.append("engine.name=scripts.hanging_engine:HangingEngine")
     config = configs.load([args.config, *overrides])

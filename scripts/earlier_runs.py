@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import time
 from pathlib import Path
 from typing import TextIO
 
+from areal_like import checkpoints
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
 from areal_like.registry import build
+from areal_like.run_folder import CONFIG, NEXT
 
 MUST_AGREE = (
     "run.seed",
@@ -40,7 +43,7 @@ def find_run_to_resume(config: Config, stem: str) -> Path | None:
         if not (folder / "config.yaml").is_file():
             raise ConfigError(f"resume={config.resume}: no run folder (config.yaml is missing)")
         return folder
-    pattern = config.run.name or f"{stem}-*"
+    pattern = glob.escape(config.run.name) if config.run.name else f"{glob.escape(stem)}-*"
     found = [path.parent for path in Path(config.run.dir).glob(f"{pattern}/config.yaml")]
     unfinished = [folder for folder in found if not (folder / "summary.json").exists()]
     return max(unfinished, key=lambda folder: (folder / "config.yaml").stat().st_mtime, default=None)
@@ -55,7 +58,6 @@ def reopen_run_folder(config: Config, folder: Path) -> Config:
             raise ConfigError(f"resume: {key} was {before} in {folder} and is {now} now; start a new run to change it")
     _check_bound(earlier, config, folder)
     _check_journal(earlier, config, folder)
-    (folder / "summary.json").unlink(missing_ok=True)
     return configs.replace(config, "run.name", folder.name)
 
 
@@ -77,6 +79,20 @@ def _check_journal(earlier: Config, config: Config, folder: Path) -> None:
                 f"resume: {folder} {key} no journal (buffer.journal=off): prompts would be trained twice. Start a new "
                 "run; model=folder model.path=... begins with weights that were saved"
             )
+
+
+def holds_progress(config: Config, folder: Path) -> bool:
+    """Is there anything in the folder that a resume would go on from?"""
+    from buffer.journal import scan
+
+    if config.buffer.journal == "off" or not (folder / CONFIG).is_file():
+        return False
+    if checkpoints.latest(folder):
+        return True
+    try:
+        return next(scan(folder / "journal"), None) is not None
+    except (ValueError, OSError):
+        return False
 
 
 def fit_to_replay(config: Config) -> Config:
@@ -115,7 +131,13 @@ def lock(folder: Path) -> TextIO:
 def _wait_for_roles(folder: Path) -> None:
     """Raises BlockingIOError."""
     deadline = time.monotonic() + ORPHAN_SECONDS
-    with (folder / "config.yaml").open() as file:
+    for path in (folder / CONFIG, folder / NEXT / CONFIG):
+        if path.is_file():
+            _wait_for(path, deadline)
+
+
+def _wait_for(path: Path, deadline: float) -> None:
+    with path.open() as file:
         while True:
             try:
                 return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -140,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
     named = dict(pair.split("=", 1) for pair in args.overrides)
     folder = Path(named["run.dir"]) / named["run.name"]
     fixed = ["actors.count=1", "run.steps=1000000", "run.target_reward=null", "buffer.keep_journal=true"]
-    fixed += [f"actors.max_restarts={args.repeats + 1}", "--plain"]
+    fixed += [f"actors.max_restarts={args.repeats + 1}", "actors.restart_window=1", "--plain"]
     elastic = Elastic(
         Victim([sys.executable, "-m", "scripts.train", args.config, *args.overrides, *fixed], folder), args.seed
     )

@@ -19,7 +19,8 @@ from areal_like.bus import BusError
 from areal_like.config import Config
 from areal_like.launch.guests import Guests
 from areal_like.launch.plan import RoleSpec, has_model
-from areal_like.process import RENDEZVOUS
+from areal_like.launch.restarts import Limits
+from areal_like.run_folder import RENDEZVOUS
 from scripts.running import NotRunning, Running
 from scripts.train import EXIT_INTERRUPTED, Interrupted, Signals
 
@@ -55,7 +56,7 @@ def accompany(args: argparse.Namespace, signals: Signals) -> bool:
     running = Running(args.run)
     actors = running.config.actors
     restarts = actors.max_restarts if args.max_restarts is None else args.max_restarts
-    launcher, told = Guests(args.run, restarts), 0
+    launcher, told = Guests(args.run, Limits(restarts, actors.restart_window)), 0
     try:
         running.report()
         launcher.start(guests(args.actors, running.config))
@@ -64,11 +65,11 @@ def accompany(args: argparse.Namespace, signals: Signals) -> bool:
             signals.check()
             none_left = launcher.poll()
             for death in launcher.deaths[told:]:
-                print(f"{death.name} {death.how}", flush=True)
+                print(death, flush=True)
                 running.client.lost(death.name, death.pid, death.how)
             told = len(launcher.deaths)
             if none_left:
-                print("\n".join(["no actor is left:", *launcher.given_up]), file=sys.stderr)
+                print("\n".join(["no actor is left:", *launcher.left_out.values()]), file=sys.stderr)
                 return False
             time.sleep(POLL_SECONDS)
         return True

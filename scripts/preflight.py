@@ -12,6 +12,7 @@ from areal_like import keys
 from areal_like.bus import NODE, check_reach
 from areal_like.config import Config, ConfigError
 from areal_like.interfaces import Task
+from areal_like.launch.plan import limits
 from areal_like.registry import build, knobs
 from buffer.sizing import check_sizes
 
@@ -19,7 +20,7 @@ from buffer.sizing import check_sizes
 def preflight(config: Config) -> str:
     """Returns what a person should be told before the run begins (empty: nothing). Raises ConfigError, ValueError,
     OSError."""
-    build("launcher", config.launcher, Path(config.run.dir), config.actors.max_restarts)
+    build("launcher", config.launcher, Path(config.run.dir), limits(config))
     sizing = build("sizing", config.sizing)
     scheduler = build("scheduler", config.scheduler, sizing)
     check_sizes(sizing, config.groups_per_batch)

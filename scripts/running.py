@@ -11,7 +11,7 @@ from areal_like import config as configs
 from areal_like.bus import is_loopback
 from areal_like.client import SupervisorClient
 from areal_like.config import Config, ConfigError
-from areal_like.process import RENDEZVOUS
+from areal_like.run_folder import RENDEZVOUS, config_file
 
 PATIENCE = 10.0
 """Seconds that the buffer has to answer; it takes a fifth of a second at most, unless its disk hangs."""
@@ -28,7 +28,7 @@ class Running:
         if not (folder / "config.yaml").is_file():
             raise ConfigError(f"{folder} is no run folder (config.yaml is missing)")
         self.folder = folder
-        self.config: Config = configs.load_resolved(folder / "config.yaml")
+        self.config: Config = configs.load_resolved(config_file(folder))
         offered = self.rendezvous()
         if offered is None:
             ended = "it has ended" if (folder / "summary.json").exists() else "it does not run now"

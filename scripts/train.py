@@ -21,10 +21,13 @@ from areal_like import config as configs
 from areal_like import keys
 from areal_like.bus import NODE, BusError, is_loopback
 from areal_like.config import Config, ConfigError
+from areal_like.errors import UserError
 from areal_like.process import EXIT_PAUSED
 from areal_like.registry import resolve
-from scripts.earlier_runs import find_run_to_resume, fit_to_replay, lock, reopen_run_folder
+from areal_like.run_folder import CONFIG, NEXT, RECORD, SUBMITTED, SUMMARY, discard
+from scripts.earlier_runs import find_run_to_resume, fit_to_replay, holds_progress, lock, reopen_run_folder
 from scripts.preflight import preflight
+from scripts.streams import lasting_output
 
 EXIT_INTERRUPTED = 130
 
@@ -56,7 +59,7 @@ def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
             break
         except FileExistsError:
             if config.run.name:
-                done = " and is finished" if (folder / "summary.json").exists() else ""
+                done = " and is finished" if (folder / SUMMARY).exists() else ""
                 more = f", or give it more run.steps with resume={folder}" if done else ""
                 raise ConfigError(
                     f"run.name={name}: {folder} exists{done}; choose another name or remove it{more}"
@@ -68,14 +71,14 @@ def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
 
 def write_record(config: Config, folder: Path, argv: list[str]) -> None:
     """What is needed to run this again: resolved config, command line, commit, seeds."""
-    configs.save(config, folder / "config.yaml")
+    configs.save(config, folder / CONFIG)
     record = {
         "command": ["python", "-m", "scripts.train", *argv],
         "commit": commit(),
         "seed": config.run.seed,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    (folder / "run.json").write_text(json.dumps(record, indent=2) + "\n")
+    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
 
 
 def commit() -> str | None:
@@ -101,6 +104,18 @@ def resolve_transport(config: Config) -> Config:
         return config
     tcp = config.buffer.port or not is_loopback(config.buffer.host)
     return configs.replace(config, "buffer.transport", "tcp" if tcp else "ipc")
+
+
+def resolve_folders(config: Config) -> Config:
+    """`~` is the home folder, also where the shell leaves it alone (key=~/x). Raises ConfigError for a `run.name` that
+    is no folder's name."""
+    for key in ("run.dir", "resume", "replay"):
+        if (path := configs.select(config, key)) and path.startswith("~"):
+            config = configs.replace(config, key, os.path.expanduser(path))
+    name = config.run.name
+    if name is not None and (name in ("", ".", "..") or "/" in name or not name.isprintable()):
+        raise ConfigError(f"run.name={name!r} is no folder's name; run.dir says where run folders are", "run.name")
+    return config
 
 
 def resolve_keys(config: Config) -> Config:
@@ -177,8 +192,9 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     finally:
         launcher.stop()
         watch.close()
-    path = folder / "summary.json"
-    summary = json.loads(path.read_text()) | {"restarts": len(launcher.deaths)}
+    path = folder / SUMMARY
+    restarts = len(launcher.deaths) - len(launcher.left_out)
+    summary = json.loads(path.read_text()) | {"restarts": restarts, "left_out": launcher.left_out}
     beside = path.with_suffix(".tmp")
     beside.write_text(json.dumps(summary, indent=2) + "\n")
     beside.replace(path)
@@ -186,9 +202,10 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
 
 
 def launcher_of(config: Config, folder: Path) -> Any:
+    from areal_like.launch.plan import limits
     from areal_like.registry import build
 
-    return build("launcher", config.launcher, folder, config.actors.max_restarts)
+    return build("launcher", config.launcher, folder, limits(config))
 
 
 def submission_of(config: Config, folder: Path) -> Any:
@@ -215,7 +232,7 @@ def dry_run(config: Config) -> None:
 
 def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, TextIO] | None:
     """The run's folder, config and lock, or None if something was only to be printed. Raises ValueError, OSError."""
-    config = resolve_keys(resolve_transport(configs.load([args.config, *args.overrides])))
+    config = resolve_folders(resolve_keys(resolve_transport(configs.load([args.config, *args.overrides]))))
     if args.print_config:
         print(configs.to_yaml(config), end="")
         return None
@@ -232,7 +249,9 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
         held = lock(earlier)
         config = provide_keys(reopen_run_folder(config, earlier), earlier)
         print(f"resuming {earlier}")
-        write_record(config, earlier, argv)
+        discard(earlier)
+        (earlier / NEXT).mkdir()  # until the first train step: see areal_like.run_folder
+        write_record(config, earlier / NEXT, argv)
         return earlier, config, held
     folder, config = make_run_folder(config, stem)
     try:
@@ -247,14 +266,27 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
 def submit(submission: Any, folder: Path, held: TextIO) -> int:
     """Let the job have the folder, and say how to look in. Raises OSError."""
     (folder / "logs").mkdir(exist_ok=True)
+    if (folder / NEXT / CONFIG).exists():
+        (folder / NEXT / CONFIG).replace(folder / SUBMITTED)  # what the job begins with, however often it is queued
     held.close()
     print(f"job {submission.submit()} is submitted; run folder: {folder}")
     print(f"look in: python -m scripts.status {folder}; end it: python -m scripts.stop {folder}")
     return 0
 
 
+def advise(config: Config, folder: Path) -> None:
+    """Say how to go on, where there is something to go on from."""
+    if holds_progress(config, folder):
+        print(f"to go on: the same command with resume={folder}", file=sys.stderr)
+
+
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
+    with lasting_output():
+        return _main(argv)
+
+
+def _main(argv: list[str]) -> int:
     args = parse(argv)
     signals = Signals()
     try:
@@ -264,24 +296,33 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if prepared is None:
         return 0
-    folder, config, _lock = prepared
+    folder, config, held = prepared
+    try:
+        return train(config, folder, args.plain, signals, held)
+    finally:
+        discard(folder)
+
+
+def train(config: Config, folder: Path, plain: bool, signals: Signals, held: TextIO) -> int:
+    """Submit the run, or have it run to its end and say how that was. Returns the exit code."""
     from areal_like.launch.local import RunFailed, RunStopped
     from scripts.watch import print_summary
 
     try:
         if submission := submission_of(config, folder):
-            return submit(submission, folder, _lock)
-        summary = run(config, folder, args.plain, signals)
+            return submit(submission, folder, held)
+        summary = run(config, folder, plain, signals)
     except Interrupted as signalled:
         print(f"ended by {signalled}; what was recorded is in {folder}", file=sys.stderr)
-        print(f"to go on: the same command with resume={folder}", file=sys.stderr)
+        advise(config, folder)
         return EXIT_INTERRUPTED
     except RunStopped as stopped:
         print(f"{stopped}; to go on: the same command with resume={folder}", file=sys.stderr)
         return EXIT_PAUSED if stopped.paused else EXIT_INTERRUPTED
-    except (RunFailed, BusError, OSError) as error:
+    except (RunFailed, BusError, UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        print(f"to go on: the same command with resume={folder}", file=sys.stderr)
+        if not isinstance(error, UserError) and getattr(error, "resumable", True):
+            advise(config, folder)
         return 1
     print_summary(summary, folder)
     return 0

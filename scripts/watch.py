@@ -23,7 +23,7 @@ from areal_like.client import SupervisorClient
 from areal_like.config import Config
 from areal_like.launch.local import Death
 from areal_like.metrics import MetricsFollower
-from areal_like.process import RENDEZVOUS
+from areal_like.run_folder import RENDEZVOUS
 
 if TYPE_CHECKING:
     from scripts.board import Board
@@ -76,7 +76,7 @@ class Watch:
     def update(self, deaths: Sequence[Death] = (), last: bool = False) -> None:
         """Take in what is new and show it; `last` for the view that stays."""
         for death in deaths[len(self.deaths) :]:
-            self.say(f"{death.name} {death.how}: started again (restart {death.count})")
+            self.say(str(death))
         self.deaths = list(deaths)
         rows = self.follower.new_rows()
         for row in rows:
@@ -135,7 +135,7 @@ class Watch:
             self.status, self._answered_at = report, now
             self._say_engine_notes(report)
         for death in self.deaths[self._reported_deaths :]:
-            self._client.lost(death.name, death.pid, death.how)
+            self._client.lost(death.name, death.pid, death.how, for_good=death.again_in is None)
         self._reported_deaths = len(self.deaths)
         if now - self._asked_at > STATUS_SECONDS:
             self._asked_at = now
@@ -159,7 +159,7 @@ class Watch:
         return "-" if self.row.get(key) is None else f"{self.row[key] / 1e6:,.0f}"
 
     def _fields(self) -> dict[str, str]:
-        number = self._number
+        number, left_out = self._number, [death.name for death in self.deaths if death.again_in is None]
         held_out = f"{self.evaluation['reward']:.3f} (v{self.evaluation['version']})" if self.evaluation else "-"
         return {
             "reward": number("reward/mean", "{:.3f}"),
@@ -169,6 +169,7 @@ class Watch:
             "buffer": f"{number('buffer/waiting', '{:.0f}')} groups wait, {number('buffer/running', '{:.0f}')} run, "
             f"{self._megabytes('buffer/bytes')} of {self._megabytes('buffer/max_bytes')} MB",
             "tokens/s": number("rollout/tokens_per_second", "{:,.0f}"),
+            **({"left out": ", ".join(left_out)} if left_out else {}),
             "idle": f"actors {number('rollout/idle_share', '{:.0%}')}, learner {number('train/idle_share', '{:.0%}')}",
         }
 
@@ -212,7 +213,7 @@ class Watch:
             table.add_row(name, text)
         table.add_row("waits", self._waits())
         if self.deaths:
-            table.add_row("restarts", str(len(self.deaths)))
+            table.add_row("restarts", str(sum(death.again_in is not None for death in self.deaths)))
         return table
 
     def close(self) -> None:
@@ -239,6 +240,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         "idle share": f"actors {show('actor_idle_share', '{:.0%}')}, learner {show('learner_idle_share', '{:.0%}')}",
         "groups": ledger_line(summary["ledger"]),
         "actor restarts": str(summary.get("restarts", 0)),
+        **{f"{name} was left out": words.splitlines()[0] for name, words in summary.get("left_out", {}).items()},
         "logs": str(folder / "logs"),
         "TensorBoard": f"tensorboard --logdir {folder / 'tb'}",
         "model": str(folder / "checkpoints" / "final"),

@@ -14,14 +14,14 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from areal_like.launch.fork_server import MOST_BYTES
-from areal_like.process import EXIT_TERMINATED, REPOSITORY
+from areal_like.launch.sockets import PREFIXES, SocketFolder, sweep
+from areal_like.process import EXIT_FORKS_GONE, REPOSITORY
 
 VARIABLE = "AREAL_FORK_SERVER"
 LIBRARIES = ("torch", "transformers.models.auto.modeling_auto", "transformers.models.qwen2.modeling_qwen2")
@@ -113,8 +113,15 @@ class Forks:
         """The exit code of a role; None while it lives. A role ends with the server: its code is then unknown."""
         self.listen(0.0)
         if self._connection is None and self._codes[pid] is None and not _is_alive(pid):
-            self._codes[pid] = EXIT_TERMINATED
+            self._codes[pid] = EXIT_FORKS_GONE
         return self._codes[pid]
+
+    @property
+    def end(self) -> str:
+        """How the server has ended, as far as that is known here."""
+        code = self._server.poll() if self._server else None
+        killed = "" if code is None or code >= 0 else f"by {signal.Signals(-code).name}; "
+        return f"{killed}what it said: {self._log}; a system that runs out of memory kills such processes"
 
     def listen(self, seconds: float) -> None:
         """Take what the server has to say, waiting for it so long."""
@@ -211,15 +218,17 @@ def listening() -> Iterator[None]:
     if not AVAILABLE or VARIABLE in os.environ:
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="areal-forks-") as folder:
-        path = os.environ[VARIABLE] = str(Path(folder) / "socket")
-        server = _start("--listen", path, "--imports", ",".join(LIBRARIES), output=subprocess.DEVNULL)
-        try:
-            deadline = time.monotonic() + LISTEN_SECONDS
-            while not Path(path).exists() and server.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.01)
-            yield
-        finally:
-            del os.environ[VARIABLE]
-            server.kill()
-            server.wait()
+    sweep()
+    folder = SocketFolder(PREFIXES[1])
+    path = os.environ[VARIABLE] = str(folder.path / "socket")
+    server = _start("--listen", path, "--imports", ",".join(LIBRARIES), output=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + LISTEN_SECONDS
+        while not Path(path).exists() and server.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield
+    finally:
+        del os.environ[VARIABLE]
+        server.kill()
+        server.wait()
+        folder.remove()

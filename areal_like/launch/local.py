@@ -1,7 +1,8 @@
 """Starts a plan as processes of this machine, watches them, restarts actors, and ends them all for certain.
 
 Each role leads a process group of its own, so that what it has started ends with it. `poll` is called many times a
-second; nothing here waits, except `stop`, and that for a set time.
+second and doesn't wait, a restart's delay included; only the first role that is forked waits for its imports (and is
+interrupted by `check`), and `stop` waits for a set time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,23 +22,34 @@ from typing import Annotated, Any
 from areal_like.launch import forks
 from areal_like.launch.forks import environment
 from areal_like.launch.plan import RoleSpec
+from areal_like.launch.restarts import CommonFault, Limits, Restarts
+from areal_like.launch.sockets import SocketFolder, sweep
 from areal_like.process import (
+    EXIT_FORKS_GONE,
+    EXIT_NO_SPACE,
     EXIT_NODE_FAILED,
     EXIT_PAUSED,
     EXIT_STOPPED,
     EXIT_TERMINATED,
     EXIT_USER_ERROR,
-    RENDEZVOUS,
     REPOSITORY,
     TERM_SECONDS,
 )
+from areal_like.run_folder import RENDEZVOUS, has_stepped
 
-FULL_BYTES = 1 << 16
-"""A disk with less than this left counts as full."""
+TAIL_BYTES, TAIL_LINES = 1 << 14, 5
+"""Of a role's log, what is looked at for its last words."""
+_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+"""Signals that somebody else sends: a death by them says nothing of the actor."""
 
 
 class RunFailed(RuntimeError):
-    """A process without which the run can't go on has ended; the text says which, how, and its last words."""
+    """The run can't go on; the text says which process has ended, how, and its last words. `resumable`: may resuming
+    it help, or would the same happen again?"""
+
+    def __init__(self, text: str, resumable: bool = True):
+        super().__init__(text)
+        self.resumable = resumable
 
 
 class RunStopped(RuntimeError):
@@ -52,13 +63,22 @@ class RunStopped(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A process that died and was started again: its name, its id (0: not known here), how it died, and how often that
-    has happened."""
+    """An actor's process that died: its name, its id (0: not known here), how it died, how often that has happened, the
+    seconds until it is started again (None: it is left out), and its last error, if it told one."""
 
     name: str
     pid: int
     how: str
     count: int
+    again_in: float | None = 0.0
+    error: str = ""
+
+    def __str__(self) -> str:
+        error = f" ({self.error})" if self.error else ""
+        if self.again_in is None:
+            return f"{self.name} {self.how}{error}: left out, after {self.count} deaths"
+        delay = f" in {self.again_in:.0f} s" if self.again_in else ""
+        return f"{self.name} {self.how}{error}: started again{delay} (restart {self.count})"
 
 
 class Group(subprocess.Popen):
@@ -89,7 +109,8 @@ def nothing() -> None:
 
 
 class LocalLauncher:
-    """`max_restarts` per actor. `ready_timeout` seconds is what roles wait for one another at the start.
+    """`limits` says how often actors are restarted. `ready_timeout` seconds is what roles wait for one another at the
+    start. `left_out` are the actors that died too often, each with its last words.
 
     Other launchers differ in `_spawn` or `_command`, in how a process is told to end, and in the time that it gets.
     """
@@ -99,12 +120,17 @@ class LocalLauncher:
     END_SIGNAL = signal.SIGTERM
     END_SECONDS = float(TERM_SECONDS)
 
-    def __init__(self, run: Path, max_restarts: int, *, ready_timeout: Annotated[float, "(0, 1e7]"] = 120.0):
-        self.run, self.max_restarts, self.ready_timeout = run, max_restarts, ready_timeout
+    def __init__(self, run: Path, limits: Limits, *, ready_timeout: Annotated[float, "(0, 1e7]"] = 120.0):
+        self.run, self.limits, self.ready_timeout = run, limits, ready_timeout
         self.deaths: list[Death] = []
-        self._sockets: Path | None = None
+        self.left_out: dict[str, str] = {}
+        self._sockets: SocketFolder | None = None
         self._running: dict[str, tuple[RoleSpec, Any]] = {}  # the process: a Group, or what behaves like one
+        self._due: dict[str, tuple[float, RoleSpec]] = {}  # actors that wait to be started again, and until when
+        self._actors: list[str] = []
+        self._restarts, self._fault = Restarts(limits), CommonFault()
         self._lives: dict[str, int] = {}
+        self._log_begins: dict[str, int] = {}  # bytes of a role's log that are of its earlier lives
         self._forks: forks.Forks | None = None
         self._check = nothing
 
@@ -120,6 +146,7 @@ class LocalLauncher:
         """`check` is called again and again where something has to be waited for, and may raise."""
         (self.run / "logs").mkdir(exist_ok=True)
         shutil.rmtree(self.run / RENDEZVOUS, ignore_errors=True)  # of a starter that was killed
+        sweep()
         self._prepare()
         self._check = check
         for role in roles:
@@ -127,7 +154,7 @@ class LocalLauncher:
 
     def _prepare(self) -> None:
         # Paths of Unix sockets are limited to about 100 characters, so they can't live in the run folder.
-        self._sockets = Path(tempfile.mkdtemp(prefix="areal-"))
+        self._sockets = SocketFolder()
 
     def _label(self, role: RoleSpec, lives: int) -> str:
         """The name under which the process is known."""
@@ -140,7 +167,8 @@ class LocalLauncher:
     def _command(self, role: RoleSpec, lives: int) -> list[str]:
         """How the process is started; it has been `lives` times before."""
         command = [sys.executable, "-m", role.module, "--name", role.name, "--run", str(self.run.resolve())]
-        return [*command, "--sockets", str(self._sockets), "--starter", str(os.getpid())]
+        command += ["--sockets", str(self._sockets.path)] if self._sockets else []
+        return [*command, "--starter", str(os.getpid())]
 
     def _spawn(self, role: RoleSpec, lives: int) -> Any:
         command, log = self._command(role, lives), self.run / "logs" / f"{role.name}.log"
@@ -156,6 +184,10 @@ class LocalLauncher:
             return spawn(command, role.threads, log)
 
     def _start(self, role: RoleSpec) -> None:
+        if not role.essential and role.name not in self._actors:
+            self._actors.append(role.name)
+        log = self.run / "logs" / f"{role.name}.log"
+        self._log_begins[role.name] = log.stat().st_size if log.exists() else 0
         self._running[role.name] = (role, self._spawn(role, self._lives.setdefault(role.name, 0)))
 
     def pause(self) -> None:
@@ -164,25 +196,64 @@ class LocalLauncher:
             self._running["learner"][1].send_signal(signal.SIGUSR1)
 
     def poll(self) -> bool:
-        """Restart actors that died. True once the learner has ended well. Raises RunFailed, RunStopped."""
+        """See who has died, and start again the actors whose time has come. True once the learner has ended well.
+        Raises RunFailed, RunStopped."""
         for role, process in list(self._running.values()):
             code = self._code(role, process)
             if code is None:
                 continue
             del self._running[role.name]
             process.end(signal.SIGKILL)  # what it has started must not live on
-            if role.name == "learner" and code == 0:
+            if not role.essential:
+                self._actor_died(role, process, code)
+            elif self._has_ended_well(role, code):
                 return True
-            if role.name == "learner" and code in (EXIT_PAUSED, EXIT_STOPPED):
-                paused = code == EXIT_PAUSED
-                raise RunStopped(f"{'paused' if paused else 'stopped'} at a checkpoint", paused)
-            lives = self._lives[role.name]
-            if role.essential or code == EXIT_USER_ERROR or lives >= self.max_restarts:
-                raise RunFailed(self._obituary(role, code, lives))
-            self._lives[role.name] += 1
-            self.deaths.append(Death(self._label(role, lives), self._pid(process), in_words(code), lives + 1))
+        now = time.monotonic()
+        for role in [role for due, role in self._due.values() if due <= now]:
+            del self._due[role.name]
             self._start(role)
         return False
+
+    def _has_ended_well(self, role: RoleSpec, code: int) -> bool:
+        """Of an essential role. Raises RunFailed, RunStopped."""
+        if role.name == "learner" and code == 0:
+            return True
+        if role.name == "learner" and code in (EXIT_PAUSED, EXIT_STOPPED):
+            paused = code == EXIT_PAUSED
+            raise RunStopped(f"{'paused' if paused else 'stopped'} at a checkpoint", paused)
+        raise RunFailed(self._obituary(role, code), self._may_resume(code))
+
+    def _may_resume(self, code: int) -> bool:
+        """What has ended by an error of its own before it has made a step would do so again."""
+        own_error = 0 < code < 128 and code != EXIT_NO_SPACE
+        return code != EXIT_USER_ERROR and (not own_error or has_stepped(self.run))
+
+    def _actor_died(self, role: RoleSpec, process: Any, code: int) -> None:
+        """Have it started again, now or later, or leave it out. Raises RunFailed."""
+        lives = self._lives[role.name]
+        self._lives[role.name] += 1
+        delay = None if code == EXIT_USER_ERROR else self._restarts.delay(role.name)
+        label, words = self._label(role, lives), self._obituary(role, code)
+        error = self._error(self._tail(role))
+        self.deaths.append(Death(label, self._pid(process), in_words(code), lives + 1, delay, error))
+        if delay is None:
+            self.left_out[role.name] = words
+        else:
+            self._due[role.name] = (time.monotonic() + delay, role)
+        self._judge(role, code, words)
+
+    def _judge(self, role: RoleSpec, code: int, words: str) -> None:
+        """May the run go on after the death of an actor? Raises RunFailed."""
+        if code == EXIT_USER_ERROR:
+            raise RunFailed(words, resumable=False)
+        cause = "" if _is_from_outside(code) else self._error(self._tail(role)) or in_words(code)
+        if self._fault.strikes_all(role.name, cause, self._actors) and not has_stepped(self.run):
+            many = f"all {len(self._actors)} actors fail alike" if len(self._actors) > 1 else "it fails again and again"
+            raise RunFailed(f"{words}; {many}, before the first train step", resumable=False)
+        left = len(self._actors) - len(self.left_out)
+        if left < self.limits.min_alive:
+            few = f"; {left} of {len(self._actors)} actors are left (actors.min_alive={self.limits.min_alive})"
+            raise RunFailed(words + few * (len(self._actors) > 1), self._may_resume(code))
 
     def _log(self, role: RoleSpec) -> Path:
         return self.run / "logs" / f"{role.name}.log"
@@ -191,19 +262,37 @@ class LocalLauncher:
         """The exit code of the role's process; None while it lives."""
         return process.poll()
 
-    def _obituary(self, role: RoleSpec, code: int, restarts: int) -> str:
-        """One line where the process told its error; how it died and the end of its log where it could not."""
+    def _tail(self, role: RoleSpec) -> list[str]:
+        """The last lines of what a role has logged in its last life."""
         path = self._log(role)
-        lines = path.read_text(errors="replace").splitlines()[-5:] if path.exists() else []
+        if not path.exists():
+            return []
+        begin = self._log_begins.get(role.name, 0) if path.name == f"{role.name}.log" else 0
+        with path.open("rb") as file:
+            file.seek(max(begin, path.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+
+    def _error(self, lines: list[str]) -> str:
+        """The error that a role has told; empty where it could not."""
+        return next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
+
+    def _obituary(self, role: RoleSpec, code: int) -> str:
+        """One line where the process told its error; how it died and the end of its log where it could not."""
+        if not self.run.is_dir():
+            return f"the run folder {self.run} is gone: was it removed? ({role.name} {in_words(code)})"
+        path, restarts = self._log(role), max(0, self._lives[role.name] - (not role.essential))
         again = f" after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
-        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        if shutil.disk_usage(self.run).free < FULL_BYTES:
-            return f"the disk of {self.run} is full; {role.name} {in_words(code)}{again} (its log: {path})"
-        if errors and code > 0:
-            return f"{role.name}{again}: {errors[-1]} (its log: {path})"
-        return f"{role.name} {in_words(code)}{again}; its log is {path}, which ends with\n" + "\n".join(
-            f"  {line}" for line in lines
-        )
+        lines = self._tail(role)
+        error = self._error(lines)
+        if code == EXIT_NO_SPACE:
+            free = shutil.disk_usage(self.run).free / 1e6
+            error = error or "No space left on device"
+            return f"{role.name}{again}: {error}: make room ({free:.1f} MB are free on the disk of {self.run})"
+        if error and code > 0:
+            return f"{role.name}{again}: {error} (its log: {path})"
+        more = f" ({self._forks.end})" if code == EXIT_FORKS_GONE and self._forks else ""
+        last = "which ends with\n" + "\n".join(f"  {line}" for line in lines) if lines else "which says nothing of it"
+        return f"{role.name} {in_words(code)}{again}{more}; its log is {path}, {last}"
 
     @property
     def pids(self) -> dict[str, int]:
@@ -214,7 +303,7 @@ class LocalLauncher:
         self._end_all()
         shutil.rmtree(self.run / RENDEZVOUS, ignore_errors=True)
         if self._sockets:
-            shutil.rmtree(self._sockets, ignore_errors=True)
+            self._sockets.remove()
 
     def _end_all(self) -> None:
         processes = [process for _, process in self._running.values()]
@@ -228,6 +317,7 @@ class LocalLauncher:
             process.end(signal.SIGKILL)  # also what a role may have left behind in its group
             process.wait()
         self._running.clear()
+        self._due.clear()
         if self._forks:
             self._forks.close()
             self._forks = None
@@ -249,7 +339,18 @@ def in_words(code: int) -> str:
         return "was told to end by SIGTERM"
     if code == EXIT_NODE_FAILED:
         return "was lost with its node"
-    if code < 0 or code > 128:  # as a shell, or srun, says it
-        number = -code if code < 0 else code - 128
+    if code == EXIT_FORKS_GONE:
+        return "ended with the fork server, which was killed or has died"
+    if number := _signal_of(code):
         return f"was killed by {signal.Signals(number).name if number in set(signal.Signals) else f'signal {number}'}"
     return f"ended with exit code {code}"
+
+
+def _signal_of(code: int) -> int:
+    """The number of the signal that has ended a process, as subprocess, a shell or srun says it; 0: none has."""
+    return -code if code < 0 else code - 128 if 128 < code < EXIT_FORKS_GONE else 0
+
+
+def _is_from_outside(code: int) -> bool:
+    """Has an actor died of something else than itself?"""
+    return code in (EXIT_NODE_FAILED, EXIT_FORKS_GONE, EXIT_NO_SPACE) or _signal_of(code) in _FROM_OUTSIDE

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_like.config import learner_threads, ranks_of
+from areal_like.launch.restarts import Limits
 from areal_like.registry import marks
 
 
@@ -42,10 +43,16 @@ def has_model(kind: str, spec: Any) -> bool:
     return "needs_model" in marks(kind, spec.name) and spec.get("device", "cpu") == "cpu"
 
 
+def limits(config: Any) -> Limits:
+    """How often actors are started again."""
+    actors = config.actors
+    return Limits(actors.max_restarts, actors.restart_window, actors.min_alive)
+
+
 def describe(roles: list[RoleSpec]) -> str:
     """A table for people."""
     lines = [f"{'role':<12}{'module':<16}{'threads':<9}when it dies"]
     for role in roles:
-        fate = "the run ends" if role.essential else "it is started again"
+        fate = "the run ends" if role.essential else "it is started again, within limits"
         lines.append(f"{role.name:<12}{role.module:<16}{role.threads:<9}{fate}")
     return "\n".join(lines)

@@ -27,6 +27,7 @@ from areal_like.bus import own_address
 from areal_like.launch import ray_cluster
 from areal_like.launch.local import Group, LocalLauncher, RunFailed, nothing, spawn
 from areal_like.launch.plan import RoleSpec
+from areal_like.launch.restarts import Limits
 from areal_like.process import EXIT_NODE_FAILED, REPOSITORY
 
 GRACE_SECONDS = 10
@@ -100,7 +101,7 @@ class RayLauncher(LocalLauncher):
     def __init__(
         self,
         run: Path,
-        max_restarts: int,
+        limits: Limits,
         *,
         ready_timeout: Annotated[float, "(0, 1e7]"] = 120.0,
         address: str = "auto",
@@ -108,7 +109,7 @@ class RayLauncher(LocalLauncher):
         buffer_place: dict[str, float] | None = None,
         actor_place: dict[str, float] | None = None,
     ):
-        super().__init__(run, max_restarts, ready_timeout=ready_timeout)
+        super().__init__(run, limits, ready_timeout=ready_timeout)
         self.address = address
         self._wanted = {"learner": learner_place, "buffer": buffer_place, "actor": actor_place}
         for kind, place in self._wanted.items():

@@ -23,7 +23,9 @@ from typing import Annotated, Any
 
 from areal_like.launch.local import LocalLauncher, RunStopped
 from areal_like.launch.plan import RoleSpec
+from areal_like.launch.restarts import Limits
 from areal_like.process import EXIT_NODE_FAILED, REPOSITORY
+from areal_like.run_folder import CONFIG, NEXT, SUBMITTED, SUMMARY, config_file
 
 SCRIPT = "scripts/slurm/train.sbatch"
 GRACE_SECONDS = 10
@@ -74,7 +76,7 @@ class SlurmLauncher(LocalLauncher):
     def __init__(  # noqa: PLR0913 - its keyword parameters are knobs
         self,
         run: Path,
-        max_restarts: int,
+        limits: Limits,
         *,
         ready_timeout: Annotated[float, "(0, 1e7]"] = 120.0,
         options: dict[str, Any] | None = None,
@@ -84,7 +86,7 @@ class SlurmLauncher(LocalLauncher):
         container: str | None = None,
         python: str | None = None,
     ):
-        super().__init__(run, max_restarts, ready_timeout=ready_timeout)
+        super().__init__(run, limits, ready_timeout=ready_timeout)
         self.options = dict(options or {})
         self.learner_part, self.actors_part = (
             None if learner_part is None else dict(learner_part),
@@ -122,7 +124,8 @@ class SlurmLauncher(LocalLauncher):
         command = ["sbatch", "--parsable", f"--chdir={os.getcwd()}"]
         for number, part in enumerate(self.parts(roles)):
             command += [":"] * (number > 0) + ["--no-kill", *common, *part.arguments()]
-        command += [str(self.script), str(folder / "config.yaml"), f"resume={folder}"]
+        config = folder / (SUBMITTED if config_file(folder) != folder / CONFIG else CONFIG)
+        command += [str(self.script), str(config), f"resume={folder}"]
         return Submission(command, {"PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)}, self.script)
 
     # ---- inside of the job ------------------------------------------------------------------------------------------
@@ -153,10 +156,12 @@ class SlurmLauncher(LocalLauncher):
         return flags({key: value for key, value in options.items() if key == "gpus-per-task"})
 
     def _code(self, role: RoleSpec, process: Any) -> int | None:
-        """srun ends with 0 when the node has failed; of the processes only the learner may end so, with a summary.
-        Raises RunStopped where the run can't go on without that node: the job is queued again."""
+        """srun ends with 0 when the node has failed; of the processes only the learner may end so, with a summary
+        (until a train step is made, there may be one of an earlier start). Raises RunStopped where the run can't go on
+        without that node: the job is queued again."""
         code = process.poll()
-        if code != 0 or (role.name == "learner" and (self.run / "summary.json").exists()):
+        done = (self.run / SUMMARY).exists() and not (self.run / NEXT).exists()
+        if code != 0 or (role.name == "learner" and done):
             return code
         if role.essential:
             raise RunStopped(f"the {role.name}'s node has failed", paused=True)

@@ -1,11 +1,13 @@
 """A role for tests of the launcher: does what the file `RUN/parts/NAME` says."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
 
+from areal_like.errors import UserError
 from areal_like.process import Role, run_role
 
 
@@ -22,7 +24,16 @@ def main(role: Role) -> None:
     if part == "raise":
         raise RuntimeError("out of\nmemory")
     if part == "refuse":
-        raise ValueError("this input is no good")
+        raise UserError("this input is no good")
+    if part == "fail once" and not (role.run / "failed").exists():
+        (role.run / "failed").touch()
+        raise TimeoutError("the engine has not answered")
+    if part == "fill the disk":  # which has the log, too
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+        try:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "checkpoint")
+        except OSError as error:
+            raise RuntimeError("the writer of checkpoints failed") from error
     if part == "die with a child":
         child(role)
         os.kill(os.getpid(), signal.SIGKILL)

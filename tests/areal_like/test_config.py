@@ -181,7 +181,7 @@ def test_a_circle_of_configs_is_refused(stand_ins: Path) -> None:
     ("override", "words"),
     [
         ("actors.count=two", ["actors.count", "'two'", "Integer", "[from command line]"]),
-        ("actors=2", ["actors: expected a section", "count, max_restarts, threads"]),
+        ("actors=2", ["actors: expected a section", "count, max_restarts, restart_window, min_alive, threads"]),
         ("actor.count=2", ["unknown key 'actor'", "Did you mean 'actors'?", "[from command line]"]),
         ("actors.cuont=2", ["unknown key 'actors.cuont'", "Did you mean 'count'?"]),
         ("zzzz=2", ["unknown key 'zzzz'", "There are mode, run"]),

@@ -16,9 +16,10 @@ import pytest
 from areal_like import config as configs
 from areal_like.launch import forks
 from areal_like.launch.forks import Forks, ForksGone
-from areal_like.launch.local import LocalLauncher, RunFailed, nothing
+from areal_like.launch.local import LocalLauncher, RunFailed, in_words, nothing
 from areal_like.launch.plan import RoleSpec, plan
-from areal_like.process import EXIT_TERMINATED, REPOSITORY
+from areal_like.launch.restarts import Limits
+from areal_like.process import EXIT_FORKS_GONE, REPOSITORY
 from tests.areal_like.test_launch import MODULE, alive, offered, until
 
 PROBE = """
@@ -109,7 +110,7 @@ def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
     (tmp_path / "parts").mkdir()
     for name in ("learner", "actor_0"):
         (tmp_path / "parts" / name).write_text("sleep")
-    launcher = LocalLauncher(tmp_path, 2)
+    launcher = LocalLauncher(tmp_path, Limits(2))
     yield launcher
     launcher.stop()
 
@@ -122,7 +123,7 @@ def test_a_server_that_is_killed_takes_the_run_along(launcher: LocalLauncher) ->
     until("the start", lambda: offered(launcher, "learner", "actor_0"))
     pids = launcher.pids
     os.kill(parent_of(pids["learner"]), signal.SIGKILL)
-    with pytest.raises(RunFailed, match="learner was told to end by SIGTERM"):
+    with pytest.raises(RunFailed, match="learner ended with the fork server, which was killed or has died"):
         until("the end", launcher.poll)
     until("the end of all", lambda: not any(alive(pid) for pid in pids.values()))
 
@@ -134,7 +135,7 @@ def test_without_a_server_roles_are_started_by_themselves(launcher: LocalLaunche
     os.kill(parent_of(pid), signal.SIGKILL)
     until("a new one", lambda: launcher.poll() or launcher.pids.get("actor_0", pid) != pid)
     assert parent_of(launcher.pids["actor_0"]) == os.getpid()
-    assert [(death.name, death.how) for death in launcher.deaths] == [("actor_0", "was told to end by SIGTERM")]
+    assert [(death.name, death.how) for death in launcher.deaths] == [("actor_0", in_words(EXIT_FORKS_GONE))]
 
 
 def test_a_server_that_is_gone_starts_nothing(probe: str, server: Forks, tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_a_server_that_is_gone_starts_nothing(probe: str, server: Forks, tmp_pat
     with pytest.raises(ForksGone, match="json waited in vain"):
         server.start("json", [], 1, tmp_path / "role.log", nothing)
     role.end(signal.SIGKILL)  # this one has not asked for a signal when its parent dies
-    assert role.wait(60) == EXIT_TERMINATED
+    assert role.wait(60) == EXIT_FORKS_GONE
 
 
 def test_who_waits_for_imports_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +15,14 @@ from typing import Any
 import pytest
 
 from areal_like import config as configs
-from areal_like.launch import forks
+from areal_like.launch import forks, restarts
+from areal_like.launch.guests import Guests
 from areal_like.launch.local import LocalLauncher, RunFailed
 from areal_like.launch.plan import RoleSpec, describe, plan
+from areal_like.launch.restarts import Limits
 from areal_like.launch.slurm import SlurmLauncher
 from areal_like.process import EXIT_TERMINATED, REPOSITORY
+from areal_like.run_folder import note_step
 
 MODULE = "tests.areal_like.acting_role"
 
@@ -51,7 +55,7 @@ def run_folder(tmp_path: Path) -> Path:
 def launcher(request: pytest.FixtureRequest, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
     monkeypatch.delenv(forks.VARIABLE, raising=False)
     monkeypatch.setattr(forks, "LIBRARIES", ("decimal",))
-    launcher = Launcher(run_folder, 2)
+    launcher = Launcher(run_folder, Limits(2))
     launcher.forked = request.param == "forked"
     yield launcher
     launcher.stop()
@@ -92,7 +96,7 @@ def test_other_ranks_of_the_learner_are_processes_before_it_which_may_not_die() 
     assert [role.name for role in roles] == ["buffer", "learner-1", "learner-2", "learner", "actor-0"]
     assert [role.name for role in roles if not role.essential] == ["actor-0"]
     assert describe(roles).count("learners.rank") == 2
-    part = SlurmLauncher(Path("run"), 0, learner_part={"gpus-per-task": 1}, actors_part={}).parts(roles)[0]
+    part = SlurmLauncher(Path("run"), Limits(0), learner_part={"gpus-per-task": 1}, actors_part={}).parts(roles)[0]
     assert (part.tasks, part.cpus, part.options) == (1, 4, {"gpus-per-task": 3}), "all ranks on one node"
 
 
@@ -105,21 +109,100 @@ def test_the_run_is_over_when_the_learner_is_done(launcher: Launcher) -> None:
     assert not any(alive(pid) for pid in pids)
 
 
-def test_an_actor_is_restarted_so_often_and_no_oftener(launcher: Launcher) -> None:
-    start(launcher, buffer="sleep", actor_0="raise")
-    with pytest.raises(RunFailed, match=r"actor_0 after 2 restarts: RuntimeError: out of memory"):
-        until("the end", launcher.poll)
-    assert [(death.name, death.how, death.count) for death in launcher.deaths] == [
-        ("actor_0", "ended with exit code 1", 1),
-        ("actor_0", "ended with exit code 1", 2),
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "FIRST_DELAY", 0.01)
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_actor_that_dies_too_often_is_left_out_and_the_run_goes_on(launcher: Launcher) -> None:
+    start(launcher, buffer="sleep", actor_0="raise", actor_1="sleep")
+    note_step(launcher.run)
+    until("the last death", lambda: launcher.poll() or launcher.left_out)
+    assert [str(death) for death in launcher.deaths] == [
+        "actor_0 ended with exit code 1 (RuntimeError: out of memory): started again (restart 1)",
+        "actor_0 ended with exit code 1 (RuntimeError: out of memory): started again in 0 s (restart 2)",
+        "actor_0 ended with exit code 1 (RuntimeError: out of memory): left out, after 3 deaths",
     ]
+    assert not launcher.poll() and launcher.pids.keys() == {"buffer", "actor_1"}
+    launcher.limits = Limits(2, min_alive=2)
+    os.kill(launcher.pids["actor_1"], signal.SIGKILL)
+    with pytest.raises(
+        RunFailed, match=r"actor_1 was killed by SIGKILL.*1 of 2 actors are left \(actors\.min_alive=2\)"
+    ):
+        until("the end", launcher.poll)
+
+
+@pytest.mark.usefixtures("soon")
+def test_the_last_actor_that_is_left_out_ends_the_run(launcher: Launcher) -> None:
+    start(launcher, buffer="sleep", actor_0="raise")
+    note_step(launcher.run)
+    with pytest.raises(RunFailed, match=r"actor_0 after 2 restarts: RuntimeError: out of memory") as failed:
+        until("the end", launcher.poll)
+    assert failed.value.resumable
+
+
+def test_an_error_that_may_pass_restarts_the_actor(launcher: Launcher) -> None:
+    """TimeoutError is an OSError: neither that, nor a ValueError, is a person's fault."""
+    start(launcher, buffer="sleep", actor_0="fail once", actor_1="sleep")
+    until("the restart", lambda: launcher.poll() or offered(launcher, "actor_0", "actor_1"))
+    assert [(death.how, death.error) for death in launcher.deaths] == [
+        ("ended with exit code 1", "TimeoutError: the engine has not answered")
+    ]
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_fault_that_strikes_all_actors_before_the_first_step_ends_the_run(launcher: Launcher, count: int) -> None:
+    start(launcher, buffer="sleep", **{f"actor_{number}": "raise" for number in range(count)})
+    with pytest.raises(RunFailed, match=r"out of memory.*(all 2 actors fail alike|it fails again)") as failed:
+        until("the end", launcher.poll)
+    assert not failed.value.resumable and not launcher.left_out
+
+
+def test_who_waits_to_be_started_again_keeps_nobody_waiting(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "FIRST_DELAY", 3600.0)
+    start(launcher, learner="sleep", actor_0="raise", actor_1="sleep")
+    until("the second death", lambda: launcher.poll() or len(launcher.deaths) == 2)
+    assert not launcher.poll() and "actor_0" not in launcher.pids
+    os.kill(launcher.pids["learner"], signal.SIGKILL)
+    with pytest.raises(RunFailed, match="learner was killed"):
+        until("the end", launcher.poll)
 
 
 def test_an_actor_is_not_restarted_where_that_would_not_help(launcher: Launcher) -> None:
     start(launcher, actor_0="refuse")
-    with pytest.raises(RunFailed, match=r"^actor_0: this input is no good \(its log: .*actor_0\.log\)$"):
+    with pytest.raises(RunFailed, match=r"^actor_0: this input is no good \(its log: .*actor_0\.log\)$") as failed:
         until("the end", launcher.poll)
-    assert launcher.deaths == []
+    assert not failed.value.resumable
+
+
+def test_a_guest_that_is_left_out_ends_nothing(launcher: Launcher) -> None:
+    (launcher.run / "parts" / "guest").write_text("refuse")
+    guests = Guests(launcher.run, Limits(2))
+    guests.start([RoleSpec("guest", MODULE, 1, False, False)])
+    until("the end of all guests", guests.poll)
+    assert "this input is no good" in guests.left_out["guest"]
+
+
+def test_a_full_disk_is_told_though_the_log_has_no_room(launcher: Launcher) -> None:
+    start(launcher, learner="fill the disk")
+    with pytest.raises(
+        RunFailed, match=r"^learner: No space left on device: make room \(.* MB are free on the disk"
+    ) as f:
+        until("the end", launcher.poll)
+    assert f.value.resumable
+
+
+def test_a_run_folder_that_is_gone_is_named(launcher: Launcher) -> None:
+    start(launcher, learner="sleep")
+    until("the start", lambda: offered(launcher, "learner"))
+    shutil.rmtree(launcher.run)
+    os.kill(launcher.pids["learner"], signal.SIGKILL)
+    with pytest.raises(RunFailed, match=r"the run folder .* is gone"):
+        until("the end", launcher.poll)
 
 
 @pytest.mark.parametrize("name", ["buffer", "learner"])
@@ -145,10 +228,10 @@ def test_stop_ends_those_that_will_not_and_what_they_started(launcher: Launcher)
     pids = [*launcher.pids.values(), int((launcher.run / "actor_0.child").read_text())]
     assert all(alive(pid) for pid in pids)
     sockets = launcher._sockets
-    assert sockets and sockets.is_dir()
+    assert sockets and sockets.path.is_dir()
     launcher.stop()
     until("the end of all", lambda: not any(alive(pid) for pid in pids))
-    assert not sockets.exists() and not (launcher.run / "rendezvous").exists()
+    assert not sockets.path.exists() and not (launcher.run / "rendezvous").exists()
 
 
 def test_what_a_dead_actor_started_dies_with_it(launcher: Launcher) -> None:

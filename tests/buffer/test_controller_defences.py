@@ -313,6 +313,16 @@ def test_a_start_that_does_not_come_ends_with_the_name_of_who_is_missing() -> No
         house.controller.step(0)
 
 
+def test_an_actor_that_is_left_out_is_not_waited_for_at_the_start() -> None:
+    house = House(asynchronous())
+    house.hello("learner", "actor-0")
+    house.publish(0)
+    house.apply(0, "actor-0")
+    assert house.state.started_at is None
+    house.say("supervisor", "lost", {"name": "actor-1", "pid": 0, "how": "died", "for_good": True})
+    assert house.state.started_at is not None and house.leases("actor-0")
+
+
 def test_a_flood_does_not_keep_the_buffer_from_deciding() -> None:
     house = House(asynchronous(), actors=1)
     house.hello("learner", "actor-0")

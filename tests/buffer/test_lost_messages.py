@@ -98,7 +98,7 @@ def test_a_late_push_of_a_deferred_group_takes_nothing_from_the_lease_of_now() -
     replay = house.state.replay
     group_id = min(replay.spares)
     entry, first = replay.entries[group_id], replay.entries[group_id].actor
-    house.say("starter", "lost", {"name": first, "pid": 0, "how": "was cut off"})
+    house.say("starter", "lost", {"name": first, "pid": 0, "how": "was cut off", "for_good": False})
     want(house, 0)
     for each in [each for each in replay.in_stage(Stage.RUNNING) if each.slot != NO_SLOT]:
         house.push(each.actor, each.id, 0)
@@ -112,5 +112,5 @@ def test_a_late_push_of_a_deferred_group_takes_nothing_from_the_lease_of_now() -
     house.push(first, group_id, 0)
     assert entry.stage is Stage.RUNNING, "tokens of before its new slot"
     owner = entry.actor
-    house.say("starter", "lost", {"name": owner, "pid": 0, "how": "died"})
+    house.say("starter", "lost", {"name": owner, "pid": 0, "how": "died", "for_good": False})
     assert entry.stage is Stage.RUNNING and entry.actor != owner, "another actor has it"

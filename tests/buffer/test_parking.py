@@ -171,7 +171,7 @@ def test_who_is_parked_takes_over_at_once_if_another_is_lost(handed_back: bool) 
     half_done(house)
     if handed_back:
         hand_back(house, "actor-0")
-    house.say("supervisor", "lost", {"name": "actor-1", "pid": 0, "how": "was killed"})
+    house.say("supervisor", "lost", {"name": "actor-1", "pid": 0, "how": "was killed", "for_good": False})
     assert not parked(house)
     if not handed_back:
         hand_back(house, "actor-0")
@@ -182,7 +182,7 @@ def test_who_is_parked_takes_over_at_once_if_another_is_lost(handed_back: bool) 
 def test_a_parked_actor_that_is_lost_takes_nothing_with_it() -> None:
     house = started()
     half_done(house)
-    house.say("supervisor", "lost", {"name": "actor-0", "pid": 0, "how": "was killed"})
+    house.say("supervisor", "lost", {"name": "actor-0", "pid": 0, "how": "was killed", "for_good": False})
     assert {entry.actor for entry in house.state.replay.in_stage(Stage.RUNNING)} == {"actor-1"}
     house.hello("actor-0")
     house.apply(0, "actor-0")

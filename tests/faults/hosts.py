@@ -24,6 +24,7 @@ from typing import Any
 
 from areal_like.launch.local import LocalLauncher
 from areal_like.launch.plan import RoleSpec
+from areal_like.launch.restarts import Limits
 
 HERE = "here"
 """The host on which the test itself is."""
@@ -135,8 +136,8 @@ class HostsLauncher(LocalLauncher):
 
     ACROSS_HOSTS = True
 
-    def __init__(self, run: Path, max_restarts: int, *, namespaces: dict[str, str], ready_timeout: float = 120.0):
-        super().__init__(run, max_restarts, ready_timeout=ready_timeout)
+    def __init__(self, run: Path, limits: Limits, *, namespaces: dict[str, str], ready_timeout: float = 120.0):
+        super().__init__(run, limits, ready_timeout=ready_timeout)
         self.namespaces = namespaces
 
     def _prepare(self) -> None:

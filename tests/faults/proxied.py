@@ -5,14 +5,15 @@ import time
 
 from areal_like.launch.local import LocalLauncher
 from areal_like.launch.plan import RoleSpec
-from areal_like.process import RENDEZVOUS
+from areal_like.launch.restarts import Limits
+from areal_like.run_folder import RENDEZVOUS
 
 
 class ProxiedLauncher(LocalLauncher):
     """`proxy` is the endpoint to put in place of the buffer's own. The plan starts the buffer first."""
 
-    def __init__(self, run, max_restarts: int, *, proxy: str):
-        super().__init__(run, max_restarts)
+    def __init__(self, run, limits: Limits, *, proxy: str):
+        super().__init__(run, limits)
         self.proxy = proxy
 
     def _start(self, role: RoleSpec) -> None:

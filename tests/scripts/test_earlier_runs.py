@@ -9,8 +9,11 @@ import pytest
 
 from areal_like import config as configs
 from areal_like.config import ConfigError
+from areal_like.run_folder import config_file, discard, note_step
+from buffer.journal import Journal
 from scripts import earlier_runs
-from scripts.earlier_runs import lock, reopen_run_folder
+from scripts.earlier_runs import holds_progress, lock, reopen_run_folder
+from scripts.train import parse, prepare
 
 
 @pytest.fixture
@@ -69,6 +72,59 @@ def test_what_a_resume_may_not_change(tmp_path: Path, before: str, now: str, tol
     folder = made(tmp_path, before)
     with pytest.raises(ConfigError, match=told):
         reopen_run_folder(configs.load(["configs/quickstart.yaml", now]), folder)
+
+
+def test_nothing_of_a_finished_run_changes_before_its_successor_has_made_a_step(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    for name in ("summary.json", "run.json"):
+        (folder / name).write_text("of the finished run")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    argv = ["configs/quickstart.yaml", f"resume={folder}", "run.steps=77"]
+
+    def start() -> None:
+        prepared = prepare(parse(argv), argv)
+        assert prepared
+        prepared[2].close()
+
+    def record() -> dict[str, bytes]:
+        return {name: (folder / name).read_bytes() for name in before if (folder / name).exists()}
+
+    start()
+    assert record() == before
+    assert configs.load_resolved(config_file(folder)).run.steps == 77, "its processes read the new config"
+    discard(folder)  # it ended before it had made a step
+    assert record() == before and not (folder / "next").exists() and config_file(folder) == folder / "config.yaml"
+    start()
+    note_step(folder)
+    assert not (folder / "summary.json").exists() and "run.steps=77" in (folder / "run.json").read_text()
+    assert configs.load_resolved(folder / "config.yaml").run.steps == 77 and not (folder / "next").exists()
+    note_step(folder)
+
+
+def test_processes_that_read_the_config_to_come_are_waited_for(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(earlier_runs, "ORPHAN_SECONDS", 0.1)
+    folder = made(tmp_path)
+    (folder / "next").mkdir()
+    configs.save(configs.load_resolved(folder / "config.yaml"), folder / "next" / "config.yaml")
+    with config_file(folder).open() as orphan:
+        fcntl.flock(orphan, fcntl.LOCK_SH)
+        with pytest.raises(ConfigError, match="in use"):
+            lock(folder)
+
+
+def test_progress_is_a_checkpoint_or_a_journal_with_something_in_it(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    config = configs.load_resolved(folder / "config.yaml")
+    assert not holds_progress(config, folder)
+    journal = Journal(folder / "journal", sync=False, keep=False)
+    assert not holds_progress(config, folder)
+    journal.append("admit", [0, 0, 0])
+    journal.commit()
+    journal.close()
+    assert holds_progress(config, folder)
+    assert not holds_progress(configs.replace(config, "buffer.journal", "off"), folder), "a resume would be refused"
+    (folder / "config.yaml").unlink()
+    assert not holds_progress(config, folder)
 
 
 @pytest.mark.parametrize("now", ["scheduler.max_staleness=8", "buffer.journal=fsync", "actors.count=5", "run.steps=9"])

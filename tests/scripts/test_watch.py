@@ -117,11 +117,15 @@ def test_each_death_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     first = Death("actor-1", 5, "was killed by SIGKILL", 1)
     seen.update([first])
     seen.update([first])
-    seen.update([first, Death("actor-1", 6, "ended with exit code 1", 2)])
+    second = Death("actor-1", 6, "ended with exit code 1", 2, again_in=2.0, error="no answer")
+    seen.update([first, second, Death("actor-1", 7, "was killed by SIGSEGV", 3, again_in=None)])
     assert capsys.readouterr().out.splitlines() == [
         "actor-1 was killed by SIGKILL: started again (restart 1)",
-        "actor-1 ended with exit code 1: started again (restart 2)",
+        "actor-1 ended with exit code 1 (no answer): started again in 2 s (restart 2)",
+        "actor-1 was killed by SIGSEGV: left out, after 3 deaths",
     ]
+    seen.row = ROW
+    assert "left out actor-1" in seen._line()
 
 
 def test_what_is_wrong_with_an_engine_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

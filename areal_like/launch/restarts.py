@@ -1,0 +1,60 @@
+"""When a dead actor is started again: at once the first time, then after delays that double, and not for ever.
+
+Deaths are counted per actor in a sliding window, as systemd does (StartLimitIntervalSec, StartLimitBurst): an actor
+that dies once a day is restarted for years, one that dies at every start is soon left out. Nothing here waits.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
+"""Seconds before the second restart within the window; each further delay is twice as long, up to the longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """An actor that has been restarted `max_restarts` times within `window` seconds and dies again is left out. The run
+    ends when fewer than `min_alive` of its own actors are left."""
+
+    max_restarts: int
+    window: float = 3600.0
+    min_alive: int = 1
+
+
+class Restarts:
+    """Counts deaths. `clock` is in seconds."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic):
+        self.limits, self._clock = limits, clock
+        self._deaths: dict[str, deque[float]] = {}
+
+    def delay(self, name: str) -> float | None:
+        """Note a death. Returns the seconds until the next start; None: the actor has died too often."""
+        now, deaths = self._clock(), self._deaths.setdefault(name, deque())
+        deaths.append(now)
+        while deaths[0] < now - self.limits.window:
+            deaths.popleft()
+        if len(deaths) > self.limits.max_restarts:
+            return None
+        return 0.0 if len(deaths) == 1 else min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(len(deaths) - 2, 30))
+
+
+class CommonFault:
+    """Tells a fault that strikes every actor from the troubles of one: then a restart can't help."""
+
+    def __init__(self) -> None:
+        self._deaths = 0
+        self._last: dict[str, str] = {}
+
+    def strikes_all(self, name: str, words: str, actors: Collection[str]) -> bool:
+        """Note the error that an actor has died of; empty: something from outside. Has each of `actors` died of the
+        same one, and have there been two deaths at least? Numbers in errors don't count: ids and addresses differ."""
+        self._deaths += 1
+        self._last[name] = re.sub(r"0x[0-9a-f]+|\d+", "#", words)
+        found = {self._last.get(actor, "") for actor in actors}
+        return self._deaths > 1 and len(found) == 1 and found != {""}

@@ -1,0 +1,85 @@
+"""Folders for local sockets: short enough for Unix, and removed by the next start where their owner was killed.
+
+The owner holds a lock on a file in its folder until it ends, however it ends. So the folder of a process that lives is
+never taken for a dead one's, whatever process ids say (containers, ids that were given anew).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+from typing import TextIO
+
+from areal_like.errors import UserError
+
+LONGEST = 107
+"""Bytes in the path of a Unix socket (Linux; one of the 108 ends it)."""
+LONGEST_NAME = 20
+"""Room for what is bound in such a folder: `/weights`, `/w4194304`, `/socket.new`."""
+PREFIXES = ("areal-", "areal-forks-")
+OWNER = "owner"
+SHORT = Path("/tmp")
+
+
+class SocketFolder:
+    """A new folder for sockets. Raises UserError where there is no place for one, OSError."""
+
+    def __init__(self, prefix: str = PREFIXES[0]):
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=_place(prefix)))
+        self._owner = _own(self.path)
+
+    def remove(self) -> None:
+        clear(self.path)
+        self._owner.close()
+
+
+def _place(prefix: str) -> Path:
+    """Where paths stay short enough: the temporary folder, or /tmp."""
+    name = len(prefix) + 8 + LONGEST_NAME  # mkdtemp adds 8 letters
+    wanted = Path(tempfile.gettempdir())
+    for place in (wanted, SHORT):
+        if len(os.fsencode(place)) + 1 + name <= LONGEST and os.access(place, os.W_OK | os.X_OK):
+            return place
+    raise UserError(
+        f"TMPDIR={wanted} is too long for local sockets (their paths have {LONGEST} bytes at most), and {SHORT} can't "
+        "be written: set TMPDIR to a shorter folder, or use buffer.transport=tcp"
+    )
+
+
+def _own(folder: Path) -> TextIO:
+    """Locked before it has its name, so that nobody finds it unlocked while its owner lives."""
+    file = (folder / f".{OWNER}").open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    (folder / f".{OWNER}").rename(folder / OWNER)
+    return file
+
+
+def clear(folder: Path) -> None:
+    """Remove a folder of sockets, and nothing that is none."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_socket() or path.name == OWNER:
+                path.unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def sweep() -> None:
+    """Remove this user's folders whose owners are dead."""
+    for place in {Path(tempfile.gettempdir()), SHORT}:
+        for folder in place.glob(f"{PREFIXES[0]}*"):
+            if _is_abandoned(folder):
+                clear(folder)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    try:
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            return False
+        with (folder / OWNER).open() as file:  # a folder without one is not known to be ours
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except OSError:
+        return False

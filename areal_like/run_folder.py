@@ -1,0 +1,53 @@
+"""What a start changes in a run folder, and when: nothing of a finished run until its successor has made a step.
+
+A resume writes its config and record to `RUN/next/`, where its processes read them. With the first train step the
+learner puts them in the place of the earlier ones and removes the earlier summary (`note_step`); a start that ends
+before that leaves the folder's record as it was (`discard`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+NEXT = "next"
+CONFIG, RECORD, SUMMARY = "config.yaml", "run.json", "summary.json"
+SUBMITTED = "submitted.yaml"
+"""The config that a job of a batch system resumes with."""
+RENDEZVOUS = "rendezvous"
+"""The run's folder of endpoints; it is there while the run is."""
+STEPPED = "stepped"
+"""In the rendezvous: this start has made a train step."""
+
+
+def config_file(run: Path) -> Path:
+    """The config that processes of the run read: the one to come where there is one."""
+    pending = run / NEXT / CONFIG
+    return pending if pending.is_file() else run / CONFIG
+
+
+def note_step(run: Path) -> None:
+    """A train step is made: from now on the folder is this start's. Cheap when it has been said before.
+
+    The summary goes first: whoever is killed in between leaves a run that is to be gone on with. The config goes last:
+    until then `next` is what counts."""
+    (run / RENDEZVOUS).mkdir(exist_ok=True)
+    (run / RENDEZVOUS / STEPPED).touch()
+    if not (run / NEXT).is_dir():
+        return
+    (run / SUMMARY).unlink(missing_ok=True)
+    for name in (RECORD, CONFIG):
+        with contextlib.suppress(FileNotFoundError):
+            (run / NEXT / name).replace(run / name)
+    discard(run)
+
+
+def has_stepped(run: Path) -> bool:
+    """Has this start made a train step?"""
+    return (run / RENDEZVOUS / STEPPED).exists()
+
+
+def discard(run: Path) -> None:
+    """Forget a config that has not come into force."""
+    shutil.rmtree(run / NEXT, ignore_errors=True)

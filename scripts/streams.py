@@ -1,0 +1,46 @@
+"""Standard output that may go away (`| head -1`, a pipe's reader that is killed, a full disk): a run outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO, cast
+
+
+class Lasting:
+    """As `stream`. Once that can't be written any more, what is written goes nowhere, and standard error says so."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._give_up(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())  # also what is in its buffer still
+            os.close(nowhere)
+        with contextlib.suppress(OSError):
+            print(f"note: nobody reads the output any more ({error.strerror}): going on without it", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def lasting_output() -> Iterator[None]:
+    with contextlib.redirect_stdout(cast(TextIO, Lasting(sys.stdout))):
+        yield
