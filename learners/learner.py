@@ -114,7 +114,7 @@ class TorchLearner(Objective, Saving):
         self.streams, self._stream_groups, self.ranks = stream, stream_groups, Ranks(ranks)
         self._taken, self._waiting = list[Step](), list[Group]()
         self.vocab_size = model.get_input_embeddings().num_embeddings
-        self.model = model.to(device, torch.promote_types(model.dtype, torch.float32)).eval()
+        self.model = (model.double() if model.dtype == torch.float64 else model.float()).eval().to(device)
         use_packed_attention(self.model)
         dtype, self._specs = getattr(torch, publish_dtype), specs_of(self.model, publish_dtype)
         self._adapters = None if lora is None else Adapters(self.model, seed, dtype, **lora)

@@ -23,7 +23,7 @@ CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Logprobs of `targets` int64 [N] and entropies (nats), both [N] in float32, from logits [N, V]; in float64 of such."""
+    """Logprobs of `targets` int64 [N] and entropies (nats), float32 [N] (float64 of such), from logits [N, V]."""
     logprobs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature, dim=-1)
     chosen = logprobs.gather(-1, targets[:, None])[:, 0]
     # A probability of 0 would give 0 · −inf.

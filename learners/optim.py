@@ -1,9 +1,10 @@
-"""AdamW on float32 master weights (float64 of such a model), with a model that always holds the values as they are published.
+"""AdamW on float32 master weights, with a model that always holds the values as they are published.
 
 Invariant: model parameters == round(master) to the published dtype, bit for bit, from construction on and after every
 step. Gradients are taken at the rounded values, the step is taken on the master, so that small steps add up instead of
 being rounded away. Parameters and gradients are views of one flat buffer each: zeroing, the norm, clipping, AdamW and
-rounding are one call each, however many tensors there are. The learner drives it: zero → backward … → step.
+rounding are one call each, however many tensors there are. The learner drives it: zero → backward … → step. Of a
+model in float64, masters and gradients are in float64.
 
 With several ranks each of them holds its part of every parameter (`learners.sharding`), and all of this for that part
 alone: the step is elementwise, and the norm is summed over ranks. FSDP owns the parts' memory, so gradients are copied

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen2
 
 from areal_like.models import state_of
 from areal_like.weights.state import Update
+from tests.seeds import seeded, shifted
 
 torch.set_num_threads(1)  # as in an actor; more threads only get in one another's way at this size
 VOCAB = 37
@@ -37,7 +38,7 @@ FUSED = {"qwen2", "llama", "qwen3"}
 
 
 def new_model(kind="qwen2", seed=0):
-    torch.manual_seed(seed)
+    torch.manual_seed(shifted(seed))
     model = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[kind]), attn_implementation="eager").eval()
     for name, parameter in model.named_parameters():  # biases and norms start at 0 and 1: a mix-up would not show
         if parameter.ndim == 1:
@@ -66,7 +67,7 @@ def greedy_of(model, prompt, count):
 
 
 def prompts_of(*lengths):
-    rng = np.random.default_rng(0)
+    rng = seeded(0)
     return [rng.integers(0, VOCAB, length).astype(np.int32) for length in lengths]
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -38,6 +37,7 @@ from learners.ranks import join
 from learners.sharding import _edges
 from tests.learners.batches import make_batch
 from tests.learners.ranked import share
+from tests.seeds import seeded
 
 VERSIONS = 7
 LATE, SLEEPS = 3, range(2, 6)
@@ -69,7 +69,7 @@ class Shares:
         return self.of(self._asked.pop(0)), {}
 
     def of(self, index: int) -> Batch:
-        return share(make_batch(np.random.default_rng(index), index=index), self._rank, self._ranks)
+        return share(make_batch(seeded(index), index=index), self._rank, self._ranks)
 
 
 class Engine:

@@ -10,6 +10,7 @@ from areal_like.types import Batch, Group, Sample
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
+from tests.seeds import seeded
 
 torch.set_num_threads(1)
 VOCAB, SEPARATOR, DIGITS = 13, 10, 2
@@ -22,7 +23,7 @@ def prompts(rng: np.random.Generator, count: int) -> torch.Tensor:
 
 def half_trained(seed: int = 0, until: float = 0.5):
     """By cross entropy, until half of the probability is on the right digits."""
-    model, rng = qwen2(seed, VOCAB, num_attention_heads=4, initializer_range=0.1), np.random.default_rng(seed)
+    model, rng = qwen2(seed, VOCAB, num_attention_heads=4, initializer_range=0.1), seeded(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(2000):
         asked = prompts(rng, 64)
@@ -59,7 +60,7 @@ def test_reward_rises_with_adapters_alone():
     base = half_trained()
     served = qwen2(0, VOCAB, num_attention_heads=4)
     learner = TorchLearner(base, decoupled_ppo, partial(group), lr=1e-2, lora={"rank": 8, "alpha": 16.0})
-    rng, rewards, ratios = np.random.default_rng(1), [], []
+    rng, rewards, ratios = seeded(1), [], []
     for index in range(120):
         write_state(learner.snapshot(), dict(served.named_parameters()))  # as actors do
         batch = rollouts(served, rng, index)

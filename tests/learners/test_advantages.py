@@ -20,6 +20,7 @@ from learners.advantages import (
     turn,
     turns_of,
 )
+from tests.seeds import seeded
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5, width=16), st.integers(-3, 3)), min_size=1, max_size=40), st.booleans())
@@ -79,7 +80,7 @@ def test_maxrl_divides_by_the_groups_mean():
 
 @pytest.mark.parametrize("baseline", ["batch", "group"])
 def test_batch_normalisation(baseline):
-    rng = np.random.default_rng(0)
+    rng = seeded(0)
     rewards, groups = rng.random(24), np.arange(24) // 6
     centred = rewards - (rewards.mean() if baseline == "batch" else rewards.reshape(4, 6).mean(1)[groups])
     np.testing.assert_allclose(batch(rewards, groups, baseline=baseline, std=False), centred)
@@ -93,7 +94,7 @@ def test_batch_normalisation(baseline):
 
 def episodes(seed: int = 0, values: bool = False) -> Episodes:
     """Five samples of 1 to 5 trained tokens, one without any."""
-    rng = np.random.default_rng(seed)
+    rng = seeded(seed)
     sample = np.repeat([0, 1, 3, 4], [5, 1, 3, 4])
     return Episodes(
         rewards=rng.random(5),

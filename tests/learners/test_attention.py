@@ -8,6 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from learners import varlen
 from learners.attention import Layout, packed_attention, use_packed_attention
 from tests.learners.batches import VOCAB, tiny_model
+from tests.seeds import seeded, torch_seeded
 
 LENGTHS = {
     "equal": [6, 6, 6],
@@ -58,7 +59,7 @@ def packed_logits(model, sequences, lengths):
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
 def test_logits_and_gradients_equal_those_of_each_sequence_alone(kind, lengths, way):
     model = tiny_model(kind)
-    generator = torch.Generator().manual_seed(1)
+    generator = torch_seeded(1)
     sequences = [torch.randint(0, VOCAB, (n,), generator=generator) for n in lengths]
     plain = torch.cat([model(input_ids=s[None], use_cache=False).logits[0] for s in sequences])
     weights = torch.randn(plain.shape, generator=generator)
@@ -90,7 +91,7 @@ def test_no_mask_over_the_row_is_built(monkeypatch):
 
 def test_sliding_windows_are_kept(way):
     """Against scores masked by hand, in float64."""
-    rng = torch.Generator().manual_seed(3)
+    rng = torch_seeded(3)
     lengths, window = [5, 9], 3
     q, k, v = (torch.randn(1, heads, 14, 4, generator=rng, dtype=torch.float64) for heads in (4, 2, 2))
     layout = Layout.of(np.array(lengths), torch.device("cpu"))
@@ -107,7 +108,7 @@ def test_sliding_windows_are_kept(way):
 
 
 def test_padding_inside_a_block_stays_below_half():
-    lengths = np.random.default_rng(0).lognormal(3, 1.2, 200).astype(np.int64) + 1
+    lengths = seeded(0).lognormal(3, 1.2, 200).astype(np.int64) + 1
     layout = Layout.of(lengths, torch.device("cpu"))
     assert sum(len(block.places) for block in layout.blocks) < 2 * lengths.sum()
     assert sum(len(block.real) for block in layout.blocks) == lengths.sum()

@@ -13,6 +13,7 @@ from learners.losses.clipped import decoupled_ppo
 from learners.losses.delightful import dg
 from tests.learners.batches import make_batch, tiny_model
 from tests.learners.test_learner import batches
+from tests.seeds import seeded
 
 
 def learner_of(loss=decoupled_ppo, **knobs) -> TorchLearner:
@@ -33,7 +34,7 @@ def test_buckets_are_powers_of_two_named_by_their_lower_end():
 
 
 def test_a_tally_means_peaks_and_spreads():
-    tally, rng = Tally(), np.random.default_rng(0)
+    tally, rng = Tally(), seeded(0)
     ratio, gate, clipped = rng.random(40), rng.random(40), rng.random(40) < 0.3
     staleness, advantages = rng.integers(0, 3, 40), rng.normal(size=40)
     for part in (slice(0, 25), slice(25, 40)):
@@ -53,7 +54,7 @@ def test_a_tally_means_peaks_and_spreads():
 
 
 def test_drift_by_staleness_is_that_of_the_tokens_there():
-    moved, staleness = np.random.default_rng(0).normal(0, 0.3, 50), np.arange(50) % 2
+    moved, staleness = seeded(0).normal(0, 0.3, 50), np.arange(50) % 2
     metrics = drift(moved, staleness)
     for suffix, d in (("", moved), ("/staleness_0", moved[::2]), ("/staleness_1", moved[1::2])):
         w = np.exp(d)
@@ -70,7 +71,7 @@ def test_drift_by_staleness_is_that_of_the_tokens_there():
 
 
 def test_zero_variance_by_staleness_goes_by_the_groups_oldest_token():
-    batch = make_batch(np.random.default_rng(0), groups=6, version=3)
+    batch = make_batch(seeded(0), groups=6, version=3)
     for g, made in enumerate(batch.groups):
         for sample in made.samples:
             sample.runs = [(3 - g % 3, sample.response_length)]

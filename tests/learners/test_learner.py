@@ -12,6 +12,7 @@ from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, ppo
 from tests.learners.batches import VOCAB, make_batch, tiny_model
+from tests.seeds import seeded
 
 
 def learner_of(loss=decoupled_ppo, temperature=1.0, seed=0, **knobs) -> TorchLearner:
@@ -19,7 +20,7 @@ def learner_of(loss=decoupled_ppo, temperature=1.0, seed=0, **knobs) -> TorchLea
 
 
 def batches(count: int, **shape) -> list:
-    return [make_batch(np.random.default_rng(i), index=i, **shape) for i in range(count)]
+    return [make_batch(seeded(i), index=i, **shape) for i in range(count)]
 
 
 def on_policy(learner: TorchLearner, batch):
@@ -237,12 +238,12 @@ def test_it_learns():
     """A bandit: token 3 is the right answer to any prompt. On-policy, so the engine is the model itself."""
     learner = learner_of(lr=1e-2, num_minibatches=1)
     for i in range(12):
-        batch = make_batch(np.random.default_rng(i), index=i, groups=4, size=16, max_response=1, masked=0.0)
+        batch = make_batch(seeded(i), index=i, groups=4, size=16, max_response=1, masked=0.0)
         for sample in batch.samples:
             sample.reward = float(sample.tokens[-1] == 3)
             sample.logprobs = np.full(1, -np.log(VOCAB), np.float32)
         learner.train(batch)
-    probe = make_batch(np.random.default_rng(99), index=99, groups=4, size=4, max_response=1, masked=0.0)
+    probe = make_batch(seeded(99), index=99, groups=4, size=4, max_response=1, masked=0.0)
     for sample in probe.samples:
         sample.tokens[-1] = 3
     behaviour = np.concatenate([s.logprobs for s in on_policy(learner, probe).samples])

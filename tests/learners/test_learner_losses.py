@@ -20,6 +20,7 @@ from learners.packing import Columns
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.learners.losses.token_batches import LOSSES
 from tests.learners.test_learner import batches, on_policy
+from tests.seeds import seeded
 
 YAMLS = sorted(file.stem for file in (CONFIGS / "loss").glob("*.yaml"))
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
@@ -31,7 +32,7 @@ def learner_of(loss, **knobs) -> TorchLearner:
 
 def near_policy(learner, batch, spread: float = 0.2):
     """Behaviour logprobs near the learner's own, so that masks and clips let a part of the tokens through."""
-    rng = np.random.default_rng(7)
+    rng = seeded(7)
     for sample in on_policy(learner, batch).samples:
         sample.logprobs = (sample.logprobs + rng.normal(0, spread, len(sample.logprobs))).astype(np.float32)
     return batch
@@ -46,7 +47,7 @@ def test_a_train_step_from_the_yaml(name):
     config = load([str(CONFIGS / "quickstart.yaml"), f"loss={name}", "model.initializer_range=0.3"])
     trainer = build_trainer(config)
     before = trainer.snapshot().digest()
-    batch = make_batch(np.random.default_rng(0), groups=8, version=0)
+    batch = make_batch(seeded(0), groups=8, version=0)
     for sample in batch.samples:
         sample.logprobs[:] = -np.log(VOCAB)
     metrics = trainer.train(batch)

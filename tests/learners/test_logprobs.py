@@ -8,12 +8,13 @@ from learners.attention import use_packed_attention
 from learners.logprobs import forward_logprobs, token_logprobs, use_logprob_head
 from learners.packing import Columns
 from tests.learners.batches import make_batch, tiny_model
+from tests.seeds import seeded
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 2.5])
 def test_equals_a_plain_forward_per_sample(temperature):
     model = tiny_model()
-    batch = make_batch(np.random.default_rng(0))
+    batch = make_batch(seeded(0))
     expected, entropies = [], []
     for sample in batch.samples:
         with torch.no_grad():

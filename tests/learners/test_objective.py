@@ -12,6 +12,7 @@ from learners.losses.clipped import decoupled_ppo, ppo
 from learners.losses.weighted import reinforce
 from tests.learners.batches import make_batch, tiny_model
 from tests.learners.test_learner import batches, on_policy
+from tests.seeds import seeded
 
 
 def learner_of(loss=ppo, advantage=group, **knobs) -> TorchLearner:
@@ -142,7 +143,7 @@ def test_the_critic_learns_what_a_prompt_is_worth():
     learner = learner_of(decoupled_ppo, gae, critic_lr=0.02, critic_trunk=1.0, lr=2e-3)
     errors = []
     for i in range(60):
-        batch = make_batch(np.random.default_rng(i), index=i, groups=8, size=4, max_response=3)
+        batch = make_batch(seeded(i), index=i, groups=8, size=4, max_response=3)
         for g in batch.groups:
             for sample in g.samples:
                 sample.tokens[: sample.prompt_length] = 1 + g.id % 2

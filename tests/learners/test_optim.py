@@ -6,6 +6,7 @@ from torch import nn
 
 from learners.optim import MasterAdamW
 from learners.ranks import Ranks
+from tests.seeds import shifted, torch_seeded
 
 KNOBS = {
     "ranks": Ranks(1),
@@ -21,12 +22,12 @@ KNOBS = {
 
 def network() -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
+        torch.manual_seed(shifted(5))
         return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
 
 
 def loss_of(model: nn.Module, step: int) -> torch.Tensor:
-    inputs = torch.randn(8, 6, generator=torch.Generator().manual_seed(step))
+    inputs = torch.randn(8, 6, generator=torch_seeded(step))
     return (model(inputs) ** 2).sum() * 3
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from learners.packing import Columns, pack, ranges
 from tests.learners.batches import make_batch, make_sample
+from tests.seeds import seeded
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=40)
 
@@ -57,7 +58,7 @@ def test_ranges_is_the_concatenation_of_aranges(pairs):
 
 
 def test_a_row_holds_each_sample_up_to_its_last_trained_token():
-    rng = np.random.default_rng(0)
+    rng = seeded(0)
     batch = make_batch(rng, groups=3, size=4, vocab=50, max_response=9)
     samples, columns = batch.samples, Columns(batch)
     chosen = np.array([7, 2, 9, 0])
@@ -86,7 +87,7 @@ def test_a_row_holds_each_sample_up_to_its_last_trained_token():
 
 
 def test_a_sample_without_trained_tokens_has_no_length():
-    rng = np.random.default_rng(1)
+    rng = seeded(1)
     batch = make_batch(rng, groups=1, size=3)
     batch.samples[1].loss_mask[:] = False
     columns = Columns(batch)
@@ -95,7 +96,7 @@ def test_a_sample_without_trained_tokens_has_no_length():
 
 
 def test_samples_whose_arrays_disagree_are_refused():
-    rng = np.random.default_rng(2)
+    rng = seeded(2)
     batch = make_batch(rng, groups=1, size=2)
     batch.samples[1].runs = [(0, 99)]
     with pytest.raises(ValueError, match="runs over 99"):
@@ -110,9 +111,9 @@ def test_samples_whose_arrays_disagree_are_refused():
 
 def test_a_part_of_the_tokens_is_what_a_batch_with_those_tokens_would_be():
     """Rows of `only` equal those of a batch whose masks say so, and still count places from the whole batch."""
-    batch = make_batch(np.random.default_rng(3), groups=3)
+    batch = make_batch(seeded(3), groups=3)
     columns = Columns(batch)
-    kept = np.random.default_rng(4).random(len(columns.sample)) < 0.3
+    kept = seeded(4).random(len(columns.sample)) < 0.3
     part = columns.only(kept)
     places = iter(kept)
     for sample in batch.samples:

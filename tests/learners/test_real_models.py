@@ -20,6 +20,7 @@ from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
 from tests.folders import CONFIGS, write_folder
 from tests.learners.batches import make_batch
+from tests.seeds import seeded
 
 torch.set_num_threads(1)
 LORA = {"rank": 4, "alpha": 8.0}
@@ -30,7 +31,7 @@ def learner_of(path: str, **knobs) -> TorchLearner:
 
 
 def batch_of(index: int = 0):
-    return make_batch(np.random.default_rng(index), index=index, vocab=258)
+    return make_batch(seeded(index), index=index, vocab=258)
 
 
 def logprobs(model, tokens, response: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from tests.learners.batches import make_batch, tiny_model
 from tests.learners.losses.token_batches import LOSSES
 from tests.learners.test_learner import on_policy
 from tests.learners.test_learner_losses import near_policy
+from tests.seeds import seeded
 
 ONE_STEP = {"num_minibatches": 1, "clip_grad": 0.0, "publish_dtype": "float32"}
 
@@ -25,7 +26,7 @@ def scorer(loss=ppo, **knobs) -> ScoringLearner:
 
 
 def batch_near(learner, seed: int = 0):
-    return near_policy(learner, make_batch(np.random.default_rng(seed)))
+    return near_policy(learner, make_batch(seeded(seed)))
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -62,7 +63,7 @@ def test_scores_are_computed_as_the_train_step_is(knobs) -> None:
 
 def test_on_policy_the_ratio_losses_share_one_gradient() -> None:
     learner = scorer()
-    batch = on_policy(learner, make_batch(np.random.default_rng(1)))
+    batch = on_policy(learner, make_batch(seeded(1)))
     losses = {"reinforce": reinforce, "ppo": ppo, "decoupled": decoupled_ppo, "tis": tis, "cispo": cispo, "is": is_pg}
     scores = learner.score(batch, losses)
     for name in losses:
@@ -75,7 +76,7 @@ def test_ess_and_weight_are_those_of_the_importance_weights() -> None:
     learner = scorer()
     batch = batch_near(learner)
     ratios = []
-    own = [sample.logprobs.copy() for sample in on_policy(learner, make_batch(np.random.default_rng(0))).samples]
+    own = [sample.logprobs.copy() for sample in on_policy(learner, make_batch(seeded(0))).samples]
     advantages = group(np.array([s.reward for s in batch.samples]), np.repeat(np.arange(len(batch.groups)), 4))
     for sample, logprobs, advantage in zip(batch.samples, own, advantages, strict=True):
         if advantage:

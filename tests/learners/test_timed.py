@@ -11,6 +11,7 @@ from learners import timed
 from learners.batch_metrics import batch_metrics
 from learners.timed import TimedLearner
 from tests.learners.batches import make_batch
+from tests.seeds import seeded
 
 
 class Clock:
@@ -33,7 +34,7 @@ def clock(monkeypatch):
 
 
 def test_a_step_takes_as_long_as_told_without_drift(clock):
-    batch = make_batch(np.random.default_rng(0))
+    batch = make_batch(seeded(0))
     tokens = batch_metrics(batch)["tokens"]
     learner = TimedLearner(base=1.0, per_sample=0.25, per_token=0.01)
     for _ in range(20):
@@ -43,12 +44,12 @@ def test_a_step_takes_as_long_as_told_without_drift(clock):
 
 
 def test_metrics_are_those_of_the_batch(clock):
-    batch = make_batch(np.random.default_rng(0))
+    batch = make_batch(seeded(0))
     assert TimedLearner().train(batch) == batch_metrics(batch)
 
 
 def test_every_step_publishes_other_bytes_of_the_given_size(clock):
-    learner, batch = TimedLearner(weight_bytes=5000), make_batch(np.random.default_rng(0))
+    learner, batch = TimedLearner(weight_bytes=5000), make_batch(seeded(0))
     states = [learner.snapshot()]
     for _ in range(4):
         learner.train(batch)
@@ -57,7 +58,7 @@ def test_every_step_publishes_other_bytes_of_the_given_size(clock):
 
 
 def test_a_restored_learner_publishes_the_same_bytes(clock, tmp_path):
-    learner, restored, batch = TimedLearner(), TimedLearner(), make_batch(np.random.default_rng(0))
+    learner, restored, batch = TimedLearner(), TimedLearner(), make_batch(seeded(0))
     learner.train(batch)
     learner.save_state(tmp_path)
     restored.load_state(tmp_path)
@@ -72,7 +73,7 @@ def test_it_needs_no_torch():
 
 
 def test_groups_that_come_early_are_paid_for_early(clock):
-    batch = make_batch(np.random.default_rng(0))
+    batch = make_batch(seeded(0))
     tokens = [sum(np.count_nonzero(s.loss_mask) for s in g.samples) for g in batch.groups]
     learner = TimedLearner(base=1.0, per_sample=0.25, per_token=0.01, stream=True)
     for _ in range(2):

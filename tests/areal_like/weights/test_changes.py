@@ -1,6 +1,5 @@
 """What an engine writes after deltas: enough for the bits of a full load, and nothing that has not changed."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -9,6 +8,7 @@ from areal_like.weights.layout import Layout
 from areal_like.weights.replica import Replica, Way
 from areal_like.weights.state import State
 from tests.areal_like.weights.states import changed, compile_from, message, random_state, specs_of
+from tests.seeds import seeded
 
 BLOCK = 8192
 
@@ -29,7 +29,7 @@ def tensors_of(state: State) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn"])
 def test_a_chain_of_deltas_is_written_as_a_full_load_would(dtype, mode, compiled_from, monkeypatch) -> None:
     compile_from(monkeypatch, compiled_from)
-    rng, layout = np.random.default_rng(0), Layout(specs_of(dtype), BLOCK)
+    rng, layout = seeded(0), Layout(specs_of(dtype), BLOCK)
     before = random_state(layout.specs, rng)
     replica = Replica(State(before.specs, before.buffer.copy()))
     replica.shape(layout.specs, BLOCK)
@@ -57,7 +57,7 @@ def test_a_chain_of_deltas_is_written_as_a_full_load_would(dtype, mode, compiled
 
 
 def test_whole_weights_leave_nothing_to_go_by() -> None:
-    rng, layout = np.random.default_rng(0), Layout(specs_of("bfloat16"), BLOCK)
+    rng, layout = seeded(0), Layout(specs_of("bfloat16"), BLOCK)
     state, replica = random_state(layout.specs, rng), Replica()
     replica.shape(layout.specs, BLOCK)
     replica.forget()

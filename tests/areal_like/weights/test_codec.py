@@ -22,6 +22,7 @@ from tests.areal_like.weights.states import (
     random_state,
     specs_of,
 )
+from tests.seeds import seeded
 
 NEVER = 1 << 62
 
@@ -36,7 +37,7 @@ def kernels(request, monkeypatch) -> bool:
 @pytest.mark.parametrize("mode", ["ulp", "absolute"])
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.05, 0.15, 0.5, 1.0])
 def test_every_bit_arrives(kernels, dtype: str, mode: str, density: float) -> None:
-    rng = np.random.default_rng(round(1000 * density))
+    rng = seeded(round(1000 * density))
     before = random_state(specs_of(dtype), rng)
     after = changed(before, density, rng)
     layout = Layout(before.specs, 16384)
@@ -54,7 +55,7 @@ def test_any_bits_to_any_bits(data) -> None:
     dtype = {8: "float8_e5m2", 16: "bfloat16", 32: "float32"}[width]
     count = data.draw(st.integers(4096, 4300))
     before, after = State([TensorSpec("w", dtype, (1, count))]), State([TensorSpec("w", dtype, (1, count))])
-    rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
+    rng = seeded(data.draw(st.integers(0, 1 << 30)))
     old, new = next(before.tensors())[1], next(after.tensors())[1]
     old[:] = rng.choice(np.array(SPECIAL[width], old.dtype), count)
     new[:] = old
@@ -73,7 +74,7 @@ def test_any_bits_to_any_bits(data) -> None:
 @pytest.mark.parametrize("density", [0.002, 0.04, 0.2])
 @pytest.mark.parametrize("mode", ["ulp", "absolute"])
 def test_the_compiled_twin_writes_the_same_bytes(monkeypatch, dtype: str, density: float, mode: str) -> None:
-    rng = np.random.default_rng(5)
+    rng = seeded(5)
     before = random_state([TensorSpec("w", dtype, (400, 500)), TensorSpec("v", dtype, (90, 77))], rng)
     after, layout = changed(before, density, rng, small=0.95), Layout(before.specs, 1 << 17)
     written = []
@@ -84,7 +85,7 @@ def test_the_compiled_twin_writes_the_same_bytes(monkeypatch, dtype: str, densit
 
 
 def test_the_compiled_digest_is_that_of_numpy() -> None:
-    words = np.random.default_rng(1).integers(0, 1 << 63, 40_001, dtype=np.uint64)
+    words = seeded(1).integers(0, 1 << 63, 40_001, dtype=np.uint64)
     assert (sweep(words, 77) == compiled_sweep(words, 77)).all()
 
 
@@ -110,7 +111,7 @@ def test_a_step_of_one_is_the_next_number() -> None:
 
 
 def test_absolute_values_may_come_twice_and_steps_may_not(kernels) -> None:
-    rng = np.random.default_rng(3)
+    rng = seeded(3)
     before = random_state(specs_of("bfloat16"), rng)
     after, layout = changed(before, 0.01, rng), Layout(before.specs, 16384)
     for mode, same in (("absolute", True), ("ulp", False)):
@@ -121,7 +122,7 @@ def test_absolute_values_may_come_twice_and_steps_may_not(kernels) -> None:
 
 
 def test_vectors_and_tiny_tensors_are_sent_as_they_are() -> None:
-    rng = np.random.default_rng(4)
+    rng = seeded(4)
     specs = [TensorSpec("a", "bfloat16", (100_000,)), TensorSpec("b", "bfloat16", (60, 60))]
     before = random_state(specs, rng)
     after, layout = State(specs, before.buffer.copy()), Layout(specs, 1 << 20)
@@ -134,7 +135,7 @@ def test_vectors_and_tiny_tensors_are_sent_as_they_are() -> None:
 
 @pytest.mark.parametrize("density", [0.0005, 0.01, 0.06, 0.11, 0.2])
 def test_the_coding_that_is_chosen_is_about_the_smallest(density: float) -> None:
-    rng = np.random.default_rng(6)
+    rng = seeded(6)
     before = random_state([TensorSpec("w", "bfloat16", (512, 512))], rng)
     after, layout = changed(before, density, rng, small=1.0), Layout(before.specs, 1 << 20)
     (block,) = layout.blocks
@@ -160,7 +161,7 @@ def test_the_coding_that_is_chosen_is_about_the_smallest(density: float) -> None
 @pytest.mark.parametrize(("far", "coding"), [(200, "dense"), (0, "mask")])
 def test_large_steps_are_sent_as_bits(kernels, far: int, coding: str) -> None:
     """Where most of an 8-bit tensor has moved far, a mask and escapes would be longer than the bits."""
-    before = random_state([TensorSpec("w", "float8_e5m2", (100, 100))], np.random.default_rng(0))
+    before = random_state([TensorSpec("w", "float8_e5m2", (100, 100))], seeded(0))
     after, layout = State(before.specs, before.buffer.copy()), Layout(before.specs, 1 << 20)
     bits = next(after.tensors())[1][:8000]
     bits[:] = plain.stepped(bits, np.full(8000, far))

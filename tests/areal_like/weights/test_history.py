@@ -15,6 +15,7 @@ from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack
 from areal_like.weights.replica import NOTHING, Desync, Replica, Way
 from areal_like.weights.state import State, TensorSpec
+from tests.seeds import seeded
 
 SPECS = [
     TensorSpec("norm", "bfloat16", (24,)),
@@ -28,7 +29,7 @@ class Learner:
     """Versions of weights that change as told, in a history; or in several parts, each with a history of its own."""
 
     def __init__(self, keep: int = 4, anchor_every: int = 20, mode: str = "ulp", seed: int = 0, parts: int = 1):
-        self.rng, self.mode, self.version = np.random.default_rng(seed), mode, 0
+        self.rng, self.mode, self.version = seeded(seed), mode, 0
         self.layouts = [Layout(SPECS, BLOCK, part, parts, apart=True) for part in range(parts)]
         self.histories = [History(layout, keep=keep, anchor_every=anchor_every) for layout in self.layouts]
         self.whole = State(SPECS, self.rng.integers(0, 256, State(SPECS).nbytes, dtype=np.uint8))
@@ -150,7 +151,7 @@ def disturbed(actor: Actor, chance: np.random.Generator) -> Actor | None:
 def test_a_thousand_versions_with_every_mishap(mode: str, parts: int) -> None:
     """Joins, restarts, sleep, losses, broken messages, bits that rot: after each acknowledged version the actor's bits
     are the learner's, and at every other moment it knows that it holds nothing, or what."""
-    learner, chance = Learner(mode=mode, parts=parts), np.random.default_rng(1)
+    learner, chance = Learner(mode=mode, parts=parts), seeded(1)
     actors, acknowledged, spoil = [Actor(parts) for _ in range(3)], 0, Mishaps(chance)
     reasons: set[str] = set()
     for _ in range(1000):

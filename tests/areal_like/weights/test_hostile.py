@@ -14,10 +14,11 @@ from areal_like.weights.layout import Layout
 from areal_like.weights.planes import DENSE, GAPS, MASK, PLACES, Coded, pack, unpack
 from areal_like.weights.state import State, TensorSpec
 from tests.areal_like.weights.states import changed, compile_from, message, random_state, specs_of
+from tests.seeds import seeded
 
 
 def a_delta(mode: str, density: float = 0.05) -> tuple[State, Layout, bytes]:
-    rng = np.random.default_rng(0)
+    rng = seeded(0)
     before = random_state(specs_of("bfloat16"), rng)
     layout = Layout(before.specs, 16384)
     return before, layout, message(before, changed(before, density, rng), layout, mode)
@@ -160,7 +161,7 @@ def test_a_plane_that_would_unpack_to_more_is_refused_before_it_takes_memory(mon
 
 def test_an_encoder_is_not_fooled_by_its_own_scratch() -> None:
     """Blocks encoded one after the other do not leak into one another."""
-    rng = np.random.default_rng(1)
+    rng = seeded(1)
     before = random_state(specs_of("bfloat16"), rng)
     layout = Layout(before.specs, 16384)
     after, encoder = changed(before, 0.1, rng), Encoder(layout)

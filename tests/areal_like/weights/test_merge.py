@@ -1,12 +1,12 @@
 """A merged delta does what its parts do, bit for bit, and is no longer than them."""
 
-import numpy as np
 import pytest
 
 from areal_like.weights.delta import DeltaError, read
 from areal_like.weights.layout import Layout
 from areal_like.weights.merge import merge
 from tests.areal_like.weights.states import DTYPES, applied, changed, message, random_state, specs_of
+from tests.seeds import seeded
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -15,7 +15,7 @@ from tests.areal_like.weights.states import DTYPES, applied, changed, message, r
     "densities", [(0.01, 0.01, 0.01), (0.06, 0.06), (0.001, 0.5, 0.01, 0.2), (0.2, 0.2, 0.2), (0, 0)]
 )
 def test_a_merged_chain_leads_to_the_same_bits(dtype: str, mode: str, densities: tuple[float, ...]) -> None:
-    rng = np.random.default_rng(len(densities))
+    rng = seeded(len(densities))
     states = [random_state(specs_of(dtype), rng)]
     layout = Layout(states[0].specs, 16384)
     messages = []
@@ -29,7 +29,7 @@ def test_a_merged_chain_leads_to_the_same_bits(dtype: str, mode: str, densities:
 
 
 def test_what_goes_there_and_back_is_no_change() -> None:
-    rng = np.random.default_rng(0)
+    rng = seeded(0)
     before = random_state(specs_of("bfloat16"), rng)
     after, layout = changed(before, 0.02, rng), Layout(before.specs, 16384)
     there, back = message(before, after, layout), message(after, before, layout, base=1, version=2)
@@ -37,7 +37,7 @@ def test_what_goes_there_and_back_is_no_change() -> None:
 
 
 def test_steps_that_do_not_follow_are_refused() -> None:
-    rng = np.random.default_rng(0)
+    rng = seeded(0)
     before = random_state(specs_of("bfloat16"), rng)
     layout = Layout(before.specs, 16384)
     one = message(before, changed(before, 0.1, rng), layout)
@@ -46,7 +46,7 @@ def test_steps_that_do_not_follow_are_refused() -> None:
 
 
 def test_other_weights_are_refused() -> None:
-    rng = np.random.default_rng(0)
+    rng = seeded(0)
     before = random_state(specs_of("bfloat16"), rng)
     layout = Layout(before.specs, 16384)
     data = message(before, changed(before, 0.1, rng), layout)

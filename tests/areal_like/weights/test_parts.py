@@ -12,6 +12,7 @@ from areal_like.weights.layout import Layout
 from areal_like.weights.replica import Replica, Way
 from areal_like.weights.state import State, TensorSpec
 from tests.areal_like.weights.states import DTYPES, changed, compile_from, message, random_state, specs_of
+from tests.seeds import seeded
 
 BLOCK = 8192
 
@@ -32,7 +33,7 @@ def in_parts(whole: State, parts: int) -> list[State]:
 )
 def test_parts_tile_the_weights_and_their_digests_add_up(shapes, dtype, parts) -> None:
     specs = [TensorSpec(str(i), dtype, shape) for i, shape in enumerate(shapes)]
-    whole = random_state(specs, np.random.default_rng(0))
+    whole = random_state(specs, seeded(0))
     states, again = in_parts(whole, parts), State(specs)
     for part, state in enumerate(states):
         layout = Layout(specs, BLOCK, part, parts)
@@ -64,7 +65,7 @@ def test_parts_that_were_encoded_apart_make_the_weights_and_digest_of_one(
     parts, dtype, compiled_from, mode, monkeypatch
 ) -> None:
     compile_from(monkeypatch, compiled_from)
-    rng, specs = np.random.default_rng(0), specs_of(dtype)
+    rng, specs = seeded(0), specs_of(dtype)
     before = random_state(specs, rng)
     replica = Replica(State(specs, before.buffer.copy()))
     replica.shape(specs, BLOCK, parts)

@@ -10,6 +10,7 @@ import torch
 from learners.losses.contract import is_single_pass, needs_uniform, plan_of, with_plan
 from learners.losses.delightful import dg, dg_kondo
 from tests.learners.losses.token_batches import arrays, batch_of, value_and_gradient
+from tests.seeds import torch_seeded
 
 
 @pytest.mark.parametrize(("temperature", "threshold"), [(1.0, 0.0), (0.5, 0.3), (3.0, -1.0)])
@@ -53,7 +54,7 @@ def test_drawn_gates_are_the_gates_on_average():
     expected = value_and_gradient(dg, batch, 1.0)[1]
     draws = []
     for i in range(400):
-        batch.uniform = torch.rand(60, dtype=torch.float64, generator=torch.Generator().manual_seed(i))
+        batch.uniform = torch.rand(60, dtype=torch.float64, generator=torch_seeded(i))
         draws.append(value_and_gradient(partial(dg, bernoulli=True), batch, 1.0)[1])
     advantages = arrays(batch)[3]
     assert all(np.all((d == 0) | np.isclose(d, -advantages)) for d in draws)

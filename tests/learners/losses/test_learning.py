@@ -5,12 +5,13 @@ import torch
 
 from learners.losses.contract import LossBatch, with_plan
 from tests.learners.losses.token_batches import LOSSES
+from tests.seeds import torch_seeded
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_the_better_arm_wins(loss):
     """The right arm starts at probability .27; 100 steps of 64 pulls in groups of 8, advantage reward − group mean."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch_seeded(0)
     logits = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
     group = torch.arange(64) // 8
     for _ in range(100):

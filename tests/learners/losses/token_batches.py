@@ -13,6 +13,7 @@ from learners.losses.delightful import dg, dg_kondo
 from learners.losses.targets import pmpo, tpo
 from learners.losses.trusted import dppo, m2po
 from learners.losses.weighted import cispo, is_pg, reinforce, tis, vtrace
+from tests.seeds import seeded, torch_seeded
 
 LOSSES: dict[str, Any] = {
     "ppo": ppo,
@@ -49,7 +50,7 @@ LENGTH = 6
 
 def batch_of(tokens: int = 60, seed: int = 0, spread: float = 0.4, masked: float = 0.2) -> LossBatch:
     """Random logprobs in float64 whose ratios fall on both sides of every clip and cap; an advantage per sequence."""
-    rng = np.random.default_rng(seed)
+    rng = seeded(seed)
     behaviour = -rng.exponential(1.5, tokens)
     proximal = behaviour + rng.normal(0, spread, tokens)
     current = proximal + rng.normal(0, spread, tokens)
@@ -77,7 +78,7 @@ def pieces_of(batch: LossBatch, counts: list[int]) -> list[LossBatch]:
     """The batch cut into pieces of so many sequences, in a shuffled order, each numbering its sequences from 0."""
     number = int(batch.sequence.max()) + 1
     pieces = []
-    for chosen in torch.randperm(number, generator=torch.Generator().manual_seed(3)).split(counts):
+    for chosen in torch.randperm(number, generator=torch_seeded(3)).split(counts):
         index = torch.cat([torch.nonzero(batch.sequence == s)[:, 0] for s in chosen])
         piece = rows(batch, index)
         pieces.append(replace(piece, sequence=piece.sequence.unique(return_inverse=True)[1]))
