@@ -45,6 +45,8 @@ def evaluate(text: str) -> str:
 def _value(node: ast.expr) -> int | float:
     match node:
         case ast.Constant(value=number) if type(number) in (int, float):
+            if number == math.inf:  # 1e999
+                raise ValueError("the result is not a finite real number")
             return number  # type: ignore[return-value]
         case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _UNARY:
             return _UNARY[type(sign)](_value(operand))

@@ -2,7 +2,7 @@
 
 A component is a function or a class; a *spec* such as `{name: ppo, clip: 0.2}` names one and sets its knobs, which are
 its keyword-only parameters. What there is stands in one dict of strings, so nothing is imported until it is used:
-`check` and `knobs` read a component's source with `ast`, so that a config is refused in milliseconds, before torch.
+`check` and `knobs` read a component's source (`areal_like.signatures`), so that a config is refused in milliseconds.
 `module:Name` is accepted wherever a name is, so that a user's own component needs no entry here.
 
 To add a component: write it, add one line to `COMPONENTS`, and a yaml under `configs/` if it deserves a short name.
@@ -11,22 +11,18 @@ Drivers: `areal_like.config` calls `check`; the processes call `build`, `bind` a
 
 from __future__ import annotations
 
-import ast
 import difflib
 import functools
 import importlib
-import importlib.util
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from importlib.machinery import ModuleSpec
-from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
 from areal_like.annotations import misfit
 from areal_like.errors import UserError
+from areal_like.signatures import REQUIRED, Signature, UnreadableError, is_async, signature
 
 COMPONENTS: dict[str, dict[str, str]] = {
     "task": {
@@ -114,9 +110,6 @@ COMPONENTS: dict[str, dict[str, str]] = {
 PARTS = {"learner.lora": "learners.adapters:Adapters"}
 """Knobs that are knobs of something else in turn: dotted path → whose."""
 
-REQUIRED = inspect.Parameter.empty
-"""The default of a knob that has none."""
-
 
 class ConfigError(UserError):
     """A config that cannot be run: what is wrong, where, and what to do. `key` is the dotted path at fault."""
@@ -133,13 +126,21 @@ def resolve(kind: str, name: str) -> Any:
     """Import the component `name` of `kind`. Raises ConfigError where there is no such name, module or attribute."""
     module, attribute = _target(kind, name)
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return _with_marks(getattr(importlib.import_module(module), attribute))
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the component's own import failed: that is not about its name
         raise ConfigError(f"{kind}.name: {name!r} needs the module {module!r}, which cannot be found", kind) from None
     except AttributeError:
         raise ConfigError(f"{kind}.name: module {module!r} has no {attribute!r}", kind) from None
+
+
+def _with_marks(component: Any) -> Any:
+    """A `functools.partial` says of itself what its function or class says (`needs_model`, ...)."""
+    if isinstance(component, functools.partial):
+        for mark, value in inspect.getmembers(component.func, lambda value: isinstance(value, bool)):
+            setattr(component, mark, value)
+    return component
 
 
 def build(kind: str, spec: Mapping[str, Any], *args: Any) -> Any:
@@ -185,7 +186,7 @@ def check(kind: str, spec: Mapping[str, Any]) -> None:
 def check_part(path: str, values: Mapping[str, Any]) -> None:
     """Hold the knobs at a path of `PARTS` against their owner's. Raises ConfigError."""
     module, _, attribute = PARTS[path].partition(":")
-    _hold_against(_signature(module, attribute), path, path.rpartition(".")[2], values)
+    _hold_against(signature(module, attribute), path, path.rpartition(".")[2], values)
 
 
 def marks(kind: str, name: str) -> frozenset[str]:
@@ -193,7 +194,16 @@ def marks(kind: str, name: str) -> frozenset[str]:
     return _signature_of(kind, name).marks
 
 
-def _hold_against(found: _Signature, prefix: str, name: str, values: Mapping[str, Any]) -> None:
+def check_function(key: str, path: str) -> bool:
+    """Find the function "module:name" that the knob `key` names, if possible without importing it; returns whether it
+    is async. Raises ConfigError."""
+    try:
+        return is_async(path)
+    except UnreadableError as error:
+        raise ConfigError(f"{key}={path}: {error}; name a function as module:name", key) from None
+
+
+def _hold_against(found: Signature, prefix: str, name: str, values: Mapping[str, Any]) -> None:
     for knob, value in values.items():
         path = f"{prefix}.{knob}"
         if knob not in found.knobs:
@@ -251,123 +261,9 @@ def _target(kind: str, name: str) -> tuple[str, str]:
     return module, attribute
 
 
-# Reading signatures from source
-
-
-@dataclass(frozen=True)
-class _Knob:
-    default: Any
-    annotation: ast.expr | None
-
-
-@dataclass(frozen=True)
-class _Signature:
-    knobs: dict[str, _Knob]
-    takes_any: bool
-    """True where `**` accepts knobs that cannot be read from the source."""
-    marks: frozenset[str] = frozenset()
-
-
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def _signature_of(kind: str, name: str) -> _Signature:
+def _signature_of(kind: str, name: str) -> Signature:
     module, attribute = _target(kind, name)
     try:
-        return _signature(module, attribute)
-    except ConfigError as error:
+        return signature(module, attribute)
+    except UnreadableError as error:
         raise ConfigError(f"{kind}.name: {name!r} cannot be read: {error}", f"{kind}.name") from None
-
-
-@functools.cache
-def _signature(module: str, attribute: str) -> _Signature:
-    """The knobs of a function, or of a class's `__init__`, its own or the first inherited one that has source.
-
-    A class whose `__init__` takes `**` passes on what it does not name: its bases' knobs are added to its own.
-    """
-    definition, home = _definition(module, attribute)
-    if isinstance(definition, _Function):
-        return _of_function(definition)
-    init = next((node for node in definition.body if isinstance(node, _Function) and node.name == "__init__"), None)
-    own = replace(_of_function(init) if init else _Signature({}, takes_any=False), marks=_set_to_true(definition))
-    if init and (not own.takes_any or not definition.bases):
-        return own
-    bases = [_of_base(home, base) for base in definition.bases]
-    inherited: dict[str, _Knob] = {}
-    for base in reversed(bases):
-        inherited |= base.knobs
-    return _Signature(inherited | own.knobs, any(base.takes_any for base in bases), own.marks)
-
-
-def _set_to_true(definition: ast.ClassDef) -> frozenset[str]:
-    found = [(ast.unparse(node.targets[0]), node.value) for node in definition.body if isinstance(node, ast.Assign)]
-    return frozenset(name for name, value in found if isinstance(value, ast.Constant) and value.value is True)
-
-
-def _of_base(module: str, base: ast.expr) -> _Signature:
-    if isinstance(base, ast.Subscript):  # Generic[T], Protocol[T]
-        base = base.value
-    if not isinstance(base, ast.Name):
-        return _Signature({}, takes_any=True)
-    if base.id in ("object", "Protocol", "Generic", "ABC"):
-        return _Signature({}, takes_any=False)
-    try:
-        return _signature(module, base.id)
-    except ConfigError:
-        return _Signature({}, takes_any=True)  # a base without Python source: its own code refuses wrong knobs
-
-
-def _of_function(function: _Function) -> _Signature:
-    arguments = function.args
-    found = {
-        argument.arg: _Knob(_default(default), argument.annotation)
-        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    }
-    called = [node.func if isinstance(node, ast.Call) else node for node in function.decorator_list]
-    names = frozenset(node.id for node in called if isinstance(node, ast.Name))
-    return _Signature(found, takes_any=arguments.kwarg is not None, marks=names)
-
-
-def _default(default: ast.expr | None) -> Any:
-    if default is None:
-        return REQUIRED
-    try:
-        return ast.literal_eval(default)
-    except ValueError:
-        return ast.unparse(default)
-
-
-def _definition(module: str, attribute: str) -> tuple[_Function | ast.ClassDef, str]:
-    """The statement that defines `attribute`, and the module where it stands; `from x import y` is followed."""
-    for node in _source(module).body:
-        if isinstance(node, _Function | ast.ClassDef) and node.name == attribute:
-            return node, module
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if (alias.asname or alias.name) == attribute:
-                    return _definition(_absolute(module, node), alias.name)
-    raise ConfigError(f"{module}:{attribute}: the module defines no function or class {attribute!r}")
-
-
-def _absolute(module: str, node: ast.ImportFrom) -> str:
-    return importlib.util.resolve_name("." * node.level + (node.module or ""), _find(module).parent)
-
-
-def _find(module: str) -> ModuleSpec:
-    try:
-        spec = importlib.util.find_spec(module)  # imports the parent packages, which are empty here
-    except (ModuleNotFoundError, ValueError):
-        spec = None
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        raise ConfigError(f"module {module!r} cannot be found (as Python source) from here")
-    return spec
-
-
-@functools.cache
-def _source(module: str) -> ast.Module:
-    spec = _find(module)
-    assert spec.origin is not None
-    try:
-        return ast.parse(Path(spec.origin).read_text(encoding="utf-8"), spec.origin)
-    except SyntaxError as error:
-        raise ConfigError(f"module {module!r}: {error}") from None

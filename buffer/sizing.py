@@ -223,8 +223,10 @@ def check_sizes(sizing: Sizing, groups_per_batch: int) -> int:
     samples = groups_per_batch * sizing.group_size
     for size in sizing.sizes:
         if samples % size:
+            fitting = [each for each in sizing.sizes if samples % each == 0]
             raise ValueError(
-                f"sizing: groups of {size} can't make up a batch of {samples} samples (groups_per_batch "
-                f"{groups_per_batch} times sizing.group_size {sizing.group_size})"
+                f"sizing.candidates: groups of {size} can't make up a batch of {samples} samples (groups_per_batch="
+                f"{groups_per_batch} times sizing.group_size={sizing.group_size}); set sizing.candidates={fitting} or "
+                f"others that divide {samples}, or make the batch a multiple of {math.lcm(*sizing.sizes)}"
             )
     return samples

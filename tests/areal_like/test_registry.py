@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from areal_like.registry import COMPONENTS, REQUIRED, ConfigError, bind, build, check, knobs, resolve
+from areal_like.registry import (
+    COMPONENTS,
+    REQUIRED,
+    ConfigError,
+    bind,
+    build,
+    check,
+    check_function,
+    knobs,
+    marks,
+    resolve,
+)
 
 OWN = """
 raise_on_import = 1 / 0
@@ -43,12 +54,35 @@ class Far(Renamed):
     pass
 """
 SOUND = """
+import functools
+
+try:
+    import own_fast_version
+except ImportError:
+    class Fallback:
+        marked = True
+        def __init__(self, first, *, second: int = 2):
+            self.values = (first, second)
+
 class Pair:
     def __init__(self, first, *, second: int, third: str = "c"):
         self.values = (first, second, third)
+    async def method(self): ...
+
+async def fetch(url, key, row): ...
 
 def add(a, b, *, c=0):
     return a + b + c
+
+def decorated(function):
+    def inner(a, *, d: int = 4):
+        return function(a, d)
+    return inner
+
+more = functools.partial(add, c=5)
+later = functools.partial(Fallback, second=7)
+plus = add
+made = decorated(add)
 """
 
 
@@ -92,6 +126,45 @@ def test_an_unknown_knob_is_refused_with_the_nearest_and_all() -> None:
     assert message == (
         "loss.clipp: 'own_parts:loss' has no knob 'clipp'. Did you mean 'clip'? Its knobs: clip, cap, kind"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("more", {"c": 5}), ("plus", {"c": 0}), ("Fallback", {"second": 2}), ("later", {"second": 7}), ("made", {"d": 4})],
+)
+def test_partials_other_names_and_definitions_within_try_are_read(name: str, expected: dict[str, int]) -> None:
+    assert knobs("task", f"own_sound:{name}") == expected
+    assert list(keyword_only(resolve("task", f"own_sound:{name}"))) == list(expected)
+    assert "no knob 'f'" in refusal("task", name=f"own_sound:{name}", f=1)
+
+
+def test_a_partial_is_built_and_marked_as_what_it_binds() -> None:
+    assert bind("loss", {"name": "own_sound:more"})(1, 2) == 8
+    assert bind("loss", {"name": "own_sound:more", "c": 0})(1, 2) == 3
+    assert build("task", {"name": "own_sound:later"}, 1).values == (1, 7)
+    assert resolve("task", "own_sound:later").marked and marks("task", "own_sound:later") == {"marked"}
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("own_parts:loss", False),
+        ("own_sound:fetch", True),
+        ("own_sound:more", False),
+        ("operator:eq", False),
+        ("math:sqrt", False),
+        ("own_sound:Pair.method", True),
+        ("nomod:f", "module 'nomod' cannot be found"),
+        ("own_sound:fetsch", "defines no function or class 'fetsch'"),
+        ("own_sound", "defines no function or class ''"),
+    ],
+)
+def test_a_function_that_a_knob_names_is_found(path: str, expected: bool | str) -> None:
+    if isinstance(expected, bool):
+        assert check_function("policy.key", path) is expected
+    else:
+        with pytest.raises(ConfigError, match=rf"policy\.key={path}: .*{expected}.* name a function as module:name"):
+            check_function("policy.key", path)
 
 
 def test_a_missing_knob_without_default_is_refused() -> None:

@@ -1,0 +1,227 @@
+"""What a function or class takes, read from its source: nothing is imported as long as the source says it.
+
+Top-level definitions are found, those within `try` and `if` as well; imports from other modules, other names for the
+same thing and `functools.partial` are followed. A name that the module makes in another way (a call, `import *`) is
+looked up by importing the module.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+REQUIRED = inspect.Parameter.empty
+"""The default of a knob that has none."""
+
+
+class UnreadableError(ValueError):
+    """There is no such function or class, or it can't be found out what it takes."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    default: Any
+    annotation: ast.expr | None
+
+
+@dataclass(frozen=True)
+class Signature:
+    knobs: dict[str, Knob]
+    takes_any: bool
+    """True where `**` accepts knobs that cannot be read from the source."""
+    marks: frozenset[str] = frozenset()
+
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@functools.cache
+def signature(module: str, attribute: str) -> Signature:
+    """The knobs of a function, or of a class's `__init__`, its own or the first inherited one that has source.
+
+    A class whose `__init__` takes `**` passes on what it does not name: its bases' knobs are added to its own. Raises
+    UnreadableError.
+    """
+    definition, home = _definition(module, attribute)
+    if definition is None:
+        return _of_object(home, attribute)
+    if isinstance(definition, ast.Call):
+        return _of_partial(home, definition)
+    if isinstance(definition, _Function):
+        return _of_function(definition)
+    init = next((node for node in definition.body if isinstance(node, _Function) and node.name == "__init__"), None)
+    own = replace(_of_function(init) if init else Signature({}, takes_any=False), marks=_set_to_true(definition))
+    if init and (not own.takes_any or not definition.bases):
+        return own
+    bases = [_of_base(home, base) for base in definition.bases]
+    inherited: dict[str, Knob] = {}
+    for base in reversed(bases):
+        inherited |= base.knobs
+    return Signature(inherited | own.knobs, any(base.takes_any for base in bases), own.marks)
+
+
+def _set_to_true(definition: ast.ClassDef) -> frozenset[str]:
+    found = [(ast.unparse(node.targets[0]), node.value) for node in definition.body if isinstance(node, ast.Assign)]
+    return frozenset(name for name, value in found if isinstance(value, ast.Constant) and value.value is True)
+
+
+def _of_base(module: str, base: ast.expr) -> Signature:
+    if isinstance(base, ast.Subscript):  # Generic[T], Protocol[T]
+        base = base.value
+    if not isinstance(base, ast.Name):
+        return Signature({}, takes_any=True)
+    if base.id in ("object", "Protocol", "Generic", "ABC"):
+        return Signature({}, takes_any=False)
+    try:
+        return signature(module, base.id)
+    except UnreadableError:
+        return Signature({}, takes_any=True)  # a base without Python source: its own code refuses wrong knobs
+
+
+def _of_function(function: _Function) -> Signature:
+    arguments = function.args
+    found = {
+        argument.arg: Knob(_default(default), argument.annotation)
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    }
+    called = [node.func if isinstance(node, ast.Call) else node for node in function.decorator_list]
+    names = frozenset(node.id for node in called if isinstance(node, ast.Name))
+    return Signature(found, takes_any=arguments.kwarg is not None, marks=names)
+
+
+def _default(default: ast.expr | None) -> Any:
+    if default is None:
+        return REQUIRED
+    try:
+        return ast.literal_eval(default)
+    except ValueError:
+        return ast.unparse(default)
+
+
+def _of_partial(module: str, call: ast.Call) -> Signature:
+    """Of `functools.partial(function, knob=value)`: the function's knobs, some with another default."""
+    function = signature(module, ast.unparse(call.args[0]))
+    bound = {
+        each.arg: replace(function.knobs[each.arg], default=_default(each.value))
+        for each in call.keywords
+        if each.arg in function.knobs
+    }
+    return replace(function, knobs=function.knobs | bound)
+
+
+def _of_object(module: str, attribute: str) -> Signature:
+    """Of something that is there only when the module has been imported."""
+    found = _imported(f"{module}:{attribute}")
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):
+        return Signature({}, takes_any=True)
+    knobs = {p.name: Knob(p.default, _annotation(p.annotation)) for p in parameters if p.kind is p.KEYWORD_ONLY}
+    marks = inspect.getmembers(getattr(found, "func", found), lambda value: value is True)
+    return Signature(knobs, any(p.kind is p.VAR_KEYWORD for p in parameters), frozenset(name for name, _ in marks))
+
+
+def _annotation(given: Any) -> ast.expr | None:
+    text = given if isinstance(given, str) else inspect.formatannotation(given)
+    try:
+        return None if given is inspect.Parameter.empty else ast.parse(text, mode="eval").body
+    except SyntaxError:
+        return None
+
+
+def _imported(path: str) -> Any:
+    """Raises UnreadableError where "module:name" is nothing that can be called."""
+    try:
+        found = pkgutil.resolve_name(path)
+    except Exception as error:
+        raise UnreadableError(f"{path} is found in no source, and importing it fails: {error!r}") from error
+    if not callable(found):
+        raise UnreadableError(f"{path} is no function or class, but {found!r}")
+    return found
+
+
+def is_async(path: str) -> bool:
+    """Whether "module:name" is an async function, and not another one. Raises UnreadableError where there is none."""
+    module, _, attribute = path.partition(":")
+    try:
+        definition, _ = _definition(module, attribute)
+    except UnreadableError as unreadable:
+        try:
+            return inspect.iscoroutinefunction(_imported(path))  # "module:Class.method", or not written in Python
+        except UnreadableError:
+            raise unreadable from None
+    if isinstance(definition, _Function) and not definition.decorator_list:
+        return isinstance(definition, ast.AsyncFunctionDef)
+    return not isinstance(definition, ast.ClassDef) and inspect.iscoroutinefunction(_imported(path))
+
+
+def _definition(module: str, attribute: str) -> tuple[_Function | ast.ClassDef | ast.Call | None, str]:
+    """What defines `attribute` (of calls: that of `functools.partial`), and the module where it stands; None for what
+    only the running module can tell. Raises UnreadableError where there is nothing of that name."""
+    unclear = False
+    for node in _statements(_source(module).body):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                if name == attribute:
+                    return node, module
+            case ast.ImportFrom(names=names):
+                for alias in names:
+                    if (alias.asname or alias.name) == attribute:
+                        return _definition(_absolute(module, node), alias.name)
+                    unclear |= alias.name == "*"
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name == attribute:
+                if isinstance(value, ast.Name) and value.id != attribute:
+                    return _definition(module, value.id)
+                unclear |= not isinstance(value, ast.Constant)
+                if isinstance(value, ast.Call) and _is_partial(value):
+                    return value, module
+    if unclear:
+        return None, module
+    raise UnreadableError(f"{module}:{attribute}: the module defines no function or class {attribute!r}")
+
+
+def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Those of a module's top level, and within its `try`, `if` and `with`."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.Try | ast.ExceptHandler | ast.If | ast.With):
+            for part in ("body", "handlers", "orelse", "finalbody"):
+                yield from _statements(getattr(node, part, ()))
+
+
+def _is_partial(call: ast.Call) -> bool:
+    named = bool(call.args) and isinstance(call.args[0], ast.Name) and all(each.arg for each in call.keywords)
+    return named and ast.unparse(call.func) in ("partial", "functools.partial")
+
+
+def _absolute(module: str, node: ast.ImportFrom) -> str:
+    return importlib.util.resolve_name("." * node.level + (node.module or ""), _find(module).parent)
+
+
+def _find(module: str) -> ModuleSpec:
+    try:
+        spec = importlib.util.find_spec(module)  # imports the parent packages, which are empty here
+    except (ModuleNotFoundError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise UnreadableError(f"module {module!r} cannot be found (as Python source) from here")
+    return spec
+
+
+@functools.cache
+def _source(module: str) -> ast.Module:
+    spec = _find(module)
+    assert spec.origin is not None
+    try:
+        return ast.parse(Path(spec.origin).read_text(encoding="utf-8"), spec.origin)
+    except SyntaxError as error:
+        raise UnreadableError(f"module {module!r}: {error}") from None
