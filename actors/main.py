@@ -74,7 +74,7 @@ async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber
         stats = worker.engine.stats() | pool.stats() | {"reward_resamples": float(worker.resampled)}
         stats["wall_seconds"] = time.monotonic() - worker.started_at if worker.started_at else 0.0
         stats |= subscriber.stats() | counts.stats()
-        client.heartbeat(stats | _engine_words(worker.engine))
+        client.heartbeat(stats | _engine_words(worker.engine), *worker.moved())
         worker.note_spans()
         await asyncio.sleep(HEARTBEAT_SECONDS)
 

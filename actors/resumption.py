@@ -10,6 +10,8 @@ without the break, up to the rounding of batched matrix products.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -31,14 +33,21 @@ def joined(runs: Runs) -> Runs:
     return result
 
 
+def limited(engine: Any) -> AbstractContextManager[None]:
+    """`Recorder.limited` for workflows, whose engine is a Recorder unless somebody calls them directly."""
+    return engine.limited() if isinstance(engine, Recorder) else nullcontext()
+
+
 class Recorder:
     """`engine` and `verifier` as one sample sees them; `so_far` is what has been answered, some of it by an earlier
-    lease. After `close` no more tokens are sampled."""
+    lease. After `close` no more tokens are sampled. `tokens` and `answers` (of either) have come here: see
+    `actors.progress`."""
 
     def __init__(self, engine: RolloutEngine, verifier: RewardFunction, so_far: SoFar):
         self.engine, self.verifier, self.so_far = engine, verifier, so_far
+        self.tokens = self.answers = 0
         self._closed = False
-        self._open = 0
+        self._open = self._limited = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -57,6 +66,7 @@ class Recorder:
         self._idle.clear()
         try:
             self.so_far.calls[key] = done = await self._go_on(before, tokens, limits, request)
+            self.tokens, self.answers = self.tokens + len(done.tokens), self.answers + 1
         finally:
             self._open -= 1
             if not self._open:
@@ -80,8 +90,29 @@ class Recorder:
         """As the verifier's; a response that was scored before is not scored again."""
         key = digest_of(tokens)
         if key not in self.so_far.scores:
-            self.so_far.scores[key] = float(await self.verifier(prompt, tokens))
+            with self.limited():
+                self.so_far.scores[key] = float(await self.verifier(prompt, tokens))
+            self.answers += 1
         return self.so_far.scores[key]
+
+    @contextmanager
+    def limited(self) -> Iterator[None]:
+        """What runs inside has a time limit of its own: meanwhile the sample need not get tokens to count as alive."""
+        self._limited += 1
+        try:
+            yield
+        finally:
+            self._limited -= 1
+
+    @property
+    def waits_for_engine(self) -> bool:
+        """A call to the engine is open."""
+        return self._open > 0
+
+    @property
+    def is_limited(self) -> bool:
+        """Code with a time limit of its own is at work."""
+        return self._limited > 0
 
     def close(self) -> None:
         self._closed = True

@@ -16,11 +16,16 @@ import time
 from actors.subscriber import Subscriber
 from actors.worker import Worker
 from areal_like.client import ActorClient
+from areal_like.process import TERM_SECONDS, end_within
 from areal_like.wire import SAY_HELLO, Message
 
 log = logging.getLogger(__name__)
 HELLO_SECONDS = 5.0
 """A hello that was not answered for so long is said again when the buffer asks for it."""
+
+
+class Stuck(RuntimeError):
+    """The buffer has given up on what this actor holds: it is to be started anew."""
 
 
 class Session:
@@ -35,6 +40,7 @@ class Session:
             "announce": lambda message: subscriber.announce(message.body["manifest"]),
             "pushed": lambda message: client.acknowledged(message.body["ids"]),
             "cancel": lambda message: worker.cancel(message.body["ids"], message.body["give_back"]),
+            "quit": self._on_quit,
             "welcome": self._on_welcome,
             "refused": self._on_refused,
         }
@@ -67,6 +73,11 @@ class Session:
 
     def _on_welcome(self, message: Message) -> None:
         self.welcomed = True
+
+    def _on_quit(self, message: Message) -> None:
+        """Raises Stuck. An engine that hangs may not be closed in time either."""
+        end_within(TERM_SECONDS)
+        raise Stuck(message.body["reason"])
 
     def _on_refused(self, message: Message) -> None:
         log.warning("the buffer refused a message: %s", message.body["reason"])

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from actors.agents.programs import AgentError
+from actors.progress import Progress
 from actors.resumption import Recorder
 from actors.reward_pool import RewardError
 from areal_like.client import ActorClient
@@ -80,6 +81,8 @@ class Worker:
         spans = spans or Spans()
         self._generating, self._evaluating = Busy(spans, "generate"), Busy(spans, "evaluate")
         self._groups: dict[int, _Running] = {}
+        self._heldout: dict[int, tuple[str, Recorder]] = {}  # lease → its request, and its calls
+        self._progress, self._heldout_progress = Progress(engine), Progress(engine)
         self._active = self._ended = self._failures = 0
         self._credit_is_due = False
         self._errands: set[asyncio.Task] = set()  # evaluations, and groups that are being given back
@@ -174,6 +177,13 @@ class Worker:
     def _send_credit(self) -> None:
         self._credit_is_due = False
         self.client.credit(self._ended)
+
+    def moved(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Groups that have made progress since the last call, with their tokens so far; and the same of leases of
+        held-out prompts."""
+        groups = {group_id: group.recorders.items() for group_id, group in self._groups.items()}
+        heldout = {lease_id: [named] for lease_id, named in self._heldout.items()}
+        return self._progress.moved(groups), self._heldout_progress.moved(heldout)
 
     def note_spans(self) -> None:
         """Write down what has been worked on so far (`areal_like.spans`)."""
@@ -314,13 +324,16 @@ class Worker:
             prompt = self.task.prompt(lease.split, lease.row)
             key = stream_key(self.rollout.seed, _HELDOUT_STREAM, lease.row)
             limits = replace(self._limits(prompt, lease.temperature or 0.0, key), trained=False)
-            sample = await self.rollout.heldout(self.engine, self.reward, prompt, limits, f"e{lease.group_id}", 0)
+            request, recorder = f"e{lease.group_id}", Recorder(self.engine, self.reward, SoFar())
+            self._heldout[lease.group_id] = request, recorder
+            sample = await self.rollout.heldout(recorder, recorder.reward, prompt, limits, request, 0)
             if sample:
                 reward, length = sample.reward, sample.response_length
                 versions = (sample.oldest_version, sample.newest_version)
         except Exception:
             self._log_failure(f"held-out row {lease.row}")
         finally:
+            self._heldout.pop(lease.group_id, None)
             self._evaluating.leave()
         self.client.evaluated(lease.group_id, float(reward), length, versions)
 

@@ -9,8 +9,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -94,9 +95,17 @@ class ActorClient:
                 self._ring = Ring(self._shared_bytes)
                 self.dealer.send("share", {"pid": os.getpid(), "fd": self._ring.fd, "token": self._ring.token})
 
-    def heartbeat(self, stats: dict[str, Any]) -> None:
-        """A sign of life; also the moment at which pushes that got no answer are repeated."""
-        self.dealer.send("heartbeat", {"stats": stats})
+    def heartbeat(
+        self,
+        stats: dict[str, Any],
+        progress: Mapping[int, int] = MappingProxyType({}),
+        heldout: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        """A sign of life; also the moment at which pushes that got no answer are repeated. `progress`:
+        group → tokens of its lease, of those that have moved since the last heartbeat; `heldout`: the same of leases of
+        held-out prompts."""
+        told = {"progress": dict(progress), "heldout": dict(heldout)}
+        self.dealer.send("heartbeat", {"stats": stats, **told})
         now = time.monotonic()
         for group_id, pushed in list(self._unacknowledged.items()):
             if now - pushed.sent > RETRY_SECONDS:

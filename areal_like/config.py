@@ -89,6 +89,7 @@ class Buffer:
     shared_bytes: int
     max_bytes: int
     heartbeat_timeout: float
+    lease_timeout: float
     journal: Literal["off", "memory", "fsync"]
     keep_journal: bool
 

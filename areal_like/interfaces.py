@@ -97,7 +97,12 @@ class Environment(Protocol):
 
 
 class RolloutEngine(Protocol):
-    """Turns prompts into completions, for many callers at once, while its weights change."""
+    """Turns prompts into completions, for many callers at once, while its weights change.
+
+    One more method may be there. `progress() -> dict[str, int]`: the tokens so far of each request that has a place, by
+    name (others wait); the buffer gives leases to another actor if they make none for `buffer.lease_timeout`. An engine
+    without it must notice itself that it hangs.
+    """
 
     version: int
     digest: str

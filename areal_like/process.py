@@ -155,7 +155,7 @@ def allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _end_in(seconds: int) -> None:
+def end_within(seconds: int) -> None:
     """By an alarm, whatever handles those now (`actors.time_limit` does, while a verifier computes)."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(seconds)
@@ -172,7 +172,7 @@ def _terminate(signum: int, frame: Any) -> None:
     then the alarm, which Python has no say in, ends the process.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _end_in(TERM_SECONDS)
+    end_within(TERM_SECONDS)
     raise Terminated(EXIT_TERMINATED)
 
 
@@ -182,7 +182,7 @@ def end_gently(begin: Callable[[], object], seconds: int = TERM_SECONDS) -> None
 
     def terminate(signum: int, frame: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        _end_in(seconds)
+        end_within(seconds)
         begin()
 
     signal.signal(signal.SIGTERM, terminate)

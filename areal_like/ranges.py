@@ -42,6 +42,7 @@ RANGES = {
     "buffer.max_bytes": "[1, inf)",
     "buffer.shared_bytes": "[0, inf)",
     "buffer.heartbeat_timeout": f"[2, {_SECONDS}]",
+    "buffer.lease_timeout": f"[0, {_SECONDS}]",
     "weights.dense_above": "[0, 1]",
     "weights.block_bytes": "[4096, inf)",
     "weights.keep": "[1, inf)",

@@ -15,7 +15,7 @@ import msgpack
 
 from areal_like.nesting import check_nesting
 
-SCHEMA = 6
+SCHEMA = 7
 MAX_FRAMES = 1 << 16
 MAX_FRAME_BYTES = 256 << 20
 MAX_HEADER_BYTES = 16 << 10
@@ -52,7 +52,7 @@ _TABLE: dict[str, type | tuple[type, ...]] = {"groups": list, "rows": bytes, "ru
 MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     # everybody → buffer
     "hello": {"role": str, "name": str, "pid": int, "slots": int},
-    "heartbeat": {"stats": dict},
+    "heartbeat": {"stats": dict, "progress": dict, "heldout": dict},
     # supervisor → buffer
     "status": {},
     "lost": {"name": str, "pid": int, "how": str, "for_good": bool},
@@ -85,6 +85,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "pushed": {"ids": list},
     "announce": {"manifest": dict},
     "cancel": {"ids": list, "give_back": bool},
+    "quit": {"reason": str},
     # buffer → learner (and its ranks), supervisor
     "batch": {"index": int, "version": int, "oldest_allowed": int, "info": dict, "actors": list, **_TABLE},
     "report": {"report": dict},

@@ -89,6 +89,13 @@ def check_stats(stats: dict[str, Any]) -> dict[str, Any]:
     return checked | words
 
 
+def check_progress(progress: Mapping[Any, Any], heldout: Mapping[Any, Any]) -> None:
+    """Raises WireError unless a heartbeat maps leases to tokens."""
+    numbers = [*progress, *progress.values(), *heldout, *heldout.values()]
+    if not all(type(each) is int for each in numbers):
+        raise WireError("heartbeat: progress maps leases to tokens, both numbers")
+
+
 def check_give_back(
     metas: list[Any],
     payloads: Sequence[Any],

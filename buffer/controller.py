@@ -18,6 +18,7 @@ from typing import Any
 from areal_like.bus import BusError
 from areal_like.groups import pack_heads
 from areal_like.ring import frame_of
+from buffer.deadlines import Deadlines
 from buffer.handlers import Handlers
 from buffer.injection import lets_train
 from buffer.leasing import admit, can_serve, evaluate, park
@@ -32,11 +33,20 @@ MESSAGES_PER_TURN = 1000
 
 class Controller:
     """Drives one run. Enough actors must be ready within `ready_timeout` seconds; an actor not heard of for
-    `heartbeat_timeout` seconds loses its leases. Nothing is said that rests on records the journal does not hold yet
+    `heartbeat_timeout` seconds loses its leases, and any actor those without progress for `lease_timeout` seconds (0:
+    never). Nothing is said that rests on records the journal does not hold yet
     (`state.outbox`)."""
 
-    def __init__(self, state: RunState, *, heartbeat_timeout: float, ready_timeout: float = math.inf):
+    def __init__(
+        self,
+        state: RunState,
+        *,
+        heartbeat_timeout: float,
+        ready_timeout: float = math.inf,
+        lease_timeout: float = 0.0,
+    ):
         self.state, self.handlers = state, Handlers(state)
+        self.deadlines = Deadlines(state, lease_timeout)
         self.heartbeat_timeout, self.ready_timeout = heartbeat_timeout, ready_timeout
         self._born = self._last_turn = state.progress_at = time.monotonic()
 
@@ -61,12 +71,13 @@ class Controller:
         for actor in self.state.fleet.silent(now, self.heartbeat_timeout):
             log.warning("%s: no sign of life for %.0f s, its leases go to others", actor.name, self.heartbeat_timeout)
             self.state.lose(actor)
+        self.deadlines.enforce(now)
         self._start(now)
         self.state.announce()
         self.state.replay.recall_losers()
         park(self.state)
         self._revoke()
-        evaluate(self.state)
+        evaluate(self.state, now)
         admit(self.state, now)
         self._serve(now)
         self._report_when_finished()

@@ -53,8 +53,8 @@ class Entry:
     the oldest token that the lease carries. `partial`: what an earlier lease has left, until it is pushed; `recalled`:
     its actor has been asked to hand it back; `moves`: for others to go on at once, until one does; `deferred`: it has
     been, once; `cut`: tokens of samples that it did not wait for. `head` and `payload` are the pushed message's,
-    undecoded; `maker` is the actor that pushed it ("" after a resume); `refused` pushes of it could not be accepted,
-    the last one of `refused_by`; `pushed` is its place in the order of finishing; times are in seconds. `holders`: all
+    undecoded; `maker` is the actor that pushed it ("" after a resume); `refused` pushes of it could not be accepted;
+    `pushed` is its place in the order of finishing; times are in seconds. `holders`: all
     actors that have had a lease of it, the one that has it now included; not kept over a resume, since leases are void
     then."""
 
@@ -80,7 +80,8 @@ class Entry:
     cut: tuple[int, ...] = ()
     maker: str = ""
     refused: int = 0
-    refused_by: str = ""
+    timeouts: int = 0  # leases of it that were revoked for want of progress
+    avoid: str = ""  # the last actor that had a push of it refused or a lease revoked: another is to try
     holders: tuple[str, ...] = ()
 
     def leased_to(self, actor: str) -> None:

@@ -8,6 +8,8 @@ the final one excepted.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +25,8 @@ class _Round:
     lengths: list[int] = field(default_factory=list)
     oldest: float = math.inf
     newest: int = 0
+    moved: dict[int, float] = field(default_factory=dict)  # row → when it was last seen to move
+    timeouts: Counter[int] = field(default_factory=Counter)
 
 
 class Evaluation:
@@ -90,6 +94,32 @@ class Evaluation:
             for row in rows:
                 del self.round.assigned[row]
             self.round.unassigned += rows
+
+    def note_moved(self, actor: str, lease_ids: Iterable[int], now: float) -> None:
+        """An actor makes progress with these."""
+        for lease_id in lease_ids if self.round else ():
+            number, row = divmod(lease_id, max(1, self.prompts))
+            if number == self._round_number and self.round and self.round.assigned.get(row) == actor:
+                self.round.moved[row] = now
+
+    def overdue(self, now: float, timeout: float) -> list[tuple[int, str]]:
+        """(row, actor) of those that have not moved for `timeout` seconds."""
+        if not self.round:
+            return []
+        moved = self.round.moved = {row: self.round.moved.get(row, now) for row in self.round.assigned}
+        return [(row, self.round.assigned[row]) for row, at in moved.items() if now - at > timeout]
+
+    def take_back(self, row: int, most: int) -> dict[str, Any] | None:
+        """A row goes to another actor; the `most`-th time it counts as reward 0. The round's result if it was the
+        last."""
+        assert self.round is not None
+        self.round.timeouts[row] += 1
+        if self.round.timeouts[row] >= most:
+            version = self.round.version
+            return self.record(self._round_number * self.prompts + row, 0.0, 0, version, version)
+        del self.round.assigned[row]
+        self.round.unassigned.append(row)
+        return None
 
     def record(self, lease_id: int, reward: float, length: int, oldest: int, newest: int) -> dict[str, Any] | None:
         """One held-out completion's reward; the round's result if it was the last."""

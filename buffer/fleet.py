@@ -6,7 +6,7 @@ No I/O; time is passed in. An actor process that is restarted says hello under i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,10 @@ class Actor:
     """`peer` is its routing id; `slots` the sequences that its engine decodes at once; `version` the weights it last
     applied (−1: none yet); `running` the ids of its groups; `leased` and `ended` count sequences since it joined;
     `parked`: it gets no training leases until the next round; `refused` groups of it in a row could not be accepted;
-    `ring` is the memory that it shares, if it does."""
+    `ring` is the memory that it shares, if it does.
+
+    `moved`: when each of its groups was leased or last made progress; `timed_out`: leases that it has lost for want of
+    progress since it last finished something; until `benched_until` it gets no others (`buffer.deadlines`)."""
 
     name: str
     peer: bytes
@@ -35,6 +38,9 @@ class Actor:
     stats: dict[str, Any] = field(default_factory=dict)
     parked: bool = False
     refused: int = 0
+    moved: dict[int, float] = field(default_factory=dict)
+    timed_out: int = 0
+    benched_until: float = -math.inf
     ring: MappedRing | None = None
 
     @property
@@ -60,6 +66,20 @@ class Actor:
     def takes(self, sequences: int) -> bool:
         """May it get a group of so many? One that is idle always may, even if its engine is smaller than the group."""
         return self.free_slots >= sequences or not self.running
+
+    def lease(self, group_id: int, sequences: int, now: float) -> None:
+        """It gets a group of so many."""
+        self.running.add(group_id)
+        self.moved[group_id] = now
+        self.leased += sequences
+
+    def note_moved(self, group_ids: Iterable[int], now: float) -> None:
+        """These have made progress; those that it does not run are left out."""
+        self.moved.update(dict.fromkeys(self.running.intersection(group_ids), now))
+
+    def has_finished(self) -> None:
+        """It works: nothing is held against it."""
+        self.timed_out, self.benched_until = 0, -math.inf
 
 
 class Fleet:
@@ -93,9 +113,14 @@ class Fleet:
         if actor.ring:
             actor.ring.close()
 
-    def at_work(self) -> list[Actor]:
-        """Those that are neither parked nor had too many groups in a row refused."""
-        return [actor for actor in self if not actor.parked and actor.refused < MOST_REFUSED]
+    def at_work(self, now: float) -> list[Actor]:
+        """Those that may get leases: neither parked, nor had too many groups in a row refused, nor, while there are
+        others, benched."""
+        return _not_benched([actor for actor in self if not actor.parked and actor.refused < MOST_REFUSED], now)
+
+    def for_heldout(self, now: float) -> list[Actor]:
+        """Those that may get held-out prompts: parked ones, too."""
+        return _not_benched(list(self), now)
 
     def unpark(self) -> None:
         for actor in self:
@@ -105,18 +130,23 @@ class Fleet:
         return [actor for actor in self if now - actor.seen > timeout]
 
     def forgive(self, now: float) -> None:
-        """Nobody counts as silent until a full time-out from now."""
+        """Nobody counts as silent, and no lease as hung, until a full time-out from now."""
         for actor in self:
             actor.seen = now
+            actor.note_moved(actor.running, now)
 
-    def fair_share(self, waiting_groups: float) -> float:
-        """How many groups one actor may hold when `waiting_groups` more could start.
+    def fair_share(self, waiting_groups: float, sharers: int) -> float:
+        """How many groups one of `sharers` actors may hold when `waiting_groups` more could start.
 
         Without it the first actor that has applied new weights would take a whole round, and the others would idle.
         """
         total = waiting_groups + sum(len(actor.running) for actor in self)
-        return total if math.isinf(total) else math.ceil(total / max(1, len(self.at_work())))
+        return total if math.isinf(total) else math.ceil(total / max(1, sharers))
 
     def total(self, key: str) -> float:
         """The sum over actors of one of their reported totals."""
         return sum(float(actor.stats.get(key, 0.0)) for actor in self)
+
+
+def _not_benched(actors: list[Actor], now: float) -> list[Actor]:
+    return [actor for actor in actors if actor.benched_until <= now] or actors

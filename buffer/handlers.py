@@ -17,6 +17,7 @@ from buffer.checks import (
     check_give_back,
     check_hello,
     check_left_out,
+    check_progress,
     check_push,
     check_stats,
     read_payloads,
@@ -81,7 +82,11 @@ class Handlers:
         if actor is None:
             self.state.router.refuse(peer, f"unknown actor: {SAY_HELLO}")
         else:
-            actor.stats = check_stats(message.body["stats"])
+            body, now = message.body, time.monotonic()
+            check_progress(body["progress"], body["heldout"])
+            actor.stats = check_stats(body["stats"])
+            actor.note_moved(body["progress"] if actor.engine == "serving" else actor.running, now)
+            self.state.evaluation.note_moved(actor.name, body["heldout"], now)
             if actor.version < self.state.version:
                 self.state.tell(peer, actor.name)
 
@@ -151,7 +156,7 @@ class Handlers:
         for group_id in sorted(ids & actor.running):
             entry = state.replay.entries[group_id]
             self._release(group_id, entry)
-            entry.refused, entry.refused_by = entry.refused + 1, actor.name
+            entry.refused, entry.avoid = entry.refused + 1, actor.name
             actor.refused += 1
             state.gauges.refused[getattr(error, "column", "form")] += 1
             if entry.refused < MOST_REFUSED:
@@ -174,6 +179,8 @@ class Handlers:
             owner.running.discard(head.id)
         if new and entry:
             entry.maker = maker
+            if finisher := state.fleet.by_name.get(maker):
+                finisher.has_finished()
             state.gauges.tokens_pushed += head.tokens
             if state.scheduler.sizing.looks:
                 state.gauges.see(
@@ -228,10 +235,7 @@ class Handlers:
         result = self.state.evaluation.record(
             body["id"], body["reward"], body["length"], body["oldest"], body["newest"]
         )
-        if result:
-            result["seconds"] = self.state.age(time.monotonic())
-            log.info("held-out reward %.3f at version %d", result["reward"], result["version"])
-            self.state.gauges.evaluations.append(result)
+        self.state.note_evaluation(result, time.monotonic())
 
     def _release(self, group_id: int, entry: Entry | None) -> None:
         owner = self.state.fleet.by_name.get(entry.actor) if entry else None

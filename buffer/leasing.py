@@ -19,7 +19,7 @@ Granted = tuple[Lease, Partial | None, list[int]]
 """A lease, what an earlier one has left of its group, and which samples of that it carries."""
 
 
-def evaluate(state: RunState) -> None:
+def evaluate(state: RunState, now: float) -> None:
     """Leases of held-out prompts, if a round is under way."""
     if state.started_at is None:
         return
@@ -28,8 +28,9 @@ def evaluate(state: RunState) -> None:
     state.evaluation.tick()
     if not state.evaluation.has_rows:
         return
-    to_come = state.evaluation.without_share([actor.name for actor in state.fleet])
-    for actor in state.fleet:
+    actors = state.fleet.for_heldout(now)
+    to_come = state.evaluation.without_share([actor.name for actor in actors])
+    for actor in actors:
         leases = state.evaluation.leases(actor.name, actor.version, to_come)
         if leases:
             to_come -= 1
@@ -75,9 +76,9 @@ def admit(state: RunState, now: float) -> None:
     if not to_start:
         return
     planned: dict[str, list[Granted]] = {}
-    share = state.fleet.fair_share(to_start)
-    working = enumerate(state.fleet.at_work())
-    candidates = [(len(actor.running), place, actor) for place, actor in working if actor.version >= 0]
+    at_work = state.fleet.at_work(now)
+    share = state.fleet.fair_share(to_start, len(at_work))
+    candidates = [(len(actor.running), place, actor) for place, actor in enumerate(at_work) if actor.version >= 0]
     heapq.heapify(candidates)
     while candidates:
         held, place, actor = candidates[0]
@@ -89,17 +90,14 @@ def admit(state: RunState, now: float) -> None:
             continue
         heapq.heapreplace(candidates, (held + 1, place, actor))
         running += 1
-        actor.running.add(granted[0].group_id)
-        actor.leased += granted[0].launch
+        actor.lease(granted[0].group_id, granted[0].launch, now)
         planned.setdefault(actor.name, []).append(granted)
     for name, all_granted in planned.items():
         _send_leases(state, state.fleet.by_name[name], all_granted)
 
 
 def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, now: float) -> Granted | None:
-    entry = state.replay.queued_for(actor.version) if any_queued else None
-    if entry and entry.refused_by == actor.name and len(state.fleet.at_work()) > 1:
-        return None  # another one is to try
+    entry = _next_queued(state, actor, now) if any_queued else None
     carried: dict[int, int] = {}
     if not actor.takes(entry.to_run if entry else state.scheduler.launch):
         return None
@@ -118,6 +116,17 @@ def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, n
         entry, carried = _start(state, actor, plan, now)
     lease = Lease(entry.id, entry.row, "train", entry.launch, entry.need)
     return lease, entry.partial, sorted(carried)
+
+
+def _next_queued(state: RunState, actor: Actor, now: float) -> Entry | None:
+    """One that this actor could not do goes to another, if there is one with as new weights."""
+    entry = state.replay.queued_for(actor.version)
+    if entry is None or entry.avoid != actor.name:
+        return entry
+    others = (each for each in state.fleet.at_work(now) if each is not actor)
+    if not any(each.version >= actor.version for each in others):
+        return entry
+    return state.replay.queued_for(actor.version, avoided_by=actor.name)
 
 
 def _start(state: RunState, actor: Actor, plan: GroupPlan, now: float) -> tuple[Entry, dict[int, int]]:

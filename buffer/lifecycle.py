@@ -206,9 +206,10 @@ class LifeCycle:
         entry.partial = left
         self.bytes += entry.size
 
-    def queued_for(self, version: int) -> Entry | None:
-        """The QUEUED group of the lowest slot that weights of `version` may still fill; spare ones come last."""
-        queued = self._stages[Stage.QUEUED].values()
+    def queued_for(self, version: int, avoided_by: str = "") -> Entry | None:
+        """The QUEUED group of the lowest slot that weights of `version` may still fill; spare ones come last. Not
+        those that the actor `avoided_by` could not do."""
+        queued = [entry for entry in self._stages[Stage.QUEUED].values() if not avoided_by or entry.avoid != avoided_by]
         entries = (entry for entry in queued if entry.slot == NO_SLOT or self.slots.fits(entry.slot, version))
         entry = min(entries, key=lambda entry: (entry.slot == NO_SLOT, entry.slot), default=None)
         slot = self._aim(entry) if entry else None

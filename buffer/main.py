@@ -102,6 +102,7 @@ def main(role: Role) -> None:
     controller = Controller(
         state,
         heartbeat_timeout=config.buffer.heartbeat_timeout,
+        lease_timeout=config.buffer.lease_timeout,
         ready_timeout=config.launcher.get("ready_timeout", math.inf),
     )
     role.offer("buffer", router.endpoint)

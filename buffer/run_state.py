@@ -6,6 +6,7 @@ by it, `status` tells of it. One thread, no locks.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -24,6 +25,8 @@ from buffer.replay import Replay
 from buffer.schedulers import Scheduler
 from buffer.shares import Shares
 from buffer.sizing import check_sizes
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -62,6 +65,7 @@ class RunState:
     stopping: Literal["", "now", "drain"] = ""
     finishing: bool = False
     reported: bool = False
+    lease_timeouts: int = 0  # leases revoked for want of progress
     fleet: Fleet = field(default_factory=Fleet)
     relays: Relays = field(default_factory=Relays)
     gauges: Gauges = field(default_factory=Gauges)
@@ -96,6 +100,13 @@ class RunState:
     def age(self, now: float) -> float:
         """Seconds since the first lease."""
         return 0.0 if self.started_at is None else now - self.started_at
+
+    def note_evaluation(self, result: dict[str, Any] | None, now: float) -> None:
+        """A round of held-out prompts has ended with `result` (None: it goes on)."""
+        if result:
+            result["seconds"] = self.age(now)
+            log.info("held-out reward %.3f at version %d", result["reward"], result["version"])
+            self.gauges.evaluations.append(result)
 
     def lose(self, actor: Actor) -> None:
         """An actor is gone: its leases go to others; the groups keep their slots. Who is parked is needed then."""

@@ -26,6 +26,7 @@ def levels(state: RunState, now: float) -> dict[str, Any]:
         found |= {f"ledger/{kind}/{reason}": n for reason, n in ledger[kind].items()}
     found |= {f"refused/{column}": n for column, n in state.gauges.refused.items()}
     found |= {"buffer/bytes": state.replay.bytes, "buffer/max_bytes": state.max_bytes, "seconds": state.age(now)}
+    found["rollout/lease_timeouts"] = state.lease_timeouts
     if math.isfinite(state.replay.bound.max_staleness):
         found["staleness/bound"] = int(state.replay.bound.max_staleness)
     return found | state.gauges.rates
@@ -54,6 +55,7 @@ def status(state: RunState) -> dict[str, Any]:
                 "version": actor.version,
                 "running": len(actor.running),
                 "parked": actor.parked,
+                "timed_out": actor.timed_out,
                 "silent_seconds": now - actor.seen,
                 "stats": actor.stats,
                 "engine": actor.engine,

@@ -96,7 +96,7 @@ def _actors(report: dict[str, Any]) -> Table:
     for name, actor in sorted(report["actors"].items()):
         stats, version = actor["stats"], actor["version"]
         table.add_row(
-            f"{name} (parked)" if actor["parked"] else name,
+            _label(name, actor),
             str(version) if version >= 0 else "none",
             str(report["version"] - version) if version >= 0 else "-",
             str(actor["running"]),
@@ -106,6 +106,13 @@ def _actors(report: dict[str, Any]) -> Table:
             f"{actor['silent_seconds']:.1f} s ago",
         )
     return table
+
+
+def _label(name: str, actor: dict[str, Any]) -> str:
+    """The actor, and what keeps it from working."""
+    remarks = ["parked"] * actor["parked"]
+    remarks += [f"{actor['timed_out']} leases timed out"] * (actor["timed_out"] > 0)
+    return f"{name} ({', '.join(remarks)})" if remarks else name
 
 
 def _work(engine: str, stats: dict[str, Any]) -> str:

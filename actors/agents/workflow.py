@@ -18,6 +18,7 @@ from actors.agents.conversation import Conversation, Turn
 from actors.agents.counts import TOTALS
 from actors.agents.endpoint import endpoint
 from actors.agents.programs import AgentError, Reward, play
+from actors.resumption import limited
 from actors.workflows import fill
 from areal_like.interfaces import RewardFunction, RolloutEngine
 from areal_like.types import Finish, Limits, Prompt, Sample
@@ -61,7 +62,8 @@ async def agent(  # noqa: PLR0913 (some are knobs)
     terms = Terms(limits.temperature, sampling == "ignore" or not limits.trained, (call_marks[0], call_marks[1]))
     conversation = Conversation(engine, prompt.codec, limits, request, terms)
     try:
-        earned = await _earned(conversation, agent, prompt, timeout)
+        with limited(engine):
+            earned = await _earned(conversation, agent, prompt, timeout)
         if conversation.aborted:
             return None
         return await _sample(conversation, earned, engine, reward, prompt, request, filler)

@@ -177,6 +177,14 @@ class TimedEngine:
         """Running totals in simulated time, and `running`, `waiting` as of now. See `TorchEngine.stats`."""
         return {**self._totals, "running": float(len(self._running)), "waiting": float(len(self._waiting))}
 
+    def progress(self) -> dict[str, int]:
+        """Tokens so far of each request that runs, by name; calls of one name add up."""
+        self._advance()
+        found: dict[str, int] = {}
+        for request in self._running:
+            found[request.name] = found.get(request.name, 0) + self._steps - request.first
+        return found
+
     async def close(self) -> None:
         """Every caller gets its partial completion with finish "abort"; updates on their way count as applied."""
         self._closed = True

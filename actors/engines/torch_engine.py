@@ -167,6 +167,15 @@ class TorchEngine:
             "waiting": float(len(self._waiting)),
         }
 
+    def progress(self) -> dict[str, int]:
+        """Tokens so far of each request that has a slot, by name; calls of one name add up."""
+        found: dict[str, int] = {}
+        for request, length in zip(self._table.requests, self._table.lengths.tolist(), strict=False):
+            before = sum(len(tokens) for tokens, _ in request.before)  # also part of `prompt`: see `_preempt`
+            done = length - len(request.prompt) + before
+            found[request.name] = found.get(request.name, 0) + done
+        return found
+
     async def close(self) -> None:
         """End the step task; every caller gets its partial completion with finish "abort"."""
         self._closed = True

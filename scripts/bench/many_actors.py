@@ -76,7 +76,7 @@ def actors_process(endpoint: str, first: int, count: int, seconds: float) -> Non
         for actor in actors:
             actor.push_what_is_done(now)
             if now - heard > 5.0:
-                actor.dealer.send("heartbeat", {"stats": {}})
+                actor.dealer.send("heartbeat", {"stats": {}, "progress": {}, "heldout": {}})
         heard = now if now - heard > 5.0 else heard
 
 

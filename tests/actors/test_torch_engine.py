@@ -330,6 +330,10 @@ def test_a_preempted_sequence_that_is_aborted_hands_back_all_it_had():
         while not engine.stats()["preemptions"]:
             await asyncio.sleep(0)
         (waiting,) = engine._waiting
+        assert waiting.name not in engine.progress(), "it waits for a place"
+        while waiting.slot is None or engine.progress()[waiting.name] == len(waiting.before[0][0]):
+            await asyncio.sleep(0)
+        assert engine.progress()[waiting.name] > len(waiting.before[0][0]), "tokens of before count"
         engine.abort([waiting.name])
         cut = await tasks[int(waiting.name)]
         assert len(cut.tokens) > 10 and cut.finish == "abort" and cut.runs == [(0, len(cut.tokens))]

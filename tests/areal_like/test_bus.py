@@ -212,7 +212,7 @@ def test_a_connection_that_leads_nowhere_is_made_anew(kind: str) -> None:
         proxy.cut(kind)
         proxy.heal()
         await asyncio.wait_for(dealer.link.until_reconnected(), SECONDS)
-        dealer.send("heartbeat", {"stats": {}})
+        dealer.send("heartbeat", {"stats": {}, "progress": {}, "heldout": {}})
         _, message = received(router)
         assert isinstance(message, Message) and message.kind == "heartbeat"
         dealer.close()

@@ -51,6 +51,9 @@ def table(*heads: Head) -> dict:
     return msgpack.unpackb(msgpack.packb(pack_heads(heads)), strict_map_key=False)
 
 
+SIGN_OF_LIFE = {"stats": {}, "progress": {}, "heldout": {}}
+
+
 class House:
     """A controller, two actors and a learner, played by hand."""
 
@@ -64,6 +67,7 @@ class House:
         timeout: float = 1e9,
         last_batch: int | None = None,
         rows: int = 1000,
+        lease_timeout: float = 0.0,
         **rules,
     ):
         self.router = FakeRouter()
@@ -79,7 +83,7 @@ class House:
             max_bytes=1 << 30,
             last_batch=last_batch,
         )
-        self.controller = Controller(self.state, heartbeat_timeout=timeout)
+        self.controller = Controller(self.state, heartbeat_timeout=timeout, lease_timeout=lease_timeout)
         self.names = [f"actor-{i}" for i in range(actors)]
 
     def say(self, who: str, kind: str, body: dict, *payloads: bytes) -> None:

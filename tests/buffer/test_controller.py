@@ -19,7 +19,7 @@ from buffer.schedulers import AsyncScheduler, SyncScheduler
 from buffer.sizing import Fixed
 from buffer.status import status
 from scripts.status import render
-from tests.buffer.house import B, House, asynchronous, group, table
+from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group, table
 from tests.buffer.rounds import SIZE, SIZINGS, head_of
 
 
@@ -70,7 +70,7 @@ def test_a_lost_actors_leases_go_to_the_others_and_its_late_push_still_counts_on
     lost = house.leases("actor-1")
     before = len(house.leases("actor-0"))
     house.state.fleet.by_name["actor-1"].seen -= 2e9
-    house.say("learner", "heartbeat", {"stats": {}})
+    house.say("learner", "heartbeat", SIGN_OF_LIFE)
     assert sorted(house.leases("actor-0")[before:]) == lost
     house.push("actor-1", lost[0], 0)
     assert house.state.replay.entries[lost[0]].stage is Stage.RUNNING, "not before hello"
@@ -209,7 +209,7 @@ def test_a_shared_push_that_comes_again_late_is_acknowledged_and_not_read() -> N
     house.start()
     descriptor = push_shared(house, shared(house), 0)
     house.state.replay.requeue(0)
-    house.say("actor-0", "heartbeat", {"stats": {}})
+    house.say("actor-0", "heartbeat", SIGN_OF_LIFE)
     house.say("actor-0", "push", table(group(0, 0)[0]), descriptor)
     assert house.router.sent[-1] == ("actor-0", "pushed", {"ids": [0]})
     assert house.state.replay.entries[0].head is None, "the memory may be another group's by now"
@@ -286,7 +286,7 @@ def test_an_engine_that_is_down_is_told_of_and_is_not_busy() -> None:
     house.start()
     for name, engine, note in (("actor-0", "restarting", FROZEN), ("actor-1", "serving", "")):
         stats = {"wall_seconds": 10.0, "busy_seconds": 10.0, "engine": engine, "engine_note": note}
-        house.say(name, "heartbeat", {"stats": stats})
+        house.say(name, "heartbeat", SIGN_OF_LIFE | {"stats": stats})
     found = status(house.state)
     assert f"actor-0: {FROZEN}" in found["waits"]
     assert [found["actors"][name]["engine"] for name in house.names] == ["restarting", "serving"]
@@ -301,7 +301,7 @@ def test_an_engine_that_is_down_is_told_of_and_is_not_busy() -> None:
 def test_only_short_words_of_an_engine_are_believed(words: dict) -> None:
     house = House(asynchronous(max_staleness=0))
     house.start()
-    house.say("actor-0", "heartbeat", {"stats": words})
+    house.say("actor-0", "heartbeat", SIGN_OF_LIFE | {"stats": words})
     assert house.router.refused == 1
     assert house.state.fleet.by_name["actor-0"].engine == "serving"
 
@@ -312,9 +312,10 @@ def test_the_limit_of_the_start_does_not_run_while_an_engine_starts() -> None:
     house.controller.ready_timeout = -1.0
     house.controller._born = math.inf
     house.hello("learner", *house.names)
-    house.say("actor-1", "heartbeat", {"stats": {"engine": "starting", "engine_note": "its SGLang server is starting"}})
+    words = {"engine": "starting", "engine_note": "its SGLang server is starting"}
+    house.say("actor-1", "heartbeat", SIGN_OF_LIFE | {"stats": words})
     house.controller._born = 0.0
     house.controller.step(0)
     assert status(house.state)["waits"][-1] == "actor-1: its SGLang server is starting"
     with pytest.raises(BusError, match=r"launcher\.ready_timeout"):
-        house.say("actor-1", "heartbeat", {"stats": {"engine": "serving", "engine_note": ""}})
+        house.say("actor-1", "heartbeat", SIGN_OF_LIFE | {"stats": {"engine": "serving", "engine_note": ""}})

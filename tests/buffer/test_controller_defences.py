@@ -13,7 +13,7 @@ from areal_like.types import Completion, Group, Sample, SoFar
 from areal_like.wire import Message
 from buffer.checks import RolloutsFail
 from buffer.entries import Stage
-from tests.buffer.house import B, House, asynchronous, group, table
+from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group, table
 
 
 def test_weights_with_a_wrong_digest_are_refused() -> None:
@@ -98,7 +98,7 @@ def test_a_group_is_taken_from_who_has_or_had_its_lease_and_from_nobody_else() -
     assert (entry.stage, entry.actor, house.state.replay.ledger()) == (Stage.RUNNING, "actor-0", before)
     assert first in house.state.fleet.by_name["actor-0"].running, "its lease goes on"
     house.state.fleet.by_name["actor-0"].seen -= 2e9
-    house.say("learner", "heartbeat", {"stats": {}})  # a turn: what the silent one had goes to the other
+    house.say("learner", "heartbeat", SIGN_OF_LIFE)  # a turn: what the silent one had goes to the other
     house.hello("actor-0")
     assert all(house.state.replay.entries[each].holders == ("actor-0", "actor-1") for each in (first, second))
     house.push("actor-0", first, 0)
@@ -250,7 +250,9 @@ def test_endless_failure_ends_the_run_with_its_reason() -> None:
         ("want", {"index": 0, "version": 0}),
         ("finish", {"reason": "", "steps": 0}),
         ("checkpointed", {"step": 1}),
-        ("heartbeat", {"stats": {"wall_seconds": "y"}}),
+        ("heartbeat", SIGN_OF_LIFE | {"stats": {"wall_seconds": "y"}}),
+        ("heartbeat", SIGN_OF_LIFE | {"progress": {"x": 1}}),
+        ("heartbeat", SIGN_OF_LIFE | {"heldout": {1: "x"}}),
         ("evaluated", {"id": 3, "reward": 1.0, "oldest": 0, "newest": 0, "length": 1}),
         ("hello", {"role": "learner", "name": "learner", "pid": 2, "slots": 0}),
     ],

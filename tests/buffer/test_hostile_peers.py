@@ -29,7 +29,7 @@ from buffer.policies import in_order
 from buffer.prompts import PromptCursor
 from buffer.replay import Replay
 from buffer.run_state import RunState
-from tests.buffer.house import asynchronous
+from tests.buffer.house import SIGN_OF_LIFE, asynchronous
 
 B, BATCHES, ATTACKED = 4, 5, 2
 """Groups per batch; batches in all; how many are trained when the attack comes."""
@@ -74,7 +74,7 @@ class ScriptedActor(Peer):
     """Answers each lease at once."""
 
     def turn(self) -> None:
-        self.say("heartbeat", stats={})
+        self.say("heartbeat", **SIGN_OF_LIFE)
         while message := self.dealer.receive(0):
             if message.kind == "announce":
                 manifest = message.body["manifest"]
@@ -336,7 +336,7 @@ def applied_versions_that_do_not_exist(run: Run) -> None:
 
 def numbers_that_are_no_numbers(run: Run) -> None:
     sock = run.stranger()
-    run.actors[0].dealer.send("heartbeat", {"stats": {"wall_seconds": float("nan")}})
+    run.actors[0].dealer.send("heartbeat", SIGN_OF_LIFE | {"stats": {"wall_seconds": float("nan")}})
     for body in (
         {"role": "actor", "name": "x", "pid": 1, "slots": 2**63},
         {"role": "actor", "name": "x\n" * 40, "pid": 1, "slots": 1},

@@ -99,6 +99,31 @@ def test_a_stopped_run_goes_on_and_a_drained_one_has_trained_all_that_it_admitte
     assert "no buffer can be talked to: it has ended" in capsys.readouterr().err
 
 
+def test_an_actor_whose_engine_hangs_loses_its_leases_and_is_started_anew(tmp_path: Path) -> None:
+    """It sends heartbeats all the while: only the deadline of its leases tells."""
+    marker = tmp_path / "hangs"
+    engine = ["engine=tests.integration.hanging:Hanging", f"engine.marker={marker}", "buffer.lease_timeout=2"]
+    live = Live(tmp_path, *engine)
+    try:
+        live.until("the hang", marker.exists)
+        live.until_steps(30)  # both actors' groups make a batch: it could not go on with leases that hang
+        live.until("the end of its leases", lambda: "no progress for 2 s" in _told(live))
+        live.until("the end of its patience", lambda: "is told to quit" in _told(live))
+        live.until("the actor that was started anew", lambda: _told(live).count(" joined (pid ") == 3)
+        live.until_steps(10)
+        assert rows(live.folder)[-1]["rollout/lease_timeouts"] >= 3
+        assert stop.main([str(live.folder), "--drain"]) == 0
+        assert live.end()[0] == 0
+    finally:
+        live.process.kill()
+    assert not any(audit(live.folder).findings.values())
+    assert summary(live.folder)["ledger"]["dropped"] == {}
+
+
+def _told(live: Live) -> str:
+    return (live.folder / "logs" / "buffer.log").read_text()
+
+
 def test_usr1_stops_a_run_at_a_checkpoint(live: Live) -> None:
     live.until_steps(3)
     live.process.send_signal(signal.SIGUSR1)

@@ -1,0 +1,239 @@
+"""What counts as progress of a lease, and what as legitimate silence: a worker, an engine that is stepped by hand."""
+
+import asyncio
+from functools import partial
+
+import numpy as np
+import pytest
+
+from actors.agents.programs import AgentError
+from actors.engines.timed_engine import TimedEngine
+from actors.progress import MOST_REPORTED, Progress
+from actors.resumption import Recorder, limited
+from actors.worker import Rollout, Worker
+from actors.workflows import single_turn
+from areal_like.types import Completion, Lease, Limits, Prompt, SoFar
+from areal_like.wire import MAX_HEADER_BYTES, encode
+from tests.actors.test_worker import Client
+
+
+class Engine:
+    """Requests get tokens, and end, when the test says so; those that are named in `running` have a place."""
+
+    version = 3
+
+    def __init__(self) -> None:
+        self.calls: dict[str, asyncio.Future] = {}
+        self.running: dict[str, int] = {}
+        self.tokens = 0.0
+
+    async def generate(self, tokens, limits, request: str = "") -> Completion:
+        self.calls[request] = asyncio.get_running_loop().create_future()
+        try:
+            return await self.calls[request]
+        finally:
+            self.running.pop(request, None)
+
+    def step(self, *names: str) -> None:
+        for name in names:
+            self.running[name] = self.running.get(name, 0) + 1
+        self.tokens += len(names)
+
+    def end(self, name: str) -> None:
+        count = self.running.get(name, 1)
+        done = Completion(np.zeros(count, np.int32), np.zeros(count, np.float32), [(3, count)], "stop")
+        self.calls[name].set_result(done)
+
+    def progress(self) -> dict[str, int]:
+        return self.running
+
+    def stats(self) -> dict[str, float]:
+        return {"tokens": self.tokens}
+
+
+class Blind(Engine):
+    """It can't say how far its requests are."""
+
+    progress = None
+
+
+class Task:
+    stop_tokens = (9,)
+
+    def prompt(self, split: str, row: int) -> Prompt:
+        return Prompt(np.array([row], np.int32), None, 5)
+
+
+class Play:
+    """Two groups, 1 and 2, of one sample each, and held-out lease 7."""
+
+    def __init__(self, workflow=single_turn, engine: type[Engine] = Engine):
+        self.engine, self.scored = engine(), asyncio.Event()
+        rollout = Rollout(5, 0.7, None, partial(workflow), partial(single_turn))
+        self.worker = Worker(Task(), self.engine, self.reward, Client(), rollout, {3: "abc"})
+
+    async def reward(self, prompt, tokens) -> float:
+        await self.scored.wait()
+        return 1.0
+
+    async def start(self, heldout: bool = False) -> None:
+        self.worker.start([Lease(each, each, "train", 1, 1, 0.0) for each in (1, 2)])
+        if heldout:
+            self.worker.start([Lease(7, 7, "heldout", 1, 1, 0.0)])
+        await self.settle()
+        self.worker.moved()
+
+    @staticmethod
+    async def settle() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    def moved(self) -> dict[int, int]:
+        return self.worker.moved()[0]
+
+
+def test_tokens_move_their_own_lease_and_a_place_without_tokens_is_a_standstill() -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.start()
+        play.engine.step("1/0", "2/0")
+        assert play.moved() == {1: 1, 2: 1}
+        assert play.moved() == {}, "the engine hangs"
+        play.engine.step("2/0")
+        assert play.moved() == {2: 2}, "one request hangs"
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_for_a_place_moves_as_long_as_the_engine_does() -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.start()
+        play.engine.step("1/0")
+        assert play.moved() == {1: 1, 2: 0}
+        assert play.moved() == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_verifier_at_work_is_progress_and_so_are_answers_and_scores() -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.start()
+        play.engine.step("1/0", "2/0")
+        play.moved()
+        play.engine.end("1/0")
+        await play.settle()
+        assert play.moved() == {1: 1} and play.moved() == {1: 1}, "its verifier has a time limit of its own"
+        play.scored.set()
+        await play.settle()
+        assert play.moved() == {} and len(play.worker.client.groups) == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_cannot_tell_is_trusted_while_a_call_is_open() -> None:
+    async def scenario() -> None:
+        play = Play(engine=Blind)
+        await play.start()
+        assert play.moved() == {1: 0, 2: 0} == play.moved()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("has_a_limit", [True, False])
+def test_a_workflow_that_waits_for_something_else_stands_still_unless_it_has_a_limit(has_a_limit: bool) -> None:
+    async def waiting(engine, reward, prompt, limits, request, filler=0):
+        if has_a_limit:
+            with limited(engine):
+                await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        play = Play(waiting)
+        await play.start()
+        assert play.moved() == ({1: 0, 2: 0} if has_a_limit else {})
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_at_work_is_limited_and_one_that_waits_for_a_hung_engine_is_not() -> None:
+    from actors.agents import workflow
+
+    async def scenario() -> None:
+        engine = Engine()
+        recorder, hold = Recorder(engine, None, SoFar()), asyncio.Event()
+
+        async def earned(*_: object) -> None:
+            await hold.wait()
+            await recorder.generate(np.zeros(1, np.int32), Limits(5, 1.0, (), 0), "1/0")
+            raise AgentError("over")
+
+        class Codec:
+            opening = None
+
+        prompt = Prompt(np.zeros(1, np.int32), None, 5, codec=Codec())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(workflow, "_earned", earned)
+            patch.setattr(workflow, "Conversation", lambda *_: None)
+            run = asyncio.ensure_future(
+                workflow.agent(recorder, None, prompt, Limits(5, 1.0, (), 0), "1/0", agent="a:b")
+            )
+            progress = Progress(engine)
+            await Play.settle()
+            leases = {1: [("1/0", recorder)]}
+            progress.moved(leases)
+            assert progress.moved(leases) == {1: 0}, "the program works"
+            hold.set()
+            engine.step("1/0")
+            await Play.settle()
+            progress.moved(leases)
+            assert progress.moved(leases) == {}, "it waits for an engine that gives no token"
+            engine.end("1/0")
+            with pytest.raises(AgentError):
+                await run
+
+    asyncio.run(scenario())
+
+
+def test_held_out_prompts_are_told_of_by_themselves() -> None:
+    async def scenario() -> None:
+        play = Play()
+        await play.start(heldout=True)
+        play.engine.step("e7")
+        assert play.worker.moved() == ({1: 0, 2: 0}, {7: 1})
+        assert play.worker.moved() == ({}, {})
+        play.engine.end("e7")
+        play.scored.set()
+        await play.settle()
+        assert play.worker.client.evaluations and play.worker.moved() == ({}, {})
+
+    asyncio.run(scenario())
+
+
+def test_a_heartbeat_stays_small_and_leaves_nobody_out_for_long() -> None:
+    engine = Blind()
+    recorder = Recorder(engine, None, SoFar())
+    recorder._open = 1
+    leases = {100_000 + i: [("x", recorder)] for i in range(3 * MOST_REPORTED)}
+    progress = Progress(engine)
+    told = [progress.moved(leases) for _ in range(6)]
+    assert set().union(*told[:3]) == set().union(*told[3:]) == set(leases)
+    body = {"stats": {f"a_total_{i}": 1e9 / 7 for i in range(80)}, "heldout": {}}
+    full = {group_id: 100_000 for group_id in told[0]}
+    (header,) = encode("heartbeat", body | {"progress": full, "heldout": full})
+    assert len(header) < MAX_HEADER_BYTES
+
+
+def test_the_timed_engine_says_how_far_its_requests_are() -> None:
+    async def scenario() -> None:
+        engine = TimedEngine(base=0.01, slots=1, trace=[50])
+        limits = Limits(50, 1.0, (), 0)
+        calls = [asyncio.ensure_future(engine.generate(np.zeros(1, np.int32), limits, name)) for name in "ab"]
+        await asyncio.sleep(0.1)
+        found = engine.progress()
+        assert list(found) == ["a"] and 1 <= found["a"] < 50
+        await engine.close()
+        await asyncio.gather(*calls)
+
+    asyncio.run(scenario())

@@ -1,0 +1,201 @@
+"""A lease that makes no progress goes to another actor: the order of events, with time played by hand."""
+
+import time
+
+import pytest
+
+from buffer.checks import RolloutsFail
+from buffer.deadlines import MOST_IN_A_ROW, MOST_PER_GROUP
+from buffer.entries import Stage
+from buffer.status import levels, status
+from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous
+
+TIMEOUT = 100.0
+
+
+class Clock:
+    """The monotonic clock, ahead by as much as was passed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.ahead, real = 0.0, time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: real() + self.ahead)
+
+    def passes(self, house: House, seconds: float, *alive: str, **said: object) -> None:
+        """Time goes by, in which the actors `alive` tell that all their leases move."""
+        until = self.ahead + seconds
+        while self.ahead < until:
+            self.ahead = min(until, self.ahead + TIMEOUT / 10)
+            for actor in house.state.fleet:
+                moved = dict.fromkeys(actor.running, 1) if actor.name in alive else {}
+                house.say(actor.peer.decode(), "heartbeat", SIGN_OF_LIFE | {"progress": moved} | said)
+        house.controller.step(0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def stuck_house(**options) -> House:
+    house = House(asynchronous(max_staleness=0), lease_timeout=TIMEOUT, **options)
+    house.start()
+    return house
+
+
+def running(house: House, name: str) -> list[int]:
+    return sorted(house.state.fleet.by_name[name].running)
+
+
+def told(house: House, name: str, kind: str) -> list[dict]:
+    return [body for who, said, body in house.router.sent if (who, said) == (name, kind)]
+
+
+def test_leases_without_progress_go_to_another_actor_and_the_batch_is_served(clock: Clock) -> None:
+    house = stuck_house()
+    hung = running(house, "actor-0")
+    assert len(hung) == B // 2
+    clock.passes(house, TIMEOUT * 0.9, "actor-1")
+    assert running(house, "actor-0") == hung, "not before the deadline"
+    clock.passes(house, TIMEOUT * 0.2, "actor-1")
+    assert running(house, "actor-0") == [] and set(hung) <= set(running(house, "actor-1"))
+    assert {"ids": hung, "give_back": False} in told(house, "actor-0", "cancel")
+    for group_id in running(house, "actor-1"):
+        house.push("actor-1", group_id, 0)
+    house.say("learner", "want", {"index": 0, "version": 0})
+    assert house.batches() == [[0, 1, 2, 3]]
+    assert levels(house.state, 0.0)["rollout/lease_timeouts"] == len(hung)
+    house.push("actor-0", hung[0], 0)
+    assert house.state.replay.duplicates == 1, "the late push of the old actor"
+
+
+def test_progress_moves_the_deadline_and_that_of_other_leases_does_not(clock: Clock) -> None:
+    house = stuck_house(actors=1)
+    for _ in range(5):
+        clock.ahead += TIMEOUT * 0.4
+        house.say("actor-0", "heartbeat", SIGN_OF_LIFE | {"progress": {0: 10, 1: 10, 77: 1}})
+        house.controller.step(0)
+    leases = house.leases()
+    assert {group_id: leases.count(group_id) for group_id in range(B)} == {0: 1, 1: 1, 2: 2, 3: 2}
+
+
+@pytest.mark.parametrize("state", ["starting", "restarting"])
+def test_clocks_stand_still_while_the_engine_does_not_serve(clock: Clock, state: str) -> None:
+    house = stuck_house()
+    for _ in range(4):
+        clock.passes(house, TIMEOUT * 0.6, stats={"engine": state})
+    assert house.state.lease_timeouts == 0
+    assert status(house.state)["actors"]["actor-0"]["engine"] == state
+
+
+def test_a_buffer_that_stood_still_forgives(clock: Clock) -> None:
+    house = stuck_house(timeout=20.0)
+    clock.ahead += TIMEOUT * 2
+    house.controller.step(0)
+    assert house.state.lease_timeouts == 0 and len(house.state.fleet) == 2
+
+
+def test_without_a_deadline_nothing_is_revoked(clock: Clock) -> None:
+    house = House(asynchronous(max_staleness=0))
+    house.start()
+    clock.passes(house, TIMEOUT * 10)
+    assert house.state.lease_timeouts == 0
+
+
+def test_an_actor_whose_leases_time_out_gets_no_others_until_it_has_finished_something(clock: Clock) -> None:
+    house = stuck_house()
+    hung = running(house, "actor-0")
+    clock.passes(house, TIMEOUT * 1.1, "actor-1")
+    before = len(house.leases("actor-0"))
+    for _ in range(2):
+        house.say("actor-1", "failed", {"id": running(house, "actor-1")[-1], "reason": "rejected", "detail": ""})
+    assert len(house.leases("actor-0")) == before, "new groups go to the other"
+    house.push("actor-0", hung[0], 0)  # it is slow, and not dead
+    house.say("actor-1", "failed", {"id": running(house, "actor-1")[-1], "reason": "rejected", "detail": ""})
+    assert len(house.leases("actor-0")) > before
+    assert told(house, "actor-0", "quit") == []
+
+
+def test_a_benched_actor_is_tried_again_after_a_while_and_told_to_quit_if_it_hangs_on(clock: Clock) -> None:
+    house = stuck_house()
+    clock.passes(house, TIMEOUT * 1.1, "actor-1")
+    assert running(house, "actor-0") == [] and told(house, "actor-0", "quit") == []
+    clock.passes(house, TIMEOUT * 1.1, "actor-1")
+    for group_id in running(house, "actor-1"):
+        house.push("actor-1", group_id, 0)
+    house.say("learner", "want", {"index": 0, "version": 0})
+    house.say("learner", "trained", {"index": 0})
+    house.publish(1)
+    house.apply(1)
+    assert len(running(house, "actor-0")) == B // 2, "it gets its share again"
+    clock.passes(house, TIMEOUT * 1.1, "actor-1")
+    (word,) = told(house, "actor-0", "quit")
+    assert f"{2 * (B // 2)} leases in a row" in word["reason"] and B >= MOST_IN_A_ROW
+    for _ in range(3):
+        clock.passes(house, TIMEOUT * 1.1, "actor-1")
+    assert running(house, "actor-0") == [] and len(told(house, "actor-0", "quit")) == 1, "it is benched for good"
+    house.say("actor-0:new", "hello", {"role": "actor", "name": "actor-0", "pid": 2, "slots": 256})
+    house.say("actor-0:new", "applied", {"version": 1, "digest": "d1"})
+    house.say("actor-1", "failed", {"id": running(house, "actor-1")[-1], "reason": "rejected", "detail": ""})
+    assert house.leases("actor-0:new"), "started again, it works again"
+
+
+def test_an_actor_of_which_some_groups_move_is_not_told_to_quit(clock: Clock) -> None:
+    house = House(asynchronous(max_staleness=2), lease_timeout=TIMEOUT)
+    house.start()
+    held = running(house, "actor-0")
+    assert len(held) == 6
+    for _ in range(6):
+        clock.ahead += TIMEOUT * 0.3
+        house.say("actor-0", "heartbeat", SIGN_OF_LIFE | {"progress": {held[0]: 1}})
+        house.say("actor-1", "heartbeat", SIGN_OF_LIFE | {"progress": dict.fromkeys(running(house, "actor-1"), 1)})
+    assert running(house, "actor-0") == held[:1] and told(house, "actor-0", "quit") == []
+    assert house.state.lease_timeouts == 5
+
+
+def test_a_group_that_hangs_everywhere_is_dropped_and_its_slot_goes_to_another_prompt(clock: Clock) -> None:
+    house = stuck_house()
+    bad = 2
+    for _ in range(20):
+        clock.ahead += TIMEOUT * 0.3
+        for name in house.names:
+            moved = dict.fromkeys(set(running(house, name)) - {bad}, 1)
+            house.say(name, "heartbeat", SIGN_OF_LIFE | {"progress": moved})
+    ledger = house.state.replay.ledger()
+    assert ledger["dropped"] == {"timed out": 1} and ledger["admitted"] == 5 and ledger["active"] == 4
+    assert house.state.lease_timeouts == MOST_PER_GROUP and house.state.replay.entries[4].slot == bad
+    assert set(house.leases("actor-0")) & set(house.leases("actor-1")) == {bad}, "both have tried it"
+
+
+def test_when_everything_hangs_the_run_ends_and_says_so(clock: Clock) -> None:
+    house = stuck_house(actors=1)
+    with pytest.raises(RolloutsFail, match="timed out"):
+        for _ in range(100):
+            clock.passes(house, TIMEOUT)
+
+
+def test_a_spare_group_that_hangs_waits_in_the_queue(clock: Clock) -> None:
+    house = stuck_house(actors=1)
+    replay = house.state.replay
+    entry = replay.admit(100, 100, 8, 8, "actor-0", 0, 0.0, spare=True)
+    house.state.fleet.by_name["actor-0"].lease(100, 8, time.monotonic())
+    clock.ahead += TIMEOUT * 1.1
+    moved = dict.fromkeys(range(B), 1)
+    house.say("actor-0", "heartbeat", SIGN_OF_LIFE | {"progress": moved})
+    assert entry.stage is Stage.DEFERRED and house.state.lease_timeouts == 1
+
+
+def test_held_out_prompts_go_to_another_actor_too_and_at_last_count_as_failed(clock: Clock) -> None:
+    house = House(asynchronous(), evaluate=4, lease_timeout=TIMEOUT)
+    house.start()
+    for lease in house.leases("actor-1", "heldout"):
+        house.say("actor-1", "evaluated", {"id": lease, "reward": 1.0, "oldest": 0, "newest": 0, "length": 4})
+    hung = house.leases("actor-0", "heldout")
+    clock.passes(house, TIMEOUT * 0.6, heldout=dict.fromkeys(hung, 3))
+    clock.passes(house, TIMEOUT * 0.6)
+    assert len(house.leases(split="heldout")) == 4, "they moved"
+    clock.passes(house, TIMEOUT * 0.6)
+    assert set(hung) <= set(house.leases("actor-1", "heldout"))
+    clock.passes(house, TIMEOUT * 1.1)
+    clock.passes(house, TIMEOUT * 1.1)
+    (result,) = house.state.gauges.evaluations
+    assert result["reward"] == 0.5 and house.state.evaluation.round is None
