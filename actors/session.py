@@ -16,8 +16,9 @@ import time
 from actors.subscriber import Subscriber
 from actors.worker import Worker
 from areal_like.client import ActorClient
+from areal_like.link import WrongKeysError
 from areal_like.process import TERM_SECONDS, end_within
-from areal_like.wire import SAY_HELLO, Message
+from areal_like.wire import NOT_WITH_THIS_KEY, SAY_HELLO, Message
 
 log = logging.getLogger(__name__)
 HELLO_SECONDS = 5.0
@@ -80,6 +81,9 @@ class Session:
         raise Stuck(message.body["reason"])
 
     def _on_refused(self, message: Message) -> None:
+        """Raises WrongKeysError where this actor's key is not one of actors."""
+        if NOT_WITH_THIS_KEY in message.body["reason"]:
+            raise WrongKeysError(f"the buffer refused a message: {message.body['reason']}")
         log.warning("the buffer refused a message: %s", message.body["reason"])
         unanswered = time.monotonic() - self._said_at > HELLO_SECONDS
         if SAY_HELLO in message.body["reason"] and (self.welcomed or unanswered):

@@ -62,7 +62,7 @@ class Subscriber:
     ):
         self.engine, self.name, self.applied = engine, name, applied
         self._spans = spans or Spans()
-        self.sources = Sources(name, partial(AsyncDealer, link_timeout=link_timeout, keys=keys))
+        self.sources = Sources(name, partial(AsyncDealer, link_timeout=link_timeout, keys=keys, role="actor"))
         self.relay: Relay | None = None
         self._newest: dict[str, Any] | None = None
         self._news = asyncio.Event()

@@ -7,11 +7,13 @@ what was on its way is lost without a word: dealers tell of it (`link`), and who
 matters. With `link_timeout` a connection that is dead without a sign (a firewall that has forgotten it, a host without
 power) counts as broken after so many seconds.
 
-Without keys sockets bind to loopback or a local file only; with keys (`areal_like.keys`) a Router is a CURVE server
-that lets in who is on its allow-list, and dealers are CURVE clients. What a peer can make a Router hold is bounded,
-whoever it is: a frame by `max_frame` (refused before memory is taken), what has not been read yet and what it does not
-fetch by a number of messages (`UNREAD`, `unsent`), and its lines in the log. Not bounded by ZeroMQ: the frames
-of one message, which it collects before it hands out the first.
+Local files are open to whoever the file system lets in: their folder is the user's alone. On TCP a Router is a CURVE
+server (`areal_like.keys`) that lets in who is on its allow-list and takes from each what its key's role may say;
+dealers are CURVE clients. What a stranger can make a Router hold is one frame per connection, until the handshake fails
+or `HANDSHAKE_MS` are over. What a peer can make it hold is bounded: a frame by `max_frame` (refused before memory is
+taken), what has not been read yet and what it does not fetch by a number of messages (`UNREAD`, `unsent`), and its
+lines in the log. Not bounded by ZeroMQ: the frames of one message, which it collects before it hands out the first. So
+a holder of keys, or on a local file another process of the user, can fill the memory.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import errno
 import ipaddress
 import logging
 import os
+import secrets
 import select
 import socket
 import threading
@@ -33,7 +36,7 @@ import zmq.asyncio
 
 from areal_like import keys as keyring
 from areal_like.link import BusError, Link
-from areal_like.wire import MAX_FRAME_BYTES, MAX_FRAMES, Message, WireError, decode, encode
+from areal_like.wire import MAX_FRAME_BYTES, MAX_FRAMES, Message, WireError, check_role, decode, encode
 
 log = logging.getLogger(__name__)
 _MORE, _NOW = int(zmq.SNDMORE), int(zmq.DONTWAIT)  # as plain numbers: arithmetic on zmq's enums is slow
@@ -73,15 +76,6 @@ def own_address() -> str:
     return "127.0.0.1"
 
 
-def check_reach(host: str, keys: str | None) -> None:
-    """Raises ValueError if others than this machine's processes could reach `host` and there are no keys."""
-    if not keys and not is_loopback(host):
-        raise ValueError(
-            f"buffer.host={host}: without keys sockets bind to loopback only. Make keys with "
-            "python -m scripts.keys FOLDER and set security.key_folder=FOLDER, or use 127.0.0.1"
-        )
-
-
 def _configure(sock: zmq.Socket, unread: int = 0, unsent: int = 0, max_frame: int = MAX_FRAME_BYTES) -> None:
     sock.setsockopt(zmq.LINGER, 0)
     sock.setsockopt(zmq.SNDHWM, unsent)
@@ -96,7 +90,8 @@ def keep(frames: Sequence[Any]) -> list[Any]:
 
 
 def receive_within(sock: zmq.Socket, timeout: float) -> list[Any] | None:
-    """The frames of the next message, or None after `timeout` seconds. Of too many, the first that are too many."""
+    """The frames of the next message as the socket has them (see `keep`), or None after `timeout` seconds. Of too many,
+    the first that are too many."""
     try:
         frames = [sock.recv(_NOW, copy=False)]
     except zmq.Again:
@@ -108,7 +103,7 @@ def receive_within(sock: zmq.Socket, timeout: float) -> list[Any] | None:
         frame = sock.recv(copy=False)
         if len(frames) < MAX_FRAMES + 2:  # the routing id, the most that a message may have, and one to show it
             frames.append(frame)
-    return keep(frames)
+    return frames
 
 
 def send_all(sock: zmq.Socket, frames: Sequence[Any], flags: int = 0) -> None:
@@ -123,7 +118,7 @@ class Router:
 
     `keys` see `areal_like.keys`; None: anybody who can reach the endpoint may talk. `max_frame` bytes is the largest
     frame; a peer that announces a larger one is disconnected before any of it is taken. `unsent` messages may wait for
-    one peer. `as_client`: it shows the pair of a client, for it has not the server's; `key` is the public one.
+    one peer. `as_client`: it shows the pair of an actor, for it has not the server's; `key` is the public one.
     `refused` counts messages that could not be accepted. Raises BusError, KeysError.
 
     Small messages are copied out of the buffer that they were received into: kept in place, as libzmq does by default,
@@ -152,7 +147,8 @@ class Router:
             self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
             self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full queue is an error here, and no silent loss
             if keys:
-                self.key = self._demand_keys(keyring.client_pair(keys)[:2] if as_client else keyring.server_pair(keys))
+                pair = keyring.client_pair(keys, "actor")[:2] if as_client else keyring.server_pair(keys)
+                self.key = self._demand_keys(pair)
             self.socket.bind(endpoint)
         except (zmq.ZMQError, keyring.KeysError) as error:
             self.close()
@@ -178,9 +174,13 @@ class Router:
         parts = receive_within(self.socket, timeout)
         if parts is None:
             return None
-        peer, *frames = parts
+        role = parts[-1].get("User-Id") if self._guard else keyring.NO_ROLE
+        peer, *frames = keep(parts)
         try:
-            return peer, decode(frames)
+            message = decode(frames)
+            if role != keyring.NO_ROLE:
+                check_role(role, message)
+            return peer, message
         except WireError as error:
             self.refuse(peer, str(error))
             return peer, error
@@ -195,7 +195,7 @@ class Router:
         self._told += 1
         if self._told <= LOGGED_REFUSALS:
             last = " (the log skips more of these for a minute)" if self._told == LOGGED_REFUSALS else ""
-            log.warning("refused a message of %r: %r%s", peer, reason[:1000], last)
+            log.warning("refused a message of %r: %r%s", _shown(peer), reason[:1000], last)
 
     def send(self, peer: bytes, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
         """Queue a message; a peer that is gone is no error (its absence shows by its silence), nor is one that has
@@ -212,9 +212,15 @@ class Router:
             self.context.term()
 
 
-def routing_id(name: str, pid: int) -> bytes:
-    """How a router knows the process `pid` of the role `name`: a restarted process is another peer."""
-    return f"{name}:{pid}".encode()
+def routing_id(name: str) -> bytes:
+    """How a router is to know a socket of this process, over all its connections: a restarted process is another peer.
+    Nobody can guess it, or who has a key could take over a connection (ROUTER_HANDOVER) that has another's role."""
+    return f"{name}:{os.getpid()}:{secrets.token_hex(8)}".encode()
+
+
+def _shown(peer: bytes) -> bytes:
+    """Without what nobody is to know."""
+    return b":".join(peer.split(b":")[:2])
 
 
 def deliver(seconds: float) -> None:
@@ -223,13 +229,20 @@ def deliver(seconds: float) -> None:
 
 
 def _dealer(
-    context: Any, endpoint: str, name: str, peer: str, link_timeout: float | None, keys: str | None, key: str = ""
+    context: Any,
+    endpoint: str,
+    name: str,
+    peer: str,
+    link_timeout: float | None,
+    keys: str | None,
+    role: str,
+    key: str = "",
 ) -> tuple[Any, Link]:
-    own, secret, server = keyring.client_pair(keys) if keys else (b"", b"", b"")
+    own, secret, server = keyring.client_pair(keys, role) if keys else (b"", b"", b"")
     pair = (own, secret, key.encode() or server) if keys else ()
     sock = context.socket(zmq.DEALER)
     _configure(sock)
-    sock.setsockopt(zmq.ROUTING_ID, routing_id(name, os.getpid()))
+    sock.setsockopt(zmq.ROUTING_ID, routing_id(name))
     for option, value in zip((zmq.CURVE_PUBLICKEY, zmq.CURVE_SECRETKEY, zmq.CURVE_SERVERKEY), pair, strict=False):
         sock.setsockopt(option, value)
     if link_timeout:
@@ -242,13 +255,20 @@ def _dealer(
 
 
 class Dealer:
-    """A connected socket of a blocking process; `peer` names the other side in errors, `keys` see `areal_like.keys`.
-    Raises KeysError."""
+    """A connected socket of a blocking process; `peer` names the other side in errors, `keys` see `areal_like.keys`,
+    `role` is that of the pair that it shows. Raises KeysError."""
 
     def __init__(
-        self, endpoint: str, name: str, peer: str, *, link_timeout: float | None = None, keys: str | None = None
+        self,
+        endpoint: str,
+        name: str,
+        peer: str,
+        *,
+        link_timeout: float | None = None,
+        keys: str | None = None,
+        role: str = "operator",
     ):
-        self.socket, self.link = _dealer(zmq.Context.instance(), endpoint, name, peer, link_timeout, keys)
+        self.socket, self.link = _dealer(zmq.Context.instance(), endpoint, name, peer, link_timeout, keys, role)
 
     def send(self, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
         send_all(self.socket, encode(kind, body, payloads))
@@ -261,7 +281,7 @@ class Dealer:
             left = deadline - time.monotonic()
             frames = receive_within(self.socket, max(0.0, left if self.link.connections else min(left, 0.5)))
             if frames is not None:
-                return decode(frames)
+                return decode(keep(frames))
             self.link.check()
             if left <= 0:
                 return None
@@ -278,10 +298,8 @@ class SharedDealer(Dealer):
     tells of news once: what another thread's send takes note of in passing, that thread says by `_wake`.
     """
 
-    def __init__(
-        self, endpoint: str, name: str, peer: str, *, link_timeout: float | None = None, keys: str | None = None
-    ):
-        super().__init__(endpoint, name, peer, link_timeout=link_timeout, keys=keys)
+    def __init__(self, endpoint: str, name: str, peer: str, **how: Any):
+        super().__init__(endpoint, name, peer, **how)
         self._lock, self._owner = threading.Lock(), threading.get_ident()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._watched = select.poll()
@@ -301,7 +319,7 @@ class SharedDealer(Dealer):
             with self._lock:
                 frames = receive_within(self.socket, 0.0)
             if frames is not None:
-                return decode(frames)
+                return decode(keep(frames))
             left = deadline - time.monotonic()
             if left <= 0:
                 self.link.check()
@@ -319,8 +337,8 @@ class SharedDealer(Dealer):
 
 
 class AsyncDealer:
-    """A connected socket of an asyncio process. `peer` and `keys` as for `Dealer`; `key`: the public key that the other
-    side must show, where it is not the server's. One who waits for messages looks at `link` now and then."""
+    """A connected socket of an asyncio process. `peer`, `keys` and `role` as for `Dealer`; `key`: the public key that
+    the other side must show, where it is not the server's. One who waits for messages looks at `link` now and then."""
 
     def __init__(
         self,
@@ -330,9 +348,11 @@ class AsyncDealer:
         *,
         link_timeout: float | None = None,
         keys: str | None = None,
+        role: str = "actor",
         key: str = "",
     ):
-        self.socket, self.link = _dealer(zmq.asyncio.Context.instance(), endpoint, name, peer, link_timeout, keys, key)
+        context = zmq.asyncio.Context.instance()
+        self.socket, self.link = _dealer(context, endpoint, name, peer, link_timeout, keys, role, key)
 
     def send(self, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
         """Queue a message. Without a high-water mark the send is done when the call returns, so it is not awaited."""

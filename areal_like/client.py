@@ -69,7 +69,7 @@ class ActorClient:
         shared_bytes: int = 0,
     ):
         self.name, self.slots = name, slots
-        self.dealer = AsyncDealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys)
+        self.dealer = AsyncDealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys, role="actor")
         self._ready: list[int] = []
         self._unacknowledged: dict[int, _Pushed] = {}
         self._shared_bytes = shared_bytes if endpoint.startswith("ipc://") else 0
@@ -215,7 +215,7 @@ class LearnerClient:
     def __init__(
         self, endpoint: str, name: str = "learner", *, link_timeout: float | None = None, keys: str | None = None
     ):
-        self.dealer = SharedDealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys)
+        self.dealer = SharedDealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys, role="learner")
         self.name = name
         self.pausing = False
         self._take: Callable[[Batch], None] | None = None
@@ -354,7 +354,7 @@ class SupervisorClient:
     def __init__(self, endpoint: str, keys: str | None = None):
         # Several may look in, from several hosts, and process ids are unique on one host only.
         name = f"supervisor-{socket.gethostname()}"
-        self.dealer = Dealer(endpoint, name, "buffer", keys=keys)
+        self.dealer = Dealer(endpoint, name, "buffer", keys=keys, role="operator")
 
     def ask(self) -> None:
         self.dealer.send("status", {})
@@ -373,13 +373,15 @@ class SupervisorClient:
                 report = message.body["report"]
 
     def report(self, timeout: float) -> dict[str, Any] | None:
-        """Ask, and wait for the answer; None after `timeout` seconds."""
+        """Ask, and wait for the answer; None after `timeout` seconds. Raises BusError where something was refused."""
         self.ask()
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
             message = self.dealer.receive(timeout=left)
             if message is not None and message.kind == "report":
                 return message.body["report"]
+            if message is not None and message.kind == "refused":
+                raise BusError(f"the buffer refused: {message.body['reason']}")
         return None
 
     def stop(self, drain: bool) -> None:

@@ -1,15 +1,16 @@
-"""CURVE keys: who may connect, and that it is the right buffer that one connects to.
+"""CURVE keys: who may connect, as what, and that it is the right buffer that one connects to.
 
-    FOLDER/server.key, server.key_secret    the buffer's and the publisher's pair (one for both: they bind)
-    FOLDER/client.key_secret                the pair of whoever connects: actors, the learner, the starter
-    FOLDER/clients/NAME.key                 the allow-list: public keys of the clients that are let in
+    FOLDER/server.key, server.key_secret    the pair of those who bind: the buffer and the publisher
+    FOLDER/ROLE.key_secret                  the pair of who connects as ROLE: learner, actor, operator
+    FOLDER/clients/NAME.key                 the allow-list: public keys of those that are let in, each with its role
 
 Files are ZeroMQ certificates (`zmq.auth`); secret ones can be read by their owner only, or are refused, as ssh does.
+What a role may say is in `areal_like.wire`; a key without one, as they were made before there were roles, may say all.
 A machine that only connects needs `server.key` and a `client.key_secret` of its own: `add_client` makes such a folder.
 Taking a file out of `clients/` shuts that client out from its next connection on; nothing has to be restarted.
 
-Keys are made by `scripts.keys` and read by `areal_like.bus` from the folder that the config names; they go into no
-environment, no argument and no log.
+Keys are made by `scripts.keys`, or by the starter of a run that needs some and has none (`provide`), and read by
+`areal_like.bus` from the folder that the config names; they go into no environment, no argument and no log.
 """
 
 from __future__ import annotations
@@ -17,20 +18,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import zmq
-from zmq.auth import create_certificates, load_certificate, load_certificates
+from zmq.auth import create_certificates, load_certificate
 from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils import z85
 
 from areal_like.errors import UserError
+from areal_like.wire import MAY_SAY
 
 log = logging.getLogger(__name__)
 DOMAIN = "areal_like"
 """Of the authentication protocol (ZAP); a name, nothing more."""
+ROLES = ("learner", "actor", "operator")
+"""For which `make` makes keys."""
+NO_ROLE = "any"
+_ROLE = re.compile(r"^\s*role\s*=\s*(\S+)\s*$", re.MULTILINE)
 TELL_SECONDS = 10.0
 """A stranger that knocks again and again is told of in the log this often."""
 
@@ -43,8 +51,9 @@ class KeysError(UserError):
 
 
 def make(folder: Path) -> None:
-    """A server pair, a client pair, and an allow-list of that one client. Raises KeysError rather than overwrite."""
-    for name in ("server.key", "server.key_secret", "client.key_secret", "clients"):
+    """A server pair, a pair for each role, and an allow-list of these. Raises KeysError rather than overwrite."""
+    roles = [f"{role}.key_secret" for role in (*ROLES, "client")]
+    for name in ("server.key", "server.key_secret", *roles, "clients"):
         if (folder / name).exists():
             raise KeysError(
                 f"{folder / name} exists: nothing was changed; choose another folder, or remove the old keys"
@@ -52,14 +61,26 @@ def make(folder: Path) -> None:
     with _private_files():
         (folder / "clients").mkdir(parents=True)
         create_certificates(folder, "server")
-        create_certificates(folder, "client")
-        (folder / "client.key").rename(folder / "clients" / "client.key")
+        for role in ROLES:
+            create_certificates(folder, role)
+            _list(folder / f"{role}.key", folder / "clients" / f"{role}.key", role)
 
 
-def add_client(folder: Path, name: str) -> Path:
-    """Let one more client in; returns a folder with all that its machine needs. Raises KeysError."""
+def provide(folder: Path) -> None:
+    """The same, whole or not at all, if there is nothing yet."""
+    if folder.exists():
+        return
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    make(beside)
+    beside.rename(folder)
+
+
+def add_client(folder: Path, name: str, role: str = "actor") -> Path:
+    """Let one more client in, as `role`; returns a folder with all that its machine needs. Raises KeysError."""
     if not name.replace("-", "").replace("_", "").isalnum() or name == "clients":
         raise KeysError(f"{name!r} can't name a client: use letters, digits, - and _")
+    if role not in MAY_SAY:
+        raise KeysError(f"{role!r} is no role: {', '.join(MAY_SAY)}")
     server, listed, place = folder / "server.key", folder / "clients" / f"{name}.key", folder / name
     if not server.is_file():
         raise KeysError(f"{folder} holds no server.key: make the keys first, without --client")
@@ -69,8 +90,14 @@ def add_client(folder: Path, name: str) -> Path:
         place.mkdir()
         create_certificates(place, "client")
         shutil.copy(server, place)
-        (place / "client.key").rename(listed)
+        _list(place / "client.key", listed, role)
     return place
+
+
+def _list(public: Path, listed: Path, role: str) -> None:
+    """Put a public key on the allow-list."""
+    public.write_text(public.read_text().replace("metadata\n", f"metadata\n    role = {role}\n"))
+    public.rename(listed)
 
 
 @contextlib.contextmanager
@@ -91,9 +118,22 @@ def server_pair(folder: str | Path) -> tuple[bytes, bytes]:
     return _secret(Path(folder) / "server.key_secret")
 
 
-def client_pair(folder: str | Path) -> tuple[bytes, bytes, bytes]:
-    """(public, secret, the server's public key). Raises KeysError."""
-    return (*_secret(Path(folder) / "client.key_secret"), _load(Path(folder) / "server.key")[0])
+def client_pair(folder: str | Path, role: str) -> tuple[bytes, bytes, bytes]:
+    """(public, secret, the server's public key) of who connects as `role`. Raises KeysError."""
+    own, only = Path(folder) / f"{role}.key_secret", Path(folder) / "client.key_secret"
+    return (*_secret(only if only.exists() and not own.exists() else own), _load(Path(folder) / "server.key")[0])
+
+
+def listed(folder: Path) -> dict[bytes, str]:
+    """Public keys of an allow-list, with their roles. Raises KeysError, OSError."""
+    found = {}
+    for path in folder.iterdir():
+        if path.suffix == ".key":
+            role = _ROLE.search(path.read_text())
+            found[_load(path)[0]] = role[1] if role else NO_ROLE
+            if role and role[1] not in MAY_SAY:
+                raise KeysError(f"{path}: {role[1][:40]!r} is no role: {', '.join(MAY_SAY)}")
+    return found
 
 
 def _secret(path: Path) -> tuple[bytes, bytes]:
@@ -119,32 +159,39 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
 # ---- letting in -----------------------------------------------------------------------------------------------------
 
 
-class AllowList:
-    """Answers, for each connection that is tried, whether its public key is in `folder`, read anew each time."""
+class Guard(ThreadAuthenticator):
+    """Lets in, for each connection that is tried, whose public key is in `folder`, read anew each time. Messages of who
+    is let in carry its role as `User-Id`."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, context: zmq.Context, folder: Path):
+        super().__init__(context)
         self.folder, self._told_at = folder, -TELL_SECONDS
+        self._roles: dict[bytes, str] = {}
+        self.configure_curve_callback(DOMAIN, self)
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Called by the authenticator's thread; an exception would end that, so there is none."""
         try:
-            allowed = key in load_certificates(self.folder)
+            self._roles = listed(self.folder)
         except (OSError, ValueError) as error:
             log.error("the allow-list can't be read, nobody is let in: %s", error)
             return False
         now = time.monotonic()
-        if not allowed and now - self._told_at >= TELL_SECONDS:
+        if key not in self._roles and now - self._told_at >= TELL_SECONDS:
             self._told_at = now
             log.warning("refused a connection: its key is not in %s", self.folder)
-        return allowed
+        return key in self._roles
+
+    def curve_user_id(self, client_public_key: bytes) -> str:
+        """Of one that has just been let in."""
+        return self._roles[z85.encode(client_public_key)]
 
 
-def guard(context: zmq.Context, folder: str | Path) -> ThreadAuthenticator:
+def guard(context: zmq.Context, folder: str | Path) -> Guard:
     """Let only clients of the allow-list connect to the CURVE servers of `context`, until `stop()` is called."""
     clients = Path(folder) / "clients"
     if not clients.is_dir():
         raise KeysError(f"{clients} is missing: it holds the public key of every client that may connect")
-    authenticator = ThreadAuthenticator(context)
-    authenticator.configure_curve_callback(DOMAIN, AllowList(clients))
+    authenticator = Guard(context, clients)
     authenticator.start()
     return authenticator

@@ -29,7 +29,7 @@ from typing import Any, NoReturn, TextIO
 
 from setproctitle import setproctitle, setthreadtitle
 
-from areal_like.bus import NODE, BusError, check_reach, own_address
+from areal_like.bus import NODE, BusError, is_loopback, own_address
 from areal_like.config import load_resolved
 from areal_like.errors import UserError
 from areal_like.launch import sockets
@@ -77,12 +77,13 @@ class Role:
         return self.config.security.key_folder
 
     def endpoint(self, service: str) -> str:
-        """Where this role binds `service`: a file for ipc, the configured host and port for tcp. Raises ValueError if
-        others could reach it and there are no keys."""
+        """Where this role binds `service`: a file for ipc, the configured host and port for tcp. Raises UserError
+        where anybody could talk to it."""
         buffer = self.config.buffer
         if buffer.transport == "tcp":
+            if not self.keys:
+                raise UserError("security.key_folder: nothing binds to TCP without keys; scripts.train makes some")
             host = own_address() if buffer.host == NODE else buffer.host
-            check_reach(host, self.keys)
             return f"tcp://{host}:{buffer.port if service == 'buffer' else 0}"
         return f"ipc://{self.sockets}/{service}"
 
@@ -90,7 +91,7 @@ class Role:
         """Where this role binds a service of its own, which it has to tell others of: as `endpoint`, but on the host
         that this process is on."""
         if self.config.buffer.transport == "tcp":
-            return f"tcp://{own_address() if self.keys else '127.0.0.1'}:0"
+            return f"tcp://{'127.0.0.1' if is_loopback(self.config.buffer.host) else own_address()}:0"
         return f"ipc://{self.sockets}/w{os.getpid()}"
 
     def offer(self, service: str, endpoint: str) -> None:

@@ -102,6 +102,23 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
 }
 
 
+MAY_SAY: dict[str, frozenset[str]] = {
+    "learner": frozenset(
+        {"hello", "model", "published", "want", "want_share", "stream", "trained", "checkpointed", "finish"},
+    ),
+    "actor": frozenset(
+        {"hello", "heartbeat", "push", "give_back", "share", "relay", "credit", "left_out", "failed", "evaluated"}
+        | {"applied", "sync", "fetch", "status", "lost"},
+    ),
+    "operator": frozenset({"status", "stop", "lost"}),
+    "observer": frozenset({"status"}),
+}
+"""What the holder of a key may say, by the key's role (`areal_like.keys`). A host of actors looks in and tells of their
+deaths with its key, too."""
+NOT_WITH_THIS_KEY = "a key of role"
+"""In reasons to refuse a message that the sender can't mend."""
+
+
 class WireError(ValueError):
     """A message that can't be accepted; the text says what is wrong with it."""
 
@@ -177,3 +194,11 @@ def check_body(kind: str, body: Any) -> None:
         value = body[name]
         if not isinstance(value, types) or (isinstance(value, bool) and types is int):
             raise WireError(f"{kind}.{name}: {type(value).__name__} does not fit")
+
+
+def check_role(role: str, message: Message) -> None:
+    """Raises WireError unless the holder of a key of `role` may say this."""
+    if message.kind not in MAY_SAY[role]:
+        raise WireError(f"{NOT_WITH_THIS_KEY} {role} may not say {message.kind!r}")
+    if message.kind == "hello" and message.body["role"] != role:
+        raise WireError(f"{NOT_WITH_THIS_KEY} {role} can't say hello as {message.body['role'][:40]!r}")

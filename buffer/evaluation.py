@@ -116,16 +116,20 @@ class Evaluation:
         self.round.timeouts[row] += 1
         if self.round.timeouts[row] >= most:
             version = self.round.version
-            return self.record(self._round_number * self.prompts + row, 0.0, 0, version, version)
+            lease_id = self._round_number * self.prompts + row
+            return self.record(self.round.assigned[row], lease_id, 0.0, 0, version, version)
         del self.round.assigned[row]
         self.round.unassigned.append(row)
         return None
 
-    def record(self, lease_id: int, reward: float, length: int, oldest: int, newest: int) -> dict[str, Any] | None:
-        """One held-out completion's reward; the round's result if it was the last."""
+    def record(
+        self, actor: str, lease_id: int, reward: float, length: int, oldest: int, newest: int
+    ) -> dict[str, Any] | None:
+        """One held-out completion's reward, by the actor that has its lease; the round's result if it was the last."""
         number, row = divmod(lease_id, max(1, self.prompts))
-        if not self.round or number != self._round_number or self.round.assigned.pop(row, None) is None:
+        if not self.round or number != self._round_number or self.round.assigned.get(row) != actor:
             return None
+        del self.round.assigned[row]
         self.round.rewards.append(reward)
         self.round.lengths.append(length)
         self.round.oldest, self.round.newest = min(self.round.oldest, oldest), max(self.round.newest, newest)

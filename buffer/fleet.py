@@ -19,10 +19,10 @@ until it joins anew."""
 
 @dataclass(slots=True)
 class Actor:
-    """`peer` is its routing id; `slots` the sequences that its engine decodes at once; `version` the weights it last
-    applied (−1: none yet); `running` the ids of its groups; `leased` and `ended` count sequences since it joined;
-    `parked`: it gets no training leases until the next round; `refused` groups of it in a row could not be accepted;
-    `ring` is the memory that it shares, if it does.
+    """`peer` is its routing id, `pid` its process's id on its own host; `slots` the sequences that its engine decodes
+    at once; `version` the weights it last applied (−1: none yet); `running` the ids of its groups; `leased` and `ended`
+    count sequences since it joined; `parked`: it gets no training leases until the next round; `refused` groups of it
+    in a row could not be accepted; `ring` is the memory that it shares, if it does.
 
     `moved`: when each of its groups was leased or last made progress; `timed_out`: leases that it has lost for want of
     progress since it last finished something; until `benched_until` it gets no others (`buffer.deadlines`)."""
@@ -31,6 +31,7 @@ class Actor:
     peer: bytes
     slots: int
     seen: float
+    pid: int = 0
     version: int = -1
     leased: int = 0
     ended: int = 0
@@ -96,9 +97,9 @@ class Fleet:
     def __len__(self) -> int:
         return len(self.by_name)
 
-    def join(self, name: str, peer: bytes, slots: int, now: float) -> Actor:
+    def join(self, name: str, peer: bytes, slots: int, now: float, pid: int = 0) -> Actor:
         """A new actor. The caller has removed an earlier one of its name."""
-        actor = Actor(name, peer, slots, now)
+        actor = Actor(name, peer, slots, now, pid)
         self.by_name[name] = self.by_peer[peer] = actor
         return actor
 

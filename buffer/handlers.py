@@ -7,7 +7,6 @@ import math
 import time
 from typing import Any
 
-from areal_like.bus import routing_id
 from areal_like.groups import Head, unpack_heads
 from areal_like.ring import MappedRing
 from areal_like.wire import ONLY_THE_LEARNER, SAY_HELLO, Message, WireError
@@ -68,8 +67,8 @@ class Handlers:
         if role == "actor":
             if previous := self.state.fleet.by_name.get(name):
                 self.state.lose(previous)
-            self.state.fleet.join(name, peer, slots, time.monotonic())
-            log.info("%s joined (pid %d)", name, message.body["pid"])
+            actor = self.state.fleet.join(name, peer, slots, time.monotonic(), message.body["pid"])
+            log.info("%s joined (pid %d)", name, actor.pid)
         elif role == "learner":
             if self.state.learner not in (None, peer):
                 raise WireError("there is a learner already")
@@ -233,7 +232,7 @@ class Handlers:
         if actor is None or not math.isfinite(body["reward"]):
             raise WireError("no actor, or no reward")
         result = self.state.evaluation.record(
-            body["id"], body["reward"], body["length"], body["oldest"], body["newest"]
+            actor.name, body["id"], body["reward"], body["length"], body["oldest"], body["newest"]
         )
         self.state.note_evaluation(result, time.monotonic())
 
@@ -245,8 +244,8 @@ class Handlers:
     def _on_lost(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         """A supervisor saw a process die: nobody need wait for its silence. A pid of 0: whoever has that name."""
         name, pid = message.body["name"], message.body["pid"]
-        dead = self.state.fleet.by_peer.get(routing_id(name, pid)) if pid else self.state.fleet.by_name.get(name)
-        if dead:
+        dead = self.state.fleet.by_name.get(name)
+        if dead and pid in (0, dead.pid):
             log.warning("%s %s: its %d leases go to others", dead.name, message.body["how"], len(dead.running))
             self.state.lose(dead)
         if message.body["for_good"] and self.state.expected_actors > 1:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like import keys
-from areal_like.bus import NODE, check_reach
+from areal_like.bus import NODE
 from areal_like.config import Config, ConfigError
 from areal_like.interfaces import Task
 from areal_like.launch.plan import limits
@@ -35,9 +35,8 @@ def preflight(config: Config) -> str:
         raise ConfigError(f"model.path: no Hugging Face model in {path!r} (config.json is missing)")
     if config.security.key_folder:
         keys.server_pair(config.security.key_folder)
-        keys.client_pair(config.security.key_folder)
-    if config.buffer.transport == "tcp" and config.buffer.host != NODE:
-        check_reach(config.buffer.host, config.security.key_folder)
+        for role in keys.ROLES:
+            keys.client_pair(config.security.key_folder, role)
     if config.buffer.transport == "tcp" and config.buffer.port and config.buffer.host != NODE:
         check_port(config.buffer.host, config.buffer.port)
     task = build("task", config.task, config.run.seed)

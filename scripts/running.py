@@ -65,5 +65,5 @@ def _check_host(offered: dict[str, Any]) -> None:
     if near and host != socket.gethostname():
         raise ConfigError(
             f"the run's buffer can be reached on {host} only ({endpoint}): start the run with launcher=slurm, or with "
-            "buffer.host and security.key_folder, to let other machines in"
+            "buffer.host=node, to let other machines in"
         )

@@ -128,12 +128,11 @@ def resolve_keys(config: Config) -> Config:
 
 
 def provide_keys(config: Config, folder: Path) -> Config:
-    """Where processes are on several hosts, and nobody has made keys: keys of the run's own, for its owner only."""
-    if config.security.key_folder or not across_hosts(config):
+    """Where sockets are on TCP, also on loopback, and no keys are named: keys of the run's own, for its owner only."""
+    if config.security.key_folder or config.buffer.transport != "tcp":
         return config
     place = folder.resolve() / "keys"
-    if not place.exists():
-        keys.make(place)
+    keys.provide(place)
     return configs.replace(config, "security.key_folder", str(place))
 
 

@@ -207,13 +207,14 @@ def light_learner(endpoint: str, seconds: float, results: Connection) -> None:
 
 @contextlib.contextmanager
 def buffer_process(transport: str, journal: str, folder: Path, *overrides: str) -> Iterator[tuple[str, int]]:
-    """The real buffer process; gives its endpoint and process id."""
+    """The real buffer process, on TCP without keys; gives its endpoint and process id."""
     with socket_folder() as sockets, tempfile.TemporaryDirectory(prefix="run-", dir=folder) as run:
         spec = [str(REPOSITORY / "configs/base.yaml"), f"buffer.transport={transport}", f"buffer.journal={journal}"]
         spec += [f"groups_per_batch={GROUPS_PER_BATCH}", f"actors.count={PRODUCERS}", "eval.prompts=0"]
         spec += [f"sizing.group_size={GROUP_SIZE}", f"scheduler.max_staleness={MAX_STALENESS}", *overrides]
         configs.save(configs.load(spec), Path(run) / "config.yaml")
-        command = [sys.executable, "-m", "buffer.main", "--run", run, "--name", "buffer", "--sockets", str(sockets)]
+        command = [sys.executable, "-m", "scripts.bench.open_buffer", "--run", run]
+        command += ["--name", "buffer", "--sockets", str(sockets)]
         with (folder / "buffer.log").open("w") as log:
             process = subprocess.Popen(command, cwd=REPOSITORY, stderr=log)
         try:

@@ -44,7 +44,7 @@ def idle_actors(endpoint: str, first: int, count: int, welcomed: Connection) -> 
     actors = []
     for number in range(first, first + count):
         actor = context.socket(zmq.DEALER)
-        actor.setsockopt(zmq.ROUTING_ID, routing_id(f"idle-{number}", os.getpid()))
+        actor.setsockopt(zmq.ROUTING_ID, routing_id(f"idle-{number}"))
         actor.connect(endpoint)
         body = {"role": "actor", "name": f"idle-{number}", "pid": os.getpid(), "slots": 8}
         actor.send_multipart(encode("hello", body))

@@ -1,7 +1,10 @@
 """Sessions in a set order of messages: what was agreed on before a hello is void."""
 
+import pytest
+
 from actors import session as sessions
 from actors.session import Session
+from areal_like.bus import BusError
 from areal_like.wire import SAY_HELLO, Message
 
 
@@ -80,3 +83,10 @@ def test_other_refusals_are_only_told() -> None:
     session.handle(WELCOME)
     session.handle(Message("refused", {"reason": "applied: other digest"}))
     assert told == []
+
+
+def test_an_actor_whose_key_is_not_one_of_actors_ends() -> None:
+    session, _ = begun()
+    reason = "a key of role operator can't say hello as 'actor'"
+    with pytest.raises(BusError, match=reason):
+        session.handle(Message("refused", {"reason": reason}))

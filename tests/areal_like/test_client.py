@@ -1,14 +1,13 @@
 """What the learner's side makes of a batch, and of a connection that breaks."""
 
 import asyncio
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from areal_like.bus import BusError, Router, routing_id
+from areal_like.bus import BusError, Router
 from areal_like.client import ActorClient, LearnerClient, mask_old_tokens
 from areal_like.groups import encode_group, pack_heads
 from areal_like.ring import Ring
@@ -36,11 +35,15 @@ def test_tokens_older_than_allowed_are_masked_and_counted_out() -> None:
     assert Batch(4, 4, [Group(0, samples)]).staleness() == [4, 0, 4]
 
 
+PEERS: list[bytes] = []
+"""Of the messages that were heard."""
+
+
 def send_batch(router: Router, index: int) -> None:
     head, payload = encode_group(Group(index, [sample([(index, 2)])], {index: "d"}))
     body = {"index": index, "version": index, "oldest_allowed": 0, "info": {}, "actors": ["actor-0"]}
     body |= pack_heads([head])
-    router.send(routing_id("learner", os.getpid()), "batch", body, [payload])
+    router.send(PEERS[-1], "batch", body, [payload])
 
 
 def test_a_group_that_is_pushed_twice_hides_no_other() -> None:
@@ -84,6 +87,7 @@ def heard(router: Router, until: str) -> list[str]:
         received = router.receive(30.0)
         assert received, f"{until} did not come after {kinds}"
         assert isinstance(received[1], Message)
+        PEERS.append(received[0])
         kinds.append(received[1].kind)
     return kinds
 
@@ -126,7 +130,7 @@ def test_a_learner_whose_hello_was_lost_says_it_when_it_is_refused(router: Route
     client.hello()
     client.want(0, 0)
     heard(router, "want")
-    peer = routing_id("learner", os.getpid())
+    peer = PEERS[-1]
     router.send(peer, "refused", {"reason": f"want: {ONLY_THE_LEARNER}"})
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.batch)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import zmq
 
 from areal_like import keys
-from areal_like.bus import AsyncDealer, BusError, Dealer, Router, check_reach
+from areal_like.bus import AsyncDealer, BusError, Dealer, Router
 from areal_like.keys import KeysError
-from areal_like.wire import Message
+from areal_like.wire import MAY_SAY, MESSAGES, Message, WireError
 
 SECONDS = 30.0
 
@@ -35,9 +38,9 @@ def router(request: pytest.FixtureRequest, folder: Path) -> Iterator[Router]:
 def assert_served(router: Router, folder: Path, name: str = "friend") -> None:
     """A client of the allow-list speaks and is answered."""
     dealer = Dealer(router.endpoint, name, "buffer", keys=str(folder))
-    dealer.send("trained", {"index": 3})
+    dealer.send("status", {})
     received = router.receive(SECONDS)
-    assert received is not None and isinstance(received[1], Message) and received[1].body == {"index": 3}
+    assert received is not None and isinstance(received[1], Message) and received[1].kind == "status"
     router.send(received[0], "welcome", {})
     answer = dealer.receive(SECONDS)
     assert answer is not None and answer.kind == "welcome"
@@ -54,7 +57,7 @@ def unlisted(folder: Path, other: Path) -> str:
 
 
 def of_another_server(folder: Path, other: Path) -> str:
-    (other / "server.key").write_bytes((other / "clients" / "client.key").read_bytes())
+    (other / "server.key").write_bytes((other / "clients" / "actor.key").read_bytes())
     return str(other)
 
 
@@ -131,19 +134,94 @@ def test_a_list_that_can_not_be_read_lets_nobody_in_and_the_next_who_is_on_it_ag
 
 def test_only_the_owner_can_read_what_is_secret(folder: Path) -> None:
     secret = sorted(folder.glob("**/*_secret"))
-    assert [path.name for path in secret] == ["client.key_secret", "server.key_secret"]
+    assert [path.stem for path in secret] == ["actor", "learner", "operator", "server"]
     assert {path.stat().st_mode & 0o777 for path in secret} == {0o600}
     secret[0].chmod(0o640)
     with pytest.raises(KeysError, match=r"can be read by others.*chmod 600"):
-        keys.client_pair(folder)
-    secret[1].chmod(0o604)
+        keys.client_pair(folder, "actor")
+    secret[3].chmod(0o604)
     with pytest.raises(KeysError, match=r"can be read by others.*chmod 600"):
         Router("tcp://127.0.0.1:0", str(folder))
 
 
+def example(kind: str) -> dict[str, Any]:
+    """A body that fits."""
+    values = {str: "x", int: 1, bool: True, dict: {}, list: [], bytes: b"", (int, float): 1.0}
+    return {name: values[types] for name, types in MESSAGES[kind].items()}
+
+
+def said(router: Router, dealer: Dealer, kind: str, body: dict[str, Any]) -> Message | WireError:
+    dealer.send(kind, body)
+    received = router.receive(SECONDS)
+    assert received is not None
+    return received[1]
+
+
+@pytest.mark.parametrize("role", list(MAY_SAY))
+def test_a_key_is_for_one_role_and_says_nothing_of_anothers(folder: Path, role: str) -> None:
+    keys.add_client(folder, "machine", role)
+    router = Router("tcp://127.0.0.1:0", str(folder))
+    for place in [folder] * (role in keys.ROLES) + [folder / "machine"]:
+        dealer = Dealer(router.endpoint, role, "buffer", keys=str(place), role=role)
+        for kind in (kind for kind in MESSAGES if kind != "hello"):
+            answer = said(router, dealer, kind, example(kind))
+            assert isinstance(answer, Message) == (kind in MAY_SAY[role]), (kind, answer)
+        for who in ("learner", "actor"):
+            answer = said(router, dealer, "hello", example("hello") | {"role": who})
+            assert isinstance(answer, Message) == (who == role)
+            assert isinstance(answer, Message) or f"a key of role {role}" in str(answer)
+        dealer.close()
+    router.close()
+
+
+def test_every_message_is_said_by_a_role_or_is_an_answer() -> None:
+    answers = {"welcome", "lease", "shared", "released", "pushed", "announce", "cancel", "batch", "report", "part"}
+    answers |= {"refused", "quit", "plan", "later", "chunk", "gone"}
+    assert MESSAGES.keys() - answers == frozenset().union(*MAY_SAY.values())
+
+
+def test_a_key_from_before_there_were_roles_is_still_good_for_all(folder: Path) -> None:
+    listed = folder / "clients" / "actor.key"
+    listed.write_text("".join(line for line in listed.open() if "role" not in line))
+    listed.rename(folder / "clients" / "client.key")
+    (folder / "actor.key_secret").rename(folder / "client.key_secret")
+    for role in ("learner", "operator"):
+        (folder / "clients" / f"{role}.key").unlink()
+        (folder / f"{role}.key_secret").unlink()
+    router = Router("tcp://127.0.0.1:0", str(folder))
+    dealer = Dealer(router.endpoint, "a", "buffer", keys=str(folder), role="learner")
+    for kind in ("finish", "push", "stop", "hello"):
+        assert isinstance(said(router, dealer, kind, example(kind)), Message)
+    dealer.close()
+    router.close()
+
+
+def test_a_role_that_is_none_lets_nobody_in(router: Router, folder: Path) -> None:
+    assert_served(router, folder)
+    listed = folder / "clients" / "actor.key"
+    listed.write_text(listed.read_text().replace("role = actor", "role = god"))
+    dealer = Dealer(router.endpoint, "a", "buffer", keys=str(folder), role="actor")
+    with pytest.raises(BusError, match="allow-list"):
+        dealer.receive(SECONDS)
+    dealer.close()
+    with pytest.raises(KeysError, match="'god' is no role: learner, actor, operator, observer"):
+        keys.add_client(folder, "b", "god")
+
+
+def test_nobody_can_take_over_the_connection_of_another(router: Router, folder: Path) -> None:
+    """A routing id may be taken over, by whoever knows it."""
+    learners = [Dealer(router.endpoint, "learner", "buffer", keys=str(folder), role="learner") for _ in range(2)]
+    for learner in learners:
+        said(router, learner, "trained", {"index": 0})
+    ids = [learner.socket.getsockopt(zmq.ROUTING_ID) for learner in learners]
+    assert all(re.fullmatch(rb"learner:%d:[0-9a-f]{16}" % os.getpid(), each) for each in ids) and ids[0] != ids[1]
+    for learner in learners:
+        learner.close()
+
+
 def test_keys_are_never_overwritten(folder: Path) -> None:
     before = {path: path.read_bytes() for path in folder.glob("**/*.key*")}
-    for missing in ("server.key", "server.key_secret", "client.key_secret"):
+    for missing in ("server.key", "server.key_secret", "learner.key_secret"):
         (folder / missing).rename(folder / "away")
         with pytest.raises(KeysError, match="exists: nothing was changed"):
             keys.make(folder)
@@ -173,10 +251,3 @@ def test_keys_that_are_missing_are_an_error_that_says_how_to_make_them(tmp_path:
     os.rmdir(tmp_path / "clients")
     with pytest.raises(KeysError, match="clients is missing"):
         Router("tcp://127.0.0.1:0", str(tmp_path))
-
-
-def test_without_keys_only_this_machine_is_reached() -> None:
-    check_reach("127.0.0.1", None)
-    check_reach("0.0.0.0", "keys")
-    with pytest.raises(ValueError, match=r"0\.0\.0\.0.*loopback only.*scripts\.keys.*security\.key_folder"):
-        check_reach("0.0.0.0", None)

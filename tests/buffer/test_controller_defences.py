@@ -40,17 +40,17 @@ def test_two_batches_may_share_a_version() -> None:
 def test_evaluation_runs_beside_training_and_the_report_waits_for_the_last_one() -> None:
     house = House(asynchronous(), evaluate=6)
     house.start()
-    rows = house.leases(split="heldout")
-    assert len(rows) == 6 and len(house.leases("actor-0", "heldout")) == 3
-    for lease in rows:
-        house.say("actor-0", "evaluated", {"id": lease, "reward": 0.5, "oldest": 0, "newest": 0, "length": 4})
+    mine, others = house.leases("actor-0", "heldout"), house.leases("actor-1", "heldout")
+    assert len(mine) == len(others) == 3
+    for lease in others:  # what another has the lease of does not count
+        house.say("actor-0", "evaluated", {"id": lease, "reward": 9.0, "oldest": 0, "newest": 0, "length": 4})
+    house.evaluate(0.5, version=0)
     assert house.state.gauges.evaluations[0]["reward"] == 0.5
     house.publish(1)
     house.say("learner", "finish", {"reason": "enough", "steps": 0})
     assert not any(kind == "report" for _, kind, _ in house.router.sent)
     house.apply(1)
-    for lease in house.leases(split="heldout")[6:]:
-        house.say("actor-1", "evaluated", {"id": lease, "reward": 1.0, "oldest": 1, "newest": 1, "length": 4})
+    house.evaluate(1.0, version=1)
     report = next(body["report"] for _, kind, body in house.router.sent if kind == "report")
     assert [result["reward"] for result in report["evaluations"]] == [0.5, 1.0]
     assert report["ledger"]["admitted"] == sum(report["ledger"]["dropped"].values())
@@ -275,8 +275,7 @@ def test_an_evaluation_is_made_once_and_of_the_weights_of_its_step() -> None:
     house = House(asynchronous(max_staleness=0), evaluate=2)
     house.start()
     for step in range(4):
-        for lease in [row for row in house.leases(split="heldout")]:
-            house.say("actor-0", "evaluated", {"id": lease, "reward": 0.5, "oldest": 0, "newest": 0, "length": 4})
+        house.evaluate(0.5, version=0)
         for name in house.names:
             for group_id in house.leases(name):
                 if group_id in house.state.replay.entries:
@@ -285,8 +284,7 @@ def test_an_evaluation_is_made_once_and_of_the_weights_of_its_step() -> None:
         house.say("learner", "trained", {"index": step})
         house.publish(step + 1)
         house.apply(step + 1)
-    for lease in house.leases(split="heldout"):
-        house.say("actor-0", "evaluated", {"id": lease, "reward": 0.5, "oldest": 0, "newest": 0, "length": 4})
+    house.evaluate(0.5, version=0)
     assert [result["version"] for result in house.state.gauges.evaluations] == [0, 2, 4]
 
 

@@ -310,7 +310,7 @@ def an_actor_that_takes_a_name_and_vanishes(run: Run) -> None:
     sock = run.stranger()
     sock.send_multipart(encode("hello", {"role": "actor", "name": "actor-0", "pid": 1, "slots": 8}))
     sock.send_multipart(encode("applied", {"version": 0, "digest": "d0"}))
-    run.until(lambda: run.state.fleet.by_name["actor-0"].peer != b"actor-0:%d" % os.getpid())
+    run.until(lambda: run.state.fleet.by_name["actor-0"].peer != run.actors[0].dealer.socket.getsockopt(zmq.ROUTING_ID))
     sock.close(linger=0)
 
 

@@ -1,7 +1,7 @@
 """A TCP proxy that can be cut: what a network between processes does to them, on one machine.
 
-It runs in a thread of the test. A link knows whose it is from the routing id that its ZeroMQ handshake carries. Kinds
-of cuts (`Proxy.cut`); `heal` ends them:
+It runs in a thread of the test. A link knows whose it is from the routing id that its ZeroMQ handshake carries or,
+where that is encrypted, from the process that has the other end. Kinds of cuts (`Proxy.cut`); `heal` ends them:
 
   stall    nothing passes in either direction, no connection breaks; afterwards all goes on where it was (a lost route)
   close    connections are reset, new ones too; what was on its way is gone
@@ -12,11 +12,26 @@ of cuts (`Proxy.cut`); `heal` ends them:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import threading
 from collections.abc import Callable
 
+import psutil
+
 _PEER = re.compile(rb"(actor-\d+|learner|supervisor):\d+")
+_TITLE = re.compile(r"(actor-\d+|learner) areal_like ")
+"""Of a role's process."""
+
+
+def role_at(port: int) -> str:
+    """The role whose process has this local port of TCP; empty if it is none's."""
+    for each in psutil.net_connections("tcp4"):
+        if each.laddr.port == port and each.pid:
+            with contextlib.suppress(psutil.Error):
+                title = _TITLE.match(" ".join(psutil.Process(each.pid).cmdline()))
+                return title[1] if title else ""
+    return ""
 
 
 class Link:
@@ -106,6 +121,7 @@ class Proxy:
                 client.transport.abort()
                 return
         link = Link(client, server)
+        link.name = role_at(client.get_extra_info("peername")[1])
         if self._cut == "stall":
             link.passable.clear()
         self._links.add(link)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from areal_like.bus import BusError
+from areal_like.client import SupervisorClient
 from scripts import elastic, join, running, status, stop
 from scripts.audit import audit
 from scripts.running import Running
@@ -122,6 +126,55 @@ def test_an_actor_whose_engine_hangs_loses_its_leases_and_is_started_anew(tmp_pa
 
 def _told(live: Live) -> str:
     return (live.folder / "logs" / "buffer.log").read_text()
+
+
+def resident(pid: int) -> int:
+    """Bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def flood(endpoint: str, mechanism: bytes, most: int, look: Callable[[], None]) -> None:
+    """One message that never ends, to whoever speaks ZMTP with this mechanism; anew when the connection breaks."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+    frame = b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)  # more frames follow
+    for _ in range(200):
+        with contextlib.suppress(ConnectionError), socket.create_connection((host, int(port))) as raw:
+            raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + mechanism.ljust(20, b"\0") + bytes(32))
+            raw.sendall(bytes([4, len(ready)]) + ready if mechanism == b"NULL" else b"")
+            while most > 0:
+                raw.sendall(frame)
+                most -= len(frame)
+                look()
+
+
+def test_a_run_on_tcp_makes_keys_and_nobody_without_them_fills_its_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    live = Live(tmp_path, "buffer.transport=tcp")
+    try:
+        live.until_steps(3)
+        offered = json.loads((live.folder / "rendezvous" / "buffer.json").read_text())
+        before, seen = resident(offered["pid"]), [0]
+        for mechanism in (b"NULL", b"CURVE"):
+            flood(offered["endpoint"], mechanism, 200 << 20, lambda: seen.append(resident(offered["pid"])))
+        assert max(seen) - before < 60 << 20
+        stranger = SupervisorClient(offered["endpoint"])
+        with pytest.raises(BusError, match="asks for keys"):
+            stranger.report(30.0)
+        stranger.close()
+        made = [live.folder / "keys", *(live.folder / "keys").rglob("*")]
+        assert {path.stat().st_mode & 0o777 for path in made if path.is_dir()} == {0o700}
+        assert {path.stat().st_mode & 0o777 for path in made if path.is_file()} == {0o600}
+        guests = subprocess.Popen([sys.executable, "-m", "scripts.join", str(live.folder)], cwd=REPOSITORY)
+        view = running.Running(live.folder)
+        live.until("the guest", lambda: any(name.startswith("guest") for name in view.report()["actors"]))
+        view.close()
+        assert stop.main([str(live.folder)]) == 0 and live.end()[0] == 130
+        assert guests.wait(60) == 0
+    finally:
+        live.process.kill()
+        live.process.communicate(timeout=60)
 
 
 def test_usr1_stops_a_run_at_a_checkpoint(live: Live) -> None:

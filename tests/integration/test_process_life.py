@@ -247,19 +247,16 @@ def test_a_port_in_use(place: Path, taken_port: int) -> None:
     assert not run.folder.exists()
 
 
-def test_a_host_that_others_can_reach_is_refused(place: Path) -> None:
-    run = Run(place, *TIMED, "buffer.transport=tcp", "buffer.host=0.0.0.0")
-    assert_one_error(run, 2, "buffer.host=0.0.0.0", "loopback", "scripts.keys", "security.key_folder")
-    assert not run.folder.exists()
-
-
 def test_with_keys_others_may_reach_it_and_no_key_is_left_behind(place: Path) -> None:
     keys.make(place / "keys")
     reach = ["buffer.host=0.0.0.0", f"security.key_folder={place / 'keys'}"]
     run = Run(place, *TIMED, *reach, "run.steps=20")
     assert run.end() == 0, run.text()
     assert summary(run.folder)["steps"] == 20
-    pairs = [*keys.server_pair(place / "keys"), *keys.client_pair(place / "keys")]
+    pairs = [
+        *keys.server_pair(place / "keys"),
+        *(key for role in keys.ROLES for key in keys.client_pair(place / "keys", role)),
+    ]
     written = b"".join(path.read_bytes() for path in run.folder.rglob("*") if path.is_file()) + run.text().encode()
     assert written and not [key for key in pairs if key in written]
     run.assert_nothing_is_left()
@@ -267,7 +264,7 @@ def test_with_keys_others_may_reach_it_and_no_key_is_left_behind(place: Path) ->
 
 def test_keys_that_the_buffer_does_not_list_end_the_run_with_a_reason(place: Path) -> None:
     keys.make(place / "keys")
-    (place / "keys" / "clients" / "client.key").unlink()
+    (place / "keys" / "clients" / "learner.key").unlink()
     run = Run(place, *TIMED, f"security.key_folder={place / 'keys'}")
     assert_one_error(run, 1, "allow-list", str(place / "keys"))
     assert "refused a connection: its key is not in" in run.log("buffer")

@@ -219,7 +219,7 @@ def test_a_relay_is_a_server_with_a_key_of_its_own(tmp_path: Path, monkeypatch) 
     monkeypatch.setattr("actors.sources.RELAY_SECONDS", 0.5)
     folder = tmp_path / "keys"
     keys.make(folder)
-    actor_keys = str(keys.add_client(folder, "actor"))
+    actor_keys = str(keys.add_client(folder, "far"))
     (Path(actor_keys) / "clients").symlink_to(folder / "clients")
     assert not (Path(actor_keys) / "server.key_secret").exists()
     source, tree = Source(tmp_path, keys=str(folder)), Relays(1)
@@ -231,7 +231,7 @@ def test_a_relay_is_a_server_with_a_key_of_its_own(tmp_path: Path, monkeypatch) 
         await together([first, second], manifest)
         assert second.subscriber.stats()["weight_bytes_relayed"] == second.subscriber.stats()["weight_bytes"] > 0
         endpoint = first.relay.offer["endpoint"]
-        server_key = keys.client_pair(folder)[2].decode()
+        server_key = keys.client_pair(folder, "actor")[2].decode()
         for who, key in ((None, ""), (str(folder), server_key)):
             stranger = Subscriber(RecordingEngine(), "stranger", lambda *_: None, keys=who)
             stranger.sources.set({**manifest, "relays": [[endpoint, key]]})
