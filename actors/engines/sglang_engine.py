@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -72,8 +73,11 @@ class SglangEngine:
     `pause_mode`: at an update running sequences stay as they are (in_place), are computed anew under the new weights
     (retract), or are broken off and sent again (abort). `kv_policy`: "flush": what is kept of prompts is never used
     under newer weights; "keep": it is. (Of a sequence that is running, in_place keeps it in any case.)
-    `start_timeout`: seconds for a server to be ready. `max_restarts` per server.
-    Raises ValueError for knobs out of range or that would make logprobs differ from the learner's.
+    `start_timeout`: seconds for a server to be ready. `max_restarts` per server. `frozen_after`: seconds in which a
+    server has made no token, not even when asked to (`sglang_health`), or has not answered a call, until it is killed
+    and started again; longer than the longest forward pass. A call with weights may take so much longer as they need.
+    Raises ValueError for knobs out of range or that would make logprobs differ from the learner's, and for a model that
+    servers can't follow (mixture of experts, latent attention).
     """
 
     needs_model = True
@@ -96,23 +100,25 @@ class SglangEngine:
         server: Mapping[str, Any] | None = None,
         start_timeout: Annotated[float, "(0, 1e7]"] = 600.0,
         max_restarts: Annotated[int, "[0, inf)"] = 3,
+        frozen_after: Annotated[float, "(0, 1e7]"] = 120.0,
     ):
         if min(replicas, tp_size, slots) < 1 or (url and replicas > 1):
             raise ValueError("replicas, tp_size and slots must be at least 1; a server that is joined (url) is one")
         if url and max_tp_size is not None:
             raise ValueError("engine.max_tp_size: a server that is joined (url) stays as it was started")
+        sglang_flags.refuse_model(model)
         self.slots, self.digest = slots, ""
         self._vocab_size, self._positions = model.config.vocab_size, model.config.max_position_embeddings
         self._mode, self._flush = pause_mode, kv_policy == "flush"
         self._held, self._held_digest = _copied(state_of(model)), ""
         timing: dict[str, Any] = {"start_timeout": start_timeout, "max_restarts": max_restarts}
         if url:
-            self._fleet = Fleet([Server("SGLang", url=url)], {1: [None]}, **timing)
+            self._fleet = Fleet([Server("SGLang", url=url, patience=frozen_after)], {1: [None]}, **timing)
         else:
             folder.mkdir(parents=True, exist_ok=True)
             wanted = sglang_flags.Wanted(device, dtype, tp_size, slots, dict(server or {}))
             layouts = sglang_flags.layouts(model, folder, wanted, replicas, max_tp_size)
-            self._fleet = Fleet.started_in(folder, replicas, *layouts, **timing)
+            self._fleet = Fleet.started_in(folder, replicas, *layouts, patience=frozen_after, **timing)
         self._servers = self._fleet.servers
         self._labels = f"areal-{uuid.uuid4().hex[:12]}"  # another engine that has joined the same server gives others
         self._label, self._version = f"{self._labels}-0", 0
@@ -199,7 +205,9 @@ class SglangEngine:
         self._note_busy()
         try:
             asked = question(call.rid, tokens, done, limits, label if self._flush else None)
-            answer = await server.post("/generate", asked)
+            answer = await server.post("/generate", asked, math.inf)
+            if answer.get("output_ids") and answer["meta_info"]["finish_reason"]["type"] != "abort":
+                server.pulse.beat()
             undisturbed = label == newest == self._label
             piece = piece_of(answer, self._versions, label if undisturbed else None)
             if piece is None or (self._flush and piece.is_stale(label)):
@@ -292,8 +300,7 @@ class SglangEngine:
         try:
             outcome = await sglang_weights.give(server, weights, mode, flush)
         except (ServerGone, ServerRefused) as error:
-            log.error("%s did not take new weights: %s", server.name, error)
-            server.fail()
+            server.fail(f"did not take new weights: {error}")
             return
         self._totals["patch_bytes"] += outcome.nbytes
         self._totals["whole_updates"] += outcome.whole
@@ -328,7 +335,7 @@ class SglangEngine:
             ask = sglang_patch.question(self._held, self._held_digest)
             await self._give(server, ask, self._held_digest, "abort")
             if not server.digest:
-                raise ServerRefused("did not take its weights")
+                raise ServerRefused(server.failure)
             server.ready.set()
 
     async def until_up(self) -> None:

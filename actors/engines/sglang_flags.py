@@ -26,6 +26,10 @@ CHANGE_LOGPROBS = ("preferred_sampling_params", "quantization", "speculative_alg
 """Settings of a server under which its logprobs are not those of the published weights (or not of all tokens)."""
 
 
+EXPERTS, LATENT = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), "kv_lora_rank"
+"""Names in a model's config."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """The engine's knobs that concern a server; `more` are further arguments. `first_device`: of its `tp_size` GPUs in
@@ -37,6 +41,18 @@ class Wanted:
     slots: int
     more: dict[str, Any]
     first_device: int = 0
+
+
+def refuse_model(model: PreTrainedModel) -> None:
+    """Raises ValueError for an architecture of which SGLang's own model can't be kept in step with published weights:
+    it knows experts by other names, and computes further weights from those of latent attention."""
+    for key in (*EXPERTS, LATENT):
+        if (getattr(model.config, key, None) or 0) > 1:
+            what = "latent attention" if key == LATENT else "mixtures of experts"
+            raise ValueError(
+                f"engine=sglang does not support {what} yet ({type(model).__name__} has {key}="
+                f"{getattr(model.config, key)}): use engine=torch, or a dense model"
+            )
 
 
 def command(model: PreTrainedModel, folder: Path, wanted: Wanted) -> tuple[list[str], dict[str, str]]:

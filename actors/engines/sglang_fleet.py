@@ -68,6 +68,8 @@ class Fleet:
         replicas: int,
         layouts: dict[int, list[list[str] | None]],
         environment: dict[str, str],
+        *,
+        patience: float,
         **timing: Any,
     ) -> Fleet:
         """Servers of ours, with logs and counters in `folder`."""
@@ -76,7 +78,7 @@ class Fleet:
         for i in range(replicas):
             own = environment | {"PROMETHEUS_MULTIPROC_DIR": str(counters[i])}
             log = folder / f"server-{i}.log"
-            servers.append(Server(f"SGLang {i}", arguments=[], environment=own, log=log))
+            servers.append(Server(f"SGLang {i}", arguments=[], environment=own, log=log, patience=patience))
         return cls(servers, layouts, counters=counters, **timing)
 
     @property
@@ -132,7 +134,8 @@ class Fleet:
                 problem = await server.until_dead()
             server.ready.clear()
             self._failures[server] += 1
-            self._notes[server] = f"{_in_short(problem)}, restarting"
+            short = _in_short(problem.replace(f"{server.name} ", ""))
+            self._notes[server] = f"{short}, {'restarting' if server.is_ours else 'waiting for it'}"
             log.error("%s %s", server.name, problem)
             if server not in self._proven or self._failures[server] > self._max_restarts:
                 raise RuntimeError(f"{server.name} {problem} ({self._failures[server]} times){server.last_words()}")

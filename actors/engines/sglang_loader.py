@@ -16,6 +16,7 @@ custom loader itself, can only log what went wrong.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -46,6 +47,10 @@ class LoaderError(RuntimeError):
 
 class LoaderUnable(RuntimeError):
     """Weights that this server stores in a way that can't be followed."""
+
+
+class LoaderRefused(RuntimeError):
+    """A model, or a server, that can't be kept in step with the published weights at all: no other try would help."""
 
 
 class Box:
@@ -92,10 +97,13 @@ class _Copies(TorchDispatchMode):
 
 
 class Places:
-    """Where each of our tensors lies in `model`: name → boxes. Raises LoaderUnable where that can't be found out."""
+    """Where each of our tensors lies in `model`: name → boxes. Raises LoaderUnable where that can't be found out,
+    LoaderRefused for a model that computes weights of its own from these."""
 
     def __init__(self, model: torch.nn.Module, specs: list[TensorSpec]):
-        self.specs = specs
+        _refuse_derived(model)
+        self.specs, self.layout = specs, layout_of(model)
+        storages = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
         self.boxes: dict[str, list[Box]] = {}
         for spec in specs:
             meta = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
@@ -107,6 +115,8 @@ class Places:
                 raise LoaderUnable(f"{spec.name}: the model's loader needs its values ({error})") from None
             if any(source.untyped_storage()._cdata != storage for source, _ in copies.noted):
                 raise LoaderUnable(f"{spec.name}: the model's loader changes it on its way")
+            if any(target.untyped_storage().data_ptr() not in storages for _, target in copies.noted):
+                raise LoaderUnable(f"{spec.name}: the model's loader puts it elsewhere than into a parameter")
             self.boxes[spec.name] = [Box(spec.shape, source, target) for source, target in copies.noted]
 
     @torch.no_grad()
@@ -128,7 +138,8 @@ class Places:
     @torch.no_grad()
     def digest(self, group: Any = None) -> str:
         """Of all weights, read back from the parameters; with a `group` of processes, from those of all of them. Raises
-        LoaderError where a place is missing, or two that should hold the same do not."""
+        LoaderError where a place is missing, or two that should hold the same do not; LoaderRefused where the model has
+        no place for a tensor."""
         lanes, first, words = torch.zeros(2, dtype=torch.int64), 0, 0
         for spec in self.specs:
             bits = self._bits(spec, group)
@@ -155,6 +166,11 @@ class Places:
         if group is not None:
             torch.distributed.all_reduce(low, torch.distributed.ReduceOp.MIN, group=group)
             torch.distributed.all_reduce(high, torch.distributed.ReduceOp.MAX, group=group)
+        if low.numel() and bool((low > high).all()):
+            raise LoaderRefused(
+                f"{spec.name}: SGLang's model has no place for a tensor of that name (mixtures of experts go by other "
+                "names there, and are not supported yet): use engine=torch, or another model"
+            )
         if not torch.equal(low, high):
             wrong = int((low != high).sum())
             kinds = ", ".join(f"{tuple(box.size)} {box.target.dtype} from {box.start}" for box in boxes)
@@ -165,6 +181,25 @@ class Places:
         words = torch.zeros(spec.space, dtype=torch.uint8, device=device)
         words[: spec.nbytes] = low.to(shared).flatten().view(torch.uint8)
         return words.view(torch.int64)
+
+
+def layout_of(model: torch.nn.Module) -> list[tuple[Any, ...]]:
+    """Which memory each parameter is, and how it is cut. SGLang may bind a parameter to other memory after an update
+    (packing, shuffling for a kernel); places that were found before are then nobody's weights any more."""
+    return [
+        (name, each.data_ptr(), each.untyped_storage().data_ptr(), each.dtype, tuple(each.shape), each.stride())
+        for name, each in model.named_parameters()
+    ]
+
+
+def _refuse_derived(model: torch.nn.Module) -> None:
+    """Raises LoaderRefused for a model that keeps weights derived from those it is given: a patch does not reach them,
+    and no digest of what was given tells that they are old."""
+    if hasattr(model, "post_load_weights"):
+        raise LoaderRefused(
+            f"{type(model).__name__} computes further weights from those it is given (post_load_weights), which would "
+            "stay old: engine=sglang does not support it yet; use engine=torch, or another model"
+        )
 
 
 def _as_values(bits: np.ndarray, dtype: str) -> Tensor:
@@ -201,7 +236,7 @@ def apply(model: torch.nn.Module, patch: Patch, group: Any = None) -> str:
     problem = ""
     try:
         places = _KNOWN.get(model)
-        if places is None or places.specs != patch.specs:
+        if places is None or places.specs != patch.specs or places.layout != layout_of(model):
             places = _KNOWN[model] = Places(model, patch.specs)
         for piece in patch.pieces:
             places.apply(piece)
@@ -244,15 +279,32 @@ def _group() -> Any:
 
 
 def answered(original: Callable, updater: Any, *args: Any, **kwargs: Any) -> tuple[bool, str]:
-    """In place of the updater's own method: (success, message), whatever happens."""
+    """In place of the updater's own method: (success, message), whatever happens. That a server does not hold the
+    weights which it is asked for is no failure, and the answer does not confirm them."""
+    asked = False
     try:
         if kwargs.get("load_format") != LOAD_FORMAT:
             return original(updater, *args, **kwargs)
+        _refuse_with_sglang(updater)
         patch = read(kwargs["named_tensors"][0][1].cpu().numpy())
+        asked = not patch.pieces
         return True, APPLIED + apply(updater.get_model(), patch, _group())
     except Exception as error:
-        log.warning("weights were not applied: %s: %s", type(error).__name__, error)
-        return False, f"{type(error).__name__}: {error}"
+        problem = f"{type(error).__name__}: {error}"
+        log.log(logging.INFO if asked else logging.WARNING, "weights were not applied: %s", problem)
+        return asked, problem
+
+
+def _refuse_with_sglang(updater: Any) -> None:
+    """Raises LoaderRefused where SGLang's own method, in whose place this runs, would refuse any new weights."""
+    derived = getattr(sys.modules[type(updater).__module__], "_unsupported_derived_weight_cache_error", None)
+    if derived and (problem := derived(updater.get_model())):
+        raise LoaderRefused(problem)
+    if hasattr(updater, "_assert_weight_cache_inactive"):
+        try:
+            updater._assert_weight_cache_inactive("update_weights_from_tensor")
+        except RuntimeError as error:
+            raise LoaderRefused(str(error)) from None
 
 
 def install() -> None:

@@ -3,6 +3,9 @@
 A server of ours dies with this process, however that ends: Linux kills it (PR_SET_PDEATHSIG). Its own children ask for
 the same, but only once they have started; so a guard in their process group kills all that is left in it when its
 pipe to this process breaks. Nothing is retried here: who calls decides what a failure means.
+
+Every call has a time limit, but `/generate`: sequences take as long as they take, and whether a server works on them is
+for its `Pulse` to tell.
 """
 
 from __future__ import annotations
@@ -11,11 +14,14 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import logging
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +30,9 @@ try:
 except ModuleNotFoundError:  # the base install: `Server` says what to do
     aiohttp = None  # type: ignore[assignment]
 
+from actors.engines.sglang_health import Pulse
+
+log = logging.getLogger(__name__)
 _LIBC = ctypes.CDLL(None)  # loaded before any fork
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.25
@@ -31,6 +40,10 @@ _MISSES = 20
 """Polls in a row that a server which is not ours must leave unanswered to count as dead."""
 _LOG_LINES = 15
 _GUARD = ["sh", "-c", "read _; kill -KILL 0"]
+_LAUNCH = ["-m", "sglang.launch_server"]
+_PROBE_SECONDS = 25.0
+"""SGLang itself gives a probe up after 20 s."""
+_KILL_SECONDS = 10.0
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -60,7 +73,8 @@ class Server:
 
     `digest` is that of the weights it is known to hold ("": unknown), `label` what it files their tokens under; `ready`
     is set while it may be given requests; `open` while it is not paused; `load` counts the requests that it works on;
-    `ranks` of tensor parallelism. They, and `arguments` between two lives, are the engine's to keep.
+    `ranks` of tensor parallelism. They, and `arguments` between two lives, are the engine's to keep. `pulse` notices
+    one that stands still for `patience` seconds, which is the time limit of calls, too.
     """
 
     def __init__(
@@ -71,6 +85,7 @@ class Server:
         arguments: list[str] | None = None,
         environment: dict[str, str] | None = None,
         log: Path | None = None,
+        patience: float = 120.0,
     ):
         if aiohttp is None:
             raise ValueError("engine=sglang needs more: pip install -e .[sglang] -c constraints-sglang.txt")
@@ -82,7 +97,8 @@ class Server:
         self._process: subprocess.Popen | None = None
         self._guard: subprocess.Popen | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._failed = False
+        self.failure = ""
+        self.pulse = Pulse(patience, self._makes_tokens)
 
     @property
     def is_ours(self) -> bool:
@@ -95,18 +111,19 @@ class Server:
     async def start(self, timeout: float) -> None:
         """Returns once the server is healthy. Raises ServerGone (with the tail of its log) if it ends before that, or
         takes more than `timeout` seconds."""
-        if self._session is None:
-            # Sequences take as long as they take; and each has a connection of its own.
-            limits = aiohttp.ClientTimeout(total=None, sock_connect=10)
-            self._session = aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=0))
-        self._failed, self.digest = False, ""
+        if self._session is not None:  # requests to a server that was joined, and hangs, break off
+            await self._session.close()
+        # Each sequence has a connection of its own.
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=10)
+        self._session = aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=0))
+        self.failure, self.digest = "", ""
         if self.arguments is not None:
             self.kill()
             self._spawn(self.arguments)
         self.open.set()
         try:
             async with asyncio.timeout(timeout):
-                while not await self._answers("/health" if self.is_ours else "/ping"):
+                while not await (self._answers("/health", 10.0) if self.is_ours else self._is_there()):
                     if not self.is_alive():
                         raise ServerGone(f"{self.name} ended before it was ready{self.last_words()}")
                     await asyncio.sleep(_POLL_SECONDS)
@@ -120,7 +137,7 @@ class Server:
         address = ["--host", "127.0.0.1", "--port", str(port)]
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "sglang.launch_server", *arguments, *address],
+                [sys.executable, *_LAUNCH, *arguments, *address],
                 cwd=REPOSITORY,
                 env=os.environ | self._environment,
                 stdin=subprocess.DEVNULL,
@@ -136,45 +153,70 @@ class Server:
         return self._process is None or self._process.poll() is None
 
     async def until_dead(self) -> str:
-        """Waits until the server is dead; returns how that showed."""
-        missed = 0
-        while missed < _MISSES:
-            await asyncio.sleep(_POLL_SECONDS)
-            if self._failed:
-                return "did not take new weights"
-            if self._process is not None:
-                if (code := self._process.poll()) is not None:
-                    return f"ended with exit code {code}"
-            else:
-                missed = 0 if await self._answers() else missed + 1
-        return "does not answer"
+        """Waits until the server is dead, or as good as dead; returns how that showed."""
+        missed, at = 0, time.monotonic()
+        try:
+            while missed < _MISSES:
+                await asyncio.sleep(_POLL_SECONDS)
+                if self.failure:
+                    return self.failure
+                if self._process is not None:
+                    if (code := self._process.poll()) is not None:
+                        return f"ended with exit code {code}"
+                else:
+                    missed = 0 if await self._is_there() else missed + 1
+                now = time.monotonic()
+                if self.open.is_set() and (problem := self.pulse.tick(now - at)):
+                    return problem
+                at = now
+            return "does not answer"
+        finally:
+            self.pulse.stop()
 
-    async def _answers(self, path: str = "/ping") -> bool:
-        """Does the server answer at all, and is all well? (One that is paused is well to "/ping", not to "/health".)"""
+    async def _is_there(self) -> bool:
+        """Does anybody listen? One who is slow to answer, or not well, does: what that means is for `pulse` to tell."""
         assert self._session
         try:
-            async with self._session.get(self.url + path, timeout=aiohttp.ClientTimeout(total=10)) as answer:
+            async with self._session.get(self.url + "/ping", timeout=aiohttp.ClientTimeout(total=1)):
+                return True
+        except TimeoutError:
+            return True
+        except aiohttp.ClientError:
+            return False
+
+    async def _makes_tokens(self) -> bool:
+        return await self._answers("/health_generate", _PROBE_SECONDS)
+
+    async def _answers(self, path: str, seconds: float) -> bool:
+        """Does the server say that all is well? (One that is paused is not well.)"""
+        assert self._session
+        try:
+            async with self._session.get(self.url + path, timeout=aiohttp.ClientTimeout(total=seconds)) as answer:
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError):
             return False
 
     async def get(self, path: str) -> dict[str, Any]:
         """Raises ServerGone, ServerRefused."""
-        return _object(await self._ask("GET", path, None))
+        return _object(await self._ask("GET", path, None, self.pulse.patience))
 
     async def text(self, path: str) -> str:
         """Of an answer that is no JSON. Raises ServerGone, ServerRefused."""
-        return await self._ask("GET", path, None)
+        return await self._ask("GET", path, None, self.pulse.patience)
 
-    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Raises ServerGone, ServerRefused."""
-        return _object(await self._ask("POST", path, body))
+    async def post(self, path: str, body: dict[str, Any], extra: float = 0.0) -> dict[str, Any]:
+        """The answer, waited for as long as the server may stand still, and `extra` seconds (infinite: for ever).
+        Raises ServerGone, ServerRefused."""
+        return _object(await self._ask("POST", path, body, self.pulse.patience + extra))
 
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> str:
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None, seconds: float) -> str:
         assert self._session
         try:
-            async with self._session.request(method, self.url + path, json=body) as answer:
-                text = await answer.text()
+            async with asyncio.timeout(None if math.isinf(seconds) else seconds):
+                async with self._session.request(method, self.url + path, json=body) as answer:
+                    text = await answer.text()
+        except TimeoutError:
+            raise ServerGone(f"{self.name} has not answered {path} for {seconds:.0f} s") from None
         except (aiohttp.ClientError, ConnectionError) as error:
             raise ServerGone(f"{self.name} at {self.url} does not answer {path}: {error!r}") from None
         if answer.status == 200:
@@ -190,10 +232,10 @@ class Server:
         lines = self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
         return f"; its log is {self._log}, which ends with\n" + "\n".join(f"  {line}" for line in lines)
 
-    def fail(self) -> None:
+    def fail(self, failure: str) -> None:
         """It holds nobody knows what: out of service, until `until_dead` has returned and it is started anew."""
         self.ready.clear()
-        self._failed = True
+        self.failure = failure
 
     def kill(self) -> None:
         """End a server of ours, with all that it has started, at once."""
@@ -201,7 +243,10 @@ class Server:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            try:
+                self._process.wait(_KILL_SECONDS)
+            except subprocess.TimeoutExpired:  # in the middle of a call to a driver
+                log.error("%s: process %d was killed and does not end", self.name, self._process.pid)
             self._process = None
         if self._guard is not None:
             assert self._guard.stdin

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from actors.engines import sglang_patch
-from actors.engines.sglang_loader import APPLIED, LOAD_FORMAT
+from actors.engines.sglang_loader import APPLIED, LOAD_FORMAT, LoaderRefused
 from actors.engines.sglang_server import Server, ServerRefused
 from areal_like.models import tensors_of
 from areal_like.weights.state import State
@@ -30,6 +30,9 @@ from areal_like.weights.state import State
 PauseMode = Literal["in_place", "retract", "abort"]
 BUCKET_BYTES = 1 << 30
 """Most bytes of whole weights in one message."""
+_REFUSED = f"{LoaderRefused.__name__}: "
+SLOWEST_BYTES_PER_SECOND = 32 << 20
+"""At which a server reads, applies and digests weights: the least that is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +75,17 @@ async def give(server: Server, weights: Weights, mode: PauseMode, flush: bool) -
     try:
         if not known:
             raise ServerRefused("what it holds is not known")
-        await _patch(server, message, weights.digest)
+        await _patch(server, message, weights.state, weights.digest)
     except ServerRefused:
         whole = True
         nbytes, checked = await _give_all(server, weights)
-    await server.post("/end_weight_update", {})
+    await server.post("/end_weight_update", {}, _seconds(weights.state))
     if flush:
         await server.post("/flush_cache", {})
     await server.post("/update_weight_version", {"new_version": weights.label, "abort_all_requests": False})
     server.digest, server.label = weights.digest, weights.label
     await server.post("/continue_generation", {})
+    server.pulse.beat()
     server.open.set()
     return Outcome(whole, checked, nbytes, time.monotonic() - begin)
 
@@ -94,23 +98,34 @@ async def _begin(server: Server) -> None:
         await server.post("/begin_weight_update", {})
 
 
-async def _patch(server: Server, message: list[str], digest: str) -> None:
-    """Raises ServerRefused unless the server has confirmed the digest."""
+def _seconds(state: State) -> float:
+    """How much longer a call may take that goes over all weights."""
+    return state.nbytes / SLOWEST_BYTES_PER_SECOND
+
+
+async def _patch(server: Server, message: list[str], state: State, digest: str) -> None:
+    """Raises ServerRefused unless the server has confirmed the digest of its weights, which are to be those of `state`
+    then; ValueError where no server ever could."""
     body = {"serialized_named_tensors": message, "load_format": LOAD_FORMAT, "flush_cache": False}
-    answer = await server.post("/update_weights_from_tensor", body)
-    if answer.get("message") != APPLIED + digest:
-        raise ServerRefused(f"{server.name}: no confirmation of the weights: {answer.get('message')!r}")
+    try:
+        said = (await server.post("/update_weights_from_tensor", body, _seconds(state))).get("message")
+    except ServerRefused as error:
+        said = str(error)
+    if _REFUSED in str(said):
+        raise ValueError(f"engine=sglang can't serve this model: {said}")
+    if said != APPLIED + digest:
+        raise ServerRefused(f"{server.name}: no confirmation of the weights: {said!r}")
 
 
 async def _give_all(server: Server, weights: Weights) -> tuple[int, bool]:
     """By the model's own loader; returns the bytes, and whether the digest was compared. Raises ServerRefused."""
     for bucket in buckets(weights.state):
         body = {"serialized_named_tensors": serialised(bucket, server.ranks), "flush_cache": False}
-        await server.post("/update_weights_from_tensor", body)
+        await server.post("/update_weights_from_tensor", body, _seconds(weights.state))
     question = sglang_patch.question(weights.state, weights.digest)
     message = serialised([(sglang_patch.NAME, torch.from_numpy(question))], server.ranks)
     try:
-        await _patch(server, message, weights.digest)
+        await _patch(server, message, weights.state, weights.digest)
     except ServerRefused as error:
         if "LoaderUnable" not in str(error):
             raise
@@ -124,7 +139,7 @@ async def holds(server: Server, state: State, digest: str) -> bool:
     message = serialised([(sglang_patch.NAME, torch.from_numpy(question))], server.ranks)
     await _begin(server)
     with contextlib.suppress(ServerRefused):
-        await _patch(server, message, digest)
+        await _patch(server, message, state, digest)
         server.digest = digest
     await server.post("/end_weight_update", {})
     return server.digest == digest

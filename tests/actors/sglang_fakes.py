@@ -85,7 +85,7 @@ class Fakes:
         assert path == "/metrics"
         return f'sglang:num_retracted_requests_total{{tp_rank="0"}} {self.preempted[server.name]}.0\n'
 
-    async def post(self, server: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def post(self, server: Server, path: str, body: dict[str, Any], extra: float = 0.0) -> dict[str, Any]:
         if path == "/abort_request":
             assert body == {"abort_all": True}
             self.events.append((server.name, "abort", ""))
@@ -118,8 +118,10 @@ class Fakes:
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(SECONDS):
+        turns = 0
         while not true():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0 if turns < 1000 else 0.01)  # real processes take time
+            turns += 1
 
 
 async def watched(engine: SglangEngine, scenario: Callable[[], Awaitable[None]]) -> None:

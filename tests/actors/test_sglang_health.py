@@ -1,14 +1,19 @@
 """SGLang servers that are not there, or stand still: what is told, and what is done."""
 
 import asyncio
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from actors.engines import sglang_engine
+from actors.engines import sglang_engine, sglang_patch, sglang_server, sglang_weights
+from actors.engines.sglang_health import Pulse
+from actors.engines.sglang_loader import APPLIED
 from actors.engines.sglang_server import Server, ServerGone
 from areal_like.types import Limits
-from tests.actors.sglang_fakes import PROMPT, Fakes, planned, until
+from tests.actors.sglang_fakes import PROMPT, Fakes, planned, until, update, watched
 
 
 @pytest.fixture
@@ -62,3 +67,138 @@ def test_waiting_for_a_server_is_not_busy(fakes: Fakes, tmp_path: Path, monkeypa
         await engine.close()
 
     asyncio.run(check())
+
+
+# ---- the rule --------------------------------------------------------------------------------------------------------
+
+
+class Probes:
+    """Answers of a server, in the order in which it is asked; no answer when there is none left."""
+
+    def __init__(self, *answers: bool):
+        self.answers, self.asked = [*answers], 0
+
+    async def __call__(self) -> bool:
+        self.asked += 1
+        if not self.answers:
+            await asyncio.Event().wait()
+        return self.answers.pop(0)
+
+
+async def seconds(pulse: Pulse, count: int) -> str:
+    for _ in range(count):
+        if problem := pulse.tick(1.0):
+            return problem
+        for _ in range(3):
+            await asyncio.sleep(0)
+    return ""
+
+
+def test_a_server_that_makes_tokens_is_not_asked_and_one_that_answers_is_well() -> None:
+    async def check() -> None:
+        probes = Probes(True, True)
+        pulse = Pulse(120.0, probes)
+        for _ in range(30):
+            assert await seconds(pulse, 9) == ""
+            pulse.beat()
+        assert probes.asked == 0
+        assert await seconds(pulse, 25) == "" and probes.asked == 2, "idle: asked every 10 s"
+
+    asyncio.run(check())
+
+
+def test_a_forward_pass_that_takes_long_is_no_failure_and_one_without_end_is() -> None:
+    async def check() -> None:
+        probes = Probes()
+        pulse = Pulse(120.0, probes)
+        for _ in range(3):
+            assert await seconds(pulse, 119) == "", "slow, and alive"
+            pulse.beat()
+        assert await seconds(pulse, 119) == "" and probes.asked == 1, "one probe at a time"
+        assert await seconds(pulse, 1) == "was frozen (no token for 120 s)"
+        pulse.stop()
+
+    asyncio.run(check())
+
+
+def test_a_server_is_not_blamed_for_time_in_which_its_actor_stood_still() -> None:
+    async def check() -> None:
+        pulse = Pulse(120.0, Probes())
+        assert pulse.tick(3600.0) == ""
+
+    asyncio.run(check())
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine starts `sglang_stand_in` in SGLang's place; of weights that gets what it is to confirm."""
+    monkeypatch.setattr(sglang_server, "_LAUNCH", ["-m", "tests.actors.sglang_stand_in"])
+
+    def confirmation(tensors: list[Any], ranks: int) -> list[str]:
+        return [APPLIED + sglang_patch.read(tensors[0][1].numpy()).digest]
+
+    monkeypatch.setattr(sglang_weights, "serialised", confirmation)
+
+
+def processes(group: int) -> set[int]:
+    """Those of a process group that live."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, of = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(of) == group and state not in "ZX":
+            found.add(int(folder.name))
+    return found
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["scheduler", "server"])
+def test_a_server_that_stands_still_is_exchanged_for_a_new_one(
+    stand_in: None, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First it is slow, and left alone. Then its scheduler stops in mid-sequence; or all of it, while it is idle."""
+    monkeypatch.setenv("STAND_IN_STEP", "0.25")
+    engine = planned(tmp_path, replicas=1, max_tp_size=None, frozen_after=2.0)
+
+    async def scenario() -> None:
+        (server,) = engine._servers
+        await engine.load(update(engine, 1))
+        asked = asyncio.create_task(engine.generate(PROMPT, Limits(10)))
+        if whole:
+            assert (await asked).runs == [(1, 10)], "longer than 2 s in all"
+        await until(lambda: whole or server.load == 1)
+        first, scheduler = server.pid or 0, (await server.get("/server_info"))["scheduler"]
+        assert engine.stats()["restarts"] == 0 and len(processes(first)) == 3, "server, scheduler, guard"
+        os.kill(first if whole else scheduler, signal.SIGSTOP)
+        await until(lambda: not server.ready.is_set())
+        assert engine.condition == ("restarting", "its SGLang server was frozen (no token for 2 s), restarting")
+        assert (await asked).runs == [(1, 10)], "sampled anew, by weights whose digest the new server has confirmed"
+        await until(server.ready.is_set)
+        assert engine.stats()["restarts"] == 1 and server.digest == engine.digest
+        assert not processes(first)
+
+    asyncio.run(watched(engine, scenario))
+
+
+def test_an_update_that_hangs_blocks_nobody_for_ever(
+    stand_in: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sglang_weights, "SLOWEST_BYTES_PER_SECOND", float("inf"))
+    monkeypatch.setenv("STAND_IN_HANG", "/end_weight_update")
+    engine = planned(tmp_path, replicas=1, max_tp_size=None, frozen_after=2.0)
+
+    async def scenario() -> None:
+        (server,) = engine._servers
+        await engine.load(update(engine, 1))
+        assert not server.ready.is_set()
+        assert server.failure == "did not take new weights: SGLang 0 has not answered /end_weight_update for 2 s"
+        await asyncio.sleep(0.5)
+        assert engine.condition[1].endswith(
+            "did not take new weights: has not answered /end_weight_update for 2 s, restarting"
+        )
+
+    asyncio.run(watched(engine, scenario))

@@ -1,4 +1,4 @@
-"""A whole run with `engine=sglang`: buffer, learner, an actor with its server, which is killed in the middle."""
+"""A whole run with `engine=sglang`: buffer, learner, an actor with its server, which is killed, and later frozen."""
 
 import os
 import signal
@@ -16,36 +16,54 @@ from tests.sglang import servers  # skips where there is no SGLang
 pytestmark = pytest.mark.integration
 
 
+def listed():
+    """Of all processes: id, parent's id, title."""
+    text = subprocess.run(["ps", "-eo", "pid=,ppid=,args=", "-ww"], capture_output=True, text=True, check=True).stdout
+    return [line.split(maxsplit=2) for line in text.splitlines()]
+
+
 def server_of(run):
     """The process of the run's server, a child of the actor; None where there is none."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args=", "-ww"], capture_output=True, text=True, check=True).stdout
-    rows = [line.split(maxsplit=2) for line in listed.splitlines()]
-    actors = [pid for pid, _, args in rows if args.startswith("actor-0 ") and str(run) in args]
-    return next((int(pid) for pid, parent, args in rows if parent in actors and "sglang" in args), None)
+    actors = [pid for pid, _, title in listed() if title.startswith("actor-0 ") and str(run) in title]
+    return next((int(pid) for pid, parent, title in listed() if parent in actors and "sglang" in title), None)
 
 
-def test_a_run_whose_server_is_killed_goes_on(tmp_path):
+def scheduler_of(server):
+    return next(int(pid) for pid, parent, title in listed() if parent == str(server) and "scheduler" in title)
+
+
+@pytest.mark.timeout(600)  # three starts of a server
+def test_a_run_whose_server_is_killed_and_frozen_goes_on(tmp_path):
     steps, run = 12, tmp_path / "run"
     command = [sys.executable, "-m", "scripts.train", "configs/sglang_cpu.yaml", f"run.dir={tmp_path}", "run.name=run"]
     command += [f"run.steps={steps}", "run.target_reward=null", "eval.every=0", "eval.prompts=4", "groups_per_batch=8"]
-    command += ["buffer.keep_journal=true", "checkpoint.every=100"]
+    command += ["buffer.keep_journal=true", "checkpoint.every=100", "engine.frozen_after=15"]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    end = threading.Timer(servers.START_SECONDS * 1.2, process.kill)
+    end = threading.Timer(servers.START_SECONDS * 1.5, process.kill)
     end.start()
-    try:
-        while process.poll() is None and not ((run / "metrics.jsonl").exists() and len(rows(run)) >= 4):
+
+    def until_step(count):
+        while process.poll() is None and not ((run / "metrics.jsonl").exists() and len(rows(run)) >= count):
             time.sleep(0.1)
         assert process.poll() is None, process.communicate()[0]
+
+    try:
+        until_step(4)
         os.kill(server_of(run), signal.SIGKILL)
+        until_step(8)
+        os.kill(scheduler_of(server_of(run)), signal.SIGSTOP)
         said, _ = process.communicate()
     finally:
         end.cancel()
         process.kill()
     assert process.returncode == 0, said
+    lines = said.splitlines()
+    assert lines.count("actor-0: its SGLang server was frozen (no token for 15 s), restarting") == 1, said
+    assert lines.count("actor-0: its SGLang server ended with exit code -9, restarting") == 1, said
     found = summary(run)
     assert found["steps"] == steps and found["staleness_max"] <= found["staleness_bound"]
     log = (run / "logs" / "actor-0.log").read_text()
-    assert log.count("SGLang 0 is ready") == 2 and "ending after an error" not in log, log
+    assert log.count("SGLang 0 is ready") == 3 and "ending after an error" not in log, log
     assert server_of(run) is None
     ledger = found["ledger"]
     left = sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
@@ -53,6 +71,6 @@ def test_a_run_whose_server_is_killed_goes_on(tmp_path):
     assert ledger["trained"] == steps * 8
     assert not any(audit(run).findings.values()), audit(run).findings
     last = rows(run)[-1]
-    assert (last["servers/restarts"], last["servers/whole_updates"]) == (1, 2), "all at each start, then patches"
+    assert (last["servers/restarts"], last["servers/whole_updates"]) == (2, 3), "all at each start, then patches"
     fresh = [row for row in rows(run) if "mismatch_kl" in row]
     assert fresh and max(row["mismatch_max"] for row in fresh) < 1e-3, "engine and learner agree on the same weights"
