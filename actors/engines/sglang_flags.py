@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from actors.engines.sglang_loader import LOAD_FORMAT
+from areal_like.errors import UserError
 
 FOR_CPU = {
     "device": "cpu",
@@ -151,12 +152,12 @@ def _as_arguments(flags: Mapping[str, Any]) -> list[str]:
 
 
 def checked(info: Mapping[str, Any]) -> int:
-    """Tensor-parallel ranks of a server, by its `/server_info`. Raises ValueError for one that must not be used."""
+    """Tensor-parallel ranks of a server, by its `/server_info`. Raises UserError for one that must not be used."""
     for key in CHANGE_LOGPROBS:
         if info.get(key):
-            raise ValueError(f"the SGLang server has {key}={info[key]!r}: its logprobs would not be the learner's")
+            raise UserError(f"the SGLang server has {key}={info[key]!r}: its logprobs would not be the learner's")
     if LOAD_FORMAT not in (info.get("custom_weight_loader") or []):
-        raise ValueError(f"the SGLang server was started without --custom-weight-loader {LOAD_FORMAT}")
+        raise UserError(f"the SGLang server was started without --custom-weight-loader {LOAD_FORMAT}")
     if int(info.get("dp_size") or 1) > 1:
-        raise ValueError("the SGLang server has dp_size above 1: let the engine start replicas instead")
+        raise UserError("the SGLang server has dp_size above 1: let the engine start replicas instead")
     return int(info.get("tp_size") or 1)

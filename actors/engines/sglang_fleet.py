@@ -111,7 +111,7 @@ class Fleet:
 
     async def watch(self, equip: Callable[[Server], Awaitable[None]]) -> None:
         """Keep the servers running, for ever. `equip` gives weights to one, and lets it be used. Waits for a change of
-        plan, or a server that can't be kept: raises RuntimeError, or ValueError where it could never be used."""
+        plan, or a server that can't be kept: raises RuntimeError, or UserError where it could never be used."""
         while True:
             keepers = [asyncio.ensure_future(self._keep(server, equip)) for server in self._used]
             tasks = [*keepers, asyncio.ensure_future(self._changed.wait())]

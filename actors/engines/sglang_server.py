@@ -158,12 +158,11 @@ class Server:
         try:
             while missed < _MISSES:
                 await asyncio.sleep(_POLL_SECONDS)
+                if self._process is not None and (code := self._process.poll()) is not None:
+                    return f"ended with exit code {code}"
                 if self.failure:
                     return self.failure
-                if self._process is not None:
-                    if (code := self._process.poll()) is not None:
-                        return f"ended with exit code {code}"
-                else:
+                if self._process is None:
                     missed = 0 if await self._is_there() else missed + 1
                 now = time.monotonic()
                 if self.open.is_set() and (problem := self.pulse.tick(now - at)):
@@ -216,7 +215,7 @@ class Server:
                 async with self._session.request(method, self.url + path, json=body) as answer:
                     text = await answer.text()
         except TimeoutError:
-            raise ServerGone(f"{self.name} has not answered {path} for {seconds:.0f} s") from None
+            raise ServerGone(f"{self.name} was frozen (no answer to {path} for {seconds:.0f} s)") from None
         except (aiohttp.ClientError, ConnectionError) as error:
             raise ServerGone(f"{self.name} at {self.url} does not answer {path}: {error!r}") from None
         if answer.status == 200:

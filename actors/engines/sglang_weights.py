@@ -24,6 +24,7 @@ import torch
 from actors.engines import sglang_patch
 from actors.engines.sglang_loader import APPLIED, LOAD_FORMAT, LoaderRefused
 from actors.engines.sglang_server import Server, ServerRefused
+from areal_like.errors import UserError
 from areal_like.models import tensors_of
 from areal_like.weights.state import State
 
@@ -105,14 +106,14 @@ def _seconds(state: State) -> float:
 
 async def _patch(server: Server, message: list[str], state: State, digest: str) -> None:
     """Raises ServerRefused unless the server has confirmed the digest of its weights, which are to be those of `state`
-    then; ValueError where no server ever could."""
+    then; UserError where no server ever could."""
     body = {"serialized_named_tensors": message, "load_format": LOAD_FORMAT, "flush_cache": False}
     try:
         said = (await server.post("/update_weights_from_tensor", body, _seconds(state))).get("message")
     except ServerRefused as error:
         said = str(error)
     if _REFUSED in str(said):
-        raise ValueError(f"engine=sglang can't serve this model: {said}")
+        raise UserError(f"engine=sglang can't serve this model: {said}")
     if said != APPLIED + digest:
         raise ServerRefused(f"{server.name}: no confirmation of the weights: {said!r}")
 
