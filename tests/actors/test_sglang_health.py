@@ -195,10 +195,12 @@ def test_an_update_that_hangs_blocks_nobody_for_ever(
         (server,) = engine._servers
         await engine.load(update(engine, 1))
         assert not server.ready.is_set()
-        assert server.failure == "did not take new weights: SGLang 0 has not answered /end_weight_update for 2 s"
+        assert (
+            server.failure == "did not take new weights: SGLang 0 was frozen (no answer to /end_weight_update for 2 s)"
+        )
         await asyncio.sleep(0.5)
         assert engine.condition[1].endswith(
-            "did not take new weights: has not answered /end_weight_update for 2 s, restarting"
+            "did not take new weights: was frozen (no answer to /end_weight_update for 2 s), restarting"
         )
 
     asyncio.run(watched(engine, scenario))

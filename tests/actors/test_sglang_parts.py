@@ -9,6 +9,7 @@ from actors.engines import sglang_flags, sglang_loader, sglang_patch, sglang_ser
 from actors.engines.sglang_engine import SglangEngine
 from actors.engines.sglang_flags import Wanted
 from actors.engines.sglang_replies import NEUTRAL, joined, piece_of, question
+from areal_like.errors import UserError
 from areal_like.models import publishable, qwen2
 from areal_like.types import Limits
 from areal_like.weights.state import TensorSpec
@@ -204,5 +205,5 @@ def test_a_refusal_ends_the_engine_and_is_not_tried_again(tmp_path):
         raise sglang_server.ServerRefused("400 LoaderRefused: norm: SGLang's model has no place for it")
 
     server.post = post
-    with pytest.raises(ValueError, match=r"can't serve this model: .* no place for it"):
+    with pytest.raises(UserError, match=r"can't serve this model: .* no place for it"):
         asyncio.run(sglang_weights._patch(server, [], random_state(0), "d"))

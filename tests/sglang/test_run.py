@@ -1,6 +1,7 @@
 """A whole run with `engine=sglang`: buffer, learner, an actor with its server, which is killed, and later frozen."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,14 +33,14 @@ def scheduler_of(server):
     return next(int(pid) for pid, parent, title in listed() if parent == str(server) and "scheduler" in title)
 
 
-@pytest.mark.timeout(600)  # three starts of a server
+@pytest.mark.timeout(900)  # three starts of a server
 def test_a_run_whose_server_is_killed_and_frozen_goes_on(tmp_path):
     steps, run = 12, tmp_path / "run"
     command = [sys.executable, "-m", "scripts.train", "configs/sglang_cpu.yaml", f"run.dir={tmp_path}", "run.name=run"]
     command += [f"run.steps={steps}", "run.target_reward=null", "eval.every=0", "eval.prompts=4", "groups_per_batch=8"]
     command += ["buffer.keep_journal=true", "checkpoint.every=100", "engine.frozen_after=15"]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    end = threading.Timer(servers.START_SECONDS * 1.5, process.kill)
+    end = threading.Timer(servers.START_SECONDS * 3, process.kill)
     end.start()
 
     def until_step(count):
@@ -58,7 +59,8 @@ def test_a_run_whose_server_is_killed_and_frozen_goes_on(tmp_path):
         process.kill()
     assert process.returncode == 0, said
     lines = said.splitlines()
-    assert lines.count("actor-0: its SGLang server was frozen (no token for 15 s), restarting") == 1, said
+    frozen = r"actor-0: its SGLang server .*was frozen \(no (token|answer to /\w+) for 15 s\), restarting"
+    assert len([line for line in lines if re.fullmatch(frozen, line)]) == 1, said
     assert lines.count("actor-0: its SGLang server ended with exit code -9, restarting") == 1, said
     found = summary(run)
     assert found["steps"] == steps and found["staleness_max"] <= found["staleness_bound"]
