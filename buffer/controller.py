@@ -22,6 +22,7 @@ from buffer.deadlines import Deadlines
 from buffer.handlers import Handlers
 from buffer.injection import lets_train
 from buffer.leasing import admit, can_serve, evaluate, park
+from buffer.payloads import load
 from buffer.run_state import RunState
 from buffer.status import levels, status, waits
 
@@ -130,7 +131,7 @@ class Controller:
         body = {"index": index, "version": version, "oldest_allowed": allowed, "info": info}
         body["actors"] = [entry.maker for entry in entries]
         heads = [entry.head for entry in entries if entry.head]
-        served = state.shares.put(body, heads, [frame_of(entry.payload) for entry in entries])
+        served = state.shares.put(body, heads, [frame_of(load(entry.payload)) for entry in entries])
         state.outbox.put(state.learner, "batch", *served.share(0))
         state.shares.answer(state.outbox)
 
@@ -146,7 +147,7 @@ class Controller:
             body: dict[str, Any] = {"index": index, "version": version, "oldest_allowed": allowed, "begin": state.parts}
             body |= pack_heads([entry.head for entry in entries if entry.head])
             body["actors"] = [entry.maker for entry in entries]
-            state.outbox.put(state.learner, "part", body, [frame_of(entry.payload) for entry in entries])
+            state.outbox.put(state.learner, "part", body, [frame_of(load(entry.payload)) for entry in entries])
             state.parts += len(entries)
 
     def _tell_to_stop(self) -> None:

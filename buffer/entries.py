@@ -29,14 +29,16 @@ from typing import Any
 
 from areal_like.groups import Head
 from buffer.partials import Partial
+from buffer.payloads import Payload
 
 NO_SLOT = -1
-Recorder = Callable[[str, list[Any], bytes | memoryview], None]
-"""Is told of every change: the journal's `append`."""
+Recorder = Callable[[str, list[Any], Payload], Payload]
+"""Is told of every change, and returns the payload as it is to be held: the journal's `append`."""
 
 
-def record_nothing(kind: str, fields: list[Any], payload: bytes | memoryview) -> None:
+def record_nothing(kind: str, fields: list[Any], payload: Payload) -> Payload:
     """The recorder of a buffer without a journal."""
+    return payload
 
 
 class Stage(StrEnum):
@@ -71,7 +73,7 @@ class Entry:
     pushed: int = -1
     version_at_push: int = 0
     head: Head | None = None
-    payload: bytes | memoryview = b""
+    payload: Payload = b""
     batch: int = -1
     partial: Partial | None = None
     recalled: bool = False

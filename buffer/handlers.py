@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from functools import partial
 from typing import Any
 
 from areal_like.groups import Head, unpack_heads
@@ -24,7 +25,7 @@ from buffer.checks import (
 from buffer.entries import Entry, Stage
 from buffer.fleet import MOST_REFUSED, Actor
 from buffer.partials import Partial
-from buffer.recovery import snapshot
+from buffer.recovery import payloads, snapshot
 from buffer.run_state import RunState
 from buffer.sizing import Lengths
 from buffer.status import status
@@ -308,7 +309,7 @@ class Handlers:
     def _on_checkpointed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         self._only_the_learner(peer)
         if message.body["step"] == self.state.steps:  # an older one lacks batches that the journal then would not have
-            self.state.outbox.rotate(snapshot(self.state.replay))
+            self.state.outbox.rotate(partial(snapshot, self.state.replay), payloads(self.state.replay))
 
     def _on_finish(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         """No more batches: what is still active is dropped, the last evaluation runs, then the report goes out."""

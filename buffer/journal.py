@@ -2,34 +2,61 @@
 
 A folder of segment files (`buffer.segment_file`). Records are collected by `append` and reach the file together (one
 write and one fsync for all that arrived at once) by `commit`, or by `advance`, which does not wait for the disk.
-`rotate` begins a segment with a snapshot of the state, after which the segments before it are not needed to resume;
-with `keep` they stay, for replays.
 
-A crash can tear what was written last: `scan` finds that by length and checksum, cuts it off, and goes on. Damage with
-whole records behind it is an error. A full disk leaves the file as it was before the commit, and the records wait.
+`rotate` begins a segment with a snapshot of the state: the segments before it are not read on a resume. Payloads stay
+where they were written, and the snapshot says where that is. A segment is deleted at the first rotation at which no
+payload that is still held lies in it, and only once the new segment has been read back. So that a few stragglers do not
+keep large files: of segments of which less than half is still held, the oldest first, payloads are copied to the end of
+the newest one, at most `COPY_BYTES` at each rotation. `keep`: nothing is deleted or copied, for replays.
+
+A crash can tear what was written last: `scan` cuts it off, and goes on. Damage with records behind it that were written
+later is an error, and so is a segment without its snapshot. A full disk leaves the file as it was before the commit,
+and the records wait.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from buffer.segment_file import MAGIC, JournalError, Record, SegmentFile, pack, read, sync_folder, written_later
+from buffer.payloads import Extent, Payload, Read, Stored
+from buffer.segment_file import (
+    COPY,
+    MAGIC,
+    Item,
+    JournalError,
+    Record,
+    SegmentFile,
+    number_of,
+    pack,
+    path_of,
+    read,
+    read_payload,
+    sync_folder,
+    write_first,
+    written_later,
+)
 
 log = logging.getLogger(__name__)
 SNAPSHOT = "snapshot"
-KINDS = (SNAPSHOT, "admit", "push", "partial", "start", "advance", "requeue", "drop", "filter", "serve", "finish")
-"""Of records; `buffer.recovery` says what each does."""
-__all__ = ["MAGIC", "SNAPSHOT", "Journal", "JournalError", "Record", "scan", "segments", "since_snapshot"]
+COPY_BYTES = 64 << 20
+__all__ = ["MAGIC", "SNAPSHOT", "Journal", "JournalError", "Record"]
 
 
 def segments(folder: Path) -> list[Path]:
     """The segment files, oldest first."""
-    return sorted(folder.glob("*.wal"))
+    return sorted(folder.glob("*.wal"), key=number_of)
+
+
+def reader(folder: Path) -> Read:
+    """What reads payloads of the journal in `folder`; it raises JournalError."""
+    return partial(read_payload, folder)
 
 
 class Journal:
@@ -38,34 +65,33 @@ class Journal:
     def __init__(self, folder: Path, *, sync: bool, keep: bool):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.sync, self.keep = folder, sync, keep
-        self._pending: list[Any] = []
-        self._in_flight: list[Any] = []
+        self._pending: list[Item] = []
+        self._in_flight: list[Item] = []
         self._writing: Future[None] | None = None
         self._writer = ThreadPoolExecutor(1, "journal")
         self._in_flight_until = self.appended = 0
         self.committed = 0
         self.commits = 0
         existing = segments(folder)
-        self._number = int(existing[-1].stem) if existing else 0
-        if existing:
-            self._file = SegmentFile(existing[-1], sync=sync)
-        else:
-            self._number += 1
-            self._file = SegmentFile(self._path, sync=sync, new=True)
+        self._number = number_of(existing[-1]) if existing else 1
+        path = path_of(folder, self._number)
+        self._file = SegmentFile(path, self._number, sync=sync, new=not existing)
+        self._read = reader(folder)
+        if not existing:
             self._name_is_durable()
-
-    @property
-    def _path(self) -> Path:
-        return self.folder / f"{self._number:06d}.wal"
 
     def _name_is_durable(self) -> None:
         if self.sync:
             sync_folder(self.folder)
 
-    def append(self, kind: str, fields: list[Any], payload: Any = b"") -> None:
-        """Add a record to the next commit. The payload is kept as it is until then."""
-        self._pending += pack(kind, fields, payload)
+    def append(self, kind: str, fields: list[Any], payload: Payload = b"") -> Payload:
+        """Add a record to the next commit. Returns the payload as it is to be held from now on; its bytes must not
+        change until the commit. Raises JournalError if the record is too large."""
+        if len(payload) and not isinstance(payload, Stored):
+            payload = Stored(self._read, data=payload)
+        self._pending.append(pack(kind, fields, payload))
         self.appended += 1
+        return payload
 
     @property
     def busy(self) -> bool:
@@ -106,18 +132,18 @@ class Journal:
         self._in_flight, self.committed = [], self._in_flight_until
         self.commits += 1
 
-    def rotate(self, snapshot: list[Any], payloads: bytes) -> None:
-        """Begin a segment that needs no earlier one. Raises OSError; the earlier segments are deleted only after."""
+    def rotate(self, snapshot: Callable[[], list[Any]], held: Sequence[Stored] = ()) -> None:
+        """Begin a segment with what `snapshot` returns, asked once all of `held`, the payloads that the state refers
+        to, know where they lie. Takes time by the number of groups, and for `COPY_BYTES`, not for all payloads. Raises
+        OSError, JournalError (too large a snapshot); then the segments are as they were."""
         self.commit()
-        old = self._file
-        earlier = segments(self.folder)
-        beside, named = self.folder / "next.tmp", self.folder / f"{self._number + 1:06d}.wal"
+        if not self.keep:
+            self._copy_stragglers(held)
+        number = self._number + 1
+        beside, named = self.folder / "next.tmp", path_of(self.folder, number)
         try:
-            with beside.open("wb") as file:
-                file.writelines([MAGIC, *pack(SNAPSHOT, snapshot, payloads)])
-                file.flush()
-                os.fsync(file.fileno())
-            new = SegmentFile(beside, sync=self.sync)
+            write_first(beside, number, pack(SNAPSHOT, snapshot()))
+            new = SegmentFile(beside, number, sync=self.sync)
         except OSError:
             beside.unlink(missing_ok=True)  # on a full disk it would take what the earlier segment can still have
             raise
@@ -128,44 +154,109 @@ class Journal:
             named.unlink(missing_ok=True)  # its snapshot would hide what the earlier segment is told from now on
             new.close()
             raise
-        self._file, self._number = new, self._number + 1
-        old.close()
+        self._file.close()
+        self._file, self._number = new, number
         if not self.keep:
-            for path in earlier:
-                path.unlink()
+            self._delete_needless({each.extent.segment for each in held if each.extent})
+
+    def _copy_stragglers(self, held: Sequence[Stored]) -> None:
+        """See the top. Copies that find no room are done without: the rotation is what makes room."""
+        left, copies = COPY_BYTES, list[tuple[Stored, Stored]]()
+        needed = Counter[int]()
+        for each in held:
+            needed[_extent(each).segment] += each.size
+        size = {number: path_of(self.folder, number).stat().st_size for number in needed}
+        for each in sorted(held, key=_extent):
+            number = _extent(each).segment
+            if number != self._number and 2 * needed[number] < size[number] and each.size <= left:
+                try:
+                    copies.append((each, Stored(self._read, data=each.load())))
+                except JournalError as error:
+                    log.error("%s", error)
+                    continue
+                left -= each.size
+        try:
+            if copies:
+                self._file.append([pack(COPY, [], copy) for _, copy in copies])
+        except OSError as error:
+            log.warning("payloads of older segments can't be copied (%s): these segments stay", error)
+            return
+        for each, copy in copies:
+            each.extent = copy.extent
+
+    def _delete_needless(self, needed: set[int]) -> None:
+        for path in segments(self.folder):
+            if number_of(path) < self._number and number_of(path) not in needed:
+                try:
+                    path.unlink()
+                except OSError as error:  # the next rotation looks at it again
+                    log.warning("a segment that is not needed any more can't be deleted: %s", error)
 
     def close(self) -> None:
         self._writer.shutdown()
         self._file.close()
 
 
-def scan(folder: Path, *, repair: bool = False) -> Iterator[Record]:
-    """All records, oldest first. `repair` cuts a torn tail off the newest segment. Raises JournalError."""
+def _extent(payload: Stored) -> Extent:
+    assert payload.extent, "it was committed"
+    return payload.extent
+
+
+def scan(folder: Path, *, repair: bool = False, check: bool = True) -> Iterator[Record]:
+    """All records, oldest first; their payloads are `Stored`, and read when they are loaded. `repair` cuts a torn tail
+    off the newest segment. Without `check` the bytes of payloads are not looked at. Raises JournalError."""
     paths = segments(folder)
     for path in paths:
-        good = yield from read(path)
-        size = path.stat().st_size
-        if good == size > 0:
-            continue
-        if path != paths[-1]:
-            raise JournalError(f"{path} is damaged at byte {good} of {size}, and later segments follow")
-        if written_later(path, good, KINDS):
-            raise JournalError(
-                f"{path} is damaged at byte {good} of {size}, and whole records follow: no crash has torn it. To go on "
-                f"without them, keep a copy and run: truncate -s {good} {path}"
-            )
-        log.warning("%s: the last %d bytes are torn (its writer died) and are cut off", path, size - good)
-        if repair:
-            os.truncate(path, good)
-            if good == 0:
-                path.write_bytes(MAGIC)
+        yield from _records(path, path == paths[-1], repair, check)
 
 
-def since_snapshot(folder: Path, *, repair: bool = False) -> list[Record]:
-    """The records that a resume needs: the newest snapshot, if there is one, and all after it."""
-    records: list[Record] = []
-    for record in scan(folder, repair=repair):
-        if record.kind == SNAPSHOT:
-            records.clear()
-        records.append(record)
-    return records
+def since_snapshot(folder: Path, *, repair: bool = False, check: bool = True) -> Iterator[Record]:
+    """The records that a resume needs, those of the newest segment: its snapshot, unless it is the first one, and all
+    after it. As `scan` else."""
+    for path in segments(folder)[-1:]:
+        yield from _records(path, True, repair, check)
+
+
+class Recorded:
+    """What `since_snapshot` gives, without a look at the payloads: read anew each time that it is gone through."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __iter__(self) -> Iterator[Record]:
+        return since_snapshot(self.folder, check=False)
+
+
+def check_payloads(folder: Path, held: Iterable[Stored]) -> None:
+    """Are the segments there that these payloads lie in, and as long as they must be? Raises JournalError."""
+    ends: dict[int, int] = {}
+    for each in held:
+        if each.extent:
+            number = each.extent.segment
+            ends[number] = max(ends.get(number, 0), each.extent.offset + each.size)
+    for number, end in ends.items():
+        path = path_of(folder, number)
+        size = path.stat().st_size if path.exists() else 0
+        if size < end:
+            raise JournalError(f"{path} has {size} bytes where payloads of groups that wait reach up to byte {end}")
+
+
+def _records(path: Path, newest: bool, repair: bool, check: bool) -> Iterator[Record]:
+    good, size = yield from read(path, reader(path.parent), check=check)
+    if good == size > 0:
+        return
+    where = f"{path} is damaged at byte {good} of {size}"
+    if not newest:
+        raise JournalError(f"{where}, and later segments follow")
+    if number_of(path) > 1 and good <= len(MAGIC):
+        raise JournalError(f"{where}, where its snapshot was; that was on disk before the segment was begun")
+    if written_later(path, good, size):
+        raise JournalError(
+            f"{where}, and records follow that were written later: no crash has torn it. To go on without them, keep a "
+            f"copy and run: truncate -s {good} {path}"
+        )
+    log.warning("%s: the last %d bytes are torn (its writer died) and are cut off", path, size - good)
+    if repair:
+        os.truncate(path, good)
+        if good == 0:
+            path.write_bytes(MAGIC)

@@ -12,6 +12,7 @@ from buffer.entries import Entry, Stage
 from buffer.fleet import Actor
 from buffer.parking import Load
 from buffer.partials import Partial
+from buffer.payloads import load
 from buffer.run_state import RunState
 from buffer.schedulers import GroupPlan, Round, View
 
@@ -200,7 +201,7 @@ def _send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> N
     partials = [(partial, carried) for _, partial, carried in all_granted if partial]
     leases, metas = [lease for lease, _, _ in all_granted], [[partial.meta, carried] for partial, carried in partials]
     body = {"leases": leases, "partials": metas}
-    state.router.send(actor.peer, "lease", body, [partial.payload for partial, _ in partials])
+    state.router.send(actor.peer, "lease", body, [load(partial.payload) for partial, _ in partials])
 
 
 def _drains_to(state: RunState) -> int | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Set
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from buffer import filters
 from buffer.admission import Bound
 from buffer.entries import NO_SLOT, Entry, Recorder, Stage, record_nothing
 from buffer.partials import Partial
+from buffer.payloads import Payload
 from buffer.slots import Slots
 
 Filter = Callable[..., str]
@@ -196,8 +198,8 @@ class LifeCycle:
     def hand_back(self, group_id: int, left: Partial | None) -> None:
         """RUNNING → QUEUED, or DEFERRED; what was sampled, if there is any, replaces what the lease had carried."""
         if left and self.resume:
-            self.record("partial", [left.meta], left.payload)
-            self.keep(self.entries[group_id], left)
+            held = self.record("partial", [left.meta], left.payload)
+            self.keep(self.entries[group_id], replace(left, payload=held))
         self.requeue(group_id)
 
     def keep(self, entry: Entry, left: Partial | None) -> None:
@@ -244,7 +246,7 @@ class LifeCycle:
         """Tokens of this version or newer may be trained in `slot`; with `mask_tokens` older ones do no harm."""
         return -math.inf if self.staleness_policy == "mask_tokens" else self.bound.oldest(slot)
 
-    def push(self, head: Head, payload: bytes | memoryview, version: int, now: float) -> bool:
+    def push(self, head: Head, payload: Payload, version: int, now: float) -> bool:
         """RUNNING or QUEUED → WAITING, or gone if the filter rejects it. `version`: the newest that is published.
 
         False if the group is not expected (a duplicate, dropped before, or deferred meanwhile). Taken from whoever has
@@ -262,8 +264,8 @@ class LifeCycle:
             self.defer(entry.id)
             return False
         else:
-            self._record_push(head, payload, version)
-            self.accept(entry, head, payload, version, now)
+            held = self._record_push(head, payload, version)
+            self.accept(entry, head, held, version, now)
         return True
 
     def _expected(self, entry: Entry, head: Head) -> bool:
@@ -325,11 +327,12 @@ class LifeCycle:
         self.record("left_out", [group_id, list(cut), redrawn], b"")
         self.entries[group_id].cut = cut
 
-    def _record_push(self, head: Head, payload: bytes | memoryview, version: int) -> None:
-        if self.record is not record_nothing:
-            self.record("push", [pack_heads([head]), version], payload)
+    def _record_push(self, head: Head, payload: Payload, version: int) -> Payload:
+        if self.record is record_nothing:
+            return payload
+        return self.record("push", [pack_heads([head]), version], payload)
 
-    def accept(self, entry: Entry, head: Head, payload: bytes | memoryview, version: int, now: float) -> None:
+    def accept(self, entry: Entry, head: Head, payload: Payload, version: int, now: float) -> None:
         """→ WAITING, whatever the filter says."""
         self.keep(entry, None)
         entry.head, entry.payload, entry.moves = head, payload, False

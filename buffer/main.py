@@ -20,7 +20,7 @@ from buffer.entries import record_nothing
 from buffer.evaluation import Evaluation
 from buffer.gauges import Gauges
 from buffer.injection import AgedSlots, Ages, start_at
-from buffer.journal import Journal, JournalError, segments, since_snapshot
+from buffer.journal import Journal, JournalError, Recorded, check_payloads, reader, since_snapshot
 from buffer.outbox import Outbox
 from buffer.playback import Playback
 from buffer.prompts import PromptCursor
@@ -42,8 +42,8 @@ def restore(role: Role, replay: Replay) -> tuple[int, Journal | None]:
     folder, options = role.run / "journal", role.config.buffer
     checkpoint = checkpoints.latest(role.run)
     steps = checkpoint[0] if checkpoint else 0
-    records = since_snapshot(folder, repair=True) if segments(folder) else []
-    if steps and not records:
+    found = sum(1 for _ in since_snapshot(folder, repair=True))
+    if steps and not found:
         raise JournalError(
             f"{folder} holds nothing, and {role.run} has a checkpoint of step {steps}: it can't be resumed"
         )
@@ -51,8 +51,10 @@ def restore(role: Role, replay: Replay) -> tuple[int, Journal | None]:
     if options.journal != "off":
         journal = Journal(folder, sync=options.journal == "fsync", keep=options.keep_journal)
         sys.setswitchinterval(SWITCH_SECONDS)
-    recovery.restore(replay, records, steps, time.monotonic(), journal.append if journal else record_nothing)
-    if records:
+    record = journal.append if journal else record_nothing
+    recovery.restore(replay, Recorded(folder), steps, time.monotonic(), record, reader(folder))
+    check_payloads(folder, recovery.payloads(replay))
+    if found:
         log.info("restored from the journal: %s; the learner goes on at batch %d", replay.ledger(), steps)
     return steps, journal
 

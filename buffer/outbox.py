@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from areal_like.bus import Router
-from buffer.journal import Journal
+from buffer.journal import Journal, JournalError
+from buffer.payloads import Stored
 
 log = logging.getLogger(__name__)
 COMMIT_POLL_SECONDS = 0.001
@@ -51,10 +52,10 @@ class Outbox:
         while self._messages and self._messages[0][0] <= durable:
             self.router.send(*self._messages.popleft()[1])
 
-    def rotate(self, snapshot: tuple[list[Any], bytes]) -> None:
-        """Begin a new segment of the journal with a snapshot."""
+    def rotate(self, snapshot: Callable[[], list[Any]], held: Sequence[Stored]) -> None:
+        """Begin a new segment of the journal: see `Journal.rotate`."""
         try:
             if self.journal:
-                self.journal.rotate(*snapshot)
-        except OSError as error:
+                self.journal.rotate(snapshot, held)
+        except (OSError, JournalError) as error:
             log.error("the journal's new segment can't be written (%s): the old ones stay", error)

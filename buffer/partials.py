@@ -12,6 +12,7 @@ from typing import Any
 
 from areal_like.groups import FINISHES
 from areal_like.partials import versions_of
+from buffer.payloads import Payload
 from buffer.sizing import Lengths
 
 ABORTED = FINISHES.index("abort")
@@ -22,7 +23,7 @@ class Partial:
     """An actor's message, undecoded (see `areal_like.partials`)."""
 
     meta: dict[str, Any]
-    payload: bytes | memoryview
+    payload: Payload
 
     def usable(self, least: float, most: float = math.inf) -> dict[int, int]:
         """Sample index → version of its oldest token, of the samples made by versions from `least` to `most` alone."""

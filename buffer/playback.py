@@ -18,34 +18,38 @@ from areal_like.groups import Head, unpack_heads
 from areal_like.wire import Message, WireError
 from buffer.journal import SNAPSHOT, JournalError, scan
 from buffer.outbox import Outbox
+from buffer.payloads import Payload, load
 from buffer.shares import Shares
 
 log = logging.getLogger(__name__)
-RecordedGroup = tuple[Head, bytes]
+RecordedGroup = tuple[Head, Payload]
 
 
 def recorded_batches(folder: Path) -> Iterator[tuple[list[RecordedGroup], int]]:
     """The groups, (head, payload), of batch 0, 1, 2, ... that were trained, as they were served, and the version below
-    which tokens were masked. A batch that a resumed run trained again comes once.
+    which tokens were masked. A batch that a resumed run trained again comes once. Payloads stay in the journal until
+    somebody loads them, and of groups only those are in memory that are not in a batch yet.
 
     Raises JournalError where the journal lacks its beginning.
     """
     pushed: dict[int, RecordedGroup] = {}
     served: dict[int, tuple[list[int], int]] = {}
     next_batch = 0
-    for number, record in enumerate(scan(folder)):
+    for number, record in enumerate(scan(folder, check=False)):
         if record.kind == SNAPSHOT and number == 0:
             raise JournalError(f"{folder} lacks its beginning: only runs with buffer.keep_journal=true can be replayed")
         if record.kind == "push":
             (head,) = unpack_heads(record.fields[0])
             pushed[head.id] = (head, record.payload)
-        elif record.kind in ("drop", "filter"):
+        elif record.kind in ("drop", "filter", "requeue"):
             pushed.pop(record.fields[0], None)
-        elif record.kind == "serve":
+        elif record.kind == "serve" and record.fields[0] >= next_batch:
             served[record.fields[0]] = (record.fields[1], record.fields[2])
         elif record.kind == "finish" and record.fields[0] == next_batch:
-            ids, oldest_allowed = served[next_batch]
-            yield [pushed[group_id] for group_id in ids], oldest_allowed
+            ids, oldest_allowed = served.pop(next_batch)
+            if missing := [group_id for group_id in ids if group_id not in pushed]:
+                raise JournalError(f"batch {next_batch} has groups {missing} of an earlier one: it can't be replayed")
+            yield [pushed.pop(group_id) for group_id in ids], oldest_allowed
             next_batch += 1
 
 
@@ -111,7 +115,7 @@ class Playback:
         info = {"evaluations": [], "seconds": time.monotonic() - self._began}
         body = {"index": index, "version": version, "oldest_allowed": oldest_allowed, "info": info}
         body["actors"] = [""] * len(groups)
-        heads, payloads = [head for head, _ in groups], [payload for _, payload in groups]
+        heads, payloads = [head for head, _ in groups], [load(payload) for _, payload in groups]
         self._outbox.put(peer, "batch", *self._shares.put(body, heads, payloads).share(0))
         self._shares.answer(self._outbox)
 

@@ -1,10 +1,10 @@
 """The buffer after a crash: the journal's records are made changes of `Replay` again.
 
-`restore` is given the records since the newest snapshot and the batch at which the learner goes on, that of its newest
-checkpoint. What had happened to groups has happened again then, with two exceptions. Leases are void: groups that ran
-are QUEUED (and keep what an earlier lease had handed back). And batches that the checkpoint does not hold have not been
-trained: their groups wait again, and `Replay.planned` has the composition and order of each, so that they are served as
-before.
+`restore` is given the records since the newest snapshot, which it goes through twice and does not keep, and the batch
+at which the learner goes on, that of its newest checkpoint. What had happened to groups has happened again then, with
+two exceptions. Leases are void: groups that ran are QUEUED (and keep what an earlier lease had handed back). And
+batches that the checkpoint does not hold have not been trained: their groups wait again, and `Replay.planned` has the
+composition and order of each, so that they are served as before. Payloads stay in the journal until they are needed.
 
 Slots follow from the order of admissions and departures alone as long as batches are served from their own slots. If
 a policy has changed the order, they are given anew at the end; who ran where, and so who sat in which slot then, is
@@ -15,30 +15,41 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from areal_like.groups import pack_heads, unpack_heads
 from buffer.entries import NO_SLOT, Entry, Recorder, Stage, record_nothing
 from buffer.injection import advance, start_at
 from buffer.journal import SNAPSHOT, JournalError, Record
 from buffer.partials import Partial
+from buffer.payloads import Extent, Payload, Read, Stored
 from buffer.replay import Replay
 
 
+def no_payloads(extent: Extent) -> NoReturn:
+    """In place of a reader, where no snapshot is expected to name payloads."""
+    raise JournalError(f"nobody can read the payload at {extent}")
+
+
 def restore(
-    replay: Replay, records: Iterable[Record], next_batch: int, now: float, record: Recorder = record_nothing
+    replay: Replay,
+    records: Iterable[Record],
+    next_batch: int,
+    now: float,
+    record: Recorder = record_nothing,
+    read: Read = no_payloads,
 ) -> None:
     """Make the recorded changes, as far as the learner's checkpoint has them: batches before `next_batch`.
 
-    Call it on an empty Replay. From then on `record` is told of its changes; first of batches that were trained before
-    the crash could be recorded. Raises JournalError.
+    Call it on an empty Replay, with `records` that can be gone through twice. From then on `record` is told of its
+    changes; first of batches that were trained before the crash could be recorded. `read` reads the payloads that a
+    snapshot names, once they are needed. Raises JournalError.
     """
-    records = list(records)
     last_serve = {each.fields[0]: number for number, each in enumerate(records) if each.kind == "serve"}
     reordered = False
     for number, each in enumerate(records):
         if each.kind == SNAPSHOT:
-            _load_snapshot(replay, each, now)
+            _load_snapshot(replay, each, now, read)
         elif each.kind == "serve":
             batch, ids, _ = each.fields
             reordered |= not _in_own_slots(replay, batch, ids)
@@ -155,8 +166,15 @@ def _place(replay: Replay, next_batch: int) -> None:
     replay.place_all(first(max(replay.planned, default=next_batch - 1) + 1), leave_out=placed)
 
 
-def snapshot(replay: Replay) -> tuple[list[Any], bytes]:
-    """The state as (fields, payloads), for a journal's new segment."""
+def payloads(replay: Replay) -> list[Stored]:
+    """All that the groups hold and the journal has."""
+    held = [each for e in replay.entries.values() for each in (e.payload, e.partial.payload if e.partial else b"")]
+    return [each for each in held if isinstance(each, Stored)]
+
+
+def snapshot(replay: Replay) -> list[Any]:
+    """The state as the fields of a record, for a journal's new segment; of payloads it says where they lie, so they
+    must have been written."""
     deferred = replay.in_stage(Stage.DEFERRED)  # their order is that of the queue
     entries = [e for e in replay.entries.values() if e.stage is not Stage.DEFERRED] + deferred
     rows = [
@@ -171,7 +189,8 @@ def snapshot(replay: Replay) -> tuple[list[Any], bytes]:
             e.pushed,
             e.batch,
             _table(e),
-            _left(e),
+            _extent(e.payload),
+            [e.partial.meta, _extent(e.partial.payload)] if e.partial else None,
             e.deferred,
         ]
         for e in entries
@@ -180,19 +199,23 @@ def snapshot(replay: Replay) -> tuple[list[Any], bytes]:
     counts = [replay.admitted, replay.trained, *left, replay.requeued, replay.staleness_max, replay.pushes]
     rounds = [replay.bound.batches.state(), replay.scheduler_state, replay.deferrals]
     plan = [[batch, ids] for batch, ids in replay.planned.items()]
-    payloads = [held for e in entries for held in (e.payload, e.partial.payload if e.partial else b"")]
-    return [counts, replay.slots.state(), plan, rows, rounds], b"".join(payloads)
+    return [counts, replay.slots.state(), plan, rows, rounds]
 
 
 def _table(entry: Entry) -> dict[str, Any] | None:
     return pack_heads([entry.head]) if entry.head else None
 
 
-def _left(entry: Entry) -> dict[str, Any] | None:
-    return entry.partial.meta if entry.partial else None
+def _extent(payload: Payload) -> Extent | None:
+    """None for no payload."""
+    if not len(payload):
+        return None
+    if not isinstance(payload, Stored) or payload.extent is None:
+        raise TypeError("a payload that is not in the journal can't be part of a snapshot")
+    return payload.extent
 
 
-def _load_snapshot(replay: Replay, record: Record, now: float) -> None:
+def _load_snapshot(replay: Replay, record: Record, now: float, read: Read) -> None:
     counts, slots, plan, rows, rounds = record.fields
     replay.admitted, replay.trained, filtered, dropped, replay.requeued, replay.staleness_max, replay.pushes = counts
     replay.filtered, replay.dropped = Counter(filtered), Counter(dropped)
@@ -202,17 +225,16 @@ def _load_snapshot(replay: Replay, record: Record, now: float) -> None:
     replay.decided = {} if replay.scheduler_state is None else {replay.bound.batches.opened - 1: replay.scheduler_state}
     replay.planned = dict(plan)
     replay.clear()
-    start = 0
-    for group_id, row, slot, launch, need, stage, version, pushed, batch, table, left, deferred in rows:
+    for group_id, row, slot, launch, need, stage, version, pushed, batch, table, extent, left, deferred in rows:
         head = unpack_heads(table)[0] if table else None
-        size = head.size if head else 0
-        payload = record.payload[start : start + size]
-        start += size
-        at = Stage(stage)
+        payload, at = _stored(extent, read), Stage(stage)
         entry = Entry(group_id, row, slot, launch, need, at, "", 0, now, now, pushed, version, head, payload, batch)
         entry.deferred = deferred
         if left:
-            entry.partial = Partial(left, record.payload[start : start + left["bytes"]])
-            start += left["bytes"]
+            entry.partial = Partial(left[0], _stored(left[1], read))
         replay.add(entry)
-    replay.bytes = start
+    replay.bytes = sum(entry.size for entry in replay.entries.values())
+
+
+def _stored(extent: list[int] | None, read: Read) -> Payload:
+    return Stored(read, extent=Extent(*extent)) if extent else b""

@@ -1,7 +1,13 @@
 """The bytes of one file of the journal: how a record stands in it, how records are appended, and how they are read.
 
-A file is `MAGIC` and then records: `[length u32][xxh3-64 u64][bytes of the msgpack part u32][kind and fields as
-msgpack, then the payload]`, little-endian. What is appended at once is there as a whole or, after an error, not at all.
+A file is `MAGIC` and then records, little-endian:
+
+    [mark 4][bytes of the fields u32][bytes of the payload u64][xxh3-64 of the payload][durable u64]
+    [xxh3-64 of the head so far and the fields, seeded with the file's number and the place][fields: msgpack][payload]
+
+So whether a record begins at some byte follows from these bytes alone, whatever its kind and whatever stands before it:
+a mark and a checksum that only fit this place of this file. `durable`: all before that byte had been written when this
+record was. What is appended at once is there as a whole or, after an error, not at all.
 
 A file that is to survive a power cut is written past the page cache (O_DIRECT, several times as fast here as writing
 through it and having it flushed). That goes by whole blocks, so each append ends with a record of padding; no block is
@@ -11,79 +17,128 @@ asked for it, the page cache is used.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
-import re
 import struct
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import msgpack
 import xxhash
 
-MAGIC = b"areal-journal-3\n"  # the number is that of the format
-PADDING = "padding"
-MAX_RECORD_BYTES = 1 << 31
-_HEAD = struct.Struct("<IQI")  # bytes that follow, their checksum, bytes of the msgpack part
+from buffer.payloads import Extent, Payload, Stored, load
+
+_FORMAT = b"areal-journal-"
+MAGIC = _FORMAT + b"4\n"  # the number is that of the format
+PADDING, COPY = "padding", "copy"
+"""Kinds of records that are no events: what fills a block, and what holds a payload of an older file."""
+MAX_FIELDS_BYTES, MAX_PAYLOAD_BYTES = 1 << 30, 1 << 32
+_MARK = b"\xd7JR\x04"
+_HEAD = struct.Struct("<4sIQQQ")
+_CHECK = struct.Struct("<Q")
+_HEAD_BYTES = _HEAD.size + _CHECK.size
 _FORGET_BYTES = 4 << 20
 _MAX_PIECES = 1024  # that Linux takes in one call
 _BLOCK = 4096
 _ROOM_BYTES = 4 << 20
+_READ_BYTES = 1 << 20
 
 
 class JournalError(ValueError):
-    """A journal that can't be read: damaged in the middle, or not a journal."""
+    """A journal that can't be read: damaged in the middle, or not a journal. Or a record that is too large for one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     kind: str
     fields: list[Any]
-    payload: bytes = b""
+    payload: Payload = b""
 
 
-def pack(kind: str, fields: list[Any], payload: Any = b"") -> tuple[bytes, Any]:
-    """A record as it stands in the file, in two pieces: the second one is the payload, not copied."""
-    header = msgpack.packb([kind, fields])
-    checksum = xxhash.xxh3_64(header, seed=len(header))
-    checksum.update(payload)
-    return _HEAD.pack(len(header) + len(payload), checksum.intdigest(), len(header)) + header, payload
+Item = tuple[bytes, Payload]
+"""What is to be appended: kind and fields as msgpack, and the payload."""
 
 
-def padding(size: int) -> tuple[bytes, bytes]:
-    """A record that ends on a block, for a file of `size` bytes; ("", "") if it ends on one."""
-    if size % _BLOCK == 0:
-        return b"", b""
-    empty = len(pack(PADDING, [])[0])
-    return pack(PADDING, [], bytes((-size - empty) % _BLOCK))  # type: ignore[return-value]
+def pack(kind: str, fields: list[Any], payload: Payload = b"") -> Item:
+    """Raises JournalError for what no reader would take."""
+    packed = msgpack.packb([kind, fields])
+    for what, size, most in (
+        ("fields", len(packed), MAX_FIELDS_BYTES),
+        ("a payload", len(payload), MAX_PAYLOAD_BYTES),
+    ):
+        if size > most:
+            raise JournalError(f"a record {kind!r} with {what} of {size} bytes: the journal takes {most} at most")
+    return packed, payload
+
+
+def _seed(number: int, at: int) -> int:
+    return ((number << 44) + at) & (1 << 64) - 1
+
+
+def _pieces(number: int, at: int, durable: int, item: Item) -> tuple[list[Any], Extent]:
+    """A record as it stands at byte `at` of file `number`, and where its payload does; nothing is copied."""
+    packed, payload = item[0], load(item[1])
+    checksum = xxhash.xxh3_64_intdigest(payload)
+    head = _HEAD.pack(_MARK, len(packed), len(payload), checksum, durable) + packed
+    check = _CHECK.pack(xxhash.xxh3_64_intdigest(head, seed=_seed(number, at)))
+    extent = Extent(number, at + _HEAD_BYTES + len(packed), len(payload), checksum)
+    return [head[: _HEAD.size] + check + packed, payload], extent
+
+
+def _padding(end: int) -> Item:
+    """A record that ends on a block, for a file of `end` bytes."""
+    packed, _ = pack(PADDING, [])
+    return packed, bytes((-end - _HEAD_BYTES - len(packed)) % _BLOCK)
 
 
 class SegmentFile:
-    """Appends to `path`, which is made if `new`. `sync`: what is appended survives a power cut. Raises OSError."""
+    """Appends to `path`, the file of that `number`, made if `new`. `sync`: what is appended survives a power cut.
+    Raises OSError."""
 
-    def __init__(self, path: Path, *, sync: bool, new: bool = False):
+    def __init__(self, path: Path, number: int, *, sync: bool, new: bool = False):
         self._file = path.open("xb" if new else "r+b", buffering=0)
-        self._sync = sync
+        self._number, self._sync = number, sync
         self._end = self._file.seek(0, os.SEEK_END)
         self._forgotten = 0
         self._direct = -1
         if new:
-            self.append([MAGIC])
+            self._write([memoryview(MAGIC)])
         if sync and (direct := _open_direct(path)) >= 0:
-            self.append([piece for piece in padding(self._end) if piece])
+            if self._end % _BLOCK:
+                self.append([_padding(self._end)])
             self._direct, self._room = direct, mmap.mmap(-1, _ROOM_BYTES)
 
-    def append(self, pieces: Sequence[Any]) -> None:
-        """All of them. Raises OSError (disk full, ...): then the file is as it was."""
-        views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+    def append(self, items: Sequence[Item]) -> None:
+        """All of them; then their payloads know where they lie. Raises OSError (disk full, ...): then the file is as it
+        was."""
+        pieces: list[Any] = []
+        extents: list[tuple[Payload, Extent]] = []
+        end = self._end
+        for item in items:
+            end = self._add(item, end, pieces, extents)
+        if self._direct >= 0 and end % _BLOCK:
+            self._add(_padding(end), end, pieces, extents)
+        self._write([memoryview(piece).cast("B") for piece in pieces if len(piece)])
+        for payload, extent in extents:
+            if isinstance(payload, Stored):
+                payload.extent = extent
+
+    def _add(self, item: Item, at: int, pieces: list[Any], extents: list[tuple[Payload, Extent]]) -> int:
+        """Returns where it ends. Through the page cache whoever dies leaves all that it wrote before."""
+        made, extent = _pieces(self._number, at, self._end if self._sync else at, item)
+        pieces += made
+        extents.append((item[1], extent))
+        return extent.offset + extent.size
+
+    def _write(self, views: list[memoryview]) -> None:
+        """All, or nothing and an OSError."""
         size = sum(map(len, views))
         try:
             if self._direct >= 0:
-                views += [memoryview(piece) for piece in padding(size)]
                 self._past_the_cache(views)
-                size = sum(map(len, views))
             else:
                 for start in range(0, len(views), _MAX_PIECES):
                     self._through_the_cache(views[start : start + _MAX_PIECES])
@@ -156,59 +211,128 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def written_later(path: Path, start: int, kinds: Sequence[str]) -> bool:
-    """Whether records behind a bad one at `start` were appended after it was durable.
+class _Found(NamedTuple):
+    """A record whose head and fields are whole: where its payload lies, and `durable` (see the top)."""
 
-    In a file that was written through the page cache any whole record tells that. Past the cache, the blocks of one
-    append may reach the disk in any order; a record tells if it follows padding, which ends an append.
-    """
-    if path.stat().st_size == 0:
-        return False
-    names = b"|".join(re.escape(msgpack.packb(kind)) for kind in (PADDING, *kinds))
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
-        at = [match.start() - _HEAD.size for match in re.finditer(b"\x92(?:" + names + b")", data)]
-        whole = {begin: end for begin in at if begin >= 0 and (end := _end_of(data, begin)) is not None}
-        ends = {
-            end
-            for begin, end in whole.items()
-            if data[begin + _HEAD.size + 1 : begin + _HEAD.size + 9] == msgpack.packb(PADDING)
-        }
-    if start in whole:
-        return False  # it is being written: this is a run that lives
-    later = {begin for begin in whole if begin > start}
-    return bool(later & {end for end in ends if end > start} if ends else later)
+    kind: str
+    fields: list[Any]
+    extent: Extent
+    durable: int
+
+    @property
+    def end(self) -> int:
+        return self.extent.offset + self.extent.size
 
 
-def _end_of(data: mmap.mmap, begin: int) -> int | None:
-    """Where the record at `begin` ends; None if it is not whole."""
-    length, checksum, header_length = _HEAD.unpack_from(data, begin)
-    start, end = begin + _HEAD.size, begin + _HEAD.size + length
-    if header_length > length or end > len(data):
+def _record_at(file: BinaryIO, number: int, at: int) -> _Found | None:
+    """What begins at byte `at` of file `number`, its payload unread; None if that is no record."""
+    file.seek(at)
+    head = file.read(_HEAD_BYTES)
+    if len(head) < _HEAD_BYTES or not head.startswith(_MARK):
         return None
-    with memoryview(data) as view, view[start:end] as body:
-        return end if xxhash.xxh3_64_intdigest(body, seed=header_length) == checksum else None
+    _, length, size, checksum, durable = _HEAD.unpack_from(head)
+    packed = file.read(length) if length <= MAX_FIELDS_BYTES else b""
+    (check,) = _CHECK.unpack_from(head, _HEAD.size)
+    if xxhash.xxh3_64_intdigest(head[: _HEAD.size] + packed, seed=_seed(number, at)) != check:
+        return None
+    kind, fields = msgpack.unpackb(packed, strict_map_key=False)
+    return _Found(kind, fields, Extent(number, at + _HEAD_BYTES + length, size, checksum), durable)
 
 
-def read(path: Path) -> Generator[Record, None, int]:
-    """Yields the records; returns where the last good one ends. Raises JournalError for another format."""
+def _is_whole(file: BinaryIO, extent: Extent) -> bool:
+    """Are the bytes of a payload those that were written?"""
+    file.seek(extent.offset)
+    left, checksum = extent.size, xxhash.xxh3_64()
+    while left and (piece := file.read(min(left, _READ_BYTES))):
+        checksum.update(piece)
+        left -= len(piece)
+    return not left and checksum.intdigest() == extent.checksum
+
+
+def read(path: Path, read_payload: Any, *, check: bool = True) -> Generator[Record, None, tuple[int, int]]:
+    """Yields the records of segment file `path`, their payloads as `Stored`, which `read_payload` will read. Returns
+    where the last good one ends, and how long the file was at the beginning. Without `check` a damaged payload is not
+    noticed until it is loaded. Raises JournalError for another format."""
     with path.open("rb") as file:
-        magic = file.read(len(MAGIC))
+        size, magic = os.fstat(file.fileno()).st_size, file.read(len(MAGIC))
         if magic != MAGIC:
-            if len(magic) == len(MAGIC) and magic.startswith(MAGIC.partition(b"3")[0]):
+            if len(magic) == len(MAGIC) and magic.startswith(_FORMAT):
                 raise JournalError(f"{path} was written by another version of this program: resume with that one")
-            return 0
-        good = len(MAGIC)
-        while True:
-            head = file.read(_HEAD.size)
-            if len(head) < _HEAD.size:
-                return good
-            length, checksum, header_length = _HEAD.unpack(head)
-            if length > MAX_RECORD_BYTES or header_length > length:
-                return good
-            body = file.read(length)
-            if len(body) < length or xxhash.xxh3_64_intdigest(body, seed=header_length) != checksum:
-                return good
-            kind, fields = msgpack.unpackb(body[:header_length], strict_map_key=False)
-            good += _HEAD.size + length
-            if kind != PADDING:
-                yield Record(kind, fields, body[header_length:])
+            return 0, size
+        good, number = len(MAGIC), number_of(path)
+        while (found := _record_at(file, number, good)) and found.end <= size:
+            if check and not _is_whole(file, found.extent):
+                break
+            good = found.end
+            if found.kind not in (PADDING, COPY):
+                yield Record(
+                    found.kind, found.fields, Stored(read_payload, extent=found.extent) if found.extent.size else b""
+                )
+        return good, size
+
+
+def written_later(path: Path, start: int, size: int) -> bool:
+    """Whether a record in the first `size` bytes of a file was written after what is at `start` had been: then no crash
+    has torn that.
+
+    Through the page cache bytes become part of the file one after another, and any record behind `start` tells. Past
+    the cache, the blocks of one append may reach the disk in any order; a record of a later append tells.
+    """
+    number = number_of(path)
+    with path.open("rb") as file:
+        at = start
+        while (at := _find(file, _MARK, at + 1, size)) >= 0:
+            found = _record_at(file, number, at)
+            if found and start < found.durable and found.extent.offset <= size:
+                return True
+    return False
+
+
+def _find(file: BinaryIO, what: bytes, start: int, end: int) -> int:
+    """Where it is first, wholly between `start` and `end`; -1 if it is not."""
+    while start + len(what) <= end:
+        file.seek(start)
+        part = file.read(min(_READ_BYTES, end - start))
+        if (place := part.find(what)) >= 0:
+            return start + place
+        if len(part) < len(what):
+            break
+        start += len(part) - len(what) + 1
+    return -1
+
+
+def number_of(path: Path) -> int:
+    """Of a segment file; each folder counts its own from 1."""
+    return int(path.stem)
+
+
+def path_of(folder: Path, number: int) -> Path:
+    return folder / f"{number:06d}.wal"
+
+
+def read_payload(folder: Path, extent: Extent) -> bytes:
+    """Raises JournalError if it is not as it was written."""
+    path = path_of(folder, extent.segment)
+    try:
+        with path.open("rb") as file:
+            file.seek(extent.offset)
+            data = file.read(extent.size)
+    except OSError as error:
+        raise JournalError(f"a payload of the journal can't be read ({error})") from error
+    if len(data) < extent.size or xxhash.xxh3_64_intdigest(data) != extent.checksum:
+        raise JournalError(f"{path} is damaged: the payload of {extent.size} bytes at byte {extent.offset}")
+    return data
+
+
+def write_first(path: Path, number: int, item: Item) -> None:
+    """Make the file of that number, with one record, and look whether the disk has all of it. Raises OSError."""
+    pieces, extent = _pieces(number, len(MAGIC), len(MAGIC), item)
+    with path.open("wb") as file:
+        file.writelines([MAGIC, *pieces])
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that it is the disk that is asked
+    with path.open("rb") as file:
+        found = _record_at(file, number, len(MAGIC))
+        if not found or found.extent != extent or not _is_whole(file, extent):
+            raise OSError(errno.EIO, "what was written is not what can be read", str(path))

@@ -18,6 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ class Books:
         counts.update({f"dropped: {reason}": count for reason, count in dropped.items()})
         for fate, count in counts.items():
             self.account(fate).count = count
-        for group_id, *_, batch, table, _, _ in rows:
+        for group_id, *_, batch, table, _, _, _ in rows:
             self._active[group_id] = unpack_heads(table)[0] if table else None
             if batch >= 0:
                 self._served.setdefault(batch, []).append(group_id)
@@ -204,13 +205,14 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, help="write a picture of the distributions here")
     args = parser.parse_args()
     try:
-        records = list(scan(args.run / "journal"))
+        records = scan(args.run / "journal", check=False)
+        first = next(records, None)
+        if first is None:
+            sys.exit(f"error: {args.run} has no journal (buffer.journal=off, or no run folder)")
+        books = Books()
+        accounts = books.read(chain([first], records), args.steps or math.inf)
     except (JournalError, OSError) as error:
         sys.exit(f"error: {error}")
-    if not records:
-        sys.exit(f"error: {args.run} has no journal (buffer.journal=off, or no run folder)")
-    books = Books()
-    accounts = books.read(records, args.steps or math.inf)
     console = Console(width=None if sys.stdout.isatty() else 110)
     console.print(table(accounts))
     if told := reasons(accounts):
@@ -219,7 +221,7 @@ def main() -> int:
     shorter = bias(accounts, books.offers)
     if not math.isnan(shorter):
         console.print(f"trained responses against all that were offered: mean length {shorter:+.1%}", highlight=False)
-    if records[0].kind == SNAPSHOT:
+    if first.kind == SNAPSHOT:
         step = checkpoints.latest(args.run)
         console.print(f"lengths and rewards since step {step[0] if step else '?'} only; buffer.keep_journal keeps all")
     if args.plot:

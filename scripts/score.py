@@ -67,10 +67,12 @@ def recorded(run: Path, config: Config) -> Iterator[Batch]:
     """The batches of a run as its learner saw them. Raises JournalError."""
     from areal_like.client import mask_old_tokens
     from areal_like.groups import decode_group
+    from buffer.payloads import load
     from buffer.playback import recorded_batches
 
     for index, (groups, allowed) in enumerate(recorded_batches(run / "journal")):
-        batch = Batch(index, index // config.weight_sync_interval, [decode_group(*pair) for pair in groups], allowed)
+        decoded = [decode_group(head, load(payload)) for head, payload in groups]
+        batch = Batch(index, index // config.weight_sync_interval, decoded, allowed)
         for sample in batch.samples:
             mask_old_tokens(sample, allowed)
         yield batch

@@ -8,7 +8,6 @@ import random
 from collections.abc import Sequence
 from functools import partial
 
-import msgpack
 import numpy as np
 import pytest
 
@@ -17,11 +16,10 @@ from areal_like.partials import encode_partial
 from areal_like.types import Completion, Group, Sample, SoFar
 from buffer import filters
 from buffer.entries import NO_SLOT, Stage
-from buffer.journal import SNAPSHOT, Record
-from buffer.recovery import restore, snapshot
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed, Lengths, Sagc, Sizing
 from tests.buffer.house import B, House, table
+from tests.buffer.paper import Paper
 
 SIZE = 4
 
@@ -84,7 +82,7 @@ class Run:
         self.slots = dice.choice([1000, 1000, 20]) if park else 1000
         self.parked = self.carried = 0
         self.filter = partial(filters.zero_variance) if zero_variance else partial(filters.none)
-        self.records: list[Record] = []
+        self.journal = Paper()
         self.checkpoint = 0
         self.trained: list[list[int]] = []
         self.interval = dice.choice([1, 1, 2])
@@ -100,7 +98,7 @@ class Run:
         rules = {"group_filter": self.filter, "resume": resume, "interval": self.interval}
         self.house = House(scheduler, actors=3, last_batch=self.batches, rows=self.rows, **rules)
         state = self.house.state
-        restore(state.replay, self.records, self.checkpoint, 0.0, self.append)
+        self.journal.restore(state.replay, self.checkpoint)
         state.steps, state.prompts.position = self.checkpoint, state.replay.admitted
         if state.replay.scheduler_state:
             scheduler.load_state_dict(state.replay.scheduler_state)
@@ -119,11 +117,6 @@ class Run:
         for name in self.house.names:
             self.update(name)
         self.want()
-
-    def append(self, kind: str, fields: list, payload: bytes) -> None:
-        self.records.append(
-            Record(*msgpack.unpackb(msgpack.packb([kind, fields]), strict_map_key=False), bytes(payload))
-        )
 
     # ---- the learner ------------------------------------------------------------------------------------------------
 
@@ -156,9 +149,7 @@ class Run:
                 self.checkpoint = index + 1
                 self.house.say("learner", "checkpointed", {"step": index + 1})
                 if self.dice.random() < 0.5:
-                    fields, payload = snapshot(self.house.state.replay)
-                    self.records.clear()
-                    self.append(SNAPSHOT, fields, payload)
+                    self.journal.rotate(self.house.state.replay)
         self.listen()
 
     # ---- actors -----------------------------------------------------------------------------------------------------

@@ -227,7 +227,7 @@ def test_memory_of_another_host_is_not_looked_for() -> None:
 def test_samples_that_were_cut_are_seen_by_who_sizes_groups_and_written_down() -> None:
     house = House(asynchronous(max_staleness=1, oversample_responses=1.25))
     records = []
-    house.state.replay.record = lambda kind, fields, payload: records.append((kind, fields))
+    house.state.replay.record = lambda kind, fields, payload: records.append((kind, fields)) or payload
     house.state.scheduler.sizing.looks = True
     house.start()
     name = next(name for name in house.names if 0 in house.leases(name))

@@ -11,10 +11,9 @@ from areal_like.registry import ConfigError
 from buffer.admission import Bound
 from buffer.entries import Stage
 from buffer.injection import AgedSlots, Ages, InjectionBroken, lets_go_to, lets_train, start_at
-from buffer.journal import SNAPSHOT, Record
 from buffer.policies import in_order
-from buffer.recovery import restore, snapshot
 from buffer.replay import Replay
+from tests.buffer.paper import Paper
 
 B, BATCHES, CHECKPOINT = 4, 18, 4
 SPECS = [0, 1, 3, 8, {0: 0.5, 4: 0.5}, {2: 0.75, 5: 0.25}, {"uniform": [0, 6]}]
@@ -32,7 +31,7 @@ class Run:
     def __init__(self, spec, interval: int, seed: int):
         self.ages, self.bound, self.chance = Ages(spec, seed=5), None, random.Random(seed)
         self.bound = Bound(self.ages.oldest, B, interval)
-        self.records: list[Record] = []
+        self.journal = Paper()
         self.held = {"a": 0, "b": 0}
         self.published = self.batches = self.next_id = self.checkpoint = 0
         self.trained: list[list[int]] = []
@@ -40,8 +39,7 @@ class Run:
 
     def open(self) -> None:
         self.replay = Replay(self.bound, in_order, slots=AgedSlots(self.ages, self.bound, CHECKPOINT))
-        restore(self.replay, self.records, self.checkpoint, 0.0)
-        self.replay.record = lambda kind, fields, payload: self.records.append(Record(kind, fields, bytes(payload)))
+        self.journal.restore(self.replay, self.checkpoint, recorded=False)
         self.batches, self.trained = self.checkpoint, self.trained[: self.checkpoint]
         self.published = self.bound.batch_version(self.batches)
         start_at(self.replay, self.published)
@@ -80,7 +78,7 @@ class Run:
             if self.batches % CHECKPOINT == 0 and self.batches % self.bound.interval == 0:
                 self.checkpoint = self.batches
                 if self.chance.random() < 0.5:
-                    self.records[:] = [Record(SNAPSHOT, *snapshot(self.replay))]
+                    self.journal.rotate(self.replay)
 
     def check(self, entries) -> None:
         version = self.bound.batch_version(self.batches)

@@ -5,7 +5,6 @@ import os
 import random
 from functools import partial
 
-import msgpack
 import pytest
 from rich.console import Console
 
@@ -13,17 +12,16 @@ from areal_like.partials import encode_partial
 from areal_like.types import Completion, SoFar
 from buffer.admission import Bound
 from buffer.entries import NO_SLOT, Stage
-from buffer.journal import Record
 from buffer.parking import Load, Parking
 from buffer.partials import Partial
 from buffer.policies import in_order
-from buffer.recovery import restore
 from buffer.replay import Replay
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed
 from buffer.status import status
 from scripts.status import render
 from tests.buffer.house import B, House
+from tests.buffer.paper import Paper
 from tests.buffer.rounds import SIZINGS, Run, head_of
 
 HISTORIES = int(os.environ.get("HISTORIES", "2400")) // 20
@@ -249,13 +247,8 @@ def test_moved_groups_are_not_seen_as_cut_short() -> None:
 
 def test_places_that_moved_groups_lose_and_win_are_redone_after_a_crash() -> None:
     """Group 0 is moved, loses its place to the spare one, and wins that of group 1. Who ran where is not on record."""
-    records: list[Record] = []
-
-    def append(kind: str, fields: list, payload: bytes) -> None:
-        records.append(Record(*msgpack.unpackb(msgpack.packb([kind, fields]), strict_map_key=False), bytes(payload)))
-
-    replay = Replay(Bound(0, 2), partial(in_order))
-    replay.record = append
+    journal, replay = Paper(), Replay(Bound(0, 2), partial(in_order))
+    replay.record = journal.append
     for group_id in range(3):
         replay.admit(group_id, group_id, 2, 2, "a", 0, 0.0, spare=group_id == 2)
     call = Completion([1, 2, 3], [0.0] * 3, [(0, 3)], "abort")
@@ -269,7 +262,7 @@ def test_places_that_moved_groups_lose_and_win_are_redone_after_a_crash() -> Non
     for group_id in (2, 0):
         assert replay.push(*head_of(group_id, 0, 2), 0, 0.0)
     again = Replay(Bound(0, 2), partial(in_order))
-    restore(again, records, 0, 0.0)
+    journal.restore(again, 0)
     for each in (replay, again):
         assert {e.id: (e.slot, e.stage) for e in each.entries.values() if e.slot != NO_SLOT} == {
             2: (0, Stage.WAITING),

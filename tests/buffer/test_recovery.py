@@ -5,23 +5,17 @@ import pytest
 from areal_like.groups import make_head
 from buffer.admission import Bound
 from buffer.entries import Stage
-from buffer.journal import SNAPSHOT, JournalError, Record
+from buffer.journal import JournalError
 from buffer.policies import fifo
-from buffer.recovery import restore, snapshot
 from buffer.replay import Replay
+from tests.buffer.paper import Paper
 
 B = 2
 
 
-def reborn(records: list[Record], next_batch: int) -> Replay:
+def reborn(journal: Paper, next_batch: int) -> Replay:
     replay = Replay(Bound(1, B), fifo)
-    restore(
-        replay,
-        records,
-        next_batch,
-        0.0,
-        lambda kind, fields, payload: records.append(Record(kind, fields, bytes(payload))),
-    )
+    journal.restore(replay, next_batch)
     return replay
 
 
@@ -41,83 +35,83 @@ def train(replay: Replay, batch: int) -> list[int]:
 
 def test_a_batch_that_was_trained_before_and_after_a_crash_is_trained_once() -> None:
     """The checkpoint is durable, the journal's new segment is not: both servings of batch 0 are in the journal."""
-    records: list[Record] = []
-    replay = reborn(records, 0)
+    journal = Paper()
+    replay = reborn(journal, 0)
     admit_and_push(replay, 0, 1, 2, 3)
     assert train(replay, 0) == [3, 2]
-    replay = reborn(records, 0)
+    replay = reborn(journal, 0)
     assert train(replay, 0) == [3, 2]
-    replay = reborn(records, 1)
+    replay = reborn(journal, 1)
     assert replay.ledger() == {"admitted": 4, "trained": 2, "filtered": {}, "dropped": {}, "active": 2}
     assert train(replay, 1) == [1, 0]
 
 
 def test_a_plan_whose_groups_have_left_is_forgotten() -> None:
     """A run that ended drops what is active, and is then resumed for more steps."""
-    records: list[Record] = []
-    replay = reborn(records, 0)
+    journal = Paper()
+    replay = reborn(journal, 0)
     admit_and_push(replay, 0, 1)
     assert len(replay.serve(0)) == B
     for group_id in (0, 1):
         replay.drop(group_id, "end of run")
-    replay = reborn(records, 0)
+    replay = reborn(journal, 0)
     assert replay.serve(0) == [] and not replay.planned
     admit_and_push(replay, 2, 3)
     assert train(replay, 0) == [3, 2]
 
 
 def test_what_ran_is_leased_anew_and_finishing_order_survives() -> None:
-    records: list[Record] = []
-    replay = reborn(records, 0)
+    journal = Paper()
+    replay = reborn(journal, 0)
     replay.admit(9, 0, 1, 1, "actor", 0, 0.0)
     admit_and_push(replay, 0, 1, 2)
-    replay = reborn(records, 0)
+    replay = reborn(journal, 0)
     assert replay.queued_for(0) is replay.entries[9] and replay.entries[9].stage is Stage.QUEUED
     assert train(replay, 0) == [2, 1]
 
 
 def test_a_batch_served_before_a_snapshot_and_again_after_a_crash_is_served_a_third_time_as_it_was() -> None:
-    records: list[Record] = []
-    replay = reborn(records, 0)
+    journal = Paper()
+    replay = reborn(journal, 0)
     admit_and_push(replay, 0, 1, 2, 3)
     train(replay, 0)
     assert [entry.id for entry in replay.serve(1)] == [1, 0]
-    records[:] = [Record(SNAPSHOT, *snapshot(replay))]
+    journal.rotate(replay)
     for _ in range(2):
-        replay = reborn(records, 1)
+        replay = reborn(journal, 1)
         assert [entry.id for entry in replay.serve(1)] == [1, 0]
 
 
 def test_a_batch_that_a_snapshot_has_as_served_is_trained_before_and_after_a_crash() -> None:
-    records: list[Record] = []
-    replay = reborn(records, 0)
+    journal = Paper()
+    replay = reborn(journal, 0)
     admit_and_push(replay, 0, 1)
     replay.serve(0)
-    records[:] = [Record(SNAPSHOT, *snapshot(replay))]
+    journal.rotate(replay)
     replay.finish(0)
-    replay = reborn(records, 0)
+    replay = reborn(journal, 0)
     assert train(replay, 0) == [1, 0]
-    replay = reborn(records, 1)
+    replay = reborn(journal, 1)
     assert replay.ledger()["trained"] == 2 and not replay.entries
 
 
 def test_a_batch_that_was_trained_before_word_of_it_was_recorded_is_recorded_at_the_restart() -> None:
     """Else a replay of the journal would end before it."""
-    records: list[Record] = []
-    replay = reborn(records, 0)
+    journal = Paper()
+    replay = reborn(journal, 0)
     admit_and_push(replay, 0, 1)
     replay.serve(0)
-    reborn(records, 1)
-    assert [(record.kind, record.fields) for record in records[-1:]] == [("finish", [0])]
+    reborn(journal, 1)
+    assert [(record.kind, record.fields) for record in journal.records[-1:]] == [("finish", [0])]
 
 
 def test_a_plan_that_a_smaller_bound_forbids_is_forgotten() -> None:
-    records: list[Record] = []
-    replay = reborn(records, 0)
+    journal = Paper()
+    replay = reborn(journal, 0)
     admit_and_push(replay, 0, 1, 2, 3)
     assert len(replay.serve(0)) == len(replay.serve(1)) == B
     strict = Replay(Bound(0, B), fifo)
-    restore(strict, records, 0, 0.0)
+    journal.restore(strict, 0)
     assert len(strict.serve(0)) == B
     assert strict.serve(1) == [] and strict.dropped == {"stale": B}
 
@@ -133,12 +127,12 @@ def test_no_choice_breaks_the_bound() -> None:
 
 def test_a_checkpoint_that_lacks_what_the_snapshot_counts_as_trained_is_refused() -> None:
     """The newest checkpoint was deleted: its batches are gone, and the learner would wait for ever."""
-    records: list[Record] = []
-    replay = reborn(records, 0)
+    journal = Paper()
+    replay = reborn(journal, 0)
     admit_and_push(replay, 0, 1, 2, 3)
     train(replay, 0)
     train(replay, 1)
-    records[:] = [Record(SNAPSHOT, *snapshot(replay))]
-    assert reborn(records, 2).trained == 4
+    journal.rotate(replay)
+    assert reborn(journal, 2).trained == 4
     with pytest.raises(JournalError, match="4 trained groups, and the newest checkpoint, of step 1, has 2"):
-        reborn(records, 1)
+        reborn(journal, 1)

@@ -9,9 +9,10 @@ from buffer.admission import Bound
 from buffer.journal import SNAPSHOT, JournalError, Record
 from buffer.policies import in_order
 from buffer.prompts import PromptCursor
-from buffer.recovery import restore, snapshot
+from buffer.recovery import snapshot
 from buffer.replay import Replay
 from scripts.audit import Audit
+from tests.buffer.paper import Paper
 
 B, ROWS = 2, 5
 
@@ -42,9 +43,8 @@ START = [admit(0), admit(1), admit(2), admit(3), push(1), push(0), serve(0, 0, 1
 
 
 def test_a_run_that_crashed_and_trained_a_batch_again_is_in_order() -> None:
-    records: list[Record] = []
-    replay = Replay(Bound(1, B), partial(in_order))
-    replay.record = lambda kind, fields, payload: records.append(Record(kind, fields, bytes(payload)))
+    journal, replay = Paper(), Replay(Bound(1, B), partial(in_order))
+    replay.record = journal.append
     cursor = PromptCursor(ROWS, seed=0)
     for _ in range(8):
         replay.admit(*cursor.next(), 1, 1, "a", 0, 0.0)
@@ -54,12 +54,12 @@ def test_a_run_that_crashed_and_trained_a_batch_again_is_in_order() -> None:
         assert replay.serve(batch)
         replay.finish(batch)
     again = Replay(Bound(1, B), partial(in_order))
-    restore(again, list(records), 1, 0.0, replay.record)
+    journal.restore(again, 1)
     assert [entry.id for entry in again.serve(1)] == [2, 3]
     again.finish(1)
-    records.append(Record(SNAPSHOT, *snapshot(again)))
+    journal.append(SNAPSHOT, snapshot(again))
     again.drop(4, "end of run")
-    found = audited(*records)
+    found = audited(*journal.records)
     assert not any(found.findings.values()), found.findings
     assert found.ledger() == again.ledger()
     assert found.ledger() == {"admitted": 8, "trained": 4, "filtered": {}, "dropped": {"end of run": 1}, "active": 3}

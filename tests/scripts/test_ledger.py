@@ -13,6 +13,7 @@ from buffer.recovery import snapshot
 from buffer.replay import Replay
 from scripts.ledger import ACTIVE, TRAINED, Books, bias, reasons, table
 from scripts.offered import Offer
+from tests.buffer.paper import Paper
 
 
 def group(group_id: int, length: int, reward: float) -> tuple[Head, bytes]:
@@ -23,8 +24,8 @@ def group(group_id: int, length: int, reward: float) -> tuple[Head, bytes]:
 
 def played() -> tuple[Replay, list[Record], int]:
     """A buffer that has seen every fate, its records, and how many of them came before a checkpoint."""
-    replay, records = Replay(Bound(3, 2), partial(in_order)), []
-    replay.record = lambda kind, fields, payload: records.append(Record(kind, fields, bytes(payload)))
+    replay, journal = Replay(Bound(3, 2), partial(in_order)), Paper()
+    replay.record, records = journal.append, journal.records
     for group_id in range(6):
         replay.admit(group_id, group_id, 1, 1, "a", 0, 0.0)
     for group_id, length in [(0, 10), (1, 20), (2, 300)]:
@@ -32,7 +33,7 @@ def played() -> tuple[Replay, list[Record], int]:
     replay.serve(0)
     replay.finish(0)
     checkpoint = len(records)
-    records.append(Record(SNAPSHOT, *snapshot(replay)))
+    journal.append(SNAPSHOT, snapshot(replay))
     replay.drop(2, "stale")
     replay.push(*group(3, 30, 1.0), 0, 0.0)
     replay.filter(3, "zero_variance")
