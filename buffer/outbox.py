@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from areal_like.bus import Router
@@ -15,26 +15,39 @@ from buffer.payloads import Stored
 log = logging.getLogger(__name__)
 COMMIT_POLL_SECONDS = 0.001
 """How often to look whether the disk has taken a commit, if no message comes."""
+MOST_ACKNOWLEDGEMENTS = 10_000
+"""That wait for the disk. One more is not kept: whoever gets none pushes again, and is answered then."""
+Message = tuple[bytes, str, dict[str, Any], Sequence[Any]]
 
 
 class Outbox:
     """Collects messages; `flush` has the journal (if there is one) write, and sends those whose records are durable.
 
     `blocked` says, in words, why the journal can't be written; while it does, nothing is sent and nobody should start
-    anything. A full disk so makes everybody wait, and nothing is lost.
+    anything. A full disk so makes everybody wait, and nothing is lost. Meanwhile peers say again what got no answer: a
+    message waits once, however often it is put.
     """
 
     def __init__(self, router: Router, journal: Journal | None):
         self.router, self.journal, self.blocked = router, journal, ""
-        self._messages: deque[tuple[int, tuple[bytes, str, dict[str, Any], Sequence[Any]]]] = deque()
+        self._messages: OrderedDict[Hashable, tuple[int, Message]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Messages that wait."""
+        return len(self._messages)
 
     def patience(self, timeout: float) -> float:
         """How long to wait for messages, at most `timeout`: while the disk is at work, it is worth flushing soon."""
         return min(timeout, COMMIT_POLL_SECONDS) if self.journal and self.journal.busy else timeout
 
     def put(self, peer: bytes, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
-        """To be sent once all that the journal has been told so far is durable."""
-        self._messages.append((self.journal.appended if self.journal else 0, (peer, kind, body, payloads)))
+        """To be sent once all that the journal has been told so far is durable. `ids`, or `index` and `begin`, of the
+        body tell messages of one kind apart."""
+        name = (peer, kind, tuple(body.get("ids", ())), body.get("index"), body.get("begin"))
+        waits = self._messages.pop(name, None)  # the newer one rests on more
+        if kind == "pushed" and waits is None and len(self._messages) >= MOST_ACKNOWLEDGEMENTS:
+            return
+        self._messages[name] = (self.journal.appended if self.journal else 0, (peer, kind, body, payloads))
 
     def flush(self) -> None:
         durable: float = math.inf
@@ -49,8 +62,12 @@ class Outbox:
             self.blocked = str(error)
             return
         self.blocked = ""
-        while self._messages and self._messages[0][0] <= durable:
-            self.router.send(*self._messages.popleft()[1])
+        while self._messages:
+            name, (rests_on, message) = next(iter(self._messages.items()))
+            if rests_on > durable:
+                break
+            del self._messages[name]
+            self.router.send(*message)
 
     def rotate(self, snapshot: Callable[[], list[Any]], held: Sequence[Stored]) -> None:
         """Begin a new segment of the journal: see `Journal.rotate`."""

@@ -1,0 +1,189 @@
+"""What the buffer says rests on what the journal has: acknowledgements and batches wait for a disk that is full or
+slow, once each, and go out when it has the records."""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from buffer.journal import Journal, scan
+from buffer.outbox import MOST_ACKNOWLEDGEMENTS, Outbox
+from buffer.recovery import payloads
+from tests.buffer.house import B, FakeRouter, House, asynchronous
+
+
+class Disk:
+    """Takes nothing while it is `full`; while it is `slow` it does not come back from a sync."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.full, self.ready = False, threading.Event()
+        self.ready.set()
+        for name in ("writev", "pwrite", "fdatasync"):
+            monkeypatch.setattr(os, name, self._refusing(getattr(os, name)))
+
+    def _refusing(self, real: Callable) -> Callable:
+        def call(*args: object) -> object:
+            assert self.ready.wait(30)
+            if self.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(*args)
+
+        return call
+
+    def stop(self, how: str) -> None:
+        self.full = how == "full"
+        if how == "slow":
+            self.ready.clear()
+
+    def go_on(self) -> None:
+        self.full = False
+        self.ready.set()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch):
+    disk = Disk(monkeypatch)
+    yield disk
+    disk.go_on()
+
+
+def house(folder: Path, sync: bool) -> House:
+    """One that has started, with a journal; its actors hold leases."""
+    house = House(asynchronous(max_staleness=1))
+    journal = Journal(folder, sync=sync, keep=True)
+    house.state.outbox = Outbox(house.router, journal)
+    house.state.replay.record = journal.append
+    house.start()
+    settle(house)
+    return house
+
+
+def settle(house: House) -> None:
+    """Until the disk has all, and what waited for it has been sent."""
+    outbox, end = house.state.outbox, time.monotonic() + 30
+    while time.monotonic() < end:
+        house.controller.step(0)
+        if not outbox.blocked and outbox.journal.committed == outbox.journal.appended and not len(outbox):
+            return
+    raise AssertionError("the journal is stuck")
+
+
+def said(house: House, kind: str) -> int:
+    return sum(each == kind for _, each, _ in house.router.sent)
+
+
+def push_all(house: House, count: int) -> None:
+    for name in house.names:
+        for group_id in house.leases(name)[:count]:
+            house.push(name, group_id, 0)
+
+
+@pytest.mark.parametrize(("sync", "how"), [(False, "full"), (True, "full"), (True, "slow")])
+def test_a_push_is_acknowledged_once_the_journal_has_it(tmp_path: Path, disk: Disk, sync: bool, how: str) -> None:
+    buffer = house(tmp_path, sync)
+    disk.stop(how)
+    push_all(buffer, 1)
+    for _ in range(5):
+        buffer.controller.step(0)
+    assert said(buffer, "pushed") == 0
+    assert not any(record.kind == "push" for record in scan(tmp_path)), "the disk does not have it"
+    disk.go_on()
+    settle(buffer)
+    assert said(buffer, "pushed") == 2
+    assert sum(record.kind == "push" for record in scan(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(("sync", "how"), [(False, "full"), (True, "full"), (True, "slow")])
+def test_a_batch_is_sent_once_the_journal_has_it(tmp_path: Path, disk: Disk, sync: bool, how: str) -> None:
+    """Else it would be put together in another way after a crash."""
+    buffer = house(tmp_path, sync)
+    push_all(buffer, B // 2)
+    settle(buffer)
+    disk.stop(how)
+    for _ in range(3):  # it asks again
+        buffer.say("learner", "want", {"index": 0, "version": 0})
+    assert said(buffer, "batch") == 0
+    assert not any(record.kind == "serve" for record in scan(tmp_path)), "the disk does not have it"
+    disk.go_on()
+    settle(buffer)
+    assert said(buffer, "batch") == 1, "it waited once, though it was asked for three times"
+    assert [record.fields[0] for record in scan(tmp_path) if record.kind == "serve"] == [0]
+
+
+def test_a_part_of_a_batch_is_sent_once_the_journal_has_it(tmp_path: Path, disk: Disk) -> None:
+    buffer = house(tmp_path, sync=False)
+    buffer.say("learner", "stream", {})
+    buffer.say("learner", "want", {"index": 0, "version": 0})
+    disk.stop("full")
+    buffer.push(buffer.names[0], buffer.leases(buffer.names[0])[0], 0)
+    assert said(buffer, "part") == 0
+    disk.go_on()
+    settle(buffer)
+    assert said(buffer, "part") == 1
+
+
+def test_pushes_that_come_again_while_the_disk_is_full_wait_once(tmp_path: Path, disk: Disk) -> None:
+    """An hour of an actor's pushes every 5 s."""
+    buffer = house(tmp_path, sync=False)
+    disk.stop("full")
+    for _ in range(720):
+        push_all(buffer, 2)
+    assert len(buffer.state.outbox) == 4
+    disk.go_on()
+    settle(buffer)
+    assert said(buffer, "pushed") == 4
+
+
+def test_acknowledgements_of_anything_are_bounded(tmp_path: Path, disk: Disk) -> None:
+    """Also of a peer that makes up ids; what it gets no answer to it says again."""
+    journal, router = Journal(tmp_path, sync=False, keep=False), FakeRouter()
+    outbox = Outbox(router, journal)
+    disk.stop("full")
+    journal.append("admit", [0])
+    for each in range(MOST_ACKNOWLEDGEMENTS + 1000):
+        outbox.put(b"peer", "pushed", {"ids": [each]})
+    outbox.put(b"learner", "batch", {"index": 0})
+    outbox.flush()
+    assert len(outbox) == MOST_ACKNOWLEDGEMENTS + 1 and not router.sent
+    disk.go_on()
+    outbox.flush()
+    assert len(router.sent) == MOST_ACKNOWLEDGEMENTS + 1 and router.sent[-1][1] == "batch"
+
+
+def test_an_acknowledgement_that_waits_for_an_earlier_push_covers_a_later_one_too(tmp_path: Path, disk: Disk) -> None:
+    """The second push of a group may be of another lease: its acknowledgement rests on its own record."""
+    journal, router = Journal(tmp_path, sync=True, keep=False), FakeRouter()
+    outbox = Outbox(router, journal)
+    disk.stop("slow")
+    journal.append("push", [1])
+    outbox.put(b"actor", "pushed", {"ids": [1]})
+    outbox.flush()  # the first record is on its way
+    journal.append("push", [1])
+    outbox.put(b"actor", "pushed", {"ids": [1]})
+    disk.go_on()
+    while journal.committed == 0:
+        outbox.flush()
+    assert not router.sent or journal.committed == 2
+    while not router.sent:
+        outbox.flush()
+    assert journal.committed == 2
+
+
+def test_a_checkpoint_makes_a_segment_that_says_where_the_payloads_lie(tmp_path: Path) -> None:
+    buffer = house(tmp_path, sync=False)
+    push_all(buffer, 2)
+    settle(buffer)
+    before = {entry.id: bytes(entry.payload.load()) for entry in buffer.state.replay.entries.values() if entry.head}
+    written = sum(path.stat().st_size for path in tmp_path.iterdir())
+    buffer.say("learner", "checkpointed", {"step": 0})
+    (snapshot,) = [record for record in scan(tmp_path) if record.kind == "snapshot"]
+    assert not len(snapshot.payload) and len(before) == 4
+    for each in payloads(buffer.state.replay):
+        each.data = None  # as after a resume
+    read = {entry.id: entry.payload.load() for entry in buffer.state.replay.entries.values() if entry.head}
+    assert read == before
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) > written
