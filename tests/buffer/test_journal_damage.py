@@ -1,11 +1,16 @@
 """What a crash tears is cut off; what no crash can have torn is an error, and nothing durable is hidden or lost."""
 
+import ast
+import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from buffer import journal as module
-from buffer.journal import Journal, JournalError, since_snapshot
+from buffer import segment_file
+from buffer.journal import Journal, JournalError, scan, since_snapshot
+from buffer.payloads import Extent, Stored
 
 
 def write(folder: Path, sync: bool, records: int = 10, size: int = 20_000) -> Path:
@@ -87,3 +92,117 @@ def test_a_segment_that_is_being_written_is_not_damaged(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(module, "written_later", meanwhile)
     assert len(list(since_snapshot(tmp_path))) == 8
+
+
+def recorded_kinds() -> list[str]:
+    """Every kind of record that the code can write: the first argument of each call of `record` or `pack`."""
+    kinds = set()
+    for path in Path("buffer").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
+                continue
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+            first = node.args[0] if node.args else None
+            if called in ("record", "pack") and isinstance(first, ast.Constant):
+                kinds.add(first.value)
+            elif called in ("record", "pack") and isinstance(first, ast.Name) and first.id.isupper():
+                kinds.add(getattr(segment_file, first.id, None) or getattr(module, first.id))
+    return sorted(kind for kind in kinds if isinstance(kind, str))
+
+
+def test_the_kinds_of_records_are_found() -> None:
+    assert {"admit", "push", "serve", "finish", "open", "place", "take_up", "defer", "left_out"} < set(recorded_kinds())
+    assert {"snapshot", "padding", "copy"} < set(recorded_kinds())
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("kind", recorded_kinds())
+def test_damage_is_told_from_a_torn_tail_whatever_stands_behind_it(tmp_path: Path, kind: str, sync: bool) -> None:
+    journal = Journal(tmp_path, sync=sync, keep=False)
+    for name in ["admit", "requeue", *[kind] * 3]:
+        journal.append(name, [1])
+        journal.commit()
+    journal.close()
+    (path,) = module.segments(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"requeue")] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(JournalError, match="no crash has torn it"):
+        list(since_snapshot(tmp_path, repair=True))
+    assert path.read_bytes() == bytes(data)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_garbled_length_is_not_taken_for_a_torn_tail(tmp_path: Path, sync: bool) -> None:
+    """Of a record in the middle: whatever it says of itself, what follows was written later."""
+    path = write(tmp_path, sync, records=3)
+    whole = path.read_bytes()
+    start = whole.index(segment_file._MARK, 100)
+    for place in range(4, segment_file._HEAD_BYTES):
+        path.write_bytes(whole[: start + place] + bytes([whole[start + place] ^ 0x80]) + whole[start + place + 1 :])
+        with pytest.raises(JournalError, match="no crash has torn it"):
+            list(since_snapshot(tmp_path, repair=True))
+
+
+def test_a_payload_that_looks_like_records_proves_nothing(tmp_path: Path) -> None:
+    """A payload may be part of a journal, of the same one even: a record only fits its own place."""
+    earlier = write(tmp_path / "earlier", sync=False).read_bytes()
+    journal = Journal(tmp_path / "now", sync=False, keep=False)
+    for _ in range(2):
+        journal.append("push", [0], earlier)
+    journal.commit()
+    journal.close()
+    (path,) = module.segments(tmp_path / "now")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    assert len(list(since_snapshot(tmp_path / "now", repair=True))) == 1, "the second one is torn, and nothing else"
+
+
+@pytest.mark.parametrize("at", [3, 20, 60])
+def test_a_segment_whose_snapshot_is_damaged_is_never_cut_off(tmp_path: Path, at: int) -> None:
+    """It was on disk before the segment got its name."""
+    journal = Journal(tmp_path, sync=False, keep=False)
+    journal.rotate(lambda: [list(range(100))])
+    journal.close()
+    (path,) = module.segments(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(JournalError, match=r"snapshot was|another version"):
+        list(since_snapshot(tmp_path, repair=True))
+    os.truncate(path, at)
+    with pytest.raises(JournalError, match="snapshot was"):
+        list(since_snapshot(tmp_path, repair=True))
+    assert path.stat().st_size == at
+
+
+@pytest.mark.parametrize("what", ["MAX_FIELDS_BYTES", "MAX_PAYLOAD_BYTES"])
+def test_a_record_that_no_reader_would_take_is_not_written(tmp_path: Path, monkeypatch, what: str) -> None:
+    monkeypatch.setattr(segment_file, what, 1000)
+    journal = Journal(tmp_path, sync=False, keep=False)
+    journal.append("push", [1], bytes(900))
+    with pytest.raises(JournalError, match=r"a record 'push' with .* of \d+ bytes: the journal takes 1000 at most"):
+        journal.append("push", ["x" * 1001], bytes(1001))
+    with pytest.raises(JournalError, match="a record 'snapshot' with fields") if "FIELDS" in what else nullcontext():
+        journal.rotate(lambda: ["x" * 1001])
+    journal.append("admit", [1])
+    journal.commit()
+    journal.close()
+    assert [record.kind for record in scan(tmp_path)][-1] == "admit"
+
+
+def test_a_payload_that_is_damaged_is_noticed_when_it_is_read(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, sync=False, keep=False)
+    held = journal.append("push", [0], b"x" * 1000)
+    journal.rotate(lambda: [list(held.extent)], [held])
+    journal.close()
+    first = module.segments(tmp_path)[0]
+    data = bytearray(first.read_bytes())
+    data[-1] ^= 1
+    first.write_bytes(data)
+    (snapshot,) = since_snapshot(tmp_path)
+    with pytest.raises(JournalError, match=r"000001\.wal is damaged: the payload of 1000 bytes at byte \d+"):
+        module.reader(tmp_path)(Extent(*snapshot.fields[0]))
+    os.truncate(first, 500)
+    with pytest.raises(JournalError, match=r"000001\.wal has 500 bytes where payloads of groups that wait reach up to"):
+        module.check_payloads(tmp_path, [Stored(module.reader(tmp_path), extent=Extent(*snapshot.fields[0]))])

@@ -1,0 +1,250 @@
+"""A new segment refers to the payloads of older ones, which go when nobody holds anything in them; and memory does not
+grow with what a journal holds, neither at a resume nor in a replay."""
+
+import errno
+import os
+import random
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from areal_like.groups import Head, make_head, pack_heads
+from buffer import journal as module
+from buffer.admission import Bound
+from buffer.journal import Journal, Recorded, check_payloads, reader, scan, segments, since_snapshot
+from buffer.payloads import Extent, Stored, load
+from buffer.playback import count_batches, recorded_batches
+from buffer.policies import fifo
+from buffer.recovery import payloads, restore, snapshot
+from buffer.replay import Replay
+
+MIB = 1 << 20
+
+
+def names(folder: Path) -> list[int]:
+    return [int(path.stem) for path in segments(folder)]
+
+
+def size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def refer(held: list[Stored]) -> Callable[[], list]:
+    """A snapshot that says where these lie."""
+    return lambda: [list(each.extent) for each in held]
+
+
+def reread(folder: Path) -> list[bytes]:
+    """The payloads that the newest snapshot names."""
+    first = next(iter(since_snapshot(folder)))
+    return [reader(folder)(Extent(*extent)) for extent in first.fields]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_rotation_refers_to_payloads_and_copies_none(tmp_path: Path, sync: bool) -> None:
+    journal = Journal(tmp_path, sync=sync, keep=False)
+    held = [journal.append("push", [number], bytes([number]) * MIB) for number in range(4)]
+    journal.commit()
+    before = size(tmp_path)
+    for _ in range(3):
+        journal.rotate(refer(held), held)
+    assert size(tmp_path) < before + 20_000 and names(tmp_path) == [1, 4]
+    assert reread(tmp_path) == [bytes([number]) * MIB for number in range(4)]
+    journal.rotate(refer([]))
+    assert names(tmp_path) == [5], "nobody holds anything in the first one any more"
+    journal.close()
+
+
+def test_what_has_not_been_written_yet_is_before_the_snapshot_says_where_it_lies(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, sync=True, keep=False)
+    held = [journal.append("push", [0], b"a" * 5000)]
+    journal.advance()
+    held.append(journal.append("push", [1], b"b" * 5000))
+    journal.rotate(refer(held), held)
+    journal.close()
+    assert reread(tmp_path) == [b"a" * 5000, b"b" * 5000]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_stragglers_move_on_and_their_segments_go(tmp_path: Path, monkeypatch, keep: bool) -> None:
+    """At most COPY_BYTES at a time; where all is kept, nothing need be moved."""
+    monkeypatch.setattr(module, "COPY_BYTES", 2500)
+    journal, held = Journal(tmp_path, sync=False, keep=keep), []
+    for number in range(3):
+        held += [journal.append("push", [number, place], bytes([10 * number + place]) * 1000) for place in range(10)]
+        journal.rotate(refer(held), held)
+    held = [held[0], held[1], held[13], *held[20:]]
+    expected = [bytes(load(each)) for each in held]
+    journal.rotate(refer(held), held)
+    assert names(tmp_path) == ([1, 2, 3, 4, 5] if keep else [2, 3, 4, 5])
+    journal.rotate(refer(held), held)
+    assert names(tmp_path) == ([1, 2, 3, 4, 5, 6] if keep else [3, 4, 5, 6]), "4 has the copies of 1, 5 that of 2"
+    journal.rotate(refer(held), held)
+    assert reread(tmp_path) == expected
+    kinds = [record.kind for record in scan(tmp_path)]
+    assert set(kinds) <= {"push", "snapshot"}, "copies are no events"
+    journal.close()
+
+
+def test_copies_that_find_no_room_are_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path, sync=False, keep=False)
+    all_held = [journal.append("push", [number], bytes([number]) * 1000) for number in range(10)]
+    journal.rotate(refer(all_held), all_held)
+    held = all_held[:2]
+
+    def full(file: int, views: list[memoryview]) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", full)
+        journal.rotate(refer(held), held)
+    assert names(tmp_path) == [1, 3] and reread(tmp_path) == [bytes(1000), b"\1" * 1000]
+    journal.close()
+
+
+def test_old_segments_stay_until_the_new_one_has_been_read_back(tmp_path: Path, monkeypatch) -> None:
+    """A disk that takes everything and keeps something else."""
+    journal = Journal(tmp_path, sync=False, keep=False)
+    held = [journal.append("push", [0], b"x" * 1000)]
+    real = os.fsync
+
+    def fsync(file: int) -> None:
+        real(file)
+        path = f"/proc/self/fd/{file}"
+        if os.readlink(path).endswith("next.tmp"):
+            with open(path, "r+b") as again:
+                again.seek(-3, os.SEEK_END)
+                again.write(b"???")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(OSError, match="not what can be read"):
+            journal.rotate(refer(held), held)
+    journal.append("admit", [1])
+    journal.commit()
+    assert [path.name for path in tmp_path.iterdir()] == ["000001.wal"]
+    assert [record.kind for record in since_snapshot(tmp_path)] == ["push", "admit"]
+    journal.close()
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_is_held_is_there_after_any_history(tmp_path: Path, monkeypatch, seed: int, sync: bool) -> None:
+    """Payloads come and go, segments are rotated, and the process dies now and then with a torn tail."""
+    monkeypatch.setattr(module, "COPY_BYTES", 3000)
+    dice = random.Random(seed)
+    journal, folder = Journal(tmp_path, sync=sync, keep=False), tmp_path
+    held: dict[int, tuple[Stored, bytes]] = {}
+    number = 0
+    for _ in range(120):
+        match dice.choice(["push"] * 4 + ["leave"] * 3 + ["commit", "rotate", "die"]):
+            case "push":
+                data = dice.randbytes(dice.randint(1, 2000))
+                held[number] = journal.append("push", [number], data), data  # type: ignore[assignment]
+                number += 1
+            case "leave" if held:
+                group = dice.choice(list(held))
+                del held[group]
+                journal.append("leave", [group])
+            case "commit":
+                journal.commit()
+            case "rotate":
+                mine = {group: stored for group, (stored, _) in held.items()}
+                journal.rotate(lambda mine=mine: [[g, list(s.extent)] for g, s in mine.items()], list(mine.values()))
+                assert set(names(folder)[:-1]) <= {stored.extent.segment for stored in mine.values()}
+            case "die":
+                journal.commit()
+                journal.close()
+                with segments(folder)[-1].open("ab") as file:
+                    file.write(dice.randbytes(dice.randint(0, 30)))
+                back = replayed(folder)
+                check_payloads(folder, back.values())
+                assert {group: load(stored) for group, stored in back.items()} == {
+                    group: data for group, (_, data) in held.items()
+                }
+                held = {group: (stored, held[group][1]) for group, stored in back.items()}
+                journal = Journal(folder, sync=sync, keep=False)
+    journal.close()
+
+
+def replayed(folder: Path) -> dict[int, Stored]:
+    found: dict[int, Stored] = {}
+    for record in since_snapshot(folder, repair=True):
+        if record.kind == "snapshot":
+            found = {group: Stored(reader(folder), extent=Extent(*extent)) for group, extent in record.fields}
+        elif record.kind == "push":
+            found[record.fields[0]] = record.payload  # type: ignore[assignment]
+        else:
+            del found[record.fields[0]]
+    return found
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+TOKENS = 200_000
+
+
+def big(group_id: int) -> tuple[Head, bytes]:
+    """A group of 1.8 MB."""
+    head = make_head(group_id, [(1, TOKENS, 0, 1, 0.0)], [(0, TOKENS)], {0: "digest"})
+    return head, np.random.default_rng(group_id).bytes(head.size)
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Most bytes that were allocated meanwhile."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_replay_holds_a_batch_and_not_the_run(tmp_path: Path) -> None:
+    journal, batches = Journal(tmp_path, sync=False, keep=True), 20
+    for batch in range(batches):
+        for group_id in (2 * batch, 2 * batch + 1):
+            head, payload = big(group_id)
+            journal.append("push", [pack_heads([head]), 0], payload)
+        journal.append("serve", [batch, [2 * batch, 2 * batch + 1], 0])
+        journal.append("finish", [batch])
+        journal.commit()
+    journal.close()
+    one, all_of_it = 2 * big(0)[0].size, size(tmp_path)
+    assert all_of_it > 60 * MIB
+
+    def play() -> None:
+        for groups, _ in recorded_batches(tmp_path):
+            assert [load(payload) == big(head.id)[1] for head, payload in groups] == [True, True]
+
+    assert peak_of(play) < 4 * one, "two groups, and their like to compare them with"
+    assert peak_of(lambda: count_batches(tmp_path)) < 1 * MIB and count_batches(tmp_path) == batches
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+def test_a_resume_reads_no_payload_and_keeps_no_record(tmp_path: Path, rotated: bool) -> None:
+    groups, replay, journal = 20, Replay(Bound(100, 2), fifo), Journal(tmp_path, sync=False, keep=False)
+    replay.record = journal.append
+    for group_id in range(groups):
+        replay.admit(group_id, group_id, 1, 1, "actor", 0, 0.0)
+        assert replay.push(*big(group_id), 0, 0.0)
+        journal.commit()
+    if rotated:
+        journal.rotate(lambda: snapshot(replay), payloads(replay))
+    for _ in range(4000):
+        journal.append("left_out", [0, [], ["x" * 2000]])
+    journal.commit()
+    journal.close()
+    again = Replay(Bound(100, 2), fifo)
+
+    def resume() -> None:
+        assert sum(1 for _ in since_snapshot(tmp_path, repair=True)) > 4000
+        restore(again, Recorded(tmp_path), 0, 0.0, read=reader(tmp_path))
+
+    assert peak_of(resume) < 4 * MIB < size(tmp_path) // 10, "less than the records alone, without their payloads"
+    assert again.ledger() == replay.ledger() and again.bytes == replay.bytes
+    served = again.serve(0)
+    assert [load(entry.payload) for entry in served] == [big(entry.id)[1] for entry in served] and len(served) == 2
