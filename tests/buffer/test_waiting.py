@@ -1,4 +1,4 @@
-"""Payloads wait, the journal is rotated, the buffer is killed and started again: `scripts.bench.waiting`, made small."""
+"""Payloads wait, the journal is rotated, the buffer is killed and started again: a small `scripts.bench.waiting`."""
 
 from pathlib import Path
 
