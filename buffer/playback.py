@@ -132,6 +132,7 @@ class Playback:
                 "dropped": {},
                 "active": self.served - self.trained,
             },
+            "actors": {},
             "staleness_bound": None,
             "staleness_max": self.staleness_max,
             "staleness_mean": self.staleness_sum / max(1, self.samples),
