@@ -6,14 +6,18 @@ batches 0..N−1 are in it. The learner writes; the buffer and `scripts.train` l
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 META = "meta.json"
+FULL_BYTES = 1 << 20
+"""A disk with less than this left is full, as far as checkpoints go."""
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -49,7 +53,8 @@ def write(run: Path, step: int, fill: Callable[[Path], None], meta: dict[str, An
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     try:
-        fill(beside)
+        with _full_disk_is_named(beside):
+            fill(beside)
         (beside / META).write_text(json.dumps(meta))
         for path in [*beside.rglob("*"), beside]:
             _sync(path)
@@ -62,6 +67,19 @@ def write(run: Path, step: int, fill: Callable[[Path], None], meta: dict[str, An
     for old in sorted(target.parent.glob("step-*"))[:-keep]:
         shutil.rmtree(old)
     return target
+
+
+@contextlib.contextmanager
+def _full_disk_is_named(folder: Path) -> Iterator[None]:
+    """Libraries that write tensors say of a full disk only that writing has failed. Raises OSError of one."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if shutil.disk_usage(folder).free < FULL_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+        raise
 
 
 def _sync(path: Path) -> None:

@@ -10,7 +10,19 @@ import sys
 from types import FrameType
 
 PARTS = {
+    "arguments": "timeline",
+    "ablation.measures": "ablate",
+    "ablation.results": "ablate",
+    "ablation.runs": "ablate",
+    "ablation.slurm": "ablate --slurm",
+    "ablation.study": "ablate",
+    "bench.buffer_paths": "bench.buffer",
+    "bench.figures": "bench.delta",
     "board": "train",
+    "claims.algorithms": "claims.digits",
+    "claims.stacks": "claims.digits",
+    "claims.studies": "claims.digits",
+    "claims.tokens": "claims.terminal",
     "comparison": "ablate",
     "earlier_runs": "train",
     "estimate": "train --dry-run",

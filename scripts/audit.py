@@ -31,6 +31,7 @@ from areal_like.groups import Head, unpack_heads
 from areal_like.registry import build
 from buffer.journal import SNAPSHOT, JournalError, Record, scan
 from buffer.prompts import PromptCursor
+from scripts.arguments import refuse
 
 WITHOUT_FATE = ("place", "defer", "take_up", "partial", "left_out", "start", "advance")
 """Kinds of records that change when a group is rolled out, not what becomes of it."""
@@ -217,9 +218,9 @@ def main() -> int:
     try:
         found = audit(args.run)
     except (ConfigError, JournalError, OSError) as error:
-        sys.exit(f"error: {error}")
+        refuse(error)
     if not found.admitted:
-        sys.exit(f"error: {args.run} has no journal (buffer.journal=off, or no run folder)")
+        refuse(f"{args.run} has no journal (buffer.journal=off, or no run folder)")
     Console(width=None if sys.stdout.isatty() else 110).print(table(found))
     return 1 if any(found.findings.values()) else 0
 

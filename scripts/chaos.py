@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from scripts import faults
+from scripts.arguments import refuse
 from scripts.audit import audit
 from scripts.audit import table as audit_table
 from scripts.watch import ledger_line
@@ -304,7 +305,7 @@ def main(argv: list[str] | None = None) -> int:
     config = configs.load([args.config, *overrides])
     folder = (Path(config.run.dir) / (config.run.name or name)).absolute()
     if folder.exists():
-        sys.exit(f"error: {folder} exists; choose another run.name")
+        refuse(f"{folder} exists; choose another run.name")
     folder.parent.mkdir(parents=True, exist_ok=True)
     victim = Victim([sys.executable, "-m", "scripts.train", args.config, *overrides], folder)
     dice = random.Random(args.seed)

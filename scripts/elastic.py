@@ -21,6 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
+from scripts.arguments import refuse
 from scripts.audit import audit
 from scripts.audit import table as audit_table
 from scripts.chaos import REPOSITORY, Stuck, Victim, children
@@ -137,8 +138,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--reward", type=float, default=0.0, help="held-out reward to reach (default: any)")
     parser.add_argument("--seed", type=int, default=0, help="of who is killed")
     args = parser.parse_intermixed_args(argv)
-    named = dict(pair.split("=", 1) for pair in args.overrides)
-    folder = Path(named["run.dir"]) / named["run.name"]
+    named = dict(pair.split("=", 1) for pair in args.overrides if "=" in pair)
+    if missing := [key for key in ("run.dir", "run.name") if not named.get(key)]:
+        refuse(f"give {' and '.join(f'{key}=...' for key in missing)}: the run is found by its folder")
+    folder = Path(named["run.dir"]).expanduser() / named["run.name"]
     fixed = ["actors.count=1", "run.steps=1000000", "run.target_reward=null", "buffer.keep_journal=true"]
     fixed += [f"actors.max_restarts={args.repeats + 1}", "actors.restart_window=1", "--plain"]
     elastic = Elastic(

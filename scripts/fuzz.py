@@ -22,7 +22,6 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -32,6 +31,7 @@ from areal_like.groups import decode_group, encode_group, pack_heads, unpack_hea
 from areal_like.partials import check_partial, decode_partial, encode_partial
 from areal_like.types import Carried, Completion, Group, Sample, SoFar
 from areal_like.wire import MESSAGES, SCHEMA, WireError, decode, encode
+from scripts.arguments import new_file
 
 ALLOWED_BYTES, ALLOWED_FACTOR, ALLOWED_SECONDS = 4 << 20, 100, 1.0
 """Of processor time. A list of empty maps is 72 bytes in memory for one on the wire."""
@@ -348,7 +348,7 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
-    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--json", type=new_file, help="write the result here")
     parser.add_argument("--deltas", action="store_true", help="fuzz what reads weight updates instead of messages")
     args = parser.parse_args()
     fuzz_these = fuzz_deltas if args.deltas else fuzz

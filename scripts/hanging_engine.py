@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from actors.engines.torch_engine import TorchEngine
+from scripts.faults import SWITCH
 
-SWITCH = "hang"
 LOOK_SECONDS = 0.01
 
 

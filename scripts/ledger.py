@@ -31,6 +31,7 @@ from areal_like.groups import Head, unpack_heads
 from buffer.journal import SNAPSHOT, JournalError, Record, scan
 from buffer.partials import Partial
 from buffer.sizing import Lengths
+from scripts.arguments import picture, refuse
 from scripts.offered import Offer, lengths
 
 TRAINED, ACTIVE = "trained", "active"
@@ -202,17 +203,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.ledger", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="a run folder")
     parser.add_argument("--steps", type=int, help="of the first so many train steps only")
-    parser.add_argument("--plot", type=Path, help="write a picture of the distributions here")
+    parser.add_argument("--plot", type=picture, help="write a picture of the distributions here")
     args = parser.parse_args()
     try:
         records = scan(args.run / "journal", check=False)
         first = next(records, None)
         if first is None:
-            sys.exit(f"error: {args.run} has no journal (buffer.journal=off, or no run folder)")
+            refuse(f"{args.run} has no journal (buffer.journal=off, or no run folder)")
         books = Books()
         accounts = books.read(chain([first], records), args.steps or math.inf)
     except (JournalError, OSError) as error:
-        sys.exit(f"error: {error}")
+        refuse(error)
     console = Console(width=None if sys.stdout.isatty() else 110)
     console.print(table(accounts))
     if told := reasons(accounts):
@@ -225,10 +226,7 @@ def main() -> int:
         step = checkpoints.latest(args.run)
         console.print(f"lengths and rewards since step {step[0] if step else '?'} only; buffer.keep_journal keeps all")
     if args.plot:
-        try:
-            plot(accounts, books.offers, args.plot)
-        except (OSError, ValueError) as error:  # no such folder; an ending that matplotlib does not know
-            sys.exit(f"error: --plot {args.plot}: {error}")
+        plot(accounts, books.offers, args.plot)
     return 0
 
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from areal_like.spans import Span, read
+from scripts.arguments import new_file, picture, refuse
 
 COLOURS = {
     "generate": "tab:blue",
@@ -151,15 +152,15 @@ def show(found: Timeline, console: Console) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.timeline", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="the folder of a run")
-    parser.add_argument("--plot", type=Path, help="draw it here (png, pdf, svg)")
-    parser.add_argument("--trace", type=Path, help="write trace events here (json), for https://ui.perfetto.dev")
+    parser.add_argument("--plot", type=picture, help="draw it here (png, pdf, svg)")
+    parser.add_argument("--trace", type=new_file, help="write trace events here (json), for https://ui.perfetto.dev")
     parser.add_argument("--begin", type=float, default=0.0, help="seconds after the first span (default: 0)")
     parser.add_argument("--end", type=float, default=math.inf, help="seconds after the first span (default: the last)")
     args = parser.parse_args()
     try:
         found = timeline(args.run, args.begin, args.end)
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        refuse(error)
     show(found, Console(width=None if sys.stdout.isatty() else 110))
     if args.plot:
         plot(found, args.plot)

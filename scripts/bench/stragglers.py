@@ -39,6 +39,7 @@ from areal_like.sampling import stream_key
 from areal_like.types import Limits
 from buffer.journal import scan
 from buffer.sizing import Lengths, Sagc
+from scripts.arguments import new_file, picture
 from scripts.ledger import TRAINED, Books, bias
 from scripts.timeline import draw, legend, timeline
 
@@ -201,8 +202,8 @@ def _key(mode: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.bench.stragglers", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write {metric: number} here")
-    parser.add_argument("--plot", type=Path, help="write a timeline of the first setting's modes here")
+    parser.add_argument("--json", type=new_file, help="write {metric: number} here")
+    parser.add_argument("--plot", type=picture, help="write a timeline of the first setting's modes here")
     parser.add_argument("--setting", choices=[*SETTINGS], action="append", help="only this one (may be repeated)")
     parser.add_argument("--repeats", type=int, default=3, help="runs per mode, of which the median counts")
     args = parser.parse_args()

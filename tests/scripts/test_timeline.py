@@ -45,10 +45,13 @@ def test_trace_events_name_their_processes(tmp_path: Path) -> None:
     assert generate["tid"] != update["tid"], "viewers ask of one thread's events that they do not overlap"
 
 
-def test_a_folder_without_spans_is_an_error_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_spans_is_an_error_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["timeline", str(tmp_path)])
-    with pytest.raises(SystemExit, match="has no spans"):
+    with pytest.raises(SystemExit, match="2"):
         main()
+    assert "has no spans" in capsys.readouterr().err
 
 
 def test_a_real_run_says_who_did_what(tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""Arguments of commands that are looked at before any work is done: a refusal is one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NoReturn
+
+PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps", ".ps", ".tif", ".tiff")
+
+
+def new_file(text: str) -> Path:
+    """A file that can be written. Raises argparse.ArgumentTypeError."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder; name a file")
+    return path
+
+
+def picture(text: str) -> Path:
+    """A file that matplotlib can draw into. Raises argparse.ArgumentTypeError."""
+    path = new_file(text)
+    if path.suffix.lower() not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{text}: a picture ends in {', '.join(PICTURES)}")
+    if find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("a picture needs matplotlib: pip install matplotlib")
+    return path
+
+
+def refuse(reason: object) -> NoReturn:
+    """End the command: what it was given is of no use."""
+    print(f"error: {' '.join(str(reason).split())}", file=sys.stderr)
+    sys.exit(2)

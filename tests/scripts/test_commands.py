@@ -1,0 +1,178 @@
+"""Every module of `scripts`, called as a command: help at once, refusals before the work, an end that is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import scripts
+from areal_like import config as configs
+from areal_like.config import ConfigError
+from scripts import arguments, elastic
+from scripts.train import resolve_folders
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FOLDER = REPOSITORY / "scripts"
+MODULES = sorted(
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts)
+    for path in FOLDER.rglob("*.py")
+    if path.name != "__init__.py"
+)
+COMMANDS = [name for name in MODULES if name not in scripts.PARTS]
+WALK = """
+import contextlib, io, json, runpy, sys
+said = {}
+for name in sys.argv[1:]:
+    sys.argv, out = [name, "--help"], io.StringIO()
+    with contextlib.redirect_stdout(out):
+        try:
+            code = runpy.run_module(f"scripts.{name}", run_name="__main__", alter_sys=True) and "no exit"
+        except SystemExit as ended:
+            code = ended.code
+    heavy = sorted({"torch", "transformers", "sglang", "ray", "numba", "tensorboard", "matplotlib"} & set(sys.modules))
+    said[name] = [code, out.getvalue(), heavy]
+print(json.dumps(said))
+"""
+
+
+def python(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, **more)  # type: ignore[call-overload]
+
+
+def test_each_module_is_a_command_or_a_known_part_of_one() -> None:
+    parsers = [name for name in MODULES if "__main__" in (FOLDER / f"{name.replace('.', '/')}.py").read_text()]
+    assert set(parsers) == set(COMMANDS), "a module without a main belongs into scripts.PARTS, one with a main does not"
+    assert all(whole.split()[0] in COMMANDS for whole in scripts.PARTS.values())
+
+
+def test_help_says_something_and_imports_nothing_heavy() -> None:
+    """Of the commands themselves; those of benches and claims are for few, and import what they measure."""
+    names = [name for name in COMMANDS if "." not in name]
+    done = python("-c", WALK, *names)
+    assert done.returncode == 0, done.stderr
+    for name, (code, text, heavy) in json.loads(done.stdout).items():
+        assert code == 0 and f"scripts.{name}" in text and len(text) > 100, f"{name}: {code} {text}"
+        assert not heavy, f"scripts.{name} --help imports {heavy}"
+
+
+@pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("a run", 2)])
+def test_a_part_of_a_command_names_the_command_and_imports_nothing(argument: str, code: int) -> None:
+    """`estimate` imports torch: that would show in the list of modules that Python tells of."""
+    done = python("-X", "importtime", "-m", "scripts.estimate", argument)
+    assert done.returncode == code
+    assert "scripts.estimate is no command, but a part of one: python -m scripts.train --dry-run" in done.stdout
+    assert "torch" not in done.stderr and "omegaconf" not in done.stderr
+
+
+def test_an_interrupt_during_imports_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "omegaconf.py").write_text("import os, time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    command = [sys.executable, "-m", "scripts.train", "--help"]
+    process = subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout and process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and said == "ended by SIGINT before anything was started\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("missing/a.png", "there is no folder"), ("a.doc", r"a picture ends in \.png"), ("a", "a picture ends in")],
+)
+@pytest.mark.parametrize("command", ["timeline", "ledger"])
+def test_a_picture_that_can_not_be_drawn_is_refused_before_the_work(
+    tmp_path: Path, command: str, name: str, words: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [command, str(tmp_path / "no run"), "--plot", str(tmp_path / name)])
+    with pytest.raises(SystemExit) as ended:
+        __import__(f"scripts.{command}", fromlist=["main"]).main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "--plot" in said
+    with pytest.raises(Exception, match=words):
+        arguments.picture(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("command", ["timeline", "ledger", "audit", "status", "stop", "join", "score"])
+def test_a_folder_that_is_not_there_is_exit_code_2(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [command, str(tmp_path / "no run")])
+    module = __import__(f"scripts.{command}", fromlist=["main"])
+    before = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    }
+    try:
+        code = module.main()
+    except SystemExit as ended:
+        code = ended.code
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    said = capsys.readouterr().err
+    assert code == 2 and said.startswith("error: ") and "no run" in said and len(said.splitlines()) == 1
+
+
+def test_elastic_names_the_keys_that_it_needs(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        elastic.main(["configs/quickstart.yaml", "run.name=a"])
+    assert (
+        ended.value.code == 2 and "error: give run.dir=...: the run is found by its folder" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "..", ".", "''", '"a\\nb"', "a/b"])
+def test_a_run_name_is_a_folder_in_run_dir_and_nothing_else(name: str) -> None:
+    config = configs.load(["configs/quickstart.yaml", f"run.name={name}"])
+    with pytest.raises(ConfigError, match=r"run\.name=.* is no folder's name; run\.dir says where"):
+        resolve_folders(config)
+
+
+def test_the_home_folder_is_found_where_the_shell_leaves_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    config = configs.load(["configs/quickstart.yaml", "run.dir=~/runs", "resume=~/runs/a", "run.name=a b.ü"])
+    config = resolve_folders(config)
+    assert (config.run.dir, config.resume, config.run.name) == ("/home/me/runs", "/home/me/runs/a", "a b.ü")
+
+
+PRINTS = """
+import sys, time
+from scripts.streams import lasting_output
+with lasting_output():
+    print("one", flush=True)
+    sys.stdin.readline()
+    for _ in range(3):
+        print("more", flush=True)
+    sys.stderr.write("went on\\n")
+"""
+
+
+def test_output_that_nobody_reads_any_more_ends_nothing() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRINTS],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin and process.stdout and process.stderr
+    assert process.stdout.readline() == "one\n"
+    process.stdout.close()
+    process.stdin.write("\n")
+    process.stdin.close()
+    said = process.stderr.read()
+    assert process.wait(60) == 0
+    assert said == "note: nobody reads the output any more (Broken pipe): going on without it\nwent on\n"
