@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from areal_like.bus import AsyncDealer, BusError, Dealer, SharedDealer
 from areal_like.groups import Head, decode_group, encode_group, pack_heads, unpack_heads
 from areal_like.partials import decode_partial
 from areal_like.ring import Ring, RingReader
-from areal_like.types import Batch, Carried, Group, Lease, Sample
+from areal_like.types import Batch, Carried, Group, Lease
 from areal_like.wire import ONLY_THE_LEARNER, Message, WireError
 
 log = logging.getLogger(__name__)
@@ -222,7 +220,7 @@ class LearnerClient:
         self._taken = 0
         self._rings = RingReader()
         self._order = threading.Lock()
-        self._index = -1
+        self._index, self.redo = -1, 0
         self._said: dict[str, dict[str, Any]] = {}  # kind → the newest body, in the order in which to say them again
 
     def _say(self, kind: str, body: dict[str, Any]) -> None:
@@ -272,8 +270,19 @@ class LearnerClient:
         """The batch (or share) asked for and what the buffer tells about it; waits, and says so now and then. Raises
         Stopped; without `may_pause` only when all is drained."""
         index = self._index
-        message = self._wait_for("batch", f"batch {index}", lambda body: body["index"] == index, may_pause)
+        message = self._wait_for("batch", f"batch {index}", self._is_wanted, may_pause)
         return self._decode(message), message.body["info"]
+
+    def _is_wanted(self, body: dict[str, Any]) -> bool:
+        """Not one of those that were served before another was set aside."""
+        return body["index"] == self._index and body["info"].get("redo", 0) == self.redo
+
+    def set_aside(self, index: int, reason: str) -> None:
+        """This batch can't be trained. Returns when the buffer has put it aside; it is to be asked for again then."""
+        self._said.pop("want", None)
+        self._say("untrainable", {"index": index, "reason": reason[:2000]})
+        self.redo = self._wait_for("set_aside", "its answer", lambda body: body["index"] == index).body["redo"]
+        self._said.pop("untrainable", None)
 
     def _take_part(self, message: Message) -> None:
         """One that does not follow on what is here is left out: the batch will have its groups."""
@@ -290,11 +299,12 @@ class LearnerClient:
         groups = [decode_group(*pair) for pair in zip(heads, payloads, strict=True)]
         for group, actor in zip(groups, message.body["actors"], strict=True):
             group.actor = actor
-        places = message.body.get("info", {}).pop("places", None)
-        batch = Batch(message.body["index"], message.body["version"], groups, allowed, places)
+        info = message.body.get("info", {})
+        places, redo = info.pop("places", None), info.pop("redo", 0)
+        batch = Batch(message.body["index"], message.body["version"], groups, allowed, places, redo)
         if allowed > 0:
             for sample in batch.samples:
-                mask_old_tokens(sample, allowed)
+                sample.mask_tokens_before(allowed)
         return batch
 
     def finish(self, reason: str, steps: int) -> dict[str, Any]:
@@ -338,13 +348,6 @@ class LearnerClient:
 
     def close(self) -> None:
         self.dealer.close()
-
-
-def mask_old_tokens(sample: Sample, allowed: int) -> None:
-    """Take the tokens of versions before `allowed` out of the loss mask."""
-    if sample.oldest_version < allowed:
-        young = np.repeat([version >= allowed for version, _ in sample.runs], [n for _, n in sample.runs])
-        sample.loss_mask = sample.loss_mask & young
 
 
 class SupervisorClient:

@@ -47,6 +47,8 @@ class Run:
     steps: int
     max_seconds: float | None
     target_reward: float | None
+    max_untrainable: int
+    max_nonfinite: int
 
 
 @dataclass

@@ -27,6 +27,8 @@ RANGES = {
     "eval.prompts": "[0, inf)",
     "eval.temperature": "[0, inf)",
     "actors.count": "[1, inf)",
+    "run.max_untrainable": "[1, inf)",
+    "run.max_nonfinite": "[1, inf)",
     "actors.max_restarts": "[0, inf)",
     "actors.restart_window": "[0, inf]",
     "actors.min_alive": "[1, inf)",

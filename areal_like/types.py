@@ -124,6 +124,12 @@ class Sample:
     def newest_version(self) -> int:
         return max(version for version, _ in self.runs)
 
+    def mask_tokens_before(self, allowed: int) -> None:
+        """Take the tokens of versions before `allowed` out of the loss mask."""
+        if self.oldest_version < allowed:
+            young = np.repeat([version >= allowed for version, _ in self.runs], [n for _, n in self.runs])
+            self.loss_mask = self.loss_mask & young
+
 
 @dataclass(slots=True)
 class Group:
@@ -166,7 +172,8 @@ class Batch:
     """What the learner trains on: `index` counts batches from 0, `version` is the train version it is served for.
 
     Tokens of versions before `oldest_allowed` are not trained; the samples' loss masks say so already. Where the
-    learner has several ranks this is the share of one of them, and `places` are its groups' in the whole batch.
+    learner has several ranks this is the share of one of them, and `places` are its groups' in the whole batch. `redo`
+    counts the batches that were set aside before it was served (`learners.untrainable`).
     """
 
     index: int
@@ -174,6 +181,7 @@ class Batch:
     groups: list[Group]
     oldest_allowed: int = 0
     places: list[int] | None = None
+    redo: int = 0
 
     @property
     def samples(self) -> list[Sample]:

@@ -74,6 +74,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "stream": {},
     "trained": {"index": int},
     "checkpointed": {"step": int},
+    "untrainable": {"index": int, "reason": str},
     "finish": {"reason": str, "steps": int},
     # another rank of the learner → buffer
     "want_share": {"index": int, "rank": int},
@@ -88,6 +89,7 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "quit": {"reason": str},
     # buffer → learner (and its ranks), supervisor
     "batch": {"index": int, "version": int, "oldest_allowed": int, "info": dict, "actors": list, **_TABLE},
+    "set_aside": {"index": int, "redo": int},
     "report": {"report": dict},
     "part": {"index": int, "version": int, "oldest_allowed": int, "begin": int, "actors": list, **_TABLE},
     # buffer → anybody
@@ -104,7 +106,8 @@ MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
 
 MAY_SAY: dict[str, frozenset[str]] = {
     "learner": frozenset(
-        {"hello", "model", "published", "want", "want_share", "stream", "trained", "checkpointed", "finish"},
+        {"hello", "model", "published", "want", "want_share", "stream", "trained", "untrainable", "checkpointed"}
+        | {"finish"},
     ),
     "actor": frozenset(
         {"hello", "heartbeat", "push", "give_back", "share", "relay", "credit", "left_out", "failed", "evaluated"}

@@ -127,7 +127,7 @@ class Controller:
         state.gauges.measure_rates(state.fleet, now)
         allowed = state.replay.oldest_allowed(index)
         info = state.gauges.batch_info(entries, version, allowed, now) | levels(state, now)
-        info |= state.gauges.decision(index)
+        info |= state.gauges.decision(index) | {"redo": state.redo}
         body = {"index": index, "version": version, "oldest_allowed": allowed, "info": info}
         body["actors"] = [entry.maker for entry in entries]
         heads = [entry.head for entry in entries if entry.head]

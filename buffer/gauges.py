@@ -54,6 +54,10 @@ class Gauges:
     def staleness_mean(self) -> float:
         return self._staleness_sum / max(1, self._staleness_count)
 
+    def tell_again(self, evaluations: int) -> None:
+        """So many of those told last were told with batches that were not trained."""
+        self._told -= evaluations
+
     def batch_info(self, entries: list[Entry], version: int, allowed: int, now: float) -> dict[str, Any]:
         """Facts about a batch that only the buffer knows, and evaluations that ended since the last one.
 

@@ -27,6 +27,7 @@ from buffer.fleet import MOST_REFUSED, Actor
 from buffer.partials import Partial
 from buffer.recovery import payloads, snapshot
 from buffer.run_state import RunState
+from buffer.set_aside import set_aside
 from buffer.sizing import Lengths
 from buffer.status import status
 
@@ -305,6 +306,15 @@ class Handlers:
             self.state.replay.finish(index)
         self.state.steps = max(self.state.steps, steps)
         self.state.shares.trained(self.state.steps)
+
+    def _on_untrainable(self, peer: bytes, actor: Actor | None, message: Message) -> None:
+        """The learner asks for other groups in place of those that it can't train."""
+        self._only_the_learner(peer)
+        index = message.body["index"]
+        if index != self.state.steps:
+            raise WireError(f"batch {index} is not the next one to be trained")
+        set_aside(self.state, index, message.body["reason"])
+        self.state.outbox.put(peer, "set_aside", {"index": index, "redo": self.state.redo})
 
     def _on_checkpointed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         self._only_the_learner(peer)

@@ -98,6 +98,7 @@ def main(role: Role) -> None:
         config.run.steps,
         steps,
         shares=Shares(ranks),
+        folder=role.run,
         relays=Relays(config.actors.count if config.weights.fanout is None else config.weights.fanout),
     )
     go_on(scheduler, replay, state.gauges)

@@ -45,7 +45,7 @@ def restore(
     changes; first of batches that were trained before the crash could be recorded. `read` reads the payloads that a
     snapshot names, once they are needed. Raises JournalError.
     """
-    last_serve = {each.fields[0]: number for number, each in enumerate(records) if each.kind == "serve"}
+    last_serve = _last_serves(records)
     reordered = False
     for number, each in enumerate(records):
         if each.kind == SNAPSHOT:
@@ -53,7 +53,7 @@ def restore(
         elif each.kind == "serve":
             batch, ids, _ = each.fields
             reordered |= not _in_own_slots(replay, batch, ids)
-            if number == last_serve[batch]:  # an earlier one was undone by a crash
+            if number == last_serve.get(batch):  # an earlier one was undone, by a crash or since it was untrainable
                 _serve_again(replay, batch, ids, next_batch)
         elif each.kind == "finish":
             batch = each.fields[0]
@@ -68,6 +68,17 @@ def restore(
     _undo_what_is_lost(replay, next_batch)
     if reordered:
         _place(replay, next_batch)
+
+
+def _last_serves(records: Iterable[Record]) -> dict[int, int]:
+    """Batch → number of the record that says how it was served at last, unless it is to be served anew."""
+    found: dict[int, int] = {}
+    for number, each in enumerate(records):
+        if each.kind == "serve":
+            found[each.fields[0]] = number
+        elif each.kind == "unserve":
+            found = {batch: serve for batch, serve in found.items() if batch < each.fields[0]}
+    return found
 
 
 def _check_trained(replay: Replay, next_batch: int) -> None:
@@ -125,6 +136,8 @@ def _redo(replay: Replay, record: Record, now: float) -> None:
             replay.drop(*fields)
         case "filter":
             replay.filter(*fields)
+        case "unserve":
+            replay.unserve(fields[0])
         case _:
             raise JournalError(f"unknown kind of record {record.kind!r}: the journal is of another version")
 

@@ -203,6 +203,18 @@ class Replay(LifeCycle):
             self.staleness_max = max(self.staleness_max, 0 if oldest is None else version - oldest)
         return picked
 
+    def unserve(self, batch: int) -> list[Entry]:
+        """The learner can't train `batch`: its groups, which are returned, and those of batches that were served ahead
+        wait again, and no batch is to be served as it was before a crash."""
+        self.record("unserve", [batch], b"")
+        entries = [entry for entry in self.in_stage(Stage.SERVED) if entry.batch >= batch]
+        faulty = [entry for entry in entries if entry.batch == batch]
+        for entry in entries:
+            entry.batch = -1
+            self.move(entry, Stage.WAITING)
+        self.planned = {earlier: ids for earlier, ids in self.planned.items() if earlier < batch}
+        return faulty
+
     def finish(self, batch: int) -> int:
         """The learner has trained `batch`: its groups leave. Returns how many."""
         self.record("finish", [batch], b"")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from areal_like.bus import Router
@@ -38,8 +39,8 @@ class RunState:
     are known to the learner's model (None: it has not said). `steps` batches have been trained; `wanted` is the
     learner's open request; `parts`: it wants groups as they finish, and so many of that batch have been sent (None: it
     does not); `shares` the batches sent, until they are trained: they may be asked for
-    again. `stopping`: the run is to end, "now" or ("drain") once what was admitted is trained. Times are those of the
-    monotonic clock, in seconds."""
+    again. `stopping`: the run is to end, "now" or ("drain") once what was admitted is trained. `redo` batches were set
+    aside, as files in the run's `folder` (None: nowhere). Times are those of the monotonic clock, in seconds."""
 
     router: Router
     outbox: Outbox
@@ -70,6 +71,8 @@ class RunState:
     relays: Relays = field(default_factory=Relays)
     gauges: Gauges = field(default_factory=Gauges)
     shares: Shares = field(default_factory=Shares)
+    redo: int = 0
+    folder: Path | None = None
     failures: Failures = field(init=False)
     samples_per_batch: int = field(init=False)
 

@@ -45,7 +45,8 @@ class Served:
         if len(self.places) == 1:
             return self.body | pack_heads(self.heads), self.payloads
         places = self.places[rank]
-        info = (self.body["info"] if rank == 0 else {}) | {"places": places}
+        told = self.body["info"]
+        info = (told if rank == 0 else {"redo": told.get("redo", 0)}) | {"places": places}
         actors = [self.body["actors"][place] for place in places]
         heads = pack_heads([self.heads[place] for place in places])
         return self.body | {"info": info, "actors": actors} | heads, [self.payloads[place] for place in places]
@@ -76,6 +77,10 @@ class Shares:
         """Batches before `steps` are trained: every rank has had its share of them."""
         for index in [index for index in self.served if index < steps]:
             del self.served[index]
+
+    def void(self, index: int) -> list[Served]:
+        """This batch and those after it are not to be trained as they were served; returns them."""
+        return [self.served.pop(each) for each in sorted(self.served) if each >= index]
 
     def answer(self, outbox: Outbox) -> None:
         """Send what other ranks wait for and is there."""

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from areal_like.groups import OR
 from areal_like.types import Batch
+from learners.untrainable import Untrainable
 
 FILE = "published.log"
 
 
-class AttestationError(RuntimeError):
+class AttestationError(Untrainable):
     """A batch that was made by weights which the learner has not published."""
 
 

@@ -15,9 +15,8 @@ before `train`: sums over tokens are scaled at its end, so the step is the same 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -37,14 +36,15 @@ from learners.critic import Critic
 from learners.diagnostics import buckets, zero_variance_by_staleness
 from learners.logprobs import forward_logprobs, forward_with_states
 from learners.losses.contract import LossFunction, is_single_pass, needs_proximal, needs_uniform, plan_of
-from learners.objective import Objective
+from learners.objective import Objective, frozen
 from learners.optim import MasterAdamW
-from learners.packing import Columns, MicroBatch, pack
+from learners.packing import Columns, MicroBatch, cut_groups, pack
 from learners.ranks import Ranks
 from learners.saving import Saving
 from learners.sharding import prepare
 from learners.step import Step
 from learners.streaming import check_stream, is_start_of, joined
+from learners.untrainable import or_untrainable
 
 Advantage = Callable[..., np.ndarray]
 """An advantage function whose knobs are bound; `learners.advantages` has the two forms."""
@@ -113,12 +113,12 @@ class TorchLearner(Objective, Saving):
             check_stream(loss, advantage, num_minibatches, num_minibatch_epochs, grad_norm_by_staleness, stream_groups)
         self.streams, self._stream_groups, self.ranks = stream, stream_groups, Ranks(ranks)
         self._taken, self._waiting = list[Step](), list[Group]()
-        self.vocab_size = model.get_input_embeddings().num_embeddings
+        self.vocab_size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
         self.model = (model.double() if model.dtype == torch.float64 else model.float()).eval().to(device)
         use_packed_attention(self.model)
         dtype, self._specs = getattr(torch, publish_dtype), specs_of(self.model, publish_dtype)
         self._adapters = None if lora is None else Adapters(self.model, seed, dtype, **lora)
-        self._reference = _frozen(self.model, dtype) if self.needs_reference and lora is None else self.model
+        self._reference = frozen(self.model, dtype) if self.needs_reference and lora is None else self.model
         prepare([self.model, self._reference], self.ranks, max_logits, compile, checkpoint_activations)
         adamw = partial(MasterAdamW, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps)
         dtype = self.model.dtype if self._adapters else dtype
@@ -143,20 +143,33 @@ class TorchLearner(Objective, Saving):
         `backward_share` of what there was. `skipped_steps` counts, over the learner's life, optimizer steps skipped
         because of a gradient that was not finite.
         """
+        with self._or_untrainable(batch):
+            return self._train(batch)
+
+    def _train(self, batch: Batch) -> dict[str, Any]:
         lr = self.optimizer.current_lr
         step = self._streamed(batch) if self.streams else self._in_minibatches(batch)
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
         batch = batch if self.streams else step.batch  # that of all ranks
         return batch_metrics(batch) | zero_variance_by_staleness(batch) | step.metrics(self.ranks) | more
 
+    def _or_untrainable(self, batch: Batch) -> AbstractContextManager[None]:
+        self._moved = False
+        return or_untrainable(batch, self.vocab_size, self.ranks, self._forget, lambda: self._moved)
+
+    def _forget(self) -> None:
+        self._taken, self._waiting = [], []
+        self._zero_grad()
+
     def take(self, part: Batch) -> None:
         """Take the gradients of some groups of the next batch, in the order that they have in it, `stream_groups` at
         a time (fewer wait for more). Only with `stream`. The weights stay as they are. A later batch of other groups,
         which no buffer serves, starts anew."""
-        self._waiting += part.groups
-        while len(groups := self._waiting[: self._stream_groups]) == self._stream_groups:
-            self._waiting = self._waiting[self._stream_groups :]
-            self._take(replace(part, groups=groups))
+        with self._or_untrainable(part):
+            self._waiting += part.groups
+            while len(groups := self._waiting[: self._stream_groups]) == self._stream_groups:
+                self._waiting = self._waiting[self._stream_groups :]
+                self._take(replace(part, groups=groups))
 
     def _take(self, part: Batch) -> None:
         if not self._taken:
@@ -184,6 +197,7 @@ class TorchLearner(Objective, Saving):
         return step
 
     def _apply(self, step: Step) -> None:
+        self._moved = True
         step.norms.append(self.optimizer.step())
         if self._critic:
             self._critic.step()
@@ -197,7 +211,8 @@ class TorchLearner(Objective, Saving):
         step = self._begin(batch)
         batch = step.batch
         for epoch in range(self._num_epochs):
-            minibatches = self._minibatches(batch, step.columns, epoch)
+            order = np.random.default_rng((self._seed, batch.index, epoch)).permutation(len(batch.groups))
+            minibatches = cut_groups(batch, step.columns, order, self._num_minibatches)
             if epoch == 0 and needs_proximal(self._loss):
                 # The first minibatch is left out: its logprobs at the start come with its own forward pass.
                 for part, logprobs in self._logprobs(step, minibatches[1:], self.model):
@@ -239,19 +254,6 @@ class TorchLearner(Objective, Saving):
         step.set_advantages(advantages)
         if step.values is not None:
             step.targets = step.advantages + step.values
-
-    def _minibatches(self, batch: Batch, columns: Columns, epoch: int) -> list[np.ndarray]:
-        """Sample indices per minibatch: shuffled groups cut evenly, without samples that have nothing to train."""
-        sizes = np.array([len(g.samples) for g in batch.groups])
-        firsts = np.cumsum(sizes) - sizes
-        order = np.random.default_rng((self._seed, batch.index, epoch)).permutation(len(sizes))
-        minibatches = []
-        for groups in np.array_split(order, min(self._num_minibatches, len(order))):
-            samples = np.concatenate([np.arange(firsts[g], firsts[g] + sizes[g]) for g in groups])
-            samples = samples[columns.lengths[samples] > 0]
-            if len(samples):
-                minibatches.append(samples)
-        return minibatches
 
     def _microbatches(self, columns: Columns, samples: np.ndarray) -> Iterator[MicroBatch]:
         """This rank's micro-batches of the given samples; as many as others have, the last ones without tokens."""
@@ -390,11 +392,3 @@ def _check(
         raise ValueError("this loss diverges when a batch is gone through again: num_minibatch_epochs must be 1")
     if marked(advantage, "needs_values") and not critic_lr:
         raise ValueError("this advantage needs a critic: set learner.critic_lr above 0")
-
-
-def _frozen(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """A copy of the model as it will be published first, without gradients."""
-    reference = copy.deepcopy(model).requires_grad_(False)
-    for p in reference.parameters():
-        p.copy_(p.to(dtype))
-    return reference

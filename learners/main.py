@@ -14,8 +14,6 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +31,7 @@ from areal_like.types import Batch
 from learners.attestation import Attestation
 from learners.publication import Alone, Coding, Others
 from learners.publisher import Publisher
+from learners.untrainable import Untrainable
 
 log = logging.getLogger(__name__)
 DRAINED = "it was drained"
@@ -97,6 +96,8 @@ class TrainLoop:
         self.digest = ""
         self._published = -1
         self._stepped = False  # in this process
+        self._fault: Untrainable | None = None  # of the next batch
+        self._in_a_row = 0  # batches that were set aside
         self._early, self._early_seconds = 0, 0.0  # of the next batch: groups trained while others ran, and how long
 
     @property
@@ -116,26 +117,25 @@ class TrainLoop:
         if getattr(self.trainer, "streams", False):
             self.client.stream(self._take)
         self._publish()
-        self.client.want(progress.steps, self.version)
+        self._want(progress.steps)
         reason, begin = self._reason_to_stop(), time.monotonic()
         while not reason:
             try:
                 batch, info = self._next_batch()
+                if progress.steps == before.steps:
+                    begin = time.monotonic()
+                    progress.waited = before.waited
+                row = self._train(batch)
             except Stopped as stopped:
                 self._checkpoint(last=True)
                 if not stopped.drained:
                     raise
                 reason = DRAINED
                 break
-            if progress.steps == before.steps:
-                begin = time.monotonic()
-                progress.waited = before.waited
-            step = progress.steps
-            self.client.want(step + 1, (step + 1) // self.config.weight_sync_interval)
-            started = time.monotonic()
-            row = self._train(batch) | self._streamed(batch)
-            row["train/step_seconds"] = time.monotonic() - started
-            self.client.trained(step)
+            except Untrainable as fault:
+                self._set_aside(fault)
+                continue
+            self.client.trained(progress.steps)
             progress.steps += 1
             if progress.steps % self.config.weight_sync_interval == 0:
                 row["publish/seconds"] = self._publish()
@@ -155,17 +155,51 @@ class TrainLoop:
         return self._summary(reason, report, before)
 
     def _train(self, batch: Batch) -> dict[str, Any]:
-        """Raises ValueError where a group holds a token that the model does not know: the buffer can't see that."""
-        with _known_tokens(batch), self.spans.during("train"):
-            return self.trainer.train(batch)
+        """A train step, while the next batch is asked for; returns its metrics. Raises Untrainable."""
+        if self._fault:
+            raise self._fault
+        self.attestation.check(batch)
+        self._want(batch.index + 1)
+        started = time.monotonic()
+        with self.spans.during("train"):
+            row = self.trainer.train(batch)
+        row |= self._streamed(batch)
+        row["train/step_seconds"] = time.monotonic() - started
+        self._in_a_row = 0
+        return row
+
+    def _want(self, index: int) -> None:
+        self.client.want(index, index // self.config.weight_sync_interval)
 
     def _take(self, part: Batch) -> None:
+        """Of a batch that can't be trained nothing more is taken; it is set aside when all of it is there."""
         begin = time.monotonic()
-        self.attestation.check(part)
-        with _known_tokens(part), self.spans.during("take"):
-            self.trainer.take(part)  # type: ignore[attr-defined]
+        try:
+            if not self._fault:
+                self.attestation.check(part)
+                with self.spans.during("take"):
+                    self.trainer.take(part)  # type: ignore[attr-defined]
+        except Untrainable as fault:
+            self._fault = fault
         self._early += len(part.groups)
         self._early_seconds += time.monotonic() - begin
+
+    def _set_aside(self, fault: Untrainable) -> None:
+        """Have the batch that can't be trained replaced. Raises it where that can't be, or where it is one of too many
+        in a row."""
+        step, most = self.progress.steps, self.config.run.max_untrainable
+        if self.config.replay or self.config.inject_staleness is not None:
+            raise fault  # no other batch is the one that was recorded, or of the ages that were asked for
+        log.warning("step %d: %s", step + 1, fault, exc_info=fault.__cause__)
+        self.client.set_aside(step, str(fault))
+        self._fault, self._early, self._early_seconds = None, 0, 0.0
+        self._in_a_row += 1
+        if fault.moved:
+            raise RuntimeError(f"{fault}. It failed after an optimizer step of its own: the run can't go on from there")
+        if self._in_a_row >= most:
+            kept = self.run_folder / "untrainable"
+            raise RuntimeError(f"{most} batches in a row (run.max_untrainable) were set aside, see {kept}: {fault}")
+        self._want(step)
 
     def _streamed(self, batch: Batch) -> dict[str, float]:
         """Of a batch of which some was trained before it was complete: how much, and for how long."""
@@ -195,7 +229,6 @@ class TrainLoop:
         begin = time.monotonic()
         batch, info = self.client.batch(may_pause=self.progress.steps % self.config.weight_sync_interval == 0)
         waited = time.monotonic() - begin - self._early_seconds
-        self.attestation.check(batch)
         self.progress.waited += waited
         info["train/wait_seconds"] = waited
         return batch, info
@@ -258,19 +291,6 @@ class TrainLoop:
             "ledger": report["ledger"],
             "evaluations": evaluations,
         }
-
-
-@contextmanager
-def _known_tokens(batch: Batch) -> Iterator[None]:
-    try:
-        yield
-    except IndexError as error:
-        largest = max(batch.groups, key=lambda group: max(int(sample.tokens.max()) for sample in group.samples))
-        token = max(int(sample.tokens.max()) for sample in largest.samples)
-        raise ValueError(
-            f"batch {batch.index} can't be trained ({error}). Its largest token is {token}, in group {largest.id}: "
-            "does the actor that made it use the same task and model?"
-        ) from error
 
 
 def save_model(role: Role, trainer: Trainer) -> None:

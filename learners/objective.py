@@ -6,10 +6,13 @@ tokens with the same shares and the same denominator. The terms combine freely w
 
 from __future__ import annotations
 
+import copy
 from typing import Annotated, Literal, get_args
 
 import numpy as np
+import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from areal_like.types import Batch
 from learners.packing import Columns
@@ -110,3 +113,11 @@ class Objective:
             if self.kl_loss:
                 loss = loss + self.kl_loss / by * (kl if share is None else kl * share).sum()
         return loss, {name: values.detach() for name, values in observed.items()}
+
+
+def frozen(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A copy of the model as it will be published first, without gradients."""
+    reference = copy.deepcopy(model).requires_grad_(False)
+    for p in reference.parameters():
+        p.copy_(p.to(dtype))
+    return reference

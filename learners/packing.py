@@ -164,3 +164,17 @@ def _check(samples: list[Sample], prompts: np.ndarray, responses: np.ndarray) ->
                 f"a sample has {response} response tokens but {len(sample.logprobs)} logprobs, "
                 f"{len(sample.loss_mask)} mask entries and runs over {covered}"
             )
+
+
+def cut_groups(batch: Batch, columns: Columns, order: np.ndarray, count: int) -> list[np.ndarray]:
+    """Sample indices per minibatch: groups in this order, cut evenly into `count` or as many as there are groups,
+    without samples that have nothing to train."""
+    sizes = np.array([len(group.samples) for group in batch.groups])
+    firsts = np.cumsum(sizes) - sizes
+    minibatches = []
+    for groups in np.array_split(order, min(count, len(order))):
+        samples = np.concatenate([np.arange(firsts[g], firsts[g] + sizes[g]) for g in groups])
+        samples = samples[columns.lengths[samples] > 0]
+        if len(samples):
+            minibatches.append(samples)
+    return minibatches

@@ -32,6 +32,7 @@ from learners.main import build_trainer
 from learners.publication import Coding, Report
 from learners.publisher import Publisher
 from learners.ranks import Ranks, is_loss_of_a_rank, join
+from learners.untrainable import Untrainable
 
 LOSS_SECONDS = 2.0
 """How much later than a rank that has died others end."""
@@ -71,7 +72,7 @@ class Lead:
         self._trainer, self.vocab_size = trainer, trainer.vocab_size
 
     def train(self, batch: Batch) -> dict[str, Any]:
-        with self._all("train", batch.index):
+        with self._all("train", [batch.index, batch.redo]):
             return self._trainer.train(batch)
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
@@ -96,7 +97,11 @@ class Lead:
     def _all(self, what: str, about: Any = None) -> Iterator[None]:
         with naming_losses():
             self._trainer.ranks.told((what, str(about) if isinstance(about, Path) else about))
-            yield
+            try:
+                yield
+            except Untrainable:  # so say all
+                self._trainer.ranks.barrier()
+                raise
             self._trainer.ranks.barrier()
 
 
@@ -119,18 +124,21 @@ class OtherRanks:
 
 def follow(trainer: TorchLearner, client: LearnerClient, publisher: Publisher) -> None:
     """Do what rank 0 says, for ever. The share of the next batch is asked for before this one is trained."""
-    asked, rank = -1, trainer.ranks.rank
+    asked, rank = [-1, 0], trainer.ranks.rank
     while True:
         what, about = trainer.ranks.told(None)
         if what == "publish":  # rank 0 goes on as soon as its own part is cast
             publisher.publish(about, trainer.snapshot)
             continue
         if what == "train":
+            index, client.redo = about
             if about != asked:
-                client.want_share(about, rank)
+                client.want_share(index, rank)
             batch, _ = client.batch()
-            client.want_share(asked := about + 1, rank)
-            trainer.train(batch)
+            client.want_share(index + 1, rank)
+            asked = [index + 1, client.redo]
+            with contextlib.suppress(Untrainable):  # as on all ranks; rank 0 asks for another batch
+                trainer.train(batch)
         elif what == "hand_over":
             trainer.hand_over()
         else:

@@ -152,6 +152,12 @@ class Audit:
             if oldest is not None and batch // self.interval - oldest > self.max_staleness:
                 self._find("bound", f"group {group_id} of batch {batch} has tokens of version {oldest}")
 
+    def _on_unserve(self, batch: int) -> None:
+        """The learner could not train it: this batch, and those that were served ahead, are made anew."""
+        for each in [number for number in self.served if number >= batch and number not in self.trained]:
+            for group_id in self.served.pop(each):
+                del self.batch_of[group_id]
+
     def _on_finish(self, batch: int) -> None:
         if batch not in self.served:
             self._find("batches", f"batch {batch} was trained and never served")

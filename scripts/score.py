@@ -65,7 +65,6 @@ def loss_specs(config: Config, chosen: Sequence[str] | None) -> dict[str, dict[s
 
 def recorded(run: Path, config: Config) -> Iterator[Batch]:
     """The batches of a run as its learner saw them. Raises JournalError."""
-    from areal_like.client import mask_old_tokens
     from areal_like.groups import decode_group
     from buffer.payloads import load
     from buffer.playback import recorded_batches
@@ -74,7 +73,7 @@ def recorded(run: Path, config: Config) -> Iterator[Batch]:
         decoded = [decode_group(head, load(payload)) for head, payload in groups]
         batch = Batch(index, index // config.weight_sync_interval, decoded, allowed)
         for sample in batch.samples:
-            mask_old_tokens(sample, allowed)
+            sample.mask_tokens_before(allowed)
         yield batch
 
 

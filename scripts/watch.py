@@ -143,7 +143,7 @@ class Watch:
 
     def _say_engine_notes(self, report: dict[str, Any]) -> None:
         """What is wrong with an actor's engine, in a line of its own, once."""
-        notes = {name: actor["engine_note"] for name, actor in report["actors"].items() if actor["engine_note"]}
+        notes = {name: actor["engine_note"] for name, actor in report.get("actors", {}).items() if actor["engine_note"]}
         for name, note in notes.items():
             if self._engine_notes.get(name) != note:
                 self.say(f"{name}: {note}")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from areal_like.bus import BusError, Router
-from areal_like.client import ActorClient, LearnerClient, mask_old_tokens
+from areal_like.client import ActorClient, LearnerClient
 from areal_like.groups import encode_group, pack_heads
 from areal_like.ring import Ring
 from areal_like.types import Batch, Group, Sample
@@ -27,7 +27,7 @@ def sample(runs: list[tuple[int, int]]) -> Sample:
 def test_tokens_older_than_allowed_are_masked_and_counted_out() -> None:
     samples = [sample([(0, 2), (3, 1), (4, 2)]), sample([(4, 3)]), sample([(0, 2)])]
     for each in samples:
-        mask_old_tokens(each, 3)
+        each.mask_tokens_before(3)
     assert samples[0].loss_mask.tolist() == [False, False, True, True, False]
     assert samples[1].loss_mask.tolist() == [True, True, False]
     assert not samples[2].loss_mask.any()

@@ -1,30 +1,48 @@
-"""A run with an actor that lies about its weights, past a buffer that believes it."""
+"""Runs with an actor that pushes what must not be trained, past a buffer that believes it."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from buffer.set_aside import read
+from scripts.audit import audit
 from tests.integration.lying import LIE
-from tests.integration.runs import REPOSITORY
+from tests.integration.poisoning import BAD_TOKEN
+from tests.integration.runs import summary, train
 
-pytestmark = pytest.mark.integration
+CONFIG = ["groups_per_batch=4", "run.target_reward=null", "eval.prompts=4", "eval.every=0", "buffer.keep_journal=true"]
 
 
+def set_aside(run: Path, broken: tuple[str, ...] = ()) -> list[tuple]:
+    """(batch, reason, groups) of each batch of a finished run that was set aside; all is accounted for, and no rule of
+    the audit is broken but these."""
+    kept = [read(path) for path in sorted((run / "untrainable").iterdir())]
+    assert summary(run)["ledger"]["dropped"]["untrainable"] == sum(len(groups) for _, _, groups in kept)
+    findings = audit(run).findings
+    assert tuple(rule for rule, found in findings.items() if found) == broken, findings
+    return kept
+
+
+@pytest.mark.integration
 def test_the_learner_refuses_what_a_lying_actor_has_made(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", f"run.dir={tmp_path}", "run.name=lies"]
-    command += ["engine=timed", "learner=timed", "engine.median=8", "groups_per_batch=4", "learner.base=0.02"]
-    command += ["run.target_reward=null", "eval.prompts=4", "eval.every=0", "run.steps=60"]
-    command += ["filter=tests.integration.lying:blind", "workflow=tests.integration.lying:lying"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
-    assert done.returncode != 0
-    # A batch has one word for each version: where actors disagree, the first group of the version is named.
-    said = re.search(
-        r"batch (\d+), group \d+ of actor-\d: its tokens of version 2 .* digest (\w+),", done.stdout + done.stderr
-    )
-    assert said and said[2] == LIE, done.stdout + done.stderr
-    assert int(said[1]) >= 2
-    metrics = (tmp_path / "lies" / "metrics.jsonl").read_text()
-    assert f'"step": {said[1]},' in metrics and f'"step": {int(said[1]) + 1},' not in metrics
+    timed = ["engine=timed", "learner=timed", "engine.median=8", "learner.base=0.02", "run.steps=20"]
+    lie = ["filter=tests.integration.lying:blind", "workflow=tests.integration.lying:lying"]
+    kept = set_aside(train(tmp_path, "lies", *CONFIG, *timed, *lie, "run.max_untrainable=20"), ("weights",))
+    for batch, reason, groups in kept:
+        # A batch has one word for each version: where actors disagree, the first group of the version is named.
+        said = re.search(r"batch (\d+), group \d+ of actor-\d: its tokens of version 2 .* digest (\w+),", reason)
+        assert said and (int(said[1]), said[2]) == (batch, LIE)
+        assert any(LIE in group.digests[2] for group in groups)
+
+
+@pytest.mark.integration
+def test_a_poisoned_batch_is_set_aside_by_all_ranks_and_a_replay_has_the_weights_of_the_run(tmp_path: Path) -> None:
+    config = [*CONFIG, "learner.ranks=2", "run.steps=8"]
+    poison = ["filter=tests.integration.poisoning:blind", "workflow=tests.integration.poisoning:poisoning"]
+    run = train(tmp_path, "poisoned", *config, *poison)
+    ((batch, reason, groups),) = set_aside(run)
+    assert f"batch {batch} can't be trained" in reason and f"token {BAD_TOKEN}" in reason
+    assert max(int(sample.tokens.max()) for group in groups for sample in group.samples) == BAD_TOKEN
+    again = train(tmp_path, "again", *config, f"replay={run}")
+    assert summary(again)["weights_digest"] == summary(run)["weights_digest"]

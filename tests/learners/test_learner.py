@@ -11,6 +11,7 @@ from areal_like.models import qwen2, state_of
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, ppo
+from learners.untrainable import Untrainable
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.seeds import seeded
 
@@ -248,3 +249,63 @@ def test_it_learns():
         sample.tokens[-1] = 3
     behaviour = np.concatenate([s.logprobs for s in on_policy(learner, probe).samples])
     assert np.exp(behaviour).mean() > 0.5
+
+
+def state_of_training(learner: TorchLearner) -> dict:
+    state = learner.optimizer.state_dict()
+    return {"master": state["master"], "steps": state["steps"]} | {str(i): s for i, s in enumerate(state["adamw"])}
+
+
+def with_token(batch, token: int):
+    sample = batch.groups[-1].samples[-1]
+    sample.tokens = np.concatenate([sample.tokens[:-1], np.array([token], np.int32)])
+    return batch
+
+
+@pytest.mark.parametrize("token", [VOCAB, -1])
+@pytest.mark.parametrize("stream", [{}, {"stream": True, "num_minibatches": 1}])
+def test_a_batch_that_cannot_be_trained_leaves_no_trace(token, stream):
+    """The faulty sample is in the last minibatch, or in a group that is taken early."""
+    one, other = learner_of(**stream), learner_of(**stream)
+    first, second = batches(2)
+    for each in (one, other):
+        each.train(first)
+    faulty = with_token(make_batch(np.random.default_rng(9), index=1), token)
+    if stream:
+        with pytest.raises(Untrainable, match=f"has the token {token}"):
+            one.take(faulty)
+    with pytest.raises(Untrainable, match=f"batch 1 can't be trained: group .* has the token {token}") as caught:
+        one.train(faulty)
+    assert not caught.value.moved and not one.optimizer.gradient.any()
+    torch.testing.assert_close(state_of_training(one), state_of_training(other), rtol=0, atol=0)
+    if stream:
+        for each in (one, other):
+            each.take(second)
+    one.train(second), other.train(second)
+    torch.testing.assert_close(state_of_training(one), state_of_training(other), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("fails_at", "moved"), [(1, False), (2, True)])
+def test_a_loss_that_raises_says_whether_the_weights_have_moved(fails_at, moved):
+    calls = []
+
+    def failing(batch, denominator):
+        calls.append(batch)
+        if len(calls) == fails_at:
+            raise ValueError("no such advantage")
+        return ppo(batch, denominator)
+
+    learner = learner_of(failing)
+    with pytest.raises(Untrainable, match="ValueError: no such advantage") as caught:
+        learner.train(batches(1)[0])
+    assert caught.value.moved is moved
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), RuntimeError("CUDA error: device-side assert triggered")])
+def test_what_is_no_fault_of_the_data_is_raised_as_it_is(error):
+    def failing(batch, denominator):
+        raise error
+
+    with pytest.raises(type(error), match=str(error)) as caught:
+        learner_of(failing).train(batches(1)[0])
+    assert caught.value is error

@@ -1,0 +1,118 @@
+"""A batch that the learner can't train is set aside: others take its groups' places, and no resume serves it again."""
+
+from pathlib import Path
+
+import pytest
+
+from buffer.admission import Bound
+from buffer.entries import Stage
+from buffer.policies import fifo, in_order
+from buffer.replay import Replay
+from buffer.set_aside import read
+from tests.buffer.house import B, House, asynchronous
+from tests.buffer.paper import Paper
+
+
+def ids_of(message: tuple) -> list[int]:
+    return [name[0] for name in message[2]["groups"]]
+
+
+def batches(house: House) -> list[tuple[int, int, list[int]]]:
+    """(index, batches that were set aside before, groups)."""
+    sent = [message for message in house.router.sent if message[1] == "batch"]
+    return [(body["index"], body["info"]["redo"], ids_of((who, kind, body))) for who, kind, body in sent]
+
+
+def play(house: House, journal: Paper) -> None:
+    """Batch 0 is trained; 1 and, ahead of it, 2 are served, and 1 can't be trained."""
+    house.state.replay.record = journal.append
+    house.start()
+    for group_id in range(3 * B):
+        house.push(house.state.replay.entries[group_id].actor, group_id, 0)
+    for index in range(2):
+        house.say("learner", "want", {"index": index, "version": index})
+    house.say("learner", "trained", {"index": 0})
+    house.publish(1)
+    house.say("learner", "want", {"index": 2, "version": 2})
+    house.say("learner", "untrainable", {"index": 1, "reason": "a token of 1000000"})
+
+
+@pytest.mark.parametrize("policy", [in_order, fifo])
+def test_its_groups_are_dropped_and_others_take_their_places(policy, tmp_path: Path) -> None:
+    house = House(asynchronous(max_staleness=2), policy=policy)
+    house.state.folder = tmp_path
+    play(house, Paper())
+    replay = house.state.replay
+    assert batches(house)[1:] == [(1, 0, [4, 5, 6, 7]), (2, 0, [8, 9, 10, 11])]
+    assert replay.ledger()["dropped"] == {"untrainable": 4} and not replay.in_stage(Stage.SERVED)
+    assert ("learner", "set_aside", {"index": 1, "redo": 1}) in house.router.sent
+    ((index, reason, groups),) = [read(path) for path in (tmp_path / "untrainable").iterdir()]
+    assert (index, reason, [group.id for group in groups]) == (1, "a token of 1000000", [4, 5, 6, 7])
+    assert {group.actor for group in groups} == {"actor-0", "actor-1"} and len(groups[0].samples) == 8
+
+    house.say("learner", "untrainable", {"index": 1, "reason": "said again after a broken connection"})
+    assert house.router.sent[-1] == ("learner", "set_aside", {"index": 1, "redo": 1}), "it is set aside once"
+    house.apply(1)
+    house.say("learner", "want", {"index": 1, "version": 1})
+    for entry in replay.in_stage(Stage.RUNNING):
+        house.push(entry.actor, entry.id, 1)
+    house.say("learner", "trained", {"index": 1})
+    house.publish(2)
+    house.say("learner", "want", {"index": 2, "version": 2})
+    (_, redo, first), (_, _, second) = batches(house)[3:]
+    assert redo == 1 and not {4, 5, 6, 7} & {*first, *second}
+    if policy is in_order:
+        assert sorted(first) == [12, 13, 14, 15] and second == [8, 9, 10, 11]
+    ledger = replay.ledger()
+    assert ledger["admitted"] == ledger["trained"] + sum(ledger["dropped"].values()) + ledger["active"]
+
+
+def test_evaluations_that_were_told_with_it_are_told_again() -> None:
+    house = House(asynchronous(max_staleness=2), evaluate=1)
+    house.start()
+    for lease in house.leases(split="heldout"):
+        house.say("actor-0", "evaluated", {"id": lease, "reward": 0.5, "oldest": 0, "newest": 0, "length": 4})
+    for _ in range(2):
+        house.say("learner", "want", {"index": 0, "version": 0})
+        for entry in house.state.replay.in_stage(Stage.RUNNING):
+            house.push(entry.actor, entry.id, 0)
+        house.say("learner", "untrainable", {"index": 0, "reason": ""})
+    told = [len(body["info"]["evaluations"]) for _, kind, body in house.router.sent if kind == "batch"]
+    assert told == [1, 1]
+
+
+def test_only_the_next_batch_can_be_set_aside_and_only_by_the_learner() -> None:
+    house = House(asynchronous(max_staleness=2))
+    play(house, Paper())
+    before = house.state.replay.ledger()
+    for who, index in (("actor-0", 1), ("learner", 0), ("learner", 2)):
+        house.say(who, "untrainable", {"index": index, "reason": ""})
+    assert house.state.replay.ledger() == before and house.router.refused == 3
+
+
+@pytest.mark.parametrize("policy", [in_order, fifo])
+@pytest.mark.parametrize("checkpoint", [0, 1])
+def test_a_resume_does_not_serve_it_again(policy, checkpoint: int) -> None:
+    """The crash comes at any record after the batch was set aside; batch 0 is served as before where it must be."""
+    house, journal = House(asynchronous(max_staleness=2), policy=policy), Paper()
+    play(house, journal)
+    records = journal.records
+    whole = max(number for number, record in enumerate(records) if record.kind == "drop") + 1
+    for cut in range(whole, len(records) + 1):
+        replay = Replay(Bound(2, B), policy)
+        journal.records = records[:cut]
+        journal.restore(replay, checkpoint, recorded=False)
+        assert replay.ledger()["dropped"] == {"untrainable": 4}
+        assert replay.planned == ({} if checkpoint else {0: [0, 1, 2, 3]})
+        waiting = sorted(entry.id for entry in replay.in_stage(Stage.WAITING))
+        assert waiting == [*([] if checkpoint else range(4)), 8, 9, 10, 11]
+        if not checkpoint:
+            assert [entry.id for entry in replay.serve(0)] == [0, 1, 2, 3]
+            replay.finish(0)
+        while any(entry.stage is Stage.QUEUED for entry in replay.entries.values()) or replay.slots.next < 3 * B:
+            queued = replay.queued_for(1)
+            if queued:
+                replay.assign(queued, "actor", 1)
+            else:
+                replay.admit(replay.admitted, 0, 8, 8, "actor", 1, 0.0)
+        assert {entry.slot for entry in replay.entries.values()} >= set(range(B, 3 * B)), "every place can be filled"

@@ -1,0 +1,133 @@
+"""The learner's loop in a set order of events: batches that can't be trained, and steps that fail."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_like import config as configs
+from areal_like.metrics import MetricsLog
+from areal_like.process import Role
+from areal_like.types import Batch
+from learners.attestation import Attestation, AttestationError
+from learners.main import TrainLoop
+from learners.untrainable import Untrainable
+from tests.learners.batches import make_batch
+from tests.seeds import seeded
+
+
+class Client:
+    """Serves made-up batches, and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple] = []
+        self.wanted = -1
+
+    def want(self, index: int, version: int) -> None:
+        self.wanted = index
+        self.said.append(("want", index))
+
+    def batch(self, may_pause: bool) -> tuple[Batch, dict[str, Any]]:
+        index = next(said[1] for said in reversed(self.said) if said[0] == "want")
+        return make_batch(seeded(index), index=index), {"evaluations": [], "seconds": 1.0}
+
+    def finish(self, reason: str, steps: int) -> dict[str, Any]:
+        report = {"staleness_max": 0, "staleness_bound": 1, "ledger": {}, "evaluations": [], "trained_seconds": 1.0}
+        return report | {"rollout/tokens": 1}
+
+    def set_aside(self, index: int, reason: str) -> None:
+        self.said.append(("set aside", index))
+
+    def trained(self, index: int) -> None:
+        self.said.append(("trained", index))
+
+    def hello(self, vocab_size: int | None) -> None: ...
+
+    def checkpointed(self, step: int) -> None: ...
+
+
+class Trainer:
+    """Goes through a list of what comes of its steps: metrics or an error; then all is well."""
+
+    def __init__(self, outcomes: list[Any]):
+        self.outcomes = outcomes
+
+    def train(self, batch: Batch) -> dict[str, Any]:
+        outcome = self.outcomes.pop(0) if self.outcomes else {"loss": 1.0, "grad_norm": 1.0}
+        if isinstance(outcome, Exception):
+            raise outcome
+        return dict(outcome)
+
+    def snapshot(self) -> None: ...
+
+    def save_state(self, folder: Path) -> None: ...
+
+
+class Publisher:
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+
+    def publish(self, version: int, snapshot: Any) -> float:
+        return 0.0
+
+    def wait(self) -> dict[str, Any]:
+        return {"version": 1, "digest": "d"}
+
+
+class Trusting(Attestation):
+    def __init__(self, lies: list[bool]):
+        self.lies = lies
+
+    def check(self, batch: Batch) -> None:
+        if self.lies and self.lies.pop(0):
+            raise AttestationError("made by other weights")
+
+
+def loop(folder: Path, outcomes: list[Any], *overrides: str, lies: list[bool] | None = None) -> TrainLoop:
+    config = configs.load(["configs/quickstart.yaml", "run.target_reward=null", "run.steps=4", *overrides])
+    role = Role("learner", folder, None, config)
+    trainer, client, publisher = Trainer(outcomes), Client(), Publisher()
+    log = MetricsLog(folder / "metrics.jsonl")
+    return TrainLoop(role, trainer, client, publisher, Trusting(lies or []), log)  # type: ignore[arg-type]
+
+
+def fault(moved: bool = False) -> Untrainable:
+    return Untrainable("a token of 1000000", moved)
+
+
+def done(made: TrainLoop) -> list[tuple]:
+    return [said for said in made.client.said if said[0] != "want"]
+
+
+@pytest.mark.parametrize("lies", [[], [False, True]])
+def test_a_batch_that_cannot_be_trained_is_set_aside_and_its_step_made_with_another(tmp_path: Path, lies) -> None:
+    made = loop(tmp_path, [] if lies else [{"loss": 0.0}, fault()], lies=lies)
+    summary = made.run()
+    assert done(made)[:3] == [("trained", 0), ("set aside", 1), ("trained", 1)]
+    said = made.client.said
+    assert said[said.index(("set aside", 1)) + 1] == ("want", 1), "it is asked for again before anything else"
+    assert summary["steps"] == 4
+
+
+def test_some_in_a_row_end_the_run_and_one_now_and_then_does_not(tmp_path: Path) -> None:
+    well = {"loss": 0.0}
+    loop(tmp_path, [fault(), fault(), well, fault(), fault(), well]).run()
+    made = loop(tmp_path, [fault(), fault(), fault()])
+    with pytest.raises(RuntimeError, match=r"3 batches in a row .*untrainable: a token of 1000000"):
+        made.run()
+    assert done(made) == [("set aside", 0)] * 3, "a resume is served others"
+
+
+def test_one_that_has_moved_the_weights_is_set_aside_and_ends_the_run(tmp_path: Path) -> None:
+    made = loop(tmp_path, [fault(moved=True)])
+    with pytest.raises(RuntimeError, match="after an optimizer step of its own"):
+        made.run()
+    assert done(made) == [("set aside", 0)]
+
+
+@pytest.mark.parametrize("fixed", ["replay=runs/x", "inject_staleness=1"])
+def test_where_no_other_batch_can_take_its_place_the_run_ends(tmp_path: Path, fixed: str) -> None:
+    made = loop(tmp_path, [fault()], fixed)
+    with pytest.raises(Untrainable):
+        made.run()
+    assert done(made) == []
