@@ -19,12 +19,12 @@ def reborn(journal: Paper, next_batch: int) -> Replay:
     return replay
 
 
-def admit_and_push(replay: Replay, *ids: int) -> None:
+def admit_and_push(replay: Replay, *ids: int, version: int = 0) -> None:
     for group_id in ids:
         replay.admit(group_id, 0, 1, 1, "actor", 0, 0.0)
     for group_id in reversed(ids):
-        head = make_head(group_id, [(1, 2, 0, 1, 0.0)], [(0, 2)], {0: "digest"})
-        replay.push(head, bytes(head.size), 0, 0.0)
+        head = make_head(group_id, [(1, 2, 0, 1, 0.0)], [(version, 2)], {version: "digest"})
+        replay.push(head, bytes(head.size), version, 0.0)
 
 
 def train(replay: Replay, batch: int) -> list[int]:
@@ -116,13 +116,23 @@ def test_a_plan_that_a_smaller_bound_forbids_is_forgotten() -> None:
     assert strict.serve(1) == [] and strict.dropped == {"stale": B}
 
 
-def test_no_choice_breaks_the_bound() -> None:
-    """Whatever goes wrong before: the last check is against what was pushed."""
-    replay = Replay(Bound(0, B), fifo)
-    admit_and_push(replay, 0, 1)
-    replay._expire = lambda version: None  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="would break the staleness bound of 0"):
-        replay.serve(1)
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_no_choice_breaks_the_bound(bound: int) -> None:
+    """Whatever goes wrong before: the last check is against what was pushed. At the bound groups are served, a version
+    later they are refused and stay where they are, and one of them among young ones is enough."""
+
+    def serving(batch: int, *versions: int) -> Replay:
+        replay = Replay(Bound(bound, B), fifo)
+        replay._expire = lambda version: None  # type: ignore[method-assign]
+        for group_id, version in enumerate(versions):
+            admit_and_push(replay, group_id, version=version)
+        replay.serve(batch)
+        return replay
+
+    assert serving(bound + 4, 4, 4).staleness_max == bound
+    for versions in [(0, 0), (0, bound + 1), (bound + 1, 0)]:
+        with pytest.raises(RuntimeError, match=f"batch {bound + 1} would break the staleness bound of {bound}"):
+            serving(bound + 1, *versions)
 
 
 def test_a_checkpoint_that_lacks_what_the_snapshot_counts_as_trained_is_refused() -> None:
