@@ -6,6 +6,7 @@ No I/O; time is passed in. An actor process that is restarted says hello under i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,6 +90,8 @@ class Fleet:
     def __init__(self) -> None:
         self.by_name: dict[str, Actor] = {}
         self.by_peer: dict[bytes, Actor] = {}
+        self._counted: dict[str, tuple[bytes, dict[str, Any]]] = {}  # by name: what its newest process said last
+        self._before: Counter[str] = Counter()  # what processes had counted that others of their names have replaced
         self._rings = 0
 
     def __iter__(self) -> Iterator[Actor]:
@@ -144,8 +147,20 @@ class Fleet:
         total = waiting_groups + sum(len(actor.running) for actor in self)
         return total if math.isinf(total) else math.ceil(total / max(1, sharers))
 
+    def note_stats(self, actor: Actor, stats: dict[str, Any]) -> None:
+        """What an actor says of itself. A process counts from 0; what an earlier one of its name did stays counted."""
+        peer, said = self._counted.get(actor.name, (actor.peer, {}))
+        if peer != actor.peer:
+            self._before.update({key: value for key, value in said.items() if isinstance(value, float)})
+        self._counted[actor.name] = actor.peer, stats
+        actor.stats = stats
+
     def total(self, key: str) -> float:
-        """The sum over actors of one of their reported totals."""
+        """The sum of what all actors have counted, those that have left and earlier processes too: it never falls."""
+        return self._before[key] + sum(float(stats.get(key, 0.0)) for _, stats in self._counted.values())
+
+    def now(self, key: str) -> float:
+        """The sum over the actors that are here of something that rises and falls."""
         return sum(float(actor.stats.get(key, 0.0)) for actor in self)
 
 

@@ -14,9 +14,11 @@ from buffer.sizing import Lengths
 
 
 class Gauges:
-    """Rates are taken between two train steps' batches; means run over all samples served."""
+    """Rates are taken between two train steps' batches; means run over all samples served. What is counted here, and
+    what actors count, begins anew when a run is resumed: at `since_step`, which is told with it."""
 
     def __init__(self) -> None:
+        self.since_step = 0
         self.evaluations: list[dict[str, Any]] = []
         self.trained_seconds: float | None = None
         self.tokens_pushed = 0
@@ -86,13 +88,14 @@ class Gauges:
         } | idle_shares([entry.head for entry in entries if entry.head])
 
     def measure_rates(self, fleet: Fleet, now: float) -> dict[str, float]:
-        """Tokens per second pushed since the last call, and the actors' own running totals."""
+        """Tokens per second pushed since the last call, and the actors' own running totals since `since_step`."""
         seconds = max(1e-9, now - self._rate_at)
         rate = (self.tokens_pushed - self._rate_tokens) / seconds
         self._rate_at, self._rate_tokens = now, self.tokens_pushed
         wall, updates = fleet.total("wall_seconds"), max(1.0, fleet.total("updates"))
         self.rates = (
             {
+                "rollout/since_step": self.since_step,
                 "rollout/tokens_per_second": rate,
                 "rollout/tokens": self.tokens_pushed,
                 "rollout/idle_share": 1.0 - fleet.total("busy_seconds") / wall if wall else 0.0,
@@ -141,19 +144,20 @@ def _servers(fleet: Fleet) -> dict[str, float]:
     if not fleet.total("patch_bytes"):
         return {}
     totals = ("restarts", "patch_bytes", "whole_updates", "unchecked_updates", "resampled", "replans", "preemptions")
-    largest = max(actor.stats.get("tp_size", 1.0) for actor in fleet)
+    largest = max((actor.stats.get("tp_size", 1.0) for actor in fleet), default=1.0)
     return {f"servers/{name}": fleet.total(name) for name in totals} | {"servers/tp_size": largest}
 
 
 def _rewards(fleet: Fleet) -> dict[str, float]:
-    """Of verifiers that run in processes of their own: totals over the actors there are, and the slowest actor's
+    """Of verifiers that run in processes of their own: totals, and the slowest actor's
     seconds. Of those that run in the actors: what has gone wrong, if something has."""
-    totals = ("calls", "timeouts", "errors", "crashes", "kills", "resamples", "waiting")
+    totals = ("calls", "timeouts", "errors", "crashes", "kills", "resamples")
     found = {f"rewards/{name}": fleet.total(f"reward_{name}") for name in totals}
+    found["rewards/waiting"] = fleet.now("reward_waiting")
     if not fleet.total("reward_calls"):
         return {name: value for name, value in found.items() if value}
     for name in ("seconds_p50", "seconds_p99"):
-        found[f"rewards/{name}"] = max(actor.stats.get(f"reward_{name}", 0.0) for actor in fleet)
+        found[f"rewards/{name}"] = max((actor.stats.get(f"reward_{name}", 0.0) for actor in fleet), default=0.0)
     return found
 
 

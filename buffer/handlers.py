@@ -85,7 +85,7 @@ class Handlers:
         else:
             body, now = message.body, time.monotonic()
             check_progress(body["progress"], body["heldout"])
-            actor.stats = check_stats(body["stats"])
+            self.state.fleet.note_stats(actor, check_stats(body["stats"]))
             actor.note_moved(body["progress"] if actor.engine == "serving" else actor.running, now)
             self.state.evaluation.note_moved(actor.name, body["heldout"], now)
             if actor.version < self.state.version:

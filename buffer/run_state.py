@@ -78,6 +78,7 @@ class RunState:
 
     def __post_init__(self) -> None:
         self.samples_per_batch = check_sizes(self.scheduler.sizing, self.replay.bound.groups_per_batch)
+        self.gauges.since_step = self.steps
         self.failures = Failures(most=4 * self.replay.bound.groups_per_batch)
 
     def announce(self) -> None:

@@ -45,6 +45,7 @@ def status(state: RunState) -> dict[str, Any]:
         "ledger": state.replay.ledger(),
         "staleness_max": state.replay.staleness_max,
         "staleness_bound": bound if math.isfinite(bound) else None,
+        "since_step": state.gauges.since_step,  # where a resume has begun to count the next three anew
         "staleness_mean": state.gauges.staleness_mean,
         "duplicates": state.replay.duplicates,
         "resumed": state.replay.resumed,

@@ -281,6 +281,7 @@ class TrainLoop:
             "staleness_mean": progress.staleness / max(1, progress.samples),
             "staleness_max": report["staleness_max"],
             "staleness_bound": report["staleness_bound"],
+            "since_step": before.steps,  # from which on the rates and shares below are, but for the learner's own
             "tokens_per_second": report.get("rollout/tokens", 0) / max(1e-9, seconds - before.seconds),
             "trained_tokens_per_second": progress.tokens / max(1e-9, progress.elapsed),
             "actor_idle_share": report.get("rollout/idle_share"),

@@ -65,6 +65,7 @@ def render(found: dict[str, Any], steps: int) -> Group:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
+    since = f" since the resume at step {report['since_step']}" * bool(report["since_step"])
     stopping = {"": "", "now": ", stopping at the next batch", "drain": ", draining"}[report["stopping"]]
     facts.add_row(
         "step", f"{report['steps']}/{steps}, version {report['version']}, {report['seconds']:.0f} s{stopping}"
@@ -72,13 +73,13 @@ def render(found: dict[str, Any], steps: int) -> Group:
     facts.add_row("waits", "\n".join(report["waits"]) or "nobody waits")
     facts.add_row(
         "staleness",
-        f"mean {report['staleness_mean']:.2f}, max {report['staleness_max']}, {bound}",
+        f"max {report['staleness_max']}, {bound}; mean {report['staleness_mean']:.2f}{since}",
     )
     facts.add_row("groups", ledger_line(report["ledger"]))
     facts.add_row(
         "buffer",
         f"{report['buffer/waiting']} wait, {report['buffer/running']} run, {report['buffer/queued']} queued, "
-        f"{report['buffer/bytes'] / 1e6:.1f} MB; {report['duplicates']} duplicates, {report['refused']} refused",
+        f"{report['buffer/bytes'] / 1e6:.1f} MB; {report['duplicates']} duplicates, {report['refused']} refused{since}",
     )
     if report["evaluations"]:
         newest = report["evaluations"][-1]

@@ -230,14 +230,15 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
     def show(key: str, form: str) -> str:
         return "-" if summary.get(key) is None else form.format(summary[key])
 
+    since = f" since the resume at step {summary['since_step']}" if summary.get("since_step") else ""
     lines = {
         "held-out reward": f"{show('reward_before', '{:.3f}')} before, {show('reward_after', '{:.3f}')} after",
         "train steps": f"{summary['steps']} in {show('seconds', '{:.1f}')} s",
         "staleness": f"mean {show('staleness_mean', '{:.2f}')}, max {summary['staleness_max']}, "
         f"bound {summary['staleness_bound']}",
-        "tokens per second": f"{show('tokens_per_second', '{:,.0f}')} rolled out, "
+        "tokens per second": f"{show('tokens_per_second', '{:,.0f}')} rolled out{since}, "
         f"{show('trained_tokens_per_second', '{:,.0f}')} trained",
-        "idle share": f"actors {show('actor_idle_share', '{:.0%}')}, learner {show('learner_idle_share', '{:.0%}')}",
+        "idle share": f"learner {show('learner_idle_share', '{:.0%}')}, actors {show('actor_idle_share', '{:.0%}')}{since}",
         "groups": ledger_line(summary["ledger"]),
         "actor restarts": str(summary.get("restarts", 0)),
         **{f"{name} was left out": words.splitlines()[0] for name, words in summary.get("left_out", {}).items()},

@@ -3,6 +3,7 @@
 import io
 import math
 import os
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from areal_like.types import Group, Sample
 from buffer.entries import Stage
 from buffer.filters import zero_variance
 from buffer.policies import fifo
+from buffer.run_state import RunState
 from buffer.schedulers import AsyncScheduler, SyncScheduler
 from buffer.sizing import Fixed
 from buffer.status import status
@@ -319,3 +321,35 @@ def test_the_limit_of_the_start_does_not_run_while_an_engine_starts() -> None:
     assert status(house.state)["waits"][-1] == "actor-1: its SGLang server is starting"
     with pytest.raises(BusError, match=r"launcher\.ready_timeout"):
         house.say("actor-1", "heartbeat", SIGN_OF_LIFE | {"stats": {"engine": "serving", "engine_note": ""}})
+
+
+def test_totals_never_fall_when_actors_restart_leave_and_come_back() -> None:
+    house = House(asynchronous(max_staleness=1), timeout=1e9)
+    house.start()
+    fleet, gauges = house.state.fleet, house.state.gauges
+
+    def updates(peer: str, count: float) -> float:
+        stats = {"updates": count, "wall_seconds": 10 * count, "reward_calls": 1.0, "reward_waiting": 2.0}
+        house.say(peer, "heartbeat", SIGN_OF_LIFE | {"stats": stats})
+        return gauges.measure_rates(fleet, 1.0)["rollout/updates"]
+
+    assert (updates("actor-0", 3), updates("actor-1", 5)) == (3, 8)
+    house.say("new process", "hello", {"role": "actor", "name": "actor-0", "pid": 2, "slots": 256})
+    assert gauges.measure_rates(fleet, 1.0)["rollout/updates"] == 8, "before it has said anything"
+    assert (updates("new process", 1), updates("new process", 2)) == (9, 10)
+    fleet.by_name["actor-1"].seen -= 2e9
+    house.say("learner", "heartbeat", SIGN_OF_LIFE)
+    rates = gauges.measure_rates(fleet, 1.0)
+    assert (rates["rollout/actors"], rates["rollout/updates"]) == (1, 10), "one was silent for too long"
+    assert (rates["rewards/calls"], rates["rewards/waiting"]) == (3, 2), "what has left waits no more"
+    house.hello("actor-1")
+    assert updates("actor-1", 6) == 11, "the process that was silent goes on counting"
+
+
+def test_what_a_resume_counts_anew_is_marked_by_its_step() -> None:
+    house = House(asynchronous(max_staleness=1))
+    state = RunState(**{f.name: getattr(house.state, f.name) for f in fields(RunState) if f.init} | {"steps": 7})
+    assert status(state)["since_step"] == 7 and state.gauges.measure_rates(state.fleet, 1.0)["rollout/since_step"] == 7
+    console = Console(record=True, width=120, file=io.StringIO())
+    console.print(render({"report": status(state), "step": {}}, 10))
+    assert console.export_text().count("since the resume at step 7") == 2

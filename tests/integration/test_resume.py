@@ -77,6 +77,8 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, victim: str) -> None:
     assert summary(run)["staleness_max"] <= 1
     mean = sum(row["staleness/mean"] for row in rows(run)) / steps
     assert summary(run)["staleness_mean"] == pytest.approx(mean), "of all that was trained, before the crash and after"
+    since = summary(run)["since_step"]
+    assert 0 < since <= 17 and rows(run)[-1]["rollout/since_step"] == since, "what is counted anew says from where on"
 
 
 @pytest.mark.integration
