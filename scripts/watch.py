@@ -238,7 +238,8 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         f"bound {summary['staleness_bound']}",
         "tokens per second": f"{show('tokens_per_second', '{:,.0f}')} rolled out{since}, "
         f"{show('trained_tokens_per_second', '{:,.0f}')} trained",
-        "idle share": f"learner {show('learner_idle_share', '{:.0%}')}, actors {show('actor_idle_share', '{:.0%}')}{since}",
+        "idle share": f"actors {show('actor_idle_share', '{:.0%}')}{since}, "
+        f"learner {show('learner_idle_share', '{:.0%}')}",
         "groups": ledger_line(summary["ledger"]),
         "actor restarts": str(summary.get("restarts", 0)),
         **{f"{name} was left out": words.splitlines()[0] for name, words in summary.get("left_out", {}).items()},
