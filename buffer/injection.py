@@ -98,6 +98,7 @@ class AgedSlots(Slots):
         return version * self.bound.interval * self.bound.groups_per_batch
 
     def _open(self, version: int) -> None:
+        self.changes += 1
         self.version = version
         size = self.bound.groups_per_batch
         batches = range(self._first_of(version) // size, self._first_of(version + self.ages.oldest + 1) // size)
@@ -107,11 +108,13 @@ class AgedSlots(Slots):
         self.end = self._first_of(version + self.ages.oldest + 1)
 
     def take(self) -> int:
+        self.changes += 1
         slot = heapq.heappop(self.free)
         self._taken.add(slot)
         return slot
 
     def give_back(self, slot: int) -> None:
+        self.changes += 1
         self._taken.discard(slot)
         heapq.heappush(self.free, slot)
 

@@ -23,6 +23,7 @@ from buffer.entries import NO_SLOT, Entry, Recorder, Stage, record_nothing
 from buffer.partials import Partial
 from buffer.payloads import Payload
 from buffer.slots import Slots
+from buffer.stages import Stages
 
 Filter = Callable[..., str]
 
@@ -48,25 +49,21 @@ class LifeCycle:
         self.resume = resume
         self.record: Recorder = record_nothing
         self.entries: dict[int, Entry] = {}
-        self._stages: dict[Stage, dict[int, Entry]] = {stage: {} for stage in Stage}
+        self._stages = Stages()
         self._eldest = -math.inf  # no group that waits or runs has a youth below this: see `_expire`
         self.slots = slots or Slots()
-        self.admitted = 0
-        self.trained = 0
+        self.admitted = self.trained = self.requeued = self.resumed = 0
         self.filtered: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
-        self.requeued = 0
-        self.duplicates = 0
-        self.pushes = 0
-        self.bytes = 0
+        self.pushes = self.duplicates = self.bytes = 0
         self.staleness_max = 0
-        self.resumed = 0
         self.spares: dict[int, Entry] = {}  # RUNNING or QUEUED without a slot
         self.deferrals = 0
         self.scheduler_state: Any = None  # as of the batch that was opened last: see `open_batch`
         self.decided: dict[int, Any] = {}  # the same of all batches that are open and not trained
         self._revoked: list[tuple[str, int]] = []
         self._recalled: list[tuple[str, int]] = []
+        self._losers_recalled_at: tuple[int, ...] = ()
 
     # ---- admission --------------------------------------------------------------------------------------------------
 
@@ -111,7 +108,8 @@ class LifeCycle:
 
     def add(self, entry: Entry) -> None:
         """A group that was admitted, here or before a crash."""
-        self.entries[entry.id] = self._stages[entry.stage][entry.id] = entry
+        self.entries[entry.id] = entry
+        self._stages.enter(entry)
         if entry.slot == NO_SLOT and entry.stage in (Stage.RUNNING, Stage.QUEUED):
             self.spares[entry.id] = entry
         self._note_age(entry)
@@ -120,13 +118,13 @@ class LifeCycle:
         """Forget all groups."""
         self.entries.clear()
         self.spares.clear()
-        self._stages = {stage: {} for stage in Stage}
+        self._stages = Stages()
 
     def move(self, entry: Entry, stage: Stage) -> None:
         """To another stage, with what goes with it set before."""
-        del self._stages[entry.stage][entry.id]
+        self._stages.leave(entry)
         entry.stage = stage
-        self._stages[stage][entry.id] = entry
+        self._stages.enter(entry)
         if stage is Stage.WAITING or stage is Stage.RUNNING:  # the others have no age
             self._note_age(entry)
 
@@ -181,10 +179,11 @@ class LifeCycle:
         self.record("place", [group_id, loser], b"")
         entry = self.spares.pop(group_id)
         if loser is None:
-            entry.slot = self.slots.take()
+            self._stages.set_slot(entry, self.slots.take())
             return
         other = self.entries[loser]
-        entry.slot, other.slot = other.slot, NO_SLOT
+        self._stages.set_slot(entry, other.slot)
+        self._stages.set_slot(other, NO_SLOT)
         self.spares[loser] = other
 
     def recall(self, group_id: int, move: bool = False) -> None:
@@ -209,13 +208,18 @@ class LifeCycle:
         self.bytes += entry.size
 
     def queued_for(self, version: int, avoided_by: str = "") -> Entry | None:
-        """The QUEUED group of the lowest slot that weights of `version` may still fill; spare ones come last. Not
-        those that the actor `avoided_by` could not do."""
-        queued = [entry for entry in self._stages[Stage.QUEUED].values() if not avoided_by or entry.avoid != avoided_by]
-        entries = (entry for entry in queued if entry.slot == NO_SLOT or self.slots.fits(entry.slot, version))
-        entry = min(entries, key=lambda entry: (entry.slot == NO_SLOT, entry.slot), default=None)
+        """The QUEUED group of the lowest slot that weights of `version` may still fill; spare ones come last, and those
+        not at all that the actor `avoided_by` could not do."""
+        entry = self._stages.first(Stage.QUEUED)
+        if entry and not self._fits(entry, version, avoided_by):  # rare: `injection`, `Entry.avoid`
+            found = [each for each in self._stages[Stage.QUEUED].values() if self._fits(each, version, avoided_by)]
+            entry = min(found, key=lambda entry: (entry.slot == NO_SLOT, entry.slot), default=None)
         slot = self._aim(entry) if entry else None
         return entry if slot is not None and self.bound.admits(slot, version) else None
+
+    def _fits(self, entry: Entry, version: int, avoided_by: str) -> bool:
+        avoided = avoided_by and entry.avoid == avoided_by
+        return not avoided and (entry.slot == NO_SLOT or self.slots.fits(entry.slot, version))
 
     def _aim(self, entry: Entry) -> int | None:
         """The slot that a group is rolled out for: its own, or the first that a spare one may still win."""
@@ -293,11 +297,15 @@ class LifeCycle:
     def lowest_open(self) -> tuple[int, int | None] | None:
         """(slot, its holder) of the first place that was given out and holds nothing to serve yet; the holder is None
         where the slot is free. None if there is no such place."""
-        unfinished = [*self._stages[Stage.RUNNING].values(), *self._stages[Stage.QUEUED].values()]
-        held = min(((entry.slot, entry.id) for entry in unfinished if entry.slot != NO_SLOT), default=None)
-        if self.slots.free and (held is None or self.slots.next < held[0]):
+        held = self._stages.lowest((Stage.RUNNING, Stage.QUEUED))
+        if self.slots.free and (held is None or self.slots.next < held.slot):
             return self.slots.next, None
-        return held
+        return (held.slot, held.id) if held else None
+
+    @property
+    def _facts(self) -> tuple[int, ...]:
+        """As long as this stays the same, so does who can be served, and who has lost."""
+        return self._stages.changes, self.slots.changes, self.bound.batches.opened
 
     @property
     def deferred(self) -> int:
@@ -312,6 +320,8 @@ class LifeCycle:
     def recall_losers(self) -> None:
         """Recall spare groups for which there is no place left that could hold their tokens; those that are between two
         actors are DEFERRED now."""
+        if not self.spares or self._losers_recalled_at == self._facts:
+            return
         running = [entry for entry in self.spares.values() if not entry.recalled or entry.moves]
         lowest = self.lowest_open() if running else None
         for entry in running:
@@ -321,6 +331,7 @@ class LifeCycle:
                 else:
                     self.recall(entry.id)
                     entry.moves = False
+        self._losers_recalled_at = self._facts
 
     def leave_out(self, group_id: int, cut: tuple[int, ...], redrawn: list[str]) -> None:
         """Samples of a RUNNING group that will not be in it: those not waited for, and why others were drawn anew."""
@@ -361,7 +372,7 @@ class LifeCycle:
     def _forget(self, group_id: int) -> Entry:
         entry = self.entries.pop(group_id)
         self.spares.pop(group_id, None)
-        del self._stages[entry.stage][group_id]
+        self._stages.leave(entry)
         self.bytes -= entry.size
         return entry
 

@@ -43,6 +43,10 @@ def in_order(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[
     return tuple(group.id for group in chosen)
 
 
+WAIT_FOR_GAPS = (in_order,)
+"""Policies that take the lowest slots and nothing else: while one of these is missing they need not be asked."""
+
+
 def fifo(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[int, ...]:
     """The `want` that finished first."""
     return _first(waiting, want, lambda group: group.pushed)

@@ -174,7 +174,7 @@ def _place(replay: Replay, next_batch: int) -> None:
     for batch, ids in replay.planned.items():
         for slot, group_id in enumerate(ids, first(batch)):
             if group_id in replay.entries:
-                replay.entries[group_id].slot = slot
+                replay.set_slot(group_id, slot)
                 placed.append(group_id)
     replay.place_all(first(max(replay.planned, default=next_batch - 1) + 1), leave_out=placed)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from buffer import filters
 from buffer.admission import Bound
 from buffer.entries import NO_SLOT, Entry, Stage
 from buffer.lifecycle import Filter, LifeCycle
-from buffer.policies import Waiting
+from buffer.policies import WAIT_FOR_GAPS, Waiting
 from buffer.slots import Holder, Slots, place, rescue
 
 Policy = Callable[..., Sequence[int]]
@@ -30,6 +31,8 @@ class Replay(LifeCycle):
     ):
         super().__init__(bound, staleness_policy, group_filter, resume, slots)
         self.policy = policy
+        self._waits_for_gaps = getattr(policy, "func", policy) in WAIT_FOR_GAPS
+        self._undecided: tuple[Any, ...] = ()  # a batch, and the facts by which there was nothing to serve
         self.planned: dict[int, list[int]] = {}  # batch → ids: served before a crash, to be served again
 
     def finished_of(self, batch: int) -> list[Entry]:
@@ -58,12 +61,15 @@ class Replay(LifeCycle):
         """
         ids = self._planned_for(batch)
         if not ids:
+            if self._undecided == (batch, self._facts):
+                return []
             self._expire(self.bound.batch_version(batch))
             ids = self._choose(batch)
             if not self._within_bound(batch, ids):
                 raise RuntimeError(f"batch {batch} would break the staleness bound of {self.bound.max_staleness}")
             if as_finished:
                 ids = sorted(ids, key=lambda group_id: self.entries[group_id].pushed)
+            self._undecided = () if ids else (batch, self._facts)
         if ids:
             self._check_on_policy(batch, ids)
             self._settle(batch, ids)
@@ -141,8 +147,10 @@ class Replay(LifeCycle):
         want, version = self.bound.batches.size(batch), self.bound.batch_version(batch)
         if len(self._stages[Stage.WAITING]) < want:
             return ()
-        waiting = [self._view(entry, version) for entry in self._stages[Stage.WAITING].values()]
         end = self.bound.batches.first(batch + 1)
+        if self._waits_for_gaps and self._has_gap(batch, end):
+            return ()
+        waiting = [self._view(entry, version) for entry in self._stages[Stage.WAITING].values()]
         missing = {entry.slot for stage in (Stage.RUNNING, Stage.QUEUED) for entry in self._stages[stage].values()}
         ids = self.policy(waiting, (missing - {NO_SLOT}) | self.slots.unfilled(end), want)
         if ids and (len(ids) != want or len(set(ids)) != want or not {each.id for each in waiting}.issuperset(ids)):
@@ -150,6 +158,13 @@ class Replay(LifeCycle):
         if ids and self.staleness_policy == "wait":
             return rescue(ids, self._holders(), end)
         return ids
+
+    def _has_gap(self, batch: int, end: int) -> bool:
+        """Is a slot of the batch known to be missing? Then those before it are too few for a batch, as none that waits
+        is of an earlier one: a policy that takes the lowest slots without gaps need not be asked."""
+        lowest, first = self.lowest_open(), self._stages.first(Stage.WAITING)
+        from_here = first is not None and first.slot >= self.bound.batches.first(batch)
+        return from_here and lowest is not None and lowest[0] < end
 
     def _view(self, entry: Entry, version: int) -> Waiting:
         left = self.bound.max_staleness - (version - self._youth(entry))
@@ -180,7 +195,7 @@ class Replay(LifeCycle):
         first, end = self.bound.batches.first(batch), self.bound.batches.first(batch + 1)
         in_its_slots = {self.entries[group_id].slot for group_id in ids} == set(range(first, end))
         for slot, group_id in enumerate(ids, first):
-            self.entries[group_id].slot = slot
+            self._stages.set_slot(self.entries[group_id], slot)
         if not in_its_slots:
             self.place_all(end, leave_out=ids)
 
@@ -189,8 +204,12 @@ class Replay(LifeCycle):
         skip = set(leave_out)
         slots = place((holder for holder in self._holders() if holder.id not in skip), first)
         for group_id, slot in slots.items():
-            self.entries[group_id].slot = slot
+            self._stages.set_slot(self.entries[group_id], slot)
         self.slots = Slots(first + len(slots))
+
+    def set_slot(self, group_id: int, slot: int) -> None:
+        """To be followed by `place_all` for the others."""
+        self._stages.set_slot(self.entries[group_id], slot)
 
     def mark_served(self, batch: int, ids: Iterable[int]) -> list[Entry]:
         version, allowed = self.bound.batch_version(batch), self.oldest_allowed(batch)

@@ -17,10 +17,12 @@ from typing import Any
 
 @dataclass(slots=True)
 class Slots:
-    """`end`: all slots below it were given out once; `free`: a heap of those that a group has left untrained."""
+    """`end`: all slots below it were given out once; `free`: a heap of those that a group has left untrained; `changes`
+    counts what is given out and back."""
 
     end: int = 0
     free: list[int] = field(default_factory=list)
+    changes: int = field(default=0, compare=False)
 
     @property
     def next(self) -> int:
@@ -33,12 +35,14 @@ class Slots:
         return self.end - len(self.free)
 
     def take(self) -> int:
+        self.changes += 1
         if self.free:
             return heapq.heappop(self.free)
         self.end += 1
         return self.end - 1
 
     def give_back(self, slot: int) -> None:
+        self.changes += 1
         heapq.heappush(self.free, slot)
 
     def open_to(self, version: int, horizon: float) -> float:
