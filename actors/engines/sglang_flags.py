@@ -21,12 +21,21 @@ FOR_CPU = {
     "disable-overlap-schedule": True,
     "max-total-tokens": 65536,
 }
-OURS = {"model-path", "load-format", "dtype", "tp-size", "tp", "host", "port", "custom-weight-loader", "device"}
+OURS = {"model-path", "load-format", "dtype", "host", "port", "custom-weight-loader", "device"} | {
+    "tp-size",
+    "tp",
+    "tensor-parallel-size",
+}
 """Arguments that the engine sets from its own knobs."""
 CHANGE_LOGPROBS = ("preferred_sampling_params", "quantization", "speculative_algorithm")
 """Settings of a server under which its logprobs are not those of the published weights (or not of all tokens)."""
 
 
+_PARALLEL = {"dp": "data-parallel-size", "pp": "pipeline-parallel-size", "ep": "expert-parallel-size"}
+UNSUPPORTED = {"enable-dp-attention", "kv-cache-dtype", "weight-cache-mode"} | {
+    spelling for short, long in _PARALLEL.items() for spelling in (short, f"{short}-size", long)
+}
+"""Arguments under which weights would lie where patches don't reach them, or logprobs would be others."""
 EXPERTS, LATENT = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), "kv_lora_rank"
 """Names in a model's config."""
 
@@ -68,6 +77,11 @@ def command(model: PreTrainedModel, folder: Path, wanted: Wanted) -> tuple[list[
     if changing := sorted(each for each in CHANGE_LOGPROBS if each.replace("_", "-") in more):
         raise ValueError(
             f"engine.server: {', '.join(changing)}: behaviour logprobs would differ from the learner's; leave it out"
+        )
+    if unsupported := sorted(UNSUPPORTED & more.keys()):
+        raise ValueError(
+            f"engine.server: {', '.join(unsupported)}: engine=sglang does not support that; leave it out "
+            "(engine.replicas and engine.tp_size spread the work over devices)"
         )
     placed = {"device": wanted.device, "base-gpu-id": wanted.first_device}
     flags: dict[str, Any] = dict(FOR_CPU) if wanted.device == "cpu" else placed
@@ -158,6 +172,7 @@ def checked(info: Mapping[str, Any]) -> int:
             raise UserError(f"the SGLang server has {key}={info[key]!r}: its logprobs would not be the learner's")
     if LOAD_FORMAT not in (info.get("custom_weight_loader") or []):
         raise UserError(f"the SGLang server was started without --custom-weight-loader {LOAD_FORMAT}")
-    if int(info.get("dp_size") or 1) > 1:
-        raise UserError("the SGLang server has dp_size above 1: let the engine start replicas instead")
+    for short in _PARALLEL:
+        if int(info.get(f"{short}_size") or 1) > 1:
+            raise UserError(f"the SGLang server has {short}_size above 1: let the engine start replicas instead")
     return int(info.get("tp_size") or 1)

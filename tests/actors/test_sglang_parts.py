@@ -106,10 +106,19 @@ def tiny():
 
 
 @pytest.mark.parametrize(
-    "flag", ["preferred_sampling_params", "quantization", "speculative-algorithm", "dtype", "port"]
+    "flag",
+    [
+        "preferred_sampling_params",
+        "quantization",
+        "speculative-algorithm",
+        "dtype",
+        "port",
+        "pp-size",
+        "kv_cache_dtype",
+    ],
 )
 def test_arguments_that_would_change_logprobs_or_are_the_engines_are_refused(flag, tmp_path):
-    with pytest.raises(ValueError, match=flag.replace("-", ".")):
+    with pytest.raises(ValueError, match=flag.replace("-", ".").replace("_", ".")):
         sglang_flags.command(tiny(), tmp_path, Wanted("cpu", None, 1, 8, {flag: "x"}))
 
 
@@ -151,6 +160,7 @@ def test_a_server_that_fits_is_joined():
         {"speculative_algorithm": "EAGLE"},
         {"custom_weight_loader": []},
         {"dp_size": 2},
+        {"pp_size": 2},
     ],
 )
 def test_a_server_whose_logprobs_could_not_be_the_learners_is_refused(wrong):
