@@ -92,7 +92,8 @@ class Fleet:
         names = {each: each.name.replace("SGLang", "SGLang server") for each in out}
         if len(self._used) == 1:
             names = dict.fromkeys(out, "SGLang server")
-        notes = "; ".join(f"its {names[each]} {self._notes.get(each, 'is starting')}" for each in out)
+        begins = {each: "is starting" if each.is_ours else f"is waited for at {each.url}" for each in out}
+        notes = "; ".join(f"its {names[each]} {self._notes.get(each, begins[each])}" for each in out)
         if len(out) < len(self._used):
             return "serving", notes[:NOTE_CHARACTERS]
         return "restarting" if self._proven else "starting", notes[:NOTE_CHARACTERS]
