@@ -201,7 +201,7 @@ def live(run: Path, groups: int, number: int) -> Life:
 
 def measure(gib: float, journal: str, folder: Path) -> list[Life]:
     groups = int(gib * GIB / make_group()[0].size / GROUPS_PER_BATCH) * GROUPS_PER_BATCH
-    spec = [str(REPOSITORY / "configs/base.yaml"), "buffer.transport=tcp", f"buffer.journal={journal}"]
+    spec = [str(REPOSITORY / "configs/base.yaml"), "buffer.transport=ipc", f"buffer.journal={journal}"]
     spec += [f"buffer.max_bytes={16 * GIB}", "buffer.shared_bytes=0", "actors.count=1", "eval.prompts=0"]
     spec += [f"groups_per_batch={GROUPS_PER_BATCH}", f"sizing.group_size={SAMPLES}"]
     spec.append(f"scheduler.max_staleness={groups // GROUPS_PER_BATCH - 1}")
