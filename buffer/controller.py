@@ -19,8 +19,10 @@ from areal_like.bus import BusError
 from areal_like.groups import pack_heads
 from areal_like.ring import frame_of
 from buffer.deadlines import Deadlines
+from buffer.entries import Entry
 from buffer.handlers import Handlers
 from buffer.injection import lets_train
+from buffer.journal import JournalError
 from buffer.leasing import admit, can_serve, evaluate, park
 from buffer.payloads import load
 from buffer.run_state import RunState
@@ -116,7 +118,8 @@ class Controller:
         ready = lets_train(state.replay, index)
         entries = state.replay.serve(index, as_finished=state.parts is not None) if ready else []
         self._revoke()
-        if not entries:
+        frames = self._frames(entries, index)
+        if not frames:
             if ready:
                 self._serve_part(index, version)
             if state.stopping == "drain" and not can_serve(state, index):
@@ -131,7 +134,7 @@ class Controller:
         body = {"index": index, "version": version, "oldest_allowed": allowed, "info": info}
         body["actors"] = [entry.maker for entry in entries]
         heads = [entry.head for entry in entries if entry.head]
-        served = state.shares.put(body, heads, [frame_of(load(entry.payload)) for entry in entries])
+        served = state.shares.put(body, heads, frames)
         state.outbox.put(state.learner, "batch", *served.share(0))
         state.shares.answer(state.outbox)
 
@@ -142,13 +145,29 @@ class Controller:
         if state.parts is None or state.learner is None:
             return
         entries = state.replay.finished_of(index)[state.parts :]
-        if entries:
+        if frames := self._frames(entries):
             allowed = state.replay.oldest_allowed(index)
             body: dict[str, Any] = {"index": index, "version": version, "oldest_allowed": allowed, "begin": state.parts}
             body |= pack_heads([entry.head for entry in entries if entry.head])
             body["actors"] = [entry.maker for entry in entries]
-            state.outbox.put(state.learner, "part", body, [frame_of(load(entry.payload)) for entry in entries])
+            state.outbox.put(state.learner, "part", body, frames)
             state.parts += len(entries)
+
+    def _frames(self, entries: list[Entry], batch: int | None = None) -> list[Any]:
+        """What to send of groups that go out together, those of `batch` if they are SERVED. Empty if the journal has
+        lost the payload of one: that one is rolled out again, and the others wait for it."""
+        frames, lost = [], []
+        for entry in entries:
+            try:
+                frames.append(frame_of(load(entry.payload)))
+            except JournalError as error:
+                log.error("group %d will be rolled out again: %s", entry.id, error)
+                lost.append(entry.id)
+        if lost and batch is not None:
+            self.state.replay.unserve(batch)
+        for group_id in lost:
+            self.state.replay.requeue(group_id)
+        return [] if lost else frames
 
     def _tell_to_stop(self) -> None:
         state = self.state

@@ -4,18 +4,21 @@ who is parked."""
 from __future__ import annotations
 
 import heapq
+import logging
 import math
 from functools import partial
 
 from areal_like.types import Lease
 from buffer.entries import Entry, Stage
 from buffer.fleet import Actor
+from buffer.journal import JournalError
 from buffer.parking import Load
 from buffer.partials import Partial
 from buffer.payloads import load
 from buffer.run_state import RunState
 from buffer.schedulers import GroupPlan, Round, View
 
+log = logging.getLogger(__name__)
 Granted = tuple[Lease, Partial | None, list[int]]
 """A lease, what an earlier one has left of its group, and which samples of that it carries."""
 
@@ -198,10 +201,18 @@ def _slots_wanted(state: RunState) -> int:
 
 
 def _send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> None:
-    partials = [(partial, carried) for _, partial, carried in all_granted if partial]
-    leases, metas = [lease for lease, _, _ in all_granted], [[partial.meta, carried] for partial, carried in partials]
-    body = {"leases": leases, "partials": metas}
-    state.router.send(actor.peer, "lease", body, [load(partial.payload) for partial, _ in partials])
+    metas, payloads = [], []
+    for lease, left, carried in all_granted:
+        if left is None:
+            continue
+        try:
+            payloads.append(load(left.payload))
+            metas.append([left.meta, carried])
+        except JournalError as error:
+            log.error("group %d begins anew: %s", lease.group_id, error)
+            state.replay.keep(state.replay.entries[lease.group_id], None)
+    body = {"leases": [lease for lease, _, _ in all_granted], "partials": metas}
+    state.router.send(actor.peer, "lease", body, payloads)
 
 
 def _drains_to(state: RunState) -> int | None:

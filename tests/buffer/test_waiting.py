@@ -2,9 +2,21 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from areal_like.partials import encode_partial
+from areal_like.types import Completion, SoFar
+from buffer.admission import Bound
+from buffer.entries import Stage
+from buffer.journal import Recorded, reader
+from buffer.payloads import Stored, load
+from buffer.policies import in_order
+from buffer.recovery import restore
+from buffer.replay import Replay
 from scripts.bench import waiting
+from tests.buffer.house import House
+from tests.buffer.test_acknowledged import house, push_all, said, settle
 
 
 def test_what_waits_survives_rotations_and_kills_and_is_not_loaded(
@@ -16,3 +28,64 @@ def test_what_waits_survives_rotations_and_kills_and_is_not_loaded(
     assert waiting.check(lives) == []
     assert lives[0].most_resident > 1.5 * waiting.MOST_RESIDENT and lives[0].ledger["active"] > 100
     assert lives[-1].journal_bytes < 1.1 * lives[0].journal_bytes, "a rotation copies no payloads"
+
+
+def damage(buffer: House, folder: Path, held: Stored) -> None:
+    """A byte of a payload that is only in an older segment, as after a resume."""
+    buffer.say("learner", "checkpointed", {"step": 0})
+    held.data = None
+    path = folder / f"{held.extent.segment:06d}.wal"
+    data = bytearray(path.read_bytes())
+    data[held.extent.offset + held.size // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_group_whose_payload_the_disk_has_lost_is_rolled_out_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, parts: bool
+) -> None:
+    """Else no resume could go on. The others of its batch wait for it."""
+    buffer = house(tmp_path, sync=False)
+    push_all(buffer, 2)
+    settle(buffer)
+    lost = buffer.state.replay.entries[1]
+    damage(buffer, tmp_path, lost.payload)
+    if parts:
+        buffer.say("learner", "stream", {})
+    before = buffer.leases()
+    buffer.say("learner", "want", {"index": 0, "version": 0})
+    assert said(buffer, "batch") == 0 and "group 1 will be rolled out again" in caplog.text
+    settle(buffer)
+    assert buffer.leases()[len(before) :][:1] == [1] and lost.stage is Stage.RUNNING
+    buffer.push(lost.actor, 1, 0)
+    settle(buffer)
+    assert [sorted(ids) for ids in buffer.batches()] == [[0, 1, 2, 3]]
+    early = [row[0] for _, kind, body in buffer.router.sent if kind == "part" for row in body["groups"]]
+    assert early == buffer.batches()[0][: 3 * parts], "what was taken early is the batch's beginning"
+    assert buffer.state.replay.ledger()["dropped"] == {}
+    again = Replay(Bound(1, 4), in_order)
+    restore(again, Recorded(tmp_path), 0, 0.0, read=reader(tmp_path))
+    (batch,) = buffer.batches()
+    assert [entry.id for entry in again.serve(0)] == batch
+    assert [bytes(load(entry.payload)) for entry in again.in_stage(Stage.SERVED)]
+
+
+def test_a_partial_group_that_the_disk_has_lost_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    buffer = house(tmp_path, sync=False)
+    name = next(name for name in buffer.names if 0 in buffer.leases(name))
+    call = Completion(np.zeros(3, np.int32), np.zeros(3, np.float32), [(0, 3)], "abort")
+    meta, payload = encode_partial(0, {0: SoFar({(1, 0): call})}, {0: "d0"})
+    for actor in buffer.state.fleet:
+        actor.slots = 0  # nobody takes it yet
+    buffer.say(name, "give_back", {"ids": [0], "partials": [meta], "leaving": False}, payload)
+    entry = buffer.state.replay.entries[0]
+    assert entry.stage is Stage.QUEUED and entry.partial
+    settle(buffer)
+    damage(buffer, tmp_path, entry.partial.payload)
+    for actor in buffer.state.fleet:
+        actor.slots = 1000
+    buffer.controller.step(0)
+    (body,) = [body for _, kind, body in buffer.router.sent if kind == "lease"][len(buffer.names) :]
+    assert [row[0] for row in body["leases"]] == [0] and body["partials"] == []
+    assert entry.partial is None and "group 0 begins anew" in caplog.text
+    assert buffer.state.replay.bytes == sum(each.size for each in buffer.state.replay.entries.values())
