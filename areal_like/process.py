@@ -30,7 +30,7 @@ from typing import Any, NoReturn, TextIO
 from setproctitle import setproctitle, setthreadtitle
 
 from areal_like.bus import NODE, BusError, is_loopback, own_address
-from areal_like.config import load_resolved
+from areal_like.config import load_resolved, replace
 from areal_like.errors import UserError
 from areal_like.launch import sockets
 from areal_like.run_folder import RENDEZVOUS, config_file
@@ -228,6 +228,7 @@ def run_role(main: Callable[[Role], None]) -> None:
     parser.add_argument("--sockets", type=Path, help="folder for the sockets of one machine (ipc)")
     parser.add_argument("--grace", type=int, default=0, help="seconds for a good end after SIGTERM; 0: end at once")
     parser.add_argument("--guest", action="store_true", help="nobody who goes on with the run need wait for it")
+    parser.add_argument("--keys", help="folder of keys (default: that of the config)")
     parser.add_argument("--starter", type=int, default=os.getppid(), help="the process that asked for this one")
     parser.add_argument("--parent", type=int, help="the process that this one must not outlive, if not the starter")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
@@ -249,6 +250,8 @@ def run_role(main: Callable[[Role], None]) -> None:
     )
     try:
         config = load_resolved(Path(held.name) if held else config_file(args.run))
+        if args.keys:
+            config = replace(config, "security.key_folder", args.keys)
         main(Role(args.name, args.run, args.sockets, config, args.grace))
     except Terminated:
         if os.getppid() != parent and args.sockets:

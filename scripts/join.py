@@ -21,7 +21,7 @@ from areal_like.launch.guests import Guests
 from areal_like.launch.plan import RoleSpec, has_model
 from areal_like.launch.restarts import Limits
 from areal_like.run_folder import RENDEZVOUS
-from scripts.running import NotRunning, Running
+from scripts.running import NotRunning, Running, add_arguments
 from scripts.train import EXIT_INTERRUPTED, Interrupted, Signals
 
 POLL_SECONDS = 0.1
@@ -29,7 +29,7 @@ POLL_SECONDS = 0.1
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scripts.join", description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    add_arguments(parser)
     parser.add_argument("--actors", type=positive, default=1, metavar="N", help="how many (default: 1)")
     parser.add_argument("--max-restarts", type=int, metavar="N", help="of each (default: actors.max_restarts)")
     parser.add_argument("--stay", action="store_true", help="wait while the run does not run, until it has ended")
@@ -53,10 +53,10 @@ def guests(count: int, config: Config) -> list[RoleSpec]:
 def accompany(args: argparse.Namespace, signals: Signals) -> bool:
     """Run guests until the run's buffer is gone (True), or all of them are. Raises Interrupted, ConfigError; NotRunning
     also where files of a run are there whose processes were killed."""
-    running = Running(args.run)
+    running = Running(args.run, args.keys)
     actors = running.config.actors
     restarts = actors.max_restarts if args.max_restarts is None else args.max_restarts
-    launcher, told = Guests(args.run, Limits(restarts, actors.restart_window)), 0
+    launcher, told = Guests(args.run, Limits(restarts, actors.restart_window), args.keys), 0
     try:
         running.report()
         launcher.start(guests(args.actors, running.config))

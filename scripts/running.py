@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import socket
 from pathlib import Path
@@ -21,14 +22,28 @@ class NotRunning(ConfigError):
     """There is no buffer now, or none that answers."""
 
 
-class Running:
-    """The buffer of the run in `folder`. Raises ConfigError where none can be reached from here, of it NotRunning."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which run is meant, and the keys to talk to it."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument(
+        "--keys",
+        type=Path,
+        metavar="FOLDER",
+        help="a folder of keys (default: the run's own)",
+    )
 
-    def __init__(self, folder: Path):
+
+class Running:
+    """The buffer of the run in `folder`, and the `keys` to talk to it (None: those of the run). Raises ConfigError
+    where none can be reached from here, of it NotRunning."""
+
+    def __init__(self, folder: Path, keys: Path | None = None):
         if not (folder / "config.yaml").is_file():
             raise ConfigError(f"{folder} is no run folder (config.yaml is missing)")
         self.folder = folder
         self.config: Config = configs.load_resolved(config_file(folder))
+        if keys:
+            self.config = configs.replace(self.config, "security.key_folder", str(keys.resolve()))
         offered = self.rendezvous()
         if offered is None:
             ended = "it has ended" if (folder / "summary.json").exists() else "it does not run now"

@@ -12,7 +12,6 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
@@ -21,7 +20,7 @@ from rich.table import Table
 
 from areal_like.bus import BusError
 from areal_like.metrics import MetricsFollower
-from scripts.running import Running
+from scripts.running import Running, add_arguments
 from scripts.watch import ledger_line
 
 REFRESH_SECONDS = 1.0
@@ -33,7 +32,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.status", description="Who waits for whom, and how it goes."
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    add_arguments(parser)
     parser.add_argument("--once", action="store_true", help="one look instead of a live view")
     parser.add_argument(
         "--json", action="store_true", help="one look, as JSON: the buffer's report and the last train step"
@@ -136,7 +135,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     try:
-        running = Running(args.run)
+        running = Running(args.run, args.keys)
         try:
             view = View(running)
             if args.prometheus is not None:

@@ -10,22 +10,21 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
 
 from areal_like.bus import BusError
-from scripts.running import Running
+from scripts.running import Running, add_arguments
 
 LOOK_SECONDS = 0.2
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.stop", description="End a run at a checkpoint.")
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    add_arguments(parser)
     parser.add_argument("--drain", action="store_true", help="train what was admitted, evaluate and sum up first")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until the run has ended")
     args = parser.parse_args(argv)
     try:
-        running = Running(args.run)
+        running = Running(args.run, args.keys)
         try:
             running.client.stop(args.drain)
             ledger = running.report()["ledger"]

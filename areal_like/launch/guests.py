@@ -6,13 +6,20 @@ The run's files and its other processes are not theirs: a guest that dies too of
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from areal_like.launch.local import LocalLauncher, nothing
 from areal_like.launch.plan import RoleSpec
+from areal_like.launch.restarts import Limits
 
 
 class Guests(LocalLauncher):
-    """As `LocalLauncher`, of actors only; whatever becomes of them, no RunFailed is raised."""
+    """As `LocalLauncher`, of actors only; whatever becomes of them, no RunFailed is raised. `keys` are theirs (None:
+    those of the run)."""
+
+    def __init__(self, run: Path, limits: Limits, keys: Path | None = None):
+        super().__init__(run, limits)
+        self._keys = keys
 
     def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
         self._check = check
@@ -21,7 +28,8 @@ class Guests(LocalLauncher):
             self._start(role)
 
     def _command(self, role: RoleSpec, lives: int) -> list[str]:
-        return [*super()._command(role, lives), "--guest"]
+        keys = ["--keys", str(self._keys.resolve())] if self._keys else []
+        return [*super()._command(role, lives), "--guest", *keys]
 
     def poll(self) -> bool:
         """Restart those that died. True when none is left."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from areal_like import keys
 from areal_like.bus import BusError
 from areal_like.client import SupervisorClient
 from scripts import elastic, join, running, status, stop
@@ -166,10 +167,16 @@ def test_a_run_on_tcp_makes_keys_and_nobody_without_them_fills_its_memory(
         made = [live.folder / "keys", *(live.folder / "keys").rglob("*")]
         assert {path.stat().st_mode & 0o777 for path in made if path.is_dir()} == {0o700}
         assert {path.stat().st_mode & 0o777 for path in made if path.is_file()} == {0o600}
-        guests = subprocess.Popen([sys.executable, "-m", "scripts.join", str(live.folder)], cwd=REPOSITORY)
+        actors_only = keys.add_client(live.folder / "keys", "far").rename(tmp_path / "far")
+        guests = subprocess.Popen(
+            [sys.executable, "-m", "scripts.join", str(live.folder), "--keys", str(actors_only)], cwd=REPOSITORY
+        )
         view = running.Running(live.folder)
         live.until("the guest", lambda: any(name.startswith("guest") for name in view.report()["actors"]))
         view.close()
+        assert status.main([str(live.folder), "--json", "--keys", str(actors_only)]) == 0
+        assert stop.main([str(live.folder), "--keys", str(actors_only)]) == 2
+        assert "a key of role actor may not say 'stop'" in capsys.readouterr().err
         assert stop.main([str(live.folder)]) == 0 and live.end()[0] == 130
         assert guests.wait(60) == 0
     finally:

@@ -108,7 +108,7 @@ def test_a_run_learns_over_several_nodes_with_keys_of_its_own(cluster: Cluster, 
     assert found["staleness_max"] <= found["staleness_bound"] == 1
     assert_balanced(found["ledger"])
     secrets = [path for path in (job.folder / "keys").rglob("*") if path.is_file()]
-    assert len(secrets) == 4 and all(path.stat().st_mode & 0o077 == 0 for path in secrets)
+    assert len(secrets) == 8 and all(path.stat().st_mode & 0o077 == 0 for path in secrets)
     config = yaml.safe_load((job.folder / "config.yaml").read_text())
     assert config["buffer"]["transport"] == "tcp" and config["security"]["key_folder"] == str(job.folder / "keys")
     logs = {path.name.partition(".")[0] for path in (job.folder / "logs").glob("*.*.log")}
