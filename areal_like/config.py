@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from areal_like.ages import KEY as AGES
 from areal_like.ages import shares_of
-from areal_like.conflicts import refuse_odd_training, refuse_odd_transport
+from areal_like.conflicts import refuse_odd_model, refuse_odd_training, refuse_odd_transport
 from areal_like.layers import CONFIGS, Layers, read, shown
 from areal_like.ranges import RANGES, range_of
 from areal_like.registry import COMPONENTS, ConfigError, check, nearest
@@ -236,6 +236,7 @@ def _checked(tree: dict[str, Any]) -> Config:
         raise ConfigError("actors.count: a server that is joined (engine.url) belongs to one actor", "actors.count")
     _refuse_other_ages(config)
     refuse_odd_transport(_plain(config))
+    refuse_odd_model(_plain(config))
     refuse_odd_training(_plain(config))
     return _read_only(config)
 

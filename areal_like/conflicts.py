@@ -21,6 +21,23 @@ def refuse_odd_transport(config: dict[str, Any]) -> None:
         raise ConfigError(f"{key}=ipc has no use for {' and '.join(asked)}: leave that out, or say {key}=tcp", key)
 
 
+def refuse_odd_model(config: dict[str, Any]) -> None:
+    """Heads share the hidden size and turn pairs of numbers (RoPE); groups of them share keys. Raises ConfigError."""
+    known = knobs("model", config["model"]["name"]) | config["model"]
+    hidden, heads, kv_heads = (
+        known.get(knob) for knob in ("hidden_size", "num_attention_heads", "num_key_value_heads")
+    )
+    if isinstance(hidden, int) and isinstance(heads, int) and hidden % (2 * heads):
+        key, nearest = "model.hidden_size", 2 * heads * max(1, round(hidden / (2 * heads)))
+        why = f"must be a multiple of 2 * model.num_attention_heads={2 * heads}"
+        raise ConfigError(f"{key}={hidden}: {why}; the nearest is {nearest}", key)
+    if isinstance(kv_heads, int) and isinstance(heads, int) and heads % kv_heads:
+        key, fitting = "model.num_key_value_heads", [n for n in range(1, heads + 1) if heads % n == 0]
+        nearest = min(fitting, key=lambda n: abs(n - kv_heads))
+        why = f"must divide model.num_attention_heads={heads}"
+        raise ConfigError(f"{key}={kv_heads}: {why}; the nearest is {nearest}", key)
+
+
 def refuse_odd_training(config: dict[str, Any]) -> None:
     """What scheduler, loss, advantage and learner ask of one another. Raises ConfigError."""
     learner = config["learner"]

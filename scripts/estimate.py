@@ -13,13 +13,13 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from omegaconf import OmegaConf
 
+from areal_like.model_folder import read_config
 from areal_like.registry import build, knobs
 from areal_like.weights.state import BITS
 
@@ -46,7 +46,7 @@ class Lengths:
 def estimate(config: Any) -> dict[str, Figures]:
     """Section → name → number; names end with their unit in brackets, bytes where there is none.
 
-    Raises FileNotFoundError where model.path has no config.json, ValueError for a config that torch or peft refuse.
+    Raises ConfigError where model.path has no config.json, ValueError for a config that torch or peft refuse.
     """
     plain = cast(dict[str, Any], OmegaConf.to_container(config))
     longest = lengths_of(plain)
@@ -82,8 +82,7 @@ def model_of(plain: dict[str, Any]) -> Any:
             return build("model", spec, seed, build("task", plain["task"], seed).vocab_size)
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        if not (Path(spec["path"]) / "config.json").is_file():
-            raise FileNotFoundError(f"model.path: no config.json in {spec['path']!r}")
+        read_config(spec["path"])
         config = AutoConfig.from_pretrained(spec["path"], local_files_only=True)
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 

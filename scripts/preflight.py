@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from areal_like import keys
+from areal_like import keys, model_folder
 from areal_like.bus import NODE
-from areal_like.config import Config, ConfigError
+from areal_like.config import Config, ConfigError, heldout_workflow, ranks_of
 from areal_like.interfaces import Task
 from areal_like.launch.plan import limits
-from areal_like.registry import build, knobs
+from areal_like.registry import build, check_function, knobs, marks
+from areal_like.types import Prompt
+from buffer.schedulers import Scheduler
 from buffer.sizing import check_sizes
+
+LEAST_BYTES = 13
+"""Of a sample in the buffer: one token of a prompt and one of a response (`areal_like.groups`)."""
+ON_DEVICES = ("learner", "engine")
+POSITIONS = "the model's max_position_embeddings"
+ROWS = 256
+"""Of each split, whose prompts are made beforehand where a task can't tell which are long."""
+TELL_SECONDS = 5.0
 
 
 def preflight(config: Config) -> str:
@@ -30,9 +45,9 @@ def preflight(config: Config) -> str:
         raise ConfigError("sampling.temperature: greedy rollouts (0) can't be trained on; evaluation may be greedy")
     if config.learner.get("lora") is not None and find_spec("peft") is None:
         raise ConfigError("learner.lora needs peft: pip install 'areal_like[lora]'")
-    path = config.model.get("path")
-    if path is not None and not (Path(path) / "config.json").is_file():
-        raise ConfigError(f"model.path: no Hugging Face model in {path!r} (config.json is missing)")
+    check_devices(config)
+    check_functions(config)
+    model = model_config(config)
     if config.security.key_folder:
         keys.server_pair(config.security.key_folder)
         for role in keys.ROLES:
@@ -40,37 +55,184 @@ def preflight(config: Config) -> str:
     if config.buffer.transport == "tcp" and config.buffer.port and config.buffer.host != NODE:
         check_port(config.buffer.host, config.buffer.port)
     task = build("task", config.task, config.run.seed)
-    if config.engine["name"] == "torch":
-        check_lengths(task, config)
-    return scheduler.warning() if config.partial_rollout == "resume" else ""
+    check_batch(config, sizing.group_size)
+    check_texts(task, config)
+    check_lengths(task, config, model)
+    if model is not None:
+        check_model(config.model["path"], model, task.vocab_size)
+    return "; ".join(filter(None, notes(task, config, scheduler)))
 
 
-def check_lengths(task: Task, config: Config) -> None:
-    """One prompt of each split can be made and, with its longest response, fits the model."""
-    positions = positions_of(config.model)
+def notes(task: Task, config: Config, scheduler: Scheduler) -> Iterator[str]:
+    """What is allowed, but may not be meant."""
+    if config.partial_rollout == "resume":
+        yield scheduler.warning()
+    if (rows := task.size("train")) < config.groups_per_batch:
+        yield f"groups_per_batch={config.groups_per_batch}: there are {rows} training prompts, so a batch repeats them"
+
+
+def model_config(config: Config) -> dict[str, Any] | None:
+    """The config.json of the model's folder, if there is a folder and anybody computes the model."""
+    if config.model.get("path") is None:
+        return None
+    found = model_folder.read_config(config.model["path"])
+    return found if computes(config, "engine") or computes(config, "learner") else None
+
+
+def computes(config: Config, kind: str) -> bool:
+    """Whether the engine, or the learner, computes the model: timed ones don't."""
+    return "needs_model" in marks(kind, getattr(config, kind)["name"])
+
+
+def check_model(path: str, model: dict[str, Any], vocabulary: int) -> None:
+    """The folder's weights are whole, and the model knows every token of the task."""
+    model_folder.check_weights(path)
+    known = model.get("vocab_size")
+    if known is not None and known < vocabulary:
+        raise ConfigError(
+            f"model.path: the model in {path!r} knows {known} token ids, the task uses {vocabulary}: take a model and "
+            "a tokenizer that belong together",
+            "model.path",
+        )
+    model_folder.check_type(path, model)
+
+
+def check_devices(config: Config) -> None:
+    """There are CUDA devices where they are asked for; only of this machine that can be told."""
+    known = {kind: knobs(kind, getattr(config, kind)["name"]) | dict(getattr(config, kind)) for kind in ON_DEVICES}
+    asked = [kind for kind in ON_DEVICES if known[kind].get("device") == "cuda" and not known[kind].get("url")]
+    if not asked or "ACROSS_HOSTS" in marks("launcher", config.launcher["name"]):
+        return
+    key, (build_of_torch, count) = f"{asked[0]}.device", cuda_devices()
+    if build_of_torch is None:
+        raise ConfigError(f"{key}=cuda: this torch is built without CUDA; install one with CUDA, or set {key}=cpu", key)
+    if not count:
+        raise ConfigError(f"{key}=cuda: torch sees no CUDA device (see nvidia-smi); make one visible, or set cpu", key)
+    ranks = ranks_of(config)
+    if known["learner"].get("device") == "cuda" and ranks > count:
+        raise ConfigError(f"learner.ranks={ranks}: each needs a CUDA device, and there are {count}", "learner.ranks")
+
+
+def cuda_devices() -> tuple[str | None, int]:
+    """The CUDA version that torch is built for (None: without), and the devices that it sees. Asked in another process:
+    this one is not to import torch, nor to touch a device before its children do."""
+    code = "import json, torch; print(json.dumps([torch.version.cuda, torch.cuda.device_count()]))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    try:
+        version, count = json.loads(told.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        last = (told.stderr.strip().splitlines() or ["no word"])[-1]
+        raise ConfigError(f"torch can't be asked for CUDA devices: {last}") from None
+    return version, count
+
+
+def check_functions(config: Config) -> None:
+    """The functions and programs that knobs name are there; they are looked for in source, and not run."""
+    for prefix, spec in (("workflow", config.workflow), ("eval.workflow", heldout_workflow(config))):
+        if spec["name"] == "agent":
+            check_agent(f"{prefix}.agent", spec["agent"])
+        for tool in (spec.get("environment") or {}).get("tools", ()):
+            if ":" in tool:
+                check_function(f"{prefix}.environment.tools", tool)
+    if config.policy["name"] == "priority":
+        check_function("policy.key", config.policy["key"])
+    if config.task["name"] == "jsonl" and ":" in config.task.get("reward", ""):
+        check_function("task.reward", config.task["reward"])
+
+
+def check_agent(key: str, agent: str | Sequence[str]) -> None:
+    if isinstance(agent, str):
+        if not check_function(key, agent):
+            raise ConfigError(f"{key}={agent} is no async function; give a blocking program as a command (a list)", key)
+    elif not agent or shutil.which(agent[0]) is None:
+        raise ConfigError(f"{key}: there is no program {agent[0] if agent else ''!r} to start", key)
+
+
+def check_batch(config: Config, group_size: int) -> None:
+    """The buffer can hold a batch, even of the shortest prompts and answers there may be."""
+    samples, room = config.groups_per_batch * group_size, config.buffer.max_bytes
+    if samples * LEAST_BYTES > room:
+        raise ConfigError(
+            f"groups_per_batch={config.groups_per_batch} groups of sizing.group_size={group_size} can never fill: "
+            f"{samples} samples take {samples * LEAST_BYTES} bytes or more, and buffer.max_bytes is {room}; at most "
+            f"{room // LEAST_BYTES} samples fit",
+            "groups_per_batch",
+        )
+
+
+def check_texts(task: Task, config: Config) -> None:
+    """The task has the tokens, and the text, that the workflows work with."""
+    prompt, _ = task.prompt("train", 0), task.stop_tokens
+    for prefix, spec in (("workflow", config.workflow), ("eval.workflow", heldout_workflow(config))):
+        needed = {"multi_turn": "reply", "agent": "opening"}.get(spec["name"])
+        if needed and not hasattr(prompt.codec, needed):
+            name = config.task["name"]
+            raise ConfigError(
+                f"{prefix}={spec['name']} needs a task with text, e.g. jsonl; task={name} has none", prefix
+            )
+
+
+def check_lengths(task: Task, config: Config, model: dict[str, Any] | None) -> None:
+    """Every prompt can be made and, with its longest response, fits the model; of a task without `rows_beyond`, the
+    first `ROWS` of each split. Raises ConfigError for the first prompt that doesn't fit, with the number of others."""
+    bounds = {"engine.kv_tokens": config.engine.get("kv_tokens"), POSITIONS: positions_of(config, model)}
+    known = {name: bound for name, bound in bounds.items() if bound is not None}
     for split in ("train", "heldout"):
-        prompt = task.prompt(split, 0)
-        response = config.sampling.max_tokens or prompt.max_tokens
-        filler = max(prompt.filler, default=0) if split == "train" else 0
-        needed = len(prompt.tokens) + response + filler
-        room = config.engine.get("kv_tokens")
-        if room is not None and needed > room:
-            raise ConfigError(
-                f"a {split} prompt with its response needs {needed} tokens: more than engine.kv_tokens={room}"
-            )
-        if positions is not None and needed > positions:
-            raise ConfigError(
-                f"a {split} prompt of {len(prompt.tokens)} tokens with a response of up to {response + filler} needs "
-                f"{needed} positions; the model has {positions}: lower sampling.max_tokens (or task.max_tokens)"
-            )
+        problems = []
+        for row in with_progress(rows_to_check(task, split, config, min(known.values(), default=None)), split):
+            try:
+                prompt = task.prompt(split, row)
+            except ValueError as error:
+                problems.append(str(error))
+                continue
+            found = [too_long(prompt, split, config, *bound) for bound in known.items()]
+            place = task.place(split, row) if hasattr(task, "place") else f"row {row} of {split}"
+            problems += [f"{place}: {problem}" for problem in found if problem]
+        if problems:
+            others = f" ({len(problems) - 1} more rows don't fit either)" if len(problems) > 1 else ""
+            raise ConfigError(f"{problems[0]}{others}", "task")
 
 
-def positions_of(model: dict[str, Any]) -> int | None:
-    """How long a sequence the model can take, from its knobs or its folder; None where that is not said."""
-    if model.get("path") is not None:
-        return json.loads((Path(model["path"]) / "config.json").read_text()).get("max_position_embeddings")
-    known = knobs("model", model["name"]) | dict(model)
+def positions_of(config: Config, model: dict[str, Any] | None) -> int | None:
+    """How long a sequence the engine's model can take, from its knobs or its folder; None where that is not said."""
+    if not computes(config, "engine"):
+        return None
+    known = knobs("model", config.model["name"]) | dict(config.model) if model is None else model
     return known.get("max_position_embeddings")
+
+
+def rows_to_check(task: Task, split: str, config: Config, bound: int | None) -> Sequence[int]:
+    """The rows of a split that may be too long."""
+    if not hasattr(task, "rows_beyond"):
+        return range(min(task.size(split), ROWS))
+    try:
+        first = task.prompt(split, 0)
+    except ValueError:
+        return range(task.size(split))
+    room = sys.maxsize if bound is None else bound - (config.sampling.max_tokens or first.max_tokens)
+    return range(task.size(split)) if first.filler else sorted({0, *task.rows_beyond(split, room)})
+
+
+def with_progress(rows: Sequence[int], split: str) -> Iterator[int]:
+    """The rows, and a word now and then while they are gone through."""
+    told = time.monotonic()
+    for done, row in enumerate(rows):
+        yield row
+        if time.monotonic() - told > TELL_SECONDS:
+            told = time.monotonic()
+            print(f"checking the lengths of prompts: {done + 1} of {len(rows)} ({split})", file=sys.stderr)
+
+
+def too_long(prompt: Prompt, split: str, config: Config, name: str, bound: int) -> str:
+    """Why a prompt is too long for a bound; empty where it is not."""
+    filler = max(prompt.filler, default=0) if split == "train" else 0
+    response = (config.sampling.max_tokens or prompt.max_tokens) + filler
+    if (needed := len(prompt.tokens) + response) <= bound:
+        return ""
+    return (
+        f"a {split} prompt of {len(prompt.tokens)} tokens with a response of up to {response} needs {needed}; "
+        f"{name}={bound}: lower sampling.max_tokens (or task.max_tokens)"
+    )
 
 
 def check_port(host: str, port: int) -> None:

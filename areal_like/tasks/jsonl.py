@@ -41,6 +41,16 @@ class Row:
     prompt: str | list[dict[str, str]]
     answer: str
 
+    @property
+    def messages(self) -> int:
+        return 1 if isinstance(self.prompt, str) else len(self.prompt)
+
+    @property
+    def bytes(self) -> int:
+        """Of its texts, in UTF-8."""
+        texts = [self.prompt] if isinstance(self.prompt, str) else [text for m in self.prompt for text in m.values()]
+        return sum(len(str(text).encode(errors="replace")) for text in texts)
+
     def hash(self, seed: int) -> int:
         """64 bits of the prompt's content: equal for equal prompts. What is held out goes by it."""
         return xxhash.xxh3_64_intdigest(json.dumps(self.prompt, sort_keys=True).encode(), seed=stream_key(seed))
@@ -118,10 +128,22 @@ class Jsonl:
         if not 1 <= len(tokens) <= self._max_prompt_tokens:
             raise ValueError(
                 f"{source.place} (row {row} of {split}): the prompt has {len(tokens)} tokens; "
-                f"task.max_prompt_tokens allows 1 to {self._max_prompt_tokens}"
+                f"task.max_prompt_tokens allows 1 to {self._max_prompt_tokens}: raise it, or take the row out"
             )
         filler = self._trace.lengths(source.hash(self._seed)) if self._trace else ()
         return Prompt(tokens, source.answer, self._max_tokens, filler, self._codec, messages)
+
+    def place(self, split: str, row: int) -> str:
+        """Where a row stands, as "path:line"."""
+        return self._rows[split][row].place
+
+    def rows_beyond(self, split: str, tokens: int) -> list[int]:
+        """The rows whose prompts may be longer than so many tokens, or than they may be at all. Told from their bytes,
+        of which a token has at least one, so that of a long file few rows must be encoded."""
+        role = len(self._codec.opening(({"role": "user", "content": ""},)))
+        beside = len((self._suffix + (self._system or "")).encode()) + role  # a system message of its own
+        room = min(tokens, self._max_prompt_tokens) - beside
+        return [number for number, row in enumerate(self._rows[split]) if row.bytes + role * row.messages > room]
 
     def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[str, str]]:
         """The verifier of a response as "module:name", and its arguments (answer, response text)."""
@@ -150,14 +172,26 @@ class Jsonl:
         stops = [self._tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
         found = tuple(dict.fromkeys(stop for stop in stops if stop is not None))
         if not found:
-            raise ValueError(f"task.tokenizer: {self._folder!r} names no end-of-sequence token")
+            raise ValueError(
+                f"task.tokenizer: {self._folder!r} names no end-of-sequence token: set eos_token in its "
+                "tokenizer_config.json, or eos_token_id in its generation_config.json"
+            )
         return found
 
     @cached_property
     def _tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+        try:
+            found = AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+        except Exception as error:  # whatever a parser of damaged files raises
+            raise ValueError(f"task.tokenizer: the tokenizer in {self._folder!r} can't be loaded: {error}") from error
+        if self._chat and not found.chat_template:
+            raise ValueError(
+                f"task.tokenizer: the tokenizer in {self._folder!r} has no chat template: set "
+                "task.chat_template=false, or take the tokenizer of a chat model"
+            )
+        return found
 
     @cached_property
     def _codec(self) -> TokenizerCodec:
@@ -180,11 +214,25 @@ def _read(path: str, prompt_key: str, answer_key: str, chat: bool) -> list[Row]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"task: no file {path!r}")
     rows = []
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                rows.append(_row(f"{path}:{number}", line, prompt_key, answer_key, chat))
+    with open(path, encoding="utf-8-sig") as file:
+        try:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    rows.append(_row(f"{path}:{number}", line, prompt_key, answer_key, chat))
+        except UnicodeDecodeError:
+            raise ValueError(f"{_undecodable(path)}: not UTF-8 text; convert the file, e.g. with iconv") from None
     return rows
+
+
+def _undecodable(path: str) -> str:
+    """The place of the first line that is no UTF-8."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return f"{path}:{number}"
+    return path
 
 
 def _row(place: str, line: str, prompt_key: str, answer_key: str, chat: bool) -> Row:
@@ -230,7 +278,10 @@ def _split(seed: int, rows: list[Row], heldout: list[Row] | None, fraction: floa
             _log.warning("%d training rows are left out: their prompts are held out", shared)
     train = [row for row in rows if row.hash(seed) not in held]
     if not train or not heldout:
-        raise ValueError(f"task: {len(train)} training rows and {len(heldout)} held-out rows; want at least 1 of each")
+        raise ValueError(
+            f"task.path: {len(train)} training rows and {len(heldout)} held-out rows (told apart by prompt); want at "
+            "least 1 of each: add rows with other prompts, or name a file of held-out rows in task.heldout_path"
+        )
     return {"train": _shuffled(seed, train), "heldout": _shuffled(seed, heldout)}
 
 

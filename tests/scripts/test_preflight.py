@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from areal_like import config as configs
+from areal_like.registry import build
+from scripts import preflight
 from scripts.train import parse, prepare
+from tests.folders import write_folder
 
 QUICKSTART = "configs/quickstart.yaml"
 
@@ -84,3 +91,199 @@ def test_the_ends_of_ranges_are_taken(argv: list[str]) -> None:
 def test_the_mode_follows_a_scheduler_that_was_chosen_alone() -> None:
     assert configs.load([QUICKSTART, "scheduler=sync"]).mode == "sync"
     assert configs.load([QUICKSTART]).mode == "async"
+
+
+# What asks for more than the config: devices, functions, tasks
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (
+            ["model.hidden_size=33", "model.num_attention_heads=4"],
+            "hidden_size=33: must be a multiple of 2 * model.num",
+        ),
+        (["model.num_attention_heads=4", "model.num_key_value_heads=3"], "the nearest is 2"),
+        (["groups_per_batch=1000000000"], "groups_per_batch=1000000000 groups of sizing.group_size=8 can never fill"),
+        (["sizing.group_size=10000000"], "at most 82595524 samples fit"),
+        (["sizing=sagc", "groups_per_batch=6"], "sizing.candidates: groups of 32 can't make up a batch of 48"),
+        (["workflow={name: agent, agent: 'nomod:fn'}"], "workflow.agent=nomod:fn: module 'nomod' cannot be found"),
+        (["workflow={name: agent, agent: 'examples.agent_function:nothing'}"], "no function or class 'nothing'"),
+        (["workflow={name: agent, agent: 'operator:eq'}"], "workflow.agent=operator:eq is no async function"),
+        (["workflow={name: agent, agent: [no-such-program]}"], "workflow.agent: there is no program 'no-such-program'"),
+        (["eval.workflow={name: agent, agent: 'nomod:fn'}"], "eval.workflow.agent=nomod:fn: module 'nomod'"),
+        (["workflow={name: multi_turn, environment: {name: tools, tools: ['nomod:f']}}"], "environment.tools=nomod:f"),
+        (["policy={name: priority, key: 'nomod:f'}"], "policy.key=nomod:f: module 'nomod' cannot be found"),
+        (
+            ["sampling.max_tokens=5000"],
+            "row 0 of train: a train prompt of 9 tokens with a response of up to 5000",
+        ),
+        (["engine.kv_tokens=4"], "engine.kv_tokens=4: lower sampling.max_tokens"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_would_die_after_the_start_is_refused_before(tmp_path: Path, argv: list[str], words: str) -> None:
+    assert words in refusal(tmp_path, *argv)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (
+            (None, 0),
+            "learner.device=cuda: this torch is built without CUDA; install one with CUDA",
+        ),
+        (("12.9", 0), "learner.device=cuda: torch sees no CUDA device"),
+        (("12.9", 1), "learner.ranks=2: each needs a CUDA device, and there are 1"),
+    ],
+)
+def test_cuda_that_is_not_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: tuple[str | None, int], words: str
+) -> None:
+    monkeypatch.setattr(preflight, "cuda_devices", lambda: found)
+    assert words in refusal(tmp_path, "learner.device=cuda", "learner.ranks=2")
+
+
+def test_torch_is_asked_for_devices_in_a_process_of_its_own() -> None:
+    assert preflight.cuda_devices() == (torch.version.cuda, torch.cuda.device_count())
+
+
+def test_a_batch_that_repeats_prompts_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [QUICKSTART, f"run.dir={tmp_path}", "task.train_size=3"]
+    prepare(parse(argv), argv)
+    assert "note: groups_per_batch=16: there are 3 training prompts" in capsys.readouterr().err
+
+
+# Files: prompts, tokenizers, models
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`model`: a whole model with its tokenizer."""
+    place = tmp_path_factory.mktemp("folders")
+    write_folder(place / "model", "qwen2")
+    return place
+
+
+@pytest.fixture
+def model(folders: Path, tmp_path: Path) -> Path:
+    """A copy to be spoilt."""
+    return Path(shutil.copytree(folders / "model", tmp_path / "model"))
+
+
+def rows(count: int) -> list[str]:
+    return [json.dumps({"prompt": f"What is {i} + 1?", "answer": i + 1}) for i in range(count)]
+
+
+def jsonl(place: Path, model: Path, lines: list[str] | bytes, *more: str) -> list[str]:
+    """Overrides for a task of these lines."""
+    content = lines if isinstance(lines, bytes) else "\n".join(lines).encode()
+    (place / "rows.jsonl").write_bytes(content)
+    knobs = f"path: {place}/rows.jsonl, tokenizer: {model}, max_prompt_tokens: 100, max_tokens: 100"
+    return [f"task={{name: jsonl, {knobs}}}", "engine=timed", "learner=timed", *more]
+
+
+LONG = json.dumps({"prompt": "x" * 300, "answer": 1})
+
+
+@pytest.mark.parametrize(
+    ("lines", "more", "words"),
+    [
+        ([*rows(40), LONG], [], "rows.jsonl:41 (row "),
+        ([*rows(40), LONG, LONG, LONG.replace("x", "y")], [], "(2 more rows don't fit either)"),
+        ([*rows(40), LONG], [], "task.max_prompt_tokens allows 1 to 100: raise it, or take the row out"),
+        (rows(1), [], "task.path: 0 training rows and 1 held-out rows"),
+        (rows(1) * 64, [], "or name a file of held-out rows in task.heldout_path"),
+        (
+            b"\n".join(row.encode() for row in rows(3)) + b'\n{"prompt": "\xe9", "answer": 1}',
+            [],
+            "rows.jsonl:4: not UTF-8",
+        ),
+        (rows(9), ["task.reward=nomod:f"], "task.reward=nomod:f: module 'nomod' cannot be found"),
+        (rows(9), ["task.max_tokens=0"], "task.max_tokens: must be at least 1, got 0"),
+    ],
+    ids=["long", "many long", "remedy", "one row", "equal rows", "latin-1", "reward", "no tokens"],
+)
+def test_rows_that_can_not_be_used(
+    tmp_path: Path, folders: Path, lines: list[str] | bytes, more: list[str], words: str
+) -> None:
+    assert words in refusal(tmp_path, *jsonl(tmp_path, folders / "model", lines, *more))
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path, folders: Path) -> None:
+    overrides = jsonl(tmp_path, folders / "model", b"\xef\xbb\xbf" + "\n".join(rows(9)).encode())
+    assert preflight.preflight(configs.load([QUICKSTART, "groups_per_batch=2", *overrides])) == ""
+
+
+def test_only_rows_that_may_be_too_long_are_encoded(tmp_path: Path, folders: Path) -> None:
+    overrides = jsonl(tmp_path, folders / "model", [*rows(200), json.dumps({"prompt": "x" * 80, "answer": 1})])
+    task = build("task", configs.load([QUICKSTART, *overrides]).task, 0)
+    found = {task.place(split, row) for split in ("train", "heldout") for row in task.rows_beyond(split, 100)}
+    assert found == {f"{tmp_path}/rows.jsonl:201"}
+
+
+Change = Callable[[bytes], bytes]
+
+
+def spoil(file: Path, change: Change | None) -> None:
+    """Change what a file holds, or remove it. (It may be a link to a file that others need.)"""
+    content = file.read_bytes() if file.exists() else b""
+    file.unlink(missing_ok=True)
+    if change:
+        file.write_bytes(change(content))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("chat_template.jinja", None, "has no chat template: set task.chat_template=false"),
+        ("tokenizer.json", lambda content: content[:100], "task.tokenizer: the tokenizer in "),
+        ("tokenizer_config.json", lambda content: content.replace(b"eos_token", b"no_token"), "set eos_token in its"),
+    ],
+)
+def test_a_tokenizer_that_lacks_something(
+    tmp_path: Path, model: Path, file: str, change: Change | None, words: str
+) -> None:
+    for name in ("config.json", "generation_config.json"):  # these bring a class and an end of their own
+        (model / name).unlink()
+    spoil(model / file, change)
+    assert words in refusal(tmp_path, *jsonl(tmp_path, model, rows(9)))
+
+
+def with_fields(**fields: object) -> Change:
+    return lambda content: json.dumps(json.loads(content) | fields).encode()
+
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+SHARDS = json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": WEIGHTS}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        (CONFIG, lambda _: b"{oops", "config.json is no JSON (Expecting property name"),
+        (CONFIG, lambda _: b"{}", "config.json describes no model: it has no model_type"),
+        (CONFIG, lambda _: b"[]", "config.json holds no JSON object"),
+        (CONFIG, with_fields(model_type="abacus"), "knows no causal language model of model_type 'abacus'"),
+        (CONFIG, with_fields(vocab_size=100), "knows 100 token ids, the task uses"),
+        (CONFIG, with_fields(max_position_embeddings=24), "max_position_embeddings=24: lower sampling.max_tokens"),
+        (WEIGHTS, None, "(model.safetensors is missing): download them"),
+        (WEIGHTS, lambda content: content[:200], "model.safetensors is cut off: it has 200 bytes, and its header says"),
+        (WEIGHTS, lambda content: content[:-7], "model.safetensors is cut off"),
+        (WEIGHTS, lambda _: b"hello, world " * 9, "is no safetensors file: download it again"),
+        (
+            WEIGHTS,
+            lambda _: b"version https://git-lfs.github.com/spec/v1",
+            "a pointer of Git LFS, not the weights",
+        ),
+        (WEIGHTS, lambda content: content[:8] + b"!" + content[9:], "the header of "),
+        (INDEX, lambda _: SHARDS, "(model-00001-of-00002.safetensors is missing)"),
+    ],
+)
+def test_a_model_that_can_not_be_loaded(
+    tmp_path: Path, model: Path, file: str, change: Change | None, words: str
+) -> None:
+    overrides = jsonl(tmp_path, model, rows(9))[0], f"model={{name: folder, path: {model}}}"
+    preflight.preflight(configs.load([QUICKSTART, "groups_per_batch=2", *overrides]))
+    spoil(model / file, change)
+    assert words in refusal(tmp_path, *overrides)

@@ -106,7 +106,8 @@ def test_tokens_and_vocabulary_come_from_the_folder(make, tokenizer, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (chatty / name).write_bytes((tmp_path.__class__(tokenizer) / name).read_bytes())
     (chatty / "generation_config.json").write_text('{"eos_token_id": [13, 256]}')
-    assert Jsonl(0, path=str(tmp_path / "train.jsonl"), tokenizer=str(chatty)).stop_tokens == (256, 13)
+    other = Jsonl(0, path=str(tmp_path / "train.jsonl"), tokenizer=str(chatty), chat_template=False)
+    assert other.stop_tokens == (256, 13)
 
 
 def test_a_response_is_scored_as_text_without_special_tokens(make):
