@@ -5,11 +5,15 @@ from __future__ import annotations
 import inspect
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
+from areal_like.errors import UserError
+from areal_like.keys import KeysError
+from areal_like.link import BusError, WrongKeysError
 from areal_like.registry import (
     COMPONENTS,
     REQUIRED,
@@ -223,6 +227,25 @@ def test_building_and_binding() -> None:
     assert bind("loss", {"name": "own_sound:add", "c": 3})(1, 2) == 6
     with pytest.raises(ConfigError, match="no knob 'd'"):
         bind("loss", {"name": "own_sound:add", "d": 3})
+
+
+def test_a_value_that_the_component_refuses_is_the_users_error_and_no_other_is() -> None:
+    """Processes that end with a UserError are not started again."""
+
+    def component(*, error: type[Exception]) -> None:
+        raise error("what it says")
+
+    sys.modules["refusing"] = refusing = ModuleType("refusing")
+    refusing.component = component  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("areal_like.registry.check", lambda kind, spec: None)
+        with pytest.raises(UserError, match=r"^what it says$"):
+            build("engine", {"name": "refusing:component", "error": ValueError})
+        with pytest.raises(TimeoutError):
+            build("engine", {"name": "refusing:component", "error": TimeoutError})
+    del sys.modules["refusing"]
+    assert issubclass(ConfigError, UserError) and issubclass(KeysError, UserError)
+    assert issubclass(WrongKeysError, UserError) and not issubclass(BusError, UserError)
 
 
 def test_resolving_tells_a_wrong_name_from_a_broken_module(tmp_path: Path) -> None:

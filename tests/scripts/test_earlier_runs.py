@@ -4,16 +4,20 @@ import fcntl
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from areal_like import config as configs
 from areal_like.config import ConfigError
+from areal_like.launch.plan import plan
+from areal_like.launch.restarts import Limits
+from areal_like.launch.slurm import SlurmLauncher
 from areal_like.run_folder import config_file, discard, note_step
 from buffer.journal import Journal
 from scripts import earlier_runs
 from scripts.earlier_runs import holds_progress, lock, reopen_run_folder
-from scripts.train import parse, prepare
+from scripts.train import parse, prepare, submit
 
 
 @pytest.fixture
@@ -110,6 +114,24 @@ def test_processes_that_read_the_config_to_come_are_waited_for(tmp_path: Path, m
         fcntl.flock(orphan, fcntl.LOCK_SH)
         with pytest.raises(ConfigError, match="in use"):
             lock(folder)
+
+
+def test_a_job_that_resumes_begins_with_the_config_of_that_resume(tmp_path: Path, monkeypatch) -> None:
+    """However often it is queued: what it resumes with stays where the job's command line says."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    folder, roles = made(tmp_path), plan(configs.load(["configs/quickstart.yaml"]))
+
+    def named() -> str:
+        submission = SlurmLauncher(folder, Limits(1)).submission(roles)
+        assert submission
+        return submission.command[-2]
+
+    assert named() == str(folder / "config.yaml")
+    (folder / "next").mkdir()
+    (folder / "next" / "config.yaml").write_text("of the resume")
+    assert named() == str(folder / "submitted.yaml")
+    submit(SimpleNamespace(submit=lambda: "17"), folder, (folder / "config.yaml").open())
+    assert (folder / "submitted.yaml").read_text() == "of the resume"
 
 
 def test_progress_is_a_checkpoint_or_a_journal_with_something_in_it(tmp_path: Path) -> None:
