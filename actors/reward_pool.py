@@ -72,7 +72,7 @@ class RewardPool:
             self._free.put_nowait(worker)
         self._closed = False
         self._waiting = 0
-        self.asked = 0  # rewards of any verifier, also of one that runs in this process
+        self.answered = 0  # calls of any verifier that have ended, also of one that runs in this process
         self.calls = self.timeouts = self.errors = self.crashes = 0
 
     async def score(self, verifier: str, *arguments: Any, case: int | None = None) -> float:
@@ -106,10 +106,10 @@ class RewardPool:
             self._free.put_nowait(worker)
 
     def stats(self) -> dict[str, float]:
-        """Totals: `asked` (rewards, whoever verifies), `calls` (of the pool), `timeouts`, `errors` (timeouts excluded),
+        """Totals: `answered` (whoever verifies), `calls` (of the pool), `timeouts`, `errors` (timeouts excluded),
         of these `crashes` (the worker died), and `kills` (workers killed while they were at a call); `waiting` now;
         `seconds_p50`, `seconds_p99` of the latest calls that were answered."""
-        found = {name: float(getattr(self, name)) for name in ("asked", "calls", "timeouts", "errors", "crashes")}
+        found = {name: float(getattr(self, name)) for name in ("answered", "calls", "timeouts", "errors", "crashes")}
         found |= {"kills": float(sum(worker.kills for worker in self._workers)), "waiting": float(self._waiting)}
         return {f"reward_{name}": value for name, value in (found | self.times.quantiles()).items()}
 

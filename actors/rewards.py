@@ -71,13 +71,14 @@ def reward_function(
     verify = pooled if isinstance(task, PooledTask) else here
 
     async def reward(prompt: Prompt, tokens: np.ndarray) -> float:
-        pool.asked += 1
         try:
             score = float(await verify(prompt, tokens))
-        except RewardError:
-            raise
         except Exception as error:
+            pool.answered += 1
+            if isinstance(error, RewardError):
+                raise
             raise RewardError(f"the task's verifier {name} raised {type(error).__name__}: {error}") from error
+        pool.answered += 1
         if not abs(score) <= LARGEST_REWARD:
             raise RewardError(
                 f"the task's verifier {name} returned {score:g}: a reward must be a finite number that float32 can hold"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -24,10 +25,11 @@ def folder_of(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}"
 
 
-def latest(run: Path) -> tuple[int, Path] | None:
-    """(step, folder) of the newest whole checkpoint, if there is one."""
+def latest(run: Path, up_to: float = math.inf) -> tuple[int, Path] | None:
+    """(step, folder) of the newest whole checkpoint of a step that is at most `up_to`, if there is one."""
     found = sorted(path.parent for path in (run / "checkpoints").glob(f"step-*/{META}"))
-    return (int(found[-1].name.removeprefix("step-")), found[-1]) if found else None
+    steps = [(int(folder.name.removeprefix("step-")), folder) for folder in found]
+    return next((each for each in reversed(steps) if each[0] <= up_to), None)
 
 
 def is_due(steps: int, every: int, interval: int) -> bool:

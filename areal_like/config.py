@@ -80,6 +80,7 @@ class Rewards:
     timeout: float
     min_timeout: float
     slack: float
+    max_timeouts: float | None
     memory_limit: int | None
 
 

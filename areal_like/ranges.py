@@ -39,6 +39,7 @@ RANGES = {
     "rewards.timeout": f"[0.01, {_SECONDS}]",
     "rewards.min_timeout": f"[0.01, {_SECONDS}]",
     "rewards.slack": "[1, inf)",
+    "rewards.max_timeouts": "(0, 1]",
     "rewards.memory_limit": f"[{1 << 26}, inf)",
     "buffer.port": "[0, 65535]",
     "buffer.max_bytes": "[1, inf)",

@@ -111,7 +111,6 @@ class Gauges:
                 "rollout/actors": len(fleet),
             }
             | _engines(fleet)
-            | _rewards(fleet)
             | _servers(fleet)
             | _agents(fleet)
         )
@@ -148,7 +147,7 @@ def _servers(fleet: Fleet) -> dict[str, float]:
     return {f"servers/{name}": fleet.total(name) for name in totals} | {"servers/tp_size": largest}
 
 
-def _rewards(fleet: Fleet) -> dict[str, float]:
+def rewards(fleet: Fleet) -> dict[str, float]:
     """Of verifiers that run in processes of their own: totals, and the slowest actor's
     seconds. Of those that run in the actors: what has gone wrong, if something has."""
     totals = ("calls", "timeouts", "errors", "crashes", "kills", "resamples")

@@ -86,6 +86,7 @@ class Handlers:
             body, now = message.body, time.monotonic()
             check_progress(body["progress"], body["heldout"])
             self.state.fleet.note_stats(actor, check_stats(body["stats"]))
+            self.state.verifiers.see(actor.name, actor.stats)
             actor.note_moved(body["progress"] if actor.engine == "serving" else actor.running, now)
             self.state.evaluation.note_moved(actor.name, body["heldout"], now)
             if actor.version < self.state.version:

@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from areal_like import checkpoints
 from areal_like import config as configs
@@ -30,6 +31,7 @@ from buffer.run_state import RunState
 from buffer.schedulers import Scheduler
 from buffer.shares import Shares
 from buffer.slots import Slots
+from buffer.verifiers import MOST_ANSWERS, Verifiers
 
 log = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.001
@@ -69,6 +71,11 @@ def go_on(scheduler: Scheduler, replay: Replay, gauges: Gauges) -> None:
         scheduler.load_state_dict(replay.scheduler_state)
 
 
+def verifier_of(task: Any) -> str:
+    """The task of the config, and what verifies its answers, in words."""
+    return f"{task.name} (task.reward={task.reward})" if task.get("reward") else str(task.name)
+
+
 def main(role: Role) -> None:
     config, ranks = role.config, configs.ranks_of(role.config)
     router = Router(role.endpoint("buffer"), role.keys)
@@ -99,8 +106,10 @@ def main(role: Role) -> None:
         steps,
         shares=Shares(ranks),
         folder=role.run,
+        verifiers=Verifiers(verifier_of(config.task), config.rewards.timeout, config.rewards.max_timeouts),
         relays=Relays(config.actors.count if config.weights.fanout is None else config.weights.fanout),
     )
+    state.verifiers.window = min(state.samples_per_batch, MOST_ANSWERS)
     go_on(scheduler, replay, state.gauges)
     controller = Controller(
         state,

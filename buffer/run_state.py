@@ -26,6 +26,7 @@ from buffer.replay import Replay
 from buffer.schedulers import Scheduler
 from buffer.shares import Shares
 from buffer.sizing import check_sizes
+from buffer.verifiers import Verifiers
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class RunState:
     relays: Relays = field(default_factory=Relays)
     gauges: Gauges = field(default_factory=Gauges)
     shares: Shares = field(default_factory=Shares)
+    verifiers: Verifiers = field(default_factory=Verifiers)
     redo: int = 0
     folder: Path | None = None
     failures: Failures = field(init=False)

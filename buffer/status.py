@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from buffer.entries import Stage
 from buffer.fleet import MOST_REFUSED
+from buffer.gauges import rewards
 
 if TYPE_CHECKING:
     from buffer.run_state import RunState
@@ -29,7 +30,7 @@ def levels(state: RunState, now: float) -> dict[str, Any]:
     found["rollout/lease_timeouts"] = state.lease_timeouts
     if math.isfinite(state.replay.bound.max_staleness):
         found["staleness/bound"] = int(state.replay.bound.max_staleness)
-    return found | state.gauges.rates
+    return found | state.gauges.rates | rewards(state.fleet)
 
 
 def status(state: RunState) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import sys
 import time
 from dataclasses import dataclass, field
@@ -44,10 +45,13 @@ def build_trainer(config: Any) -> Trainer:
         return build("learner", config.learner)
     import torch
 
+    from learners.losses.trial import try_loss
+
     torch.set_num_threads(learner_threads(config))
     vocab_size = build("task", config.task, config.run.seed).vocab_size
     model = build("model", config.model, config.run.seed, vocab_size)
     loss, advantage = bind("loss", config.loss), bind("advantage", config.advantage)
+    try_loss(loss, config.loss.name)
     return build("learner", config.learner, model, loss, advantage, config.sampling.temperature, config.run.seed)
 
 
@@ -64,7 +68,8 @@ class Progress:
     """How far a run has come: what a checkpoint remembers beside the trainer's own state.
 
     `steps` batches are trained; `seconds` since the first lease, `elapsed` since the first batch, `waited` of them;
-    `staleness` is the sum over the `samples` trained, in versions.
+    `staleness` is the sum over the `samples` trained, in versions. `nonfinite` steps had a loss or gradient that was no
+    finite number.
     """
 
     steps: int = 0
@@ -75,6 +80,11 @@ class Progress:
     samples: int = 0
     staleness: int = 0
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    nonfinite: int = 0
+
+
+class NotFinite(RuntimeError):
+    """Training has broken down."""
 
 
 class TrainLoop:
@@ -98,6 +108,7 @@ class TrainLoop:
         self._stepped = False  # in this process
         self._fault: Untrainable | None = None  # of the next batch
         self._in_a_row = 0  # batches that were set aside
+        self._nonfinite_in_a_row = 0
         self._early, self._early_seconds = 0, 0.0  # of the next batch: groups trained while others ran, and how long
 
     @property
@@ -143,7 +154,9 @@ class TrainLoop:
             progress.seconds = info["seconds"] = before.seconds + info["seconds"]
             info["evaluations"] = _later(info["evaluations"], before.seconds)
             self._count_staleness(batch)
+            self._count_nonfinite(row)
             self._write(row, info)
+            self._check_finite()
             reason = self._reason_to_stop()
             self._checkpoint(last=bool(reason))
         log.info("training ends: %s", reason)
@@ -214,6 +227,25 @@ class TrainLoop:
         found = batch.staleness()
         self.progress.samples += len(found)
         self.progress.staleness += sum(found)
+
+    def _count_nonfinite(self, row: dict[str, Any]) -> None:
+        finite = all(math.isfinite(row.get(name, 0.0)) for name in ("loss", "grad_norm"))
+        self._nonfinite_in_a_row = 0 if finite else self._nonfinite_in_a_row + 1
+        self.progress.nonfinite += not finite
+        if not finite:
+            log.warning("step %d: loss %s, gradient norm %s", self.progress.steps, row.get("loss"), row["grad_norm"])
+        row["train/nonfinite_steps"] = self.progress.nonfinite
+
+    def _check_finite(self) -> None:
+        """Raises NotFinite where too many steps in a row had no finite loss or gradient."""
+        most, steps = self.config.run.max_nonfinite, self.progress.steps
+        if self._nonfinite_in_a_row >= most:
+            good = checkpoints.latest(self.run_folder, up_to=steps - most)
+            raise NotFinite(
+                f"{most} train steps in a row (run.max_nonfinite), the last of them step {steps}, had a loss or a "
+                "gradient that is no finite number; without a finite gradient nothing is trained. The last good "
+                f"checkpoint, from before them: {good[1] if good else 'there is none'}"
+            )
 
     def _checkpoint(self, last: bool) -> None:
         """Write one if it is due or, at a step whose weights are published, the last."""
@@ -290,6 +322,8 @@ class TrainLoop:
             "update_pause_seconds": report.get("rollout/update_pause_seconds"),
             "weights_digest": self.digest,
             "ledger": report["ledger"],
+            "faults": {name: value for name, value in report.items() if name.startswith(("rewards/", "refused/"))}
+            | {"train/nonfinite_steps": progress.nonfinite},
             "evaluations": evaluations,
         }
 

@@ -170,6 +170,7 @@ class Watch:
             f"{self._megabytes('buffer/bytes')} of {self._megabytes('buffer/max_bytes')} MB",
             "tokens/s": number("rollout/tokens_per_second", "{:,.0f}"),
             **({"left out": ", ".join(left_out)} if left_out else {}),
+            **({"faults": found} if (found := faults(self.row | self.status)) else {}),
             "idle": f"actors {number('rollout/idle_share', '{:.0%}')}, learner {number('train/idle_share', '{:.0%}')}",
         }
 
@@ -197,7 +198,8 @@ class Watch:
 
     def _line(self) -> str:
         if not self.row:
-            return self._waits()
+            found = faults(self.status)
+            return f"faults {found} | {self._waits()}" if found else self._waits()
         fields = " | ".join(f"{name} {text}" for name, text in self._fields().items())
         return f"step {self.row['step']}/{self.run.steps} | {fields} | {self._waits()}"
 
@@ -241,6 +243,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         "idle share": f"actors {show('actor_idle_share', '{:.0%}')}{since}, "
         f"learner {show('learner_idle_share', '{:.0%}')}",
         "groups": ledger_line(summary["ledger"]),
+        **({"faults": found} if (found := faults(summary.get("faults", {}))) else {}),
         "actor restarts": str(summary.get("restarts", 0)),
         **{f"{name} was left out": words.splitlines()[0] for name, words in summary.get("left_out", {}).items()},
         "logs": str(folder / "logs"),
@@ -251,6 +254,28 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
     console.print(f"\nfinished: {summary['stopped_because']}", style="bold", markup=False)
     for name, text in lines.items():
         console.print(f"  {name:<18}{text}", markup=False)
+
+
+EXPECTED = ("end of run", "stale")
+"""Reasons to drop a group that are no faults."""
+FAULTS = {
+    "train/nonfinite_steps": "train steps without a finite loss or gradient",
+    "rewards/timeouts": "verifier time-outs (they earn 0)",
+    "rewards/errors": "errors of verifiers",
+    "rewards/resamples": "samples drawn anew, since their reward crashed",
+}
+
+
+def faults(row: dict[str, Any]) -> str:
+    """What has gone wrong so far, of a row of metrics or a status; empty where nothing has."""
+    found = [f"{row[key]:.0f} {text}" for key, text in FAULTS.items() if row.get(key)]
+    for key, count in row.items():
+        kind, _, reason = key.rpartition("/")
+        if kind == "refused":
+            found.append(f"{count} groups refused ({reason})")
+        elif kind == "ledger/dropped" and reason not in EXPECTED:
+            found.append(f"{count} groups dropped ({reason})")
+    return ", ".join(found)
 
 
 def ledger_line(ledger: dict[str, Any]) -> str:

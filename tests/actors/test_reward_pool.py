@@ -278,7 +278,7 @@ def test_a_verifier_of_this_process_that_crashes_costs_its_sample_as_one_in_the_
         for task in (Broken(0, digits=4), Unasked(0, digits=4)):
             with pytest.raises(RewardError, match=r"the task's verifier .*(Broken.reward|Unasked.reward|s:float) r"):
                 await reward_function(task, pool)(task.prompt("train", 0), np.array([3], np.int32))
-        assert pool.calls == (broken == 1e300) and pool.asked == 2
+        assert pool.calls == (broken == 1e300) and pool.answered == 2
 
     in_pool(test)
 

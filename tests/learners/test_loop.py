@@ -1,5 +1,6 @@
 """The learner's loop in a set order of events: batches that can't be trained, and steps that fail."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from areal_like.metrics import MetricsLog
 from areal_like.process import Role
 from areal_like.types import Batch
 from learners.attestation import Attestation, AttestationError
-from learners.main import TrainLoop
+from learners.main import NotFinite, TrainLoop
 from learners.untrainable import Untrainable
 from tests.learners.batches import make_batch
 from tests.seeds import seeded
@@ -131,3 +132,26 @@ def test_where_no_other_batch_can_take_its_place_the_run_ends(tmp_path: Path, fi
     with pytest.raises(Untrainable):
         made.run()
     assert done(made) == []
+
+
+NAN = {"loss": float("nan"), "grad_norm": float("nan")}
+
+
+def test_steps_that_are_not_finite_are_counted_and_so_many_in_a_row_end_the_run(tmp_path: Path) -> None:
+    well = {"loss": 0.0, "grad_norm": 1.0}
+    made = loop(tmp_path, [NAN, NAN, well, {"loss": 0.0, "grad_norm": float("inf")}], "run.max_nonfinite=3")
+    summary = made.run()
+    assert summary["faults"]["train/nonfinite_steps"] == 3
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["train/nonfinite_steps"] for row in rows] == [1, 2, 2, 3]
+
+
+def test_the_end_names_the_last_checkpoint_from_before_them(tmp_path: Path) -> None:
+    well = {"loss": 0.0, "grad_norm": 1.0}
+    more = ["run.steps=99", "checkpoint.every=1", "checkpoint.keep=9"]
+    made = loop(tmp_path, [well, well, NAN, NAN, NAN], "run.max_nonfinite=3", *more)
+    with pytest.raises(NotFinite, match=r"3 train steps in a row .* last of them step 5, .*step-00000002$"):
+        made.run()
+    (tmp_path / "none").mkdir()
+    with pytest.raises(NotFinite, match=r"there is none$"):
+        loop(tmp_path / "none", [NAN] * 10, "run.steps=99").run()

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from areal_like import config as configs
 from areal_like.launch.local import Death
-from scripts.watch import Watch, ledger_line, print_summary
+from scripts.watch import Watch, faults, ledger_line, print_summary
 
 ROW = {
     "step": 30,
@@ -185,3 +185,39 @@ def test_the_summary_is_not_cut_where_the_terminal_ends(
 def test_the_ledger_is_a_sum() -> None:
     line = ledger_line(SUMMARY["ledger"])  # type: ignore[arg-type]
     assert line == "admitted 9 = trained 4 + filtered 1 (all equal) + dropped 2 (stale) + active 2"
+
+
+FAULTY = {"train/nonfinite_steps": 2, "rewards/timeouts": 16.0, "rewards/errors": 0.0, "refused/tokens": 3}
+
+
+def test_faults_are_told_in_the_line_while_there_is_no_step_yet_and_in_the_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dropped = {"ledger/dropped/untrainable": 4, "ledger/dropped/stale": 9, "ledger/dropped/end of run": 9}
+    said = faults(FAULTY | dropped)
+    for fact in (
+        "2 train steps without",
+        "16 verifier time-outs",
+        "3 groups refused (tokens)",
+        "4 groups dropped (untr",
+    ):
+        assert fact in said
+    assert "stale" not in said and "end of run" not in said and "errors" not in said and not faults(ROW)
+    seen = watch(tmp_path)
+    seen.status = {"started": True, "waits": [], **FAULTY}
+    seen.update(last=True)
+    write(tmp_path, ROW)
+    seen.update(last=True)
+    assert [line.count("16 verifier time-outs") for line in capsys.readouterr().out.splitlines()] == [1, 1]
+    seen.close()
+    ledger = {"admitted": 0, "trained": 0, "filtered": {}, "dropped": {}, "active": 0}
+    summary = {
+        "steps": 1,
+        "staleness_max": 0,
+        "staleness_bound": 1,
+        "ledger": ledger,
+        "stopped_because": "",
+        "faults": FAULTY,
+    }
+    print_summary(summary, tmp_path)
+    assert "16 verifier time-outs" in capsys.readouterr().out

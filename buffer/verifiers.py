@@ -1,0 +1,49 @@
+"""Are answers verified at all? One that overruns its time earns 0, so a verifier that always hangs would make a run
+that looks well and learns nothing: it ends with the reason instead. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from buffer.checks import RolloutsFail
+
+MOST_ANSWERS = 32
+"""So many tell, where a batch has more: each may have taken all of its time."""
+
+
+@dataclass(slots=True)
+class Verifiers:
+    """Counts, from the totals that actors report, the answers of their verifiers (`name`) and those that overran their
+    time (`timeout` seconds at most). Of the newest `window` answers a share of `limit` (None: any) may not be late."""
+
+    name: str = ""
+    timeout: float = 0.0
+    limit: float | None = None
+    window: int = MOST_ANSWERS
+    _totals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _newest: deque[tuple[float, float]] = field(default_factory=deque)
+
+    def see(self, actor: str, stats: Mapping[str, Any]) -> None:
+        """An actor's totals; they begin anew when it does. Raises RolloutsFail."""
+        totals = stats.get("reward_answered", 0.0), stats.get("reward_timeouts", 0.0)
+        before = self._totals.get(actor, (0.0, 0.0))
+        self._totals[actor] = totals
+        answered, late = totals if totals[0] < before[0] else (totals[0] - before[0], totals[1] - before[1])
+        if answered > 0:
+            self._newest.append((answered, late))
+            self._check()
+
+    def _check(self) -> None:
+        answered = sum(each for each, _ in self._newest)
+        while answered - self._newest[0][0] >= self.window:
+            answered -= self._newest.popleft()[0]
+        late = sum(each for _, each in self._newest)
+        if self.limit is not None and answered >= self.window and late >= self.limit * answered:
+            raise RolloutsFail(
+                f"{late:.0f} of the last {answered:.0f} answers earned 0: the verifier of task {self.name} overran "
+                f"rewards.timeout ({self.timeout:g} s). It hangs or needs more time; see rewards.max_timeouts"
+            )

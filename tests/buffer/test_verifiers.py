@@ -1,0 +1,38 @@
+"""Verifiers that overrun their time: told of, from the totals of actors, and the end of a run of nothing else."""
+
+import pytest
+
+from buffer.checks import RolloutsFail
+from buffer.status import status
+from buffer.verifiers import Verifiers
+from tests.buffer.house import SIGN_OF_LIFE, House, asynchronous
+
+
+def totals(answered: float, timeouts: float) -> dict[str, float]:
+    return {"reward_answered": answered, "reward_timeouts": timeouts}
+
+
+def test_a_window_of_late_answers_ends_the_run_with_the_verifier_and_its_limit() -> None:
+    house = House(asynchronous())
+    house.state.verifiers = Verifiers("jsonl (task.reward=mine:verify)", timeout=2.5, limit=0.95, window=8)
+    house.start()
+    house.say("actor-0", "heartbeat", SIGN_OF_LIFE | {"stats": totals(7, 7)})
+    assert status(house.state)["rewards/timeouts"] == 7, "told at once, before the run ends of it"
+    with pytest.raises(RolloutsFail, match=r"12 of the last 12 .* jsonl \(task.reward=mine:verify\) .*\(2.5 s\)"):
+        house.say("actor-1", "heartbeat", SIGN_OF_LIFE | {"stats": totals(5, 5)})
+
+
+def test_slow_ones_among_others_and_old_ones_end_nothing() -> None:
+    seen = Verifiers(limit=0.95, window=8)
+    seen.see("actor-0", totals(7, 7))
+    seen.see("actor-0", totals(15, 14))
+    for more in range(10):
+        seen.see("actor-0", totals(15 + 4 * more, 14 + 3 * more))
+    seen.see("actor-0", totals(4, 4))
+    seen.see("actor-0", totals(4, 4))
+    with pytest.raises(RolloutsFail, match="8 of the last 8"):
+        seen.see("actor-0", totals(8, 8))
+
+
+def test_without_a_limit_nothing_ends() -> None:
+    Verifiers(limit=None, window=1).see("actor-0", totals(100, 100))
