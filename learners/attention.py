@@ -1,4 +1,5 @@
 """Causal attention over packed sequences: one row of tokens, many sequences, no padding outside attention itself.
+Sequences may share prefixes: their common tokens are in the row once.
 
 Linear layers, norms and the output head see `[1, S]` rows without padding. Attention alone is computed per sequence:
 sequences of similar length (within a factor of two) form a block `[n, heads, longest, dim]`, padded on the right.
@@ -6,12 +7,18 @@ Causality makes padded keys invisible to real queries, so no mask is needed; out
 When all sequences have one length the block is a view of the row and nothing is copied. On a GPU and in half precision
 a kernel for sequences of any lengths pads nothing at all (`learners.varlen`).
 
+Where prefixes are shared (`Layout.tree`), a sequence has two lengths: the tokens that it adds to the row ask, and all
+of its path, shared prefix included, are asked. A block then has a mask for its short queries over long keys. Where a
+sequence adds more than half of its path, the whole path asks instead and what others have asked already is dropped:
+plain causal attention needs no mask in memory.
+
 `use_packed_attention(model)` switches a transformers model over; its forward then takes `layout=Layout.of(lengths)`.
 transformers builds no mask for an attention function that it does not know by name. The learner drives this.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,11 +36,15 @@ NAME = "packed_causal"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Sequences attended to together: `places` int64 [n · longest] are the row's tokens, 0 where padded;
-    `real` int64 [tokens] the entries of `places` that are no padding."""
+    """Sequences attended to together, n of them: `asking` int64 [n · queries] and `asked` int64 [n · keys] are places
+    in the row, 0 where padded; `mask` bool [n, 1, queries, keys], or None for causal attention among as many queries
+    as keys. `real` int64 are the entries of `asking` whose results are kept."""
 
-    longest: int
-    places: Tensor
+    queries: int
+    keys: int
+    asking: Tensor
+    asked: Tensor
+    mask: Tensor | None
     real: Tensor
 
 
@@ -41,9 +52,10 @@ class Block:
 class Layout:
     """Where sequences lie in a row of `S` tokens.
 
-    `ends` int32 [n + 1]: where they begin and end, from 0 to S; `longest` of them. `blocks` is empty when all have the
-    `equal` length; else `back` int64 [S] puts the tokens of the blocks, one block after the other, into the order of
-    the row.
+    `ends` int32 [n + 1]: where the tokens that each adds begin and end, from 0 to S; `longest` of them. `blocks` is
+    empty when all have the `equal` length and share nothing; else `back` int64 [S] puts the kept results of the blocks,
+    one block after the other, into the order of the row. `paths` is None where nothing is shared; else `path_ends`
+    int32 [n + 1] and `paths` int64 say where the tokens of each sequence lie, `longest_path` of them.
     """
 
     ends: Tensor
@@ -51,25 +63,76 @@ class Layout:
     equal: int
     blocks: tuple[Block, ...]
     back: Tensor | None
+    paths: Tensor | None = None
+    path_ends: Tensor | None = None
+    longest_path: int = 0
 
     @classmethod
     def of(cls, lengths: np.ndarray, device: torch.device) -> Layout:
         """The layout of sequences of the given positive lengths (int [n]) that lie one after the other."""
-        ends = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)).to(device)
+        ends = _ends(lengths, device)
         if (lengths == lengths[0]).all():
             return cls(ends, int(lengths[0]), int(lengths[0]), (), None)
         starts = np.cumsum(lengths) - lengths
-        blocks, order = [], []
-        for members in _similar(lengths):
-            longest = int(lengths[members].max())
-            inside = np.arange(longest) < lengths[members, None]
-            grid = np.where(inside, starts[members, None] + np.arange(longest), 0)
-            places, real = grid.reshape(-1), np.flatnonzero(inside)
-            order.append(places[real])
-            to_device = (torch.from_numpy(a).to(device) for a in (places, real))
-            blocks.append(Block(longest, *to_device))
-        back = np.argsort(np.concatenate(order))
-        return cls(ends, int(lengths.max()), 0, tuple(blocks), torch.from_numpy(back).to(device))
+        paths = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+        return cls(ends, int(lengths.max()), 0, *_blocks(paths, lengths, device))
+
+    @classmethod
+    def tree(cls, paths: Sequence[np.ndarray], added: np.ndarray, device: torch.device) -> Layout:
+        """The layout of sequences that share prefixes: `paths`, per sequence int64 [length], are the places of its
+        tokens, of which the last `added` (int64 [n]) are its own and lie one after the other (`learners.prefixes`)."""
+        lengths = np.array([len(path) for path in paths])
+        blocks, back = _blocks([path for path, new in zip(paths, added, strict=True) if new], added[added > 0], device)
+        where = torch.from_numpy(np.concatenate(paths)).to(device)
+        return cls(
+            _ends(added, device), int(added.max()), 0, blocks, back, where, _ends(lengths, device), int(lengths.max())
+        )
+
+
+def _ends(lengths: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)).to(device)
+
+
+def _blocks(paths: Sequence[np.ndarray], added: np.ndarray, device: torch.device) -> tuple[tuple[Block, ...], Tensor]:
+    """Sequences of similar shapes side by side; and what puts the blocks' results into the order of the row."""
+    keys = np.array([len(path) for path in paths])
+    asking = np.where(2 * added > keys, keys, added)
+    blocks, order = [], []
+    for whole in (True, False):
+        numbers = np.flatnonzero((asking == keys) == whole)
+        for block in _similar(keys[numbers]):
+            members = numbers[block]
+            for some in _similar(asking[members]) if not whole else [np.arange(len(members))]:
+                made, places = _block([paths[i] for i in members[some]], added[members[some]], whole, device)
+                blocks.append(made)
+                order.append(places)
+    back = np.argsort(np.concatenate(order))
+    return tuple(blocks), torch.from_numpy(back).to(device)
+
+
+def _block(
+    paths: Sequence[np.ndarray], added: np.ndarray, whole: bool, device: torch.device
+) -> tuple[Block, np.ndarray]:
+    """One block, and the row's places of its kept results. `whole`: all tokens of a path ask, else those it adds."""
+    keys = np.array([len(path) for path in paths])
+    longest = int(keys.max())
+    inside = np.arange(longest) < keys[:, None]
+    asked = np.zeros(inside.shape, np.int64)
+    asked[inside] = np.concatenate(paths)
+    common = keys - added
+    if whole:
+        asking, mask = asked, None
+        kept = inside & (np.arange(longest) >= common[:, None])
+    else:
+        query = np.arange(int(added.max()))
+        kept = query < added[:, None]
+        depth = np.minimum(common[:, None] + query, longest - 1)
+        asking = np.where(kept, np.take_along_axis(asked, depth, 1), 0)
+        mask = torch.from_numpy(np.arange(longest) <= depth[:, :, None])[:, None].to(device)
+    flat, real = asking.reshape(-1), np.flatnonzero(kept)
+    to_device = (torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (flat, asked.reshape(-1)))
+    block = Block(asking.shape[1], longest, *to_device, mask, torch.from_numpy(real).to(device))
+    return block, flat[real]
 
 
 def _similar(lengths: np.ndarray) -> list[np.ndarray]:
@@ -103,8 +166,8 @@ def packed_attention(
     inputs, window = (query[0], key[0], value[0]), kwargs.get("sliding_window")
     by_blocks = partial(_attend_blocks, inputs, layout, scaling, window)
     if varlen.takes(*inputs):
-        output = varlen.attend(inputs, layout.ends, layout.longest, scaling, window)
-        if varlen.is_right(output, by_blocks):
+        output = varlen.attend(inputs, layout, scaling, window)
+        if varlen.is_right(output, by_blocks, shared=layout.paths is not None):
             return output[None], None
     return by_blocks()[None], None
 
@@ -112,30 +175,31 @@ def packed_attention(
 def _attend_blocks(inputs: tuple[Tensor, ...], layout: Layout, scaling: float | None, window: int | None) -> Tensor:
     """[H, S, D] over [K, S, D] (twice) → [S, H, D]."""
     if not layout.blocks:
-        return _attend(inputs, layout.equal, scaling, window)
+        q, k, v = (x.unflatten(1, (-1, layout.equal)).transpose(0, 1) for x in inputs)
+        return _attend(q, k, v, None, scaling, window).transpose(1, 2).flatten(0, 1)
     pieces = []
     for block in layout.blocks:
-        padded = tuple(x[:, block.places] for x in inputs)
-        pieces.append(_attend(padded, block.longest, scaling, window)[block.real])
-    return torch.cat(pieces)[layout.back]
+        q = inputs[0].index_select(1, block.asking).unflatten(1, (-1, block.queries)).transpose(0, 1)
+        k, v = (x.index_select(1, block.asked).unflatten(1, (-1, block.keys)).transpose(0, 1) for x in inputs[1:])
+        output = _attend(q, k, v, block.mask, scaling, window).transpose(1, 2).flatten(0, 1)
+        pieces.append(output.index_select(0, block.real))
+    return torch.cat(pieces).index_select(0, layout.back)
 
 
-def _attend(inputs: tuple[Tensor, ...], length: int, scaling: float | None, sliding_window: int | None) -> Tensor:
-    """Causal attention within stretches of `length` tokens: [H, S, D] over [K, S, D] (twice) → [S, H, D]."""
-    q, k, v = (x.unflatten(1, (-1, length)).transpose(0, 1) for x in inputs)
-    output = _attend_each(q, k, v, scaling, sliding_window)
-    return output.transpose(1, 2).flatten(0, 1)
-
-
-def _attend_each(q: Tensor, k: Tensor, v: Tensor, scaling: float | None, sliding_window: int | None) -> Tensor:
-    """Causal attention of [n, H, L, D] over [n, K, L, D] with H a multiple of K."""
-    length = q.shape[2]
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None, sliding_window: int | None
+) -> Tensor:
+    """Attention of [n, H, Q, D] over [n, K, L, D] with H a multiple of K; causal where there is no mask."""
+    length = k.shape[2]
     grouped = q.shape[1] != k.shape[1]
-    if sliding_window is None or sliding_window >= length:
-        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
-    distance = torch.arange(length, device=q.device)[:, None] - torch.arange(length, device=q.device)
-    window = (distance >= 0) & (distance < sliding_window)
-    return scaled_dot_product_attention(q, k, v, attn_mask=window, scale=scaling, enable_gqa=grouped)
+    if sliding_window is not None and sliding_window < length:
+        if mask is None:
+            mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+        depth = mask.sum(-1, keepdim=True) - 1  # of each query: it sees itself and all before
+        mask = mask & (depth - torch.arange(length, device=q.device) < sliding_window)
+    return scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+    )
 
 
 AttentionInterface.register(NAME, packed_attention)

@@ -38,7 +38,7 @@ from learners.logprobs import forward_logprobs, forward_with_states
 from learners.losses.contract import LossFunction, is_single_pass, needs_proximal, needs_uniform, plan_of
 from learners.objective import Objective, frozen
 from learners.optim import MasterAdamW
-from learners.packing import Columns, MicroBatch, cut_groups, pack
+from learners.packing import Columns, MicroBatch, cut_groups
 from learners.ranks import Ranks
 from learners.saving import Saving
 from learners.sharding import prepare
@@ -258,11 +258,11 @@ class TorchLearner(Objective, Saving):
     def _microbatches(self, columns: Columns, samples: np.ndarray) -> Iterator[MicroBatch]:
         """This rank's micro-batches of the given samples; as many as others have, the last ones without tokens."""
         samples = samples[(columns.lengths[samples] > 0) & columns.own[samples]]
-        lengths = columns.lengths[samples].tolist()
-        cuts = pack(lengths, max_tokens=self._max_tokens, min_microbatches=self._min_microbatches)
+        limits = {"max_tokens": self._max_tokens, "min_microbatches": self._min_microbatches}
+        cuts = columns.cuts(samples, **limits)
         count = self.ranks.most(len(cuts))
-        for cut in cuts:
-            yield columns.microbatch(samples[cut], self._device)
+        for part in cuts:
+            yield columns.microbatch(part, self._device)
         for _ in range(count - len(cuts)):
             yield columns.nothing(self._device)
 

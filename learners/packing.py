@@ -3,6 +3,9 @@
 `pack` is pure and knows lengths only. `Columns` flattens a whole batch once per train step; `Columns.microbatch` then
 cuts micro-batches out of it by index arithmetic, so the cost per sample is NumPy's, not Python's.
 
+Sequences that begin alike share the tokens of their common prefix (`learners.prefixes`) where that saves a tenth of a
+micro-batch or more: a group's prompt is computed once for all of its samples.
+
 Two things are left out because they cannot reach the loss: the last trained token as an input (nothing after it is
 predicted), and everything behind it (attention is causal). Of the response only trained tokens get logits.
 """
@@ -19,6 +22,7 @@ from torch import Tensor
 
 from areal_like.types import Batch, Sample
 from learners.attention import Layout
+from learners.prefixes import WORTH, Forest, cut, paths
 
 
 def pack(lengths: Sequence[int] | np.ndarray, *, max_tokens: int, min_microbatches: int = 1) -> list[list[int]]:
@@ -55,9 +59,9 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 @dataclass(slots=True)
 class MicroBatch:
-    """One row of packed sequences: `S` input tokens of `n` sequences, `N` trained tokens.
+    """One row of packed sequences: `S` input tokens of `n` sequences, shared ones once, `N` trained tokens.
 
-    `input_ids`, `position_ids` int64 [1, S], positions restarting at each sequence; `layout` tells attention where
+    `input_ids`, `position_ids` int64 [1, S], positions counted within each sequence; `layout` tells attention where
     the sequences lie; `outputs` int64 [N] are the places in the row whose logits predict the trained tokens `targets`
     int64 [N]; `trained` int64 [N] are the places of those tokens in the batch's columns; `sequence` int64 [N].
     """
@@ -97,6 +101,7 @@ class Columns:
         self._outputs = place - 1
         self._targets = self._tokens[self._starts[self.sample] + place]
         self._places = np.arange(len(place))
+        self._group = np.repeat(np.arange(len(batch.groups)), [len(group.samples) for group in batch.groups])
         self._count()
 
     def only(self, kept: np.ndarray) -> Columns:
@@ -115,6 +120,7 @@ class Columns:
         np.maximum.at(self.lengths, self.sample, self._outputs + 1)
         self._trained_counts = np.bincount(self.sample, minlength=samples)
         self._trained_starts = np.cumsum(self._trained_counts) - self._trained_counts
+        self._forest: Forest | None = None
 
     def tokens_of(self, samples: np.ndarray) -> np.ndarray:
         """Places of the trained tokens of the given samples (int64), sample by sample."""
@@ -134,21 +140,61 @@ class Columns:
         none = token[0, :0]
         return MicroBatch(token, token, Layout.of(np.ones(1, np.int64), device), none, none, none, none)
 
+    @property
+    def forest(self) -> Forest:
+        """The samples' input tokens as a tree."""
+        if self._forest is None:
+            self._forest = Forest.of(self._tokens, self._starts, self.lengths)
+        return self._forest
+
+    def cuts(self, samples: np.ndarray, *, max_tokens: int, min_microbatches: int) -> list[np.ndarray]:
+        """The given samples (int [n], each with a trained token) in micro-batches of at most `max_tokens` tokens by
+        Algorithm 1. What is packed are groups, whose shared tokens count once; one that is larger is cut."""
+        families: list[np.ndarray] = []
+        costs: list[int] = []
+        for group in np.unique(self._group[samples]):
+            members = samples[self._group[samples] == group]
+            order, shared = self.forest.among(members)
+            members, lengths = members[order], self.lengths[members[order]]
+            for run in cut(lengths.tolist(), shared.tolist(), max_tokens):
+                families.append(members[run])
+                costs.append(int(lengths[run].sum() - shared[run[1:]].sum()))
+        packed = pack(costs, max_tokens=max_tokens, min_microbatches=min_microbatches)
+        return [np.concatenate([families[i] for i in part]) for part in packed]
+
     def microbatch(self, samples: np.ndarray, device: torch.device) -> MicroBatch:
         """The given samples (int [n], each with a trained token) as one row."""
         lengths, counts = self.lengths[samples], self._trained_counts[samples]
-        row_starts = np.cumsum(lengths) - lengths
         trained = ranges(self._trained_starts[samples], counts)
+        order, shared = self.forest.among(samples)
+        if lengths.sum() - shared.sum() <= WORTH * lengths.sum():
+            rows, starts, depths, places, layout = self._tree(samples[order], shared, device)
+            first = np.empty_like(lengths)
+            first[order] = starts
+        else:
+            first = np.cumsum(lengths) - lengths
+            rows, depths = ranges(self._starts[samples], lengths), ranges(np.zeros_like(lengths), lengths)
+            places, layout = np.arange(len(rows)), Layout.of(lengths, device)
         arrays = (
-            self._tokens[ranges(self._starts[samples], lengths)][None],
-            ranges(np.zeros_like(lengths), lengths)[None],
-            self._outputs[trained] + np.repeat(row_starts, counts),
+            self._tokens[rows][None],
+            depths[None],
+            places[self._outputs[trained] + np.repeat(first, counts)],
             self._targets[trained],
             self._places[trained],
             np.repeat(np.arange(len(samples)), counts),
         )
-        input_ids, position_ids, outputs, targets, places, sequence = (torch.from_numpy(a).to(device) for a in arrays)
-        return MicroBatch(input_ids, position_ids, Layout.of(lengths, device), outputs, targets, places, sequence)
+        input_ids, position_ids, outputs, targets, where, sequence = (torch.from_numpy(a).to(device) for a in arrays)
+        return MicroBatch(input_ids, position_ids, layout, outputs, targets, where, sequence)
+
+    def _tree(
+        self, samples: np.ndarray, shared: np.ndarray, device: torch.device
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Layout]:
+        """Samples in the forest's order as one row: which of the batch's tokens stand in it, where the path of each
+        sample begins, each token's depth, all paths one after the other, and the layout."""
+        lengths = self.lengths[samples]
+        added, found = lengths - shared, paths(lengths, shared)
+        rows, depths = ranges(self._starts[samples] + shared, added), ranges(shared, added)
+        return rows, np.cumsum(lengths) - lengths, depths, np.concatenate(found), Layout.tree(found, added, device)
 
 
 def _check(samples: list[Sample], prompts: np.ndarray, responses: np.ndarray) -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from learners.attention import Layout
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -36,9 +39,10 @@ KERNEL: Callable[..., Any] | None = varlen_attn if _usable(varlen_attn) else Non
 
 
 class Trust:
-    """What the first call has shown; None: there has been none."""
+    """What the first call has shown, of plain sequences and of such that share prefixes; None: there has been none."""
 
     agrees: bool | None = None
+    agrees_shared: bool | None = None
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -50,23 +54,28 @@ def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return halves and width <= 256 and width % 8 == 0 and torch.cuda.get_device_capability(query.device) >= AMPERE
 
 
-def attend(
-    inputs: tuple[Tensor, Tensor, Tensor], ends: Tensor, longest: int, scaling: float | None, window: int | None
-) -> Tensor:
-    """Causal attention: [H, S, D] over [K, S, D] (twice) → [S, H, D]. `ends` int32 [n + 1]: where sequences begin and
-    end, from 0 to S. The kernel's splits are turned off: a sequence's result must not depend on its neighbours."""
+def attend(inputs: tuple[Tensor, Tensor, Tensor], layout: Layout, scaling: float | None, window: int | None) -> Tensor:
+    """Causal attention: [H, S, D] over [K, S, D] (twice) → [S, H, D]. Where prefixes are shared, keys and values are
+    laid out path by path; the kernel aligns the last query of a sequence with its last key. The kernel's splits are
+    turned off: a sequence's result must not depend on its neighbours."""
     assert KERNEL
     q, k, v = (x.transpose(0, 1).contiguous() for x in inputs)
+    key_ends, longest_key = layout.ends, layout.longest
+    if layout.paths is not None and layout.path_ends is not None:
+        k, v = k[layout.paths], v[layout.paths]
+        key_ends, longest_key = layout.path_ends, layout.longest_path
     left = -1 if window is None else window - 1
     how = {"scale": scaling, "window_size": (left, 0), "enable_gqa": q.shape[1] != k.shape[1], "num_splits": 1}
-    return KERNEL(q, k, v, ends, ends, longest, longest, **how)
+    return KERNEL(q, k, v, layout.ends, key_ends, layout.longest, longest_key, **how)
 
 
-def is_right(output: Tensor, truth: Callable[[], Tensor]) -> bool:
-    """Does the kernel compute what it should on this machine? Asked for real at the first call only."""
-    if Trust.agrees is None:
+def is_right(output: Tensor, truth: Callable[[], Tensor], *, shared: bool = False) -> bool:
+    """Does the kernel compute what it should on this machine? Asked for real at the first call of each kind only."""
+    kind = "agrees_shared" if shared else "agrees"
+    if getattr(Trust, kind) is None:
         with torch.no_grad():
-            Trust.agrees = torch.allclose(output, truth(), rtol=TOLERANCE, atol=TOLERANCE)
-        if not Trust.agrees:
+            setattr(Trust, kind, torch.allclose(output, truth(), rtol=TOLERANCE, atol=TOLERANCE))
+        if not getattr(Trust, kind):
             log.warning("torch's varlen_attn does not agree with scaled_dot_product_attention here: it is not used")
-    return Trust.agrees
+            Trust.agrees = False
+    return getattr(Trust, kind)

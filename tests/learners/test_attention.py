@@ -110,7 +110,7 @@ def test_sliding_windows_are_kept(way):
 def test_padding_inside_a_block_stays_below_half():
     lengths = seeded(0).lognormal(3, 1.2, 200).astype(np.int64) + 1
     layout = Layout.of(lengths, torch.device("cpu"))
-    assert sum(len(block.places) for block in layout.blocks) < 2 * lengths.sum()
+    assert sum(len(block.asked) for block in layout.blocks) < 2 * lengths.sum()
     assert sum(len(block.real) for block in layout.blocks) == lengths.sum()
 
 

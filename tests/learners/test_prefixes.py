@@ -1,0 +1,192 @@
+"""Shared prefixes: the tree has each token once, and a model, a loss and a train step can't tell that it is one."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_like.types import Batch, Group, Sample
+from learners import packing
+from learners.advantages import gae, group
+from learners.attention import Layout, packed_attention
+from learners.learner import TorchLearner
+from learners.losses.clipped import decoupled_ppo, gspo, ppo
+from learners.losses.delightful import dg
+from learners.losses.targets import tpo
+from learners.losses.weighted import tis, vtrace
+from learners.packing import Columns
+from learners.prefixes import Forest, cut, paths
+from tests.learners.batches import VOCAB, tiny_model
+
+CPU = torch.device("cpu")
+SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=12)
+
+
+def forest_of(sequences):
+    lengths = np.array([len(s) for s in sequences])
+    return Forest.of(np.concatenate(sequences).astype(np.int64), np.cumsum(lengths) - lengths, lengths), lengths
+
+
+def prefixes(sequences):
+    return {tuple(s[:n]) for s in sequences for n in range(1, len(s) + 1)}
+
+
+@given(SEQUENCES, st.randoms(use_true_random=False))
+def test_each_token_in_its_context_is_in_the_row_once(sequences, dice):
+    forest, lengths = forest_of(sequences)
+    chosen = np.array(dice.sample(range(len(sequences)), dice.randint(1, len(sequences))))
+    order, shared = forest.among(chosen)
+    some = [sequences[i] for i in chosen[order]]
+    assert (lengths[chosen[order]] - shared).sum() == len(prefixes(some))
+    row = [token for s, common in zip(some, shared, strict=True) for token in s[common:]]
+    for sequence, path in zip(some, paths(lengths[chosen[order]], shared), strict=True):
+        assert [row[place] for place in path] == sequence
+
+
+@given(SEQUENCES, st.integers(1, 30))
+def test_runs_stay_below_the_limit_and_lose_nothing(sequences, most):
+    forest, lengths = forest_of(sequences)
+    order, shared = forest.among(np.arange(len(sequences)))
+    runs = cut(lengths[order].tolist(), shared.tolist(), most)
+    assert [i for run in runs for i in run] == list(range(len(sequences)))
+    for run in runs:
+        assert len(run) == 1 or len(prefixes([sequences[order[i]] for i in run])) <= most
+
+
+def family(rng, prompt, responses, turns=1):
+    """Samples of one prompt; with `turns`, later ones go on from a part of the first one's response, as branches do."""
+    begin = rng.integers(0, VOCAB, prompt)
+    made: list[Sample] = []
+    for number, response in enumerate(responses):
+        tokens = rng.integers(0, VOCAB, response)
+        if turns > 1 and number:
+            common = min(response, len(made[0].tokens) - prompt) // turns
+            tokens[:common] = made[0].tokens[prompt : prompt + common]
+        mask = rng.random(response) < 0.8
+        mask[-1] = True
+        made.append(
+            Sample(
+                tokens=np.concatenate([begin, tokens]).astype(np.int32),
+                prompt_length=prompt,
+                logprobs=(-rng.exponential(2.0, response)).astype(np.float32),
+                loss_mask=mask,
+                runs=[(0, int(response))],
+                reward=float(rng.integers(0, 5)) / 4,
+                finish="stop",
+            )
+        )
+    return made
+
+
+SHAPES = {
+    "short answers": [(12, [3, 4, 2, 5], 1), (17, [1, 6, 3, 2], 1)],
+    "long answers": [(3, [12, 15, 9, 30], 1), (5, [20, 8, 8, 11], 1)],
+    "mixed": [(9, [3, 25, 9, 1], 1), (2, [4, 6, 30, 5], 1)],
+    "branches": [(6, [24, 20, 12, 9], 2), (4, [16, 18, 8, 20], 3)],
+}
+
+
+def batch_of(shapes, seed=0, index=0, version=1):
+    rng = np.random.default_rng((seed, index))
+    groups = [Group(id=number, samples=family(rng, *shape)) for number, shape in enumerate(shapes)]
+    for each in groups:
+        each.samples[0].runs = [(version, each.samples[0].response_length)]
+    return Batch(index, version, groups)
+
+
+def attention_inputs(row, layout_tokens, window):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(1, heads, layout_tokens, 4, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)]
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+def test_attention_over_a_tree_is_that_of_each_sequence_alone(shapes, window):
+    """In float64, where both are the same numbers; gradients too."""
+    columns = Columns(batch_of(shapes))
+    samples = np.flatnonzero(columns.lengths)
+    order, shared = columns.forest.among(samples)
+    lengths = columns.lengths[samples[order]]
+    found = paths(lengths, shared)
+    inputs = attention_inputs(None, int((lengths - shared).sum()), window)
+    weights = torch.randn(inputs[0].shape[2], 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+    def run(tensors, layout):
+        return packed_attention(
+            torch.nn.Module(), *tensors, None, 0.5, layout=layout, **({"sliding_window": window} if window else {})
+        )[0][0]
+
+    tree = [x.clone().requires_grad_() for x in inputs]
+    output = run(tree, Layout.tree(found, lengths - shared, CPU))
+    alone = [x.clone().requires_grad_() for x in inputs]
+    where = torch.from_numpy(np.concatenate(found))
+    apart = run([x[:, :, where] for x in alone], Layout.of(lengths, CPU))
+    own = np.concatenate(
+        [np.arange(end - new, end) for end, new in zip(np.cumsum(lengths), lengths - shared, strict=True)]
+    )
+    expected = apart[torch.from_numpy(own)]
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    gradients = torch.autograd.grad((output * weights).sum(), tree)
+    truths = torch.autograd.grad((expected * weights).sum(), alone)
+    for gradient, truth in zip(gradients, truths, strict=True):
+        torch.testing.assert_close(gradient, truth, rtol=1e-11, atol=1e-12)
+
+
+def learner_of(loss=decoupled_ppo, advantage=group, **knobs) -> TorchLearner:
+    knobs = {"publish_dtype": "float32", "clip_grad": 0.5, "num_minibatches": 1, "lr": 1e-3, **knobs}
+    return TorchLearner(tiny_model(), loss, partial(advantage), 0.7, 0, **knobs)
+
+
+KNOBS = [
+    {},
+    {"loss": ppo, "num_minibatches": 2, "entropy_bonus": 0.05},
+    {"loss": gspo, "normalise": "sequence_mean"},
+    {"loss": vtrace},
+    {"loss": tis, "max_tokens": 30},
+    {"loss": dg},
+    {"loss": tpo},
+    {"normalise": 16.0, "kl_loss": 0.1, "kl_reward": 0.1},
+    {"advantage": gae, "critic_lr": 1e-2, "critic_trunk": 0.1},
+    {"grad_norm_by_staleness": True},
+    {"checkpoint_activations": True, "max_logits": 100},
+    {"lora": {"rank": 2}},
+    {"stream": True},
+]
+
+
+@pytest.mark.parametrize("knobs", KNOBS, ids=lambda knobs: "-".join(f"{k}" for k in knobs) or "plain")
+def test_a_train_step_is_that_of_plain_sequences(knobs, monkeypatch):
+    """To float32 rounding: the gradient, and all that is said of the step but how many tokens it computed."""
+    shapes = [*SHAPES["mixed"], *SHAPES["branches"], *SHAPES["short answers"]]
+    shared, plain = learner_of(**knobs), learner_of(**knobs)
+    batch = batch_of(shapes)
+    found = shared.train(batch)
+    monkeypatch.setattr(packing, "WORTH", 0.0)
+    expected = plain.train(batch)
+    assert found["backward_tokens"] < 0.7 * expected["backward_tokens"]
+    scale = plain.optimizer.gradient.abs().max().item()
+    torch.testing.assert_close(shared.optimizer.gradient, plain.optimizer.gradient, rtol=1e-3, atol=3e-5 * scale)
+    counts = ("backward_tokens", "backward_share")
+    for name, value in expected.items():
+        if name not in counts:
+            assert found[name] == (pytest.approx(value, rel=2e-3, abs=2e-5) if isinstance(value, float) else value), (
+                name
+            )
+
+
+def test_micro_batches_keep_groups_together_and_count_shared_tokens_once():
+    columns = Columns(batch_of([(40, [4] * 4, 1)] * 1 + [(40, [3] * 4, 1), (40, [2] * 4, 1)], seed=3))
+    samples = np.flatnonzero(columns.lengths)
+    parts = columns.cuts(samples, max_tokens=120, min_microbatches=1)
+    assert sorted(i for part in parts for i in part) == samples.tolist()
+    assert sorted(len(part) for part in parts) == [4, 8], "two groups of 40 + 4 · 3 tokens fit, three do not"
+    assert all(columns.microbatch(part, CPU).input_ids.shape[1] <= 120 for part in parts)
+
+
+def test_sequences_that_share_little_stay_plain():
+    columns = Columns(batch_of([(1, [20] * 4, 1), (1, [20] * 4, 1)]))
+    row = columns.microbatch(np.flatnonzero(columns.lengths), CPU)
+    assert row.layout.paths is None and row.input_ids.shape[1] == columns.lengths.sum()
