@@ -139,9 +139,10 @@ class TorchLearner(Objective, Saving):
         `kl/k3`, `ess` and `ratio/` compare the policy at the start of the step with the behaviour policy; losses that
         ask for neither proximal logprobs nor a plan estimate them from the first minibatch. `mismatch_kl` and
         `mismatch_max` do so for tokens of this step's own weights: engine against learner. Metrics of tokens come by
-        staleness as well (`learners.diagnostics`). `backward_tokens` input tokens went through a backward pass,
-        `backward_share` of what there was. `skipped_steps` counts, over the learner's life, optimizer steps skipped
-        because of a gradient that was not finite.
+        staleness as well (`learners.diagnostics`). `backward_tokens` input tokens took part in a backward pass,
+        `backward_share` of what there was; `computed_tokens` is what went through the model for it, where sequences
+        that begin alike share tokens (`learners.prefixes`). `skipped_steps` counts, over the learner's life, optimizer
+        steps skipped because of a gradient that was not finite.
         """
         with self._or_untrainable(batch):
             return self._train(batch)
@@ -323,7 +324,8 @@ class TorchLearner(Objective, Saving):
         total, by_staleness = 0.0, dict[str, Tensor]()
         for part in self._microbatches(columns, samples):
             loss, outputs = self._forward(step, part, denominator, at_start)
-            step.backward_tokens += part.input_ids.numel() if len(part.trained) else 0
+            step.backward_tokens += part.tokens
+            step.computed_tokens += part.input_ids.numel() if part.tokens else 0
             if self._norm_by_staleness:
                 self._backward_by_staleness(step, part, loss, outputs, by_staleness)
             else:

@@ -63,7 +63,8 @@ class MicroBatch:
 
     `input_ids`, `position_ids` int64 [1, S], positions counted within each sequence; `layout` tells attention where
     the sequences lie; `outputs` int64 [N] are the places in the row whose logits predict the trained tokens `targets`
-    int64 [N]; `trained` int64 [N] are the places of those tokens in the batch's columns; `sequence` int64 [N].
+    int64 [N]; `trained` int64 [N] are the places of those tokens in the batch's columns; `sequence` int64 [N]. `tokens`
+    counts the input tokens of the sequences, shared ones for each that has them.
     """
 
     input_ids: Tensor
@@ -73,6 +74,7 @@ class MicroBatch:
     targets: Tensor
     trained: Tensor
     sequence: Tensor
+    tokens: int = 0
 
 
 class Columns:
@@ -184,7 +186,8 @@ class Columns:
             np.repeat(np.arange(len(samples)), counts),
         )
         input_ids, position_ids, outputs, targets, where, sequence = (torch.from_numpy(a).to(device) for a in arrays)
-        return MicroBatch(input_ids, position_ids, layout, outputs, targets, where, sequence)
+        total = int(lengths.sum())
+        return MicroBatch(input_ids, position_ids, layout, outputs, targets, where, sequence, total)
 
     def _tree(
         self, samples: np.ndarray, shared: np.ndarray, device: torch.device

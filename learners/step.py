@@ -51,7 +51,7 @@ class Step:
         self.losses: list[float] = []
         self.norms: list[float] = []
         self.bucket_norms: dict[str, list[float]] = {}
-        self.input_tokens = self.backward_tokens = 0
+        self.input_tokens = self.backward_tokens = self.computed_tokens = 0
         self.denominator = 0.0
 
     def on_device(self, array: np.ndarray | None) -> Any:
@@ -97,6 +97,7 @@ class Step:
         """Of all ranks: each hands in what it has observed."""
         self.tally.merge(ranks)
         self.backward_tokens = sum(ranks.gathered(self.backward_tokens))
+        self.computed_tokens = sum(ranks.gathered(self.computed_tokens))
         known = ~self.start.isnan()
         moved = log_ratio(self.start, self.behaviour, known)[known]
         metrics = self.tally.metrics() | drift(moved.cpu().numpy(), self.staleness[known].cpu().numpy())
@@ -104,5 +105,6 @@ class Step:
         metrics["loss"] = float(np.mean(self.losses)) if self.losses else 0.0
         metrics["grad_norm"] = float(np.mean(self.norms)) if self.norms else 0.0
         metrics["backward_tokens"] = self.backward_tokens
+        metrics["computed_tokens"] = self.computed_tokens
         metrics["backward_share"] = self.backward_tokens / max(1, self.input_tokens)
         return metrics

@@ -51,6 +51,7 @@ def joined(steps: Sequence[Step]) -> Step:
         first.tally.join(each.tally)
         first.input_tokens += each.input_tokens
         first.backward_tokens += each.backward_tokens
+        first.computed_tokens += each.computed_tokens
         first.denominator += each.denominator
     for name in ("start", "behaviour", "staleness"):
         setattr(first, name, torch.cat([getattr(each, name) for each in steps]))

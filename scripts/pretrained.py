@@ -43,7 +43,9 @@ def convert(gguf: Path, folder: Path) -> None:
     """Write weights (bfloat16), config, tokenizer and chat template of a GGUF file of a Llama as a folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     tokenizer = AutoTokenizer.from_pretrained(**where)
     loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)

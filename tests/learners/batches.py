@@ -85,9 +85,12 @@ def make_batch(
 
 
 def assert_metrics_close(found: dict[str, Any], expected: dict[str, Any], rtol: float, atol: float) -> None:
-    """The same names; numbers that are close, and all else the same."""
+    """The same names; numbers that are close, and all else the same, but how many tokens were computed: which sequences
+    share their prefixes depends on how they are dealt out."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
+        if name == "computed_tokens":
+            continue
         if isinstance(value, float):
             np.testing.assert_allclose(found[name], value, rtol, atol, err_msg=name)
         else:
