@@ -130,9 +130,8 @@ def _block(
         asking = np.where(kept, np.take_along_axis(asked, depth, 1), 0)
         mask = torch.from_numpy(np.arange(longest) <= depth[:, :, None])[:, None].to(device)
     flat, real = asking.reshape(-1), np.flatnonzero(kept)
-    to_device = (torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (flat, asked.reshape(-1)))
-    block = Block(asking.shape[1], longest, *to_device, mask, torch.from_numpy(real).to(device))
-    return block, flat[real]
+    queries, keys_at, kept_at = (torch.from_numpy(a).to(device) for a in (flat, asked.reshape(-1), real))
+    return Block(asking.shape[1], longest, queries, keys_at, mask, kept_at), flat[real]
 
 
 def _similar(lengths: np.ndarray) -> list[np.ndarray]:
@@ -174,7 +173,7 @@ def packed_attention(
 
 def _attend_blocks(inputs: tuple[Tensor, ...], layout: Layout, scaling: float | None, window: int | None) -> Tensor:
     """[H, S, D] over [K, S, D] (twice) → [S, H, D]."""
-    if not layout.blocks:
+    if layout.back is None:
         q, k, v = (x.unflatten(1, (-1, layout.equal)).transpose(0, 1) for x in inputs)
         return _attend(q, k, v, None, scaling, window).transpose(1, 2).flatten(0, 1)
     pieces = []

@@ -54,7 +54,7 @@ def convert(gguf: Path, folder: Path) -> None:
         del config.quantization_config
     plain = LlamaForCausalLM(config)
     plain.load_state_dict(loaded.state_dict())
-    plain.to(torch.bfloat16).save_pretrained(folder)
+    plain.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "source.json").write_text(json.dumps({"package": PACKAGE, "version": VERSION, "file": FILE}) + "\n")
 
