@@ -131,7 +131,7 @@ def _block(
         mask = torch.from_numpy(np.arange(longest) <= depth[:, :, None])[:, None].to(device)
     flat, real = asking.reshape(-1), np.flatnonzero(kept)
     queries, keys_at, kept_at = (torch.from_numpy(a).to(device) for a in (flat, asked.reshape(-1), real))
-    return Block(asking.shape[1], longest, queries, keys_at, mask, kept_at), flat[real]
+    return Block(longest if whole else int(added.max()), longest, queries, keys_at, mask, kept_at), flat[real]
 
 
 def _similar(lengths: np.ndarray) -> list[np.ndarray]:

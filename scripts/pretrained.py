@@ -42,17 +42,16 @@ def fetch(target: Path) -> Path:
 def convert(gguf: Path, folder: Path) -> None:
     """Write weights (bfloat16), config, tokenizer and chat template of a GGUF file of a Llama as a folder."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     tokenizer = AutoTokenizer.from_pretrained(**where)
     loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    config = loaded.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    plain = LlamaForCausalLM(config)
+    described = loaded.config.to_dict()
+    described.pop("quantization_config", None)
+    plain = LlamaForCausalLM(LlamaConfig.from_dict(described))
     plain.load_state_dict(loaded.state_dict())
     plain.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
