@@ -7,7 +7,8 @@ write and one fsync for all that arrived at once) by `commit`, or by `advance`, 
 where they were written, and the snapshot says where that is. A segment is deleted at the first rotation at which no
 payload that is still held lies in it, and only once the new segment has been read back. So that a few stragglers do not
 keep large files: of segments of which less than half is still held, the oldest first, payloads are copied to the end of
-the newest one, at most `COPY_BYTES` at each rotation (a single payload above that stays where it is). `keep`: nothing is deleted or copied, for replays.
+the newest one, at most `COPY_BYTES` at each rotation (a larger payload stays where it is). `keep`: nothing is deleted
+or copied, for replays.
 
 A crash can tear what was written last: `scan` cuts it off, and goes on. Damage with records behind it that were written
 later is an error, and so is a segment without its snapshot. A full disk leaves the file as it was before the commit,
@@ -239,8 +240,8 @@ def check_payloads(folder: Path, held: Iterable[Stored]) -> None:
         size = path.stat().st_size if path.exists() else 0
         if size < end:
             raise JournalError(
-                f"{path} has {size} bytes where payloads of groups that wait reach up to byte {end}: put the file back, "
-                "or start a new run from a checkpoint"
+                f"{path} has {size} bytes where payloads of groups that wait reach up to byte {end}: put the file "
+                "back, or start a new run from a checkpoint"
             )
 
 
@@ -253,8 +254,8 @@ def _records(path: Path, newest: bool, repair: bool, check: bool) -> Iterator[Re
         raise JournalError(f"{where}, and later segments follow")
     if number_of(path) > 1 and good <= len(MAGIC):
         raise JournalError(
-            f"{where}, where its snapshot was, which was on disk before the segment was begun: no crash has torn it. Put "
-            "the file back, or start a new run from a checkpoint"
+            f"{where}, where its snapshot was, which was on disk before the segment was begun: no crash has torn it. "
+            "Put the file back, or start a new run from a checkpoint"
         )
     if written_later(path, good, size):
         raise JournalError(
