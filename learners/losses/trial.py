@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from areal_like.errors import UserError
 from learners.losses.contract import LossBatch, LossFunction, needs_proximal, needs_uniform, with_plan
 
 TOKENS = 2
 
 
-class BadLoss(ValueError):
+class BadLoss(UserError):
     """A loss that nobody could train with."""
 
 
