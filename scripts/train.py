@@ -226,7 +226,12 @@ def dry_run(config: Config) -> None:
     print(estimate.describe(estimate.estimate(config)))
     if submission := submission_of(config, Path(config.run.dir) / (config.run.name or "NAME")):
         print(f"\n{submission.describe()}", end="")
-    preflight(config)
+    warn(preflight(config))
+
+
+def warn(notes: str) -> None:
+    if notes:
+        print(f"note: {notes}", file=sys.stderr)
 
 
 def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, TextIO] | None:
@@ -238,8 +243,7 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
     if args.dry_run:
         dry_run(config)
         return None
-    if warning := preflight(config):
-        print(f"note: {warning}", file=sys.stderr)
+    warn(preflight(config))
     if config.replay:
         config = fit_to_replay(config)
     stem = Path(args.config).stem

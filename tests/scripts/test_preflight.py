@@ -287,3 +287,22 @@ def test_a_model_that_can_not_be_loaded(
     preflight.preflight(configs.load([QUICKSTART, "groups_per_batch=2", *overrides]))
     spoil(model / file, change)
     assert words in refusal(tmp_path, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        (CONFIG, lambda _: b"{oops", "config.json is no JSON"),
+        (CONFIG, with_fields(model_type="abacus"), "abacus"),
+        (WEIGHTS, lambda content: content[:-7], "model.safetensors is cut off"),
+    ],
+)
+def test_a_dry_run_says_the_same(tmp_path: Path, model: Path, file: str, change: Change, words: str) -> None:
+    spoil(model / file, change)
+    assert words in refusal(tmp_path, f"model={{name: folder, path: {model}}}", "--dry-run")
+
+
+def test_a_dry_run_passes_notes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [QUICKSTART, f"run.dir={tmp_path}", "task.train_size=3", "--dry-run"]
+    prepare(parse(argv), argv)
+    assert "note: groups_per_batch=16: there are 3 training prompts" in capsys.readouterr().err
