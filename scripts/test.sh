@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Sets up a virtual environment and passes all tests: style, types, then pytest. Arguments go to pytest.
 # VENV names another environment than .venv (.ci/run uses a fresh one). As root on Debian it also installs Slurm, of which
-# tests/slurm starts a cluster of its own; without Slurm those tests are skipped.
+# tests/slurm starts a cluster of its own; without Slurm those tests are skipped. AREAL_TEST_SEED=7 gives the numerical
+# tests other random numbers (tests/seeds.py); scripts/test_kernels.sh runs them with other kernels of torch.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${VENV:-.venv}

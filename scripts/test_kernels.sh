@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# The tests whose numbers depend on the CPU's kernels, under other ones than this machine's own and with other random
+# numbers, so that no equality holds on one kind of machine alone; half a minute. Arguments go to pytest.
+# KERNELS names torch's kernels (default | avx2 | avx512), AREAL_TEST_SEED shifts the seeds, VENV is another environment
+# than .venv.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+export ATEN_CPU_CAPABILITY=${KERNELS:-default} ONEDNN_MAX_CPU_ISA=AVX2 AREAL_TEST_SEED=${AREAL_TEST_SEED:-1}
+exec "${VENV:-.venv}/bin/python" -m pytest tests/learners/test_streaming.py tests/learners/test_sharding.py \
+    tests/learners/test_attention.py tests/learners/test_learner.py tests/learners/test_learner_losses.py \
+    tests/learners/test_scoring.py tests/learners/test_diagnostics.py tests/learners/test_logprobs.py \
+    tests/actors/test_torch_engine.py tests/actors/test_torch_engine_updates.py -k "not compiled" "$@"
