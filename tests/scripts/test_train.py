@@ -55,7 +55,7 @@ def test_print_config_is_light_and_can_be_read_back(tmp_path: Path) -> None:
         (["configs/nowhere.yaml"], "configs/nowhere.yaml"),
         ([QUICKSTART, "actors.count=many"], "actors.count"),
         ([QUICKSTART, "buffer.port=70000", "run.dir=/dev/null"], "buffer.port"),
-        ([QUICKSTART, "groups_per_batch=1000000000"], "can never fill"),  # the last check without a tokenizer or a model
+        ([QUICKSTART, "groups_per_batch=1000000000"], "can never fill"),
     ],
 )
 def test_a_wrong_config_is_one_line_and_light(argv: list[str], words: str) -> None:
