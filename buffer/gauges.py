@@ -111,6 +111,7 @@ class Gauges:
                 "rollout/actors": len(fleet),
             }
             | _engines(fleet)
+            | rewards(fleet)
             | _servers(fleet)
             | _agents(fleet)
         )
