@@ -82,6 +82,7 @@ class Controller:
         self._revoke()
         evaluate(self.state, now)
         admit(self.state, now)
+        self.deadlines.hedge(now)
         self._serve(now)
         self._report_when_finished()
         self.state.outbox.flush()
@@ -176,7 +177,8 @@ class Controller:
             state.router.send(state.learner, "stop", {"drain": state.stopping == "drain"})
 
     def _revoke(self) -> None:
-        """Actors need not finish what got too old while it ran."""
+        """Actors need not finish what got too old while it ran, nor what another has finished."""
+        self.state.end_hedges()
         for name, group_id in self.state.replay.take_revoked():
             if actor := self.state.fleet.by_name.get(name):
                 actor.running.discard(group_id)

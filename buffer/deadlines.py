@@ -6,25 +6,32 @@ pushes first, wins. So:
 
     lease ──no progress for the timeout──► revoked: QUEUED again; its actor is benched: no new leases while others work,
        │                                   until it has finished something, or for another timeout
+       ├──at half the timeout, if an actor idles: the group is leased to it as well (`buffer.hedges`)
        └──the third time for a group────► dropped as "timed out"; its slot goes to another prompt
 
-An actor that loses MOST_IN_A_ROW leases, finishes nothing between and has nothing else that moves, hangs as a whole: it
-is told to quit, and whoever started it starts it again. Held-out prompts have the same deadline; the third time they
-count as failed (reward 0). While an engine says that it starts or restarts, the clocks of its leases stand still.
+An actor that loses MOST_IN_A_ROW leases (so, or to a hedge), finishes nothing between and has nothing else that moves,
+hangs as a whole: it is told to quit, and whoever started it starts it again. Held-out prompts have the same deadline; the
+third time they count as failed (reward 0). While an engine says that it starts or restarts, the clocks of its leases
+stand still.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 
+from buffer.entries import Entry, Stage
 from buffer.fleet import Actor
+from buffer.hedges import is_idle_for, may_be_hedged
+from buffer.leasing import lease_to_second
 from buffer.run_state import RunState
 
 log = logging.getLogger(__name__)
 MOST_IN_A_ROW = 3
 MOST_PER_GROUP = 3
+HEDGE_AT = 0.5
+"""This part of the deadline without progress, and an idle actor gets the group as well (`buffer.hedges`)."""
 LOOKS = 8
 """Per deadline: so late, at most, by this part of it, is a lease revoked."""
 
@@ -35,18 +42,45 @@ class Deadlines:
     def __init__(self, state: RunState, timeout: float):
         self.state, self.timeout = state, timeout
         self._look_at = -math.inf
+        self._slow: list[Entry] = []
 
     def enforce(self, now: float) -> None:
         """To be called in each turn of the loop; looks now and then. Raises RolloutsFail."""
         if not self.timeout or now < self._look_at:
             return
         self._look_at = now + min(1.0, self.timeout / LOOKS)
+        self._slow = []
+        overtaken, self.state.hedges.overtaken = self.state.hedges.overtaken, []
+        for name, leases in Counter(overtaken).items():
+            if hung := self.state.fleet.by_name.get(name):
+                self._hold_against(hung, leases, now)
         for actor in list(self.state.fleet):
             actor.moved = {group_id: actor.moved.get(group_id, now) for group_id in actor.running}
             late = [group_id for group_id, moved in actor.moved.items() if now - moved > self.timeout]
             if late:
                 self._revoke(actor, sorted(late), now)
+            half = [each for each in actor.running if now - actor.moved[each] > self.timeout * HEDGE_AT]
+            self._slow += [self.state.replay.entries[group_id] for group_id in half]
         self._take_back_heldout(now)
+
+    def hedge(self, now: float) -> None:
+        """To be called when leases have been handed out: who has room still is idle. Lease to them what seems to hang
+        elsewhere, the lowest slots first."""
+        state, slow = self.state, sorted(self._slow, key=lambda entry: entry.slot)
+        self._slow = []
+        if not slow or state.started_at is None or state.finishing or state.outbox.blocked:
+            return
+        for entry in slow:
+            if entry.stage is not Stage.RUNNING or not may_be_hedged(entry, state.hedges):
+                continue
+            idle = [actor for actor in state.fleet.at_work(now) if is_idle_for(actor, entry)]
+            slots, bound = state.replay.slots, state.replay.bound
+            idle = [each for each in idle if slots.fits(entry.slot, each.version)]
+            idle = [each for each in idle if bound.admits(entry.slot, each.version)]
+            if idle:
+                actor = max(idle, key=lambda actor: actor.free_slots)
+                log.info("group %d makes no progress on %s: %s tries it too", entry.id, entry.actor, actor.name)
+                lease_to_second(state, entry, actor, now)
 
     def _revoke(self, actor: Actor, group_ids: list[int], now: float) -> None:
         state = self.state
@@ -63,15 +97,18 @@ class Deadlines:
             actor.running.discard(group_id)
             entry = state.replay.entries[group_id]
             entry.timeouts, entry.avoid = entry.timeouts + 1, actor.name
+            if state.hedges.leave_to_other(entry, actor.name):
+                continue
             if entry.timeouts >= MOST_PER_GROUP:
                 state.replay.drop(group_id, "timed out")
                 state.failures.add(group_id, "timed out", f"on {entry.timeouts} leases, the last of {actor.name}")
             else:
                 state.replay.requeue(group_id)
+        state.lease_timeouts += len(group_ids)
         self._hold_against(actor, len(group_ids), now)
 
     def _hold_against(self, actor: Actor, leases: int, now: float) -> None:
-        self.state.lease_timeouts += leases
+        """Leases that it has lost, to the deadline or to a hedge."""
         actor.timed_out += leases
         if actor.benched_until == math.inf:
             return  # it was told to quit
@@ -79,7 +116,7 @@ class Deadlines:
         something_moves = any(now - actor.moved[group_id] < self.timeout / 2 for group_id in actor.running)
         if actor.timed_out >= MOST_IN_A_ROW and not something_moves:
             actor.benched_until = math.inf
-            reason = f"{actor.timed_out} leases in a row made no progress for {self.timeout:.0f} s"
+            reason = f"{actor.timed_out} leases in a row made no progress in time (buffer.lease_timeout)"
             log.warning("%s is told to quit: %s", actor.name, reason)
             self.state.router.send(actor.peer, "quit", {"reason": reason})
 
@@ -91,4 +128,5 @@ class Deadlines:
         for name, rows in late.items():
             log.warning("%s: no progress for %.0f s on %d held-out prompts", name, self.timeout, rows)
             if actor := self.state.fleet.by_name.get(name):
+                self.state.lease_timeouts += rows
                 self._hold_against(actor, rows, now)

@@ -22,7 +22,7 @@ from buffer.checks import (
     check_stats,
     read_payloads,
 )
-from buffer.entries import Entry, Stage
+from buffer.entries import Stage
 from buffer.fleet import MOST_REFUSED, Actor
 from buffer.partials import Partial
 from buffer.recovery import payloads, snapshot
@@ -157,10 +157,12 @@ class Handlers:
         ids = {name[0] for name in names if isinstance(name, list) and name and isinstance(name[0], int)}
         for group_id in sorted(ids & actor.running):
             entry = state.replay.entries[group_id]
-            self._release(group_id, entry)
+            actor.running.discard(group_id)
             entry.refused, entry.avoid = entry.refused + 1, actor.name
             actor.refused += 1
             state.gauges.refused[getattr(error, "column", "form")] += 1
+            if state.hedges.leave_to_other(entry, actor.name):
+                continue
             if entry.refused < MOST_REFUSED:
                 state.replay.requeue(group_id)
             else:
@@ -177,6 +179,7 @@ class Handlers:
         cut = entry.cut if entry else ()
         owner = state.fleet.by_name.get(entry.actor) if entry else None
         new = state.replay.push(head, payload, state.version, now)
+        state.end_hedges(maker)
         if owner and head.id not in state.replay.running:  # else the push came late: the lease of now goes on
             owner.running.discard(head.id)
         if new and entry:
@@ -194,7 +197,7 @@ class Handlers:
     def _on_left_out(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         group_id, cut, redrawn = message.body["id"], message.body["cut"], message.body["redrawn"]
         entry = self.state.replay.entries.get(group_id)
-        if entry is None or entry.stage is not Stage.RUNNING or actor is None or entry.actor != actor.name:
+        if entry is None or actor is None or not self.state.hedges.holds(entry, actor.name):
             return
         check_left_out(cut, redrawn, entry)
         self.state.replay.leave_out(group_id, tuple(cut), redrawn)
@@ -202,9 +205,11 @@ class Handlers:
     def _on_failed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         group_id, reason = message.body["id"], message.body["reason"]
         entry = self.state.replay.entries.get(group_id)
-        if entry is None or entry.stage is not Stage.RUNNING or actor is None or entry.actor != actor.name:
+        if entry is None or actor is None or not self.state.hedges.holds(entry, actor.name):
             return
-        self._release(group_id, entry)
+        actor.running.discard(group_id)
+        if self.state.hedges.leave_to_other(entry, actor.name):
+            return
         self.state.replay.drop(group_id, reason[:60])
         self.state.failures.add(group_id, reason, message.body["detail"])
 
@@ -222,6 +227,8 @@ class Handlers:
             for group_id in sorted(ids):
                 actor.running.discard(group_id)
                 entry = self.state.replay.entries[group_id]
+                if self.state.hedges.leave_to_other(entry, actor.name):
+                    continue  # the other has begun without what comes back here
                 cut = group_id in left and entry.recalled and not entry.moves
                 if cut and self.state.scheduler.sizing.looks:
                     self.state.gauges.see(left[group_id].lengths.of(entry.launch))
@@ -238,11 +245,6 @@ class Handlers:
             actor.name, body["id"], body["reward"], body["length"], body["oldest"], body["newest"]
         )
         self.state.note_evaluation(result, time.monotonic())
-
-    def _release(self, group_id: int, entry: Entry | None) -> None:
-        owner = self.state.fleet.by_name.get(entry.actor) if entry else None
-        if owner:
-            owner.running.discard(group_id)
 
     def _on_lost(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         """A supervisor saw a process die: nobody need wait for its silence. A pid of 0: whoever has that name."""
@@ -332,6 +334,7 @@ class Handlers:
         for each in self.state.fleet:
             self.state.router.send(each.peer, "cancel", {"ids": sorted(each.running), "give_back": False})
             each.running.clear()
+        self.state.hedges.pairs.clear()
         for group_id in list(self.state.replay.entries):
             self.state.replay.drop(group_id, "end of run")
         self.state.evaluation.finish_with(self.state.version)

@@ -74,7 +74,7 @@ def admit(state: RunState, now: float) -> None:
     if state.started_at is None or state.finishing or state.outbox.blocked:
         return
     queued = state.replay.count(Stage.QUEUED)
-    running = sum(len(actor.running) for actor in state.fleet)
+    running = sum(len(actor.running) for actor in state.fleet) - len(state.hedges.pairs)
     view = _view(state, state.version, running)
     to_start = view.room + queued + state.scheduler.wants_spares(view)
     if not to_start:
@@ -98,6 +98,15 @@ def admit(state: RunState, now: float) -> None:
         planned.setdefault(actor.name, []).append(granted)
     for name, all_granted in planned.items():
         _send_leases(state, state.fleet.by_name[name], all_granted)
+
+
+def lease_to_second(state: RunState, entry: Entry, actor: Actor, now: float) -> None:
+    """A hedge: a group that runs elsewhere runs on `actor` as well."""
+    carried = [index for index, oldest in state.replay.usable(entry).items() if oldest >= entry.lease_version]
+    state.hedges.add(entry, actor.name)
+    actor.lease(entry.id, entry.launch, now)
+    lease = Lease(entry.id, entry.row, "train", entry.launch, entry.need)
+    _send_leases(state, actor, [(lease, entry.partial, sorted(carried))])
 
 
 def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, now: float) -> Granted | None:

@@ -234,9 +234,7 @@ class LifeCycle:
         Returns which samples of `entry.partial` the lease may carry (see `Partial.usable`): those that the bound allows
         in the group's slot. A partial of which none is left is let go.
         """
-        slot = self._aim(entry)
-        carried = entry.partial.usable(self._oldest_resumable(slot)) if entry.partial and slot is not None else {}
-        carried = {index: oldest for index, oldest in carried.items() if index < entry.launch}
+        carried = self.usable(entry)
         if carried:
             self.resumed += 1
         else:
@@ -245,6 +243,12 @@ class LifeCycle:
         entry.lease_version, entry.moves, entry.cut = min([version, *carried.values()]), False, ()
         self.move(entry, Stage.RUNNING)
         return carried
+
+    def usable(self, entry: Entry) -> dict[int, int]:
+        """Of what earlier leases have left: sample → version of its oldest token, as far as a lease may carry it."""
+        slot = self._aim(entry)
+        carried = entry.partial.usable(self._oldest_resumable(slot)) if entry.partial and slot is not None else {}
+        return {index: oldest for index, oldest in carried.items() if index < entry.launch}
 
     def _oldest_resumable(self, slot: int) -> float:
         """Tokens of this version or newer may be trained in `slot`; with `mask_tokens` older ones do no harm."""
@@ -306,16 +310,6 @@ class LifeCycle:
     def _facts(self) -> tuple[int, ...]:
         """As long as this stays the same, so does who can be served, and who has lost."""
         return self._stages.changes, self.slots.changes, self.bound.batches.opened
-
-    @property
-    def deferred(self) -> int:
-        """Groups in the queue, and those that will be there as soon as their actors have handed them back."""
-        recalled = sum(entry.recalled and not entry.moves for entry in self.spares.values())
-        return len(self._stages[Stage.DEFERRED]) + recalled
-
-    def first_deferred(self) -> int | None:
-        """The group that waits longest in the queue."""
-        return next(iter(self._stages[Stage.DEFERRED]), None)
 
     def recall_losers(self) -> None:
         """Recall spare groups for which there is no place left that could hold their tokens; those that are between two

@@ -35,6 +35,16 @@ class Replay(LifeCycle):
         self._undecided: tuple[Any, ...] = ()  # a batch, and the facts by which there was nothing to serve
         self.planned: dict[int, list[int]] = {}  # batch → ids: served before a crash, to be served again
 
+    @property
+    def deferred(self) -> int:
+        """Groups in the queue, and those that will be there as soon as their actors have handed them back."""
+        recalled = sum(entry.recalled and not entry.moves for entry in self.spares.values())
+        return len(self._stages[Stage.DEFERRED]) + recalled
+
+    def first_deferred(self) -> int | None:
+        """The group that waits longest in the queue."""
+        return next(iter(self._stages[Stage.DEFERRED]), None)
+
     def finished_of(self, batch: int) -> list[Entry]:
         """Groups that will be in a batch whatever comes, in the order in which it will be served `as_finished`. They
         are only known where each batch takes its own slots (`policy: in_order`)."""

@@ -18,6 +18,7 @@ from buffer.entries import Stage
 from buffer.evaluation import Evaluation
 from buffer.fleet import Actor, Fleet
 from buffer.gauges import Gauges
+from buffer.hedges import Hedges
 from buffer.injection import lets_go_to
 from buffer.outbox import Outbox
 from buffer.prompts import PromptCursor
@@ -67,6 +68,7 @@ class RunState:
     stopping: Literal["", "now", "drain"] = ""
     finishing: bool = False
     reported: bool = False
+    hedges: Hedges = field(default_factory=Hedges)
     lease_timeouts: int = 0  # leases revoked for want of progress
     fleet: Fleet = field(default_factory=Fleet)
     relays: Relays = field(default_factory=Relays)
@@ -114,12 +116,21 @@ class RunState:
             log.info("held-out reward %.3f at version %d", result["reward"], result["version"])
             self.gauges.evaluations.append(result)
 
+    def end_hedges(self, winner: str = "") -> None:
+        """Cancel the leases of hedged groups that have come (from `winner`), or need not come from two."""
+        for name, group_id in self.hedges.take_over(self.replay.entries, winner):
+            actor = self.fleet.by_name.get(name)
+            if actor and group_id in actor.running:
+                actor.running.discard(group_id)
+                self.router.send(actor.peer, "cancel", {"ids": [group_id], "give_back": False})
+
     def lose(self, actor: Actor) -> None:
         """An actor is gone: its leases go to others; the groups keep their slots. Who is parked is needed then."""
         if not actor.parked:
             self.fleet.unpark()
         for group_id in actor.running:
-            self.replay.requeue(group_id)
+            if not self.hedges.leave_to_other(self.replay.entries[group_id], actor.name):
+                self.replay.requeue(group_id)
         self.evaluation.lost(actor.name)
         self.fleet.leave(actor)
         self.relays.leave(actor.name)

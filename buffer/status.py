@@ -27,7 +27,7 @@ def levels(state: RunState, now: float) -> dict[str, Any]:
         found |= {f"ledger/{kind}/{reason}": n for reason, n in ledger[kind].items()}
     found |= {f"refused/{column}": n for column, n in state.gauges.refused.items()}
     found |= {"buffer/bytes": state.replay.bytes, "buffer/max_bytes": state.max_bytes, "seconds": state.age(now)}
-    found["rollout/lease_timeouts"] = state.lease_timeouts
+    found |= {"rollout/lease_timeouts": state.lease_timeouts, "rollout/hedges": state.hedges.made}
     if math.isfinite(state.replay.bound.max_staleness):
         found["staleness/bound"] = int(state.replay.bound.max_staleness)
     return found | state.gauges.rates | rewards(state.fleet)
