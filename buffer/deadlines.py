@@ -10,9 +10,9 @@ pushes first, wins. So:
        └──the third time for a group────► dropped as "timed out"; its slot goes to another prompt
 
 An actor that loses MOST_IN_A_ROW leases (so, or to a hedge), finishes nothing between and has nothing else that moves,
-hangs as a whole: it is told to quit, and whoever started it starts it again. Held-out prompts have the same deadline; the
-third time they count as failed (reward 0). While an engine says that it starts or restarts, the clocks of its leases
-stand still.
+hangs as a whole, as does one that after its bench has not even taken new weights: it is told to quit, and whoever
+started it starts it again. Held-out prompts have the same deadline; the third time they count as failed (reward 0).
+While an engine says that it starts or restarts, the clocks of its leases stand still.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Deadlines:
             late = [group_id for group_id, moved in actor.moved.items() if now - moved > self.timeout]
             if late:
                 self._revoke(actor, sorted(late), now)
+            self._look_after_benched(actor, now)
             half = [each for each in actor.running if now - actor.moved[each] > self.timeout * HEDGE_AT]
             self._slow += [self.state.replay.entries[group_id] for group_id in half]
         self._take_back_heldout(now)
@@ -112,13 +113,21 @@ class Deadlines:
         actor.timed_out += leases
         if actor.benched_until == math.inf:
             return  # it was told to quit
-        actor.benched_until = now + self.timeout
+        actor.benched_until, actor.benched_at = now + self.timeout, actor.version
         something_moves = any(now - actor.moved[group_id] < self.timeout / 2 for group_id in actor.running)
         if actor.timed_out >= MOST_IN_A_ROW and not something_moves:
-            actor.benched_until = math.inf
-            reason = f"{actor.timed_out} leases in a row made no progress in time (buffer.lease_timeout)"
-            log.warning("%s is told to quit: %s", actor.name, reason)
-            self.state.router.send(actor.peer, "quit", {"reason": reason})
+            self._tell_to_quit(actor, f"{actor.timed_out} leases in a row made no progress in time")
+
+    def _tell_to_quit(self, actor: Actor, reason: str) -> None:
+        actor.benched_until = math.inf
+        log.warning("%s is told to quit: %s (buffer.lease_timeout)", actor.name, reason)
+        self.state.router.send(actor.peer, "quit", {"reason": f"{reason} (buffer.lease_timeout)"})
+
+    def _look_after_benched(self, actor: Actor, now: float) -> None:
+        """An engine that hangs takes no new weights, and without them the actor gets no lease that could time out."""
+        is_back = actor.timed_out > 0 and actor.benched_until <= now
+        if is_back and not actor.running and actor.version == actor.benched_at < self.state.version:
+            self._tell_to_quit(actor, f"since {actor.timed_out} leases of it hung it has taken no new weights")
 
     def _take_back_heldout(self, now: float) -> None:
         late: dict[str, int] = defaultdict(int)

@@ -43,6 +43,7 @@ class Actor:
     moved: dict[int, float] = field(default_factory=dict)
     timed_out: int = 0
     benched_until: float = -math.inf
+    benched_at: int = -1  # the version that it held then
     ring: MappedRing | None = None
 
     @property

@@ -299,6 +299,23 @@ def test_an_actor_that_hedges_overtake_again_and_again_is_told_to_quit(hedged: H
     assert len(told(hedged, "actor-0", "quit")) == 1 and hedged.state.lease_timeouts == 0
 
 
+@pytest.mark.parametrize("takes_weights", [True, False])
+def test_a_benched_actor_that_takes_no_new_weights_is_told_to_quit(
+    hedged: House, clock: Clock, takes_weights: bool
+) -> None:
+    for group_id in (0, 2):
+        hedged.push("actor-1", group_id, 0)
+    clock.passes(hedged, 2.0)
+    hedged.say("learner", "want", {"index": 0, "version": 0})
+    hedged.say("learner", "trained", {"index": 0})
+    hedged.publish(1)
+    hedged.apply(1, "actor-1", *["actor-0"] * takes_weights)
+    clock.passes(hedged, TIMEOUT * 0.9, "actor-1")
+    assert told(hedged, "actor-0", "quit") == []
+    clock.passes(hedged, TIMEOUT * 0.2, "actor-1")
+    assert len(told(hedged, "actor-0", "quit")) == (not takes_weights)
+
+
 def test_only_an_idle_actor_with_as_new_weights_gets_a_hedge(clock: Clock) -> None:
     house = House(asynchronous(max_staleness=1), lease_timeout=TIMEOUT)
     house.hello("learner", "actor-0", "actor-1", slots=16)
