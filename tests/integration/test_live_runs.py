@@ -117,7 +117,7 @@ def test_an_actor_whose_engine_hangs_loses_its_leases_and_is_started_anew(tmp_pa
         live.until("the actor that was started anew", lambda: _told(live).count(" joined (pid ") == 3)
         live.until_steps(10)
         last = rows(live.folder)[-1]
-        assert last["rollout/hedges"] + last["rollout/lease_timeouts"] >= 3
+        assert last["rollout/hedges"] + last["rollout/lease_timeouts"] >= 1
         assert stop.main([str(live.folder), "--drain"]) == 0
         assert live.end()[0] == 0
     finally:
