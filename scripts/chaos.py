@@ -178,7 +178,7 @@ class Chaos:
         """Fault by fault; the run lives when the last one is done."""
         self.victim.start()
         for what, who in self.plan:
-            moment = self._await_moment(who)
+            moment = self._await_moment(what, who)
             steps = self.victim.steps()
             told = self._make(what, who)
             yield Fault(what, who, f"{moment}: {told}" if told else moment, steps)
@@ -200,8 +200,7 @@ class Chaos:
             faults.hang(self.victim.folder, who, self.random.uniform(0.0, self.stop_seconds))
         elif what == "full disk":
             faults.fill(pid, DISK_SECONDS)
-            if who == "learner":  # which ends, and the run with it, unless it had nothing to write
-                time.sleep(DISK_SECONDS)
+            time.sleep(DISK_SECONDS)  # it may have met it, and be ending
         elif what == "cut":
             return f"{faults.cut(pid)} connections"
         return ""
@@ -214,20 +213,20 @@ class Chaos:
     def _lives(self, who: str) -> bool:
         return who in self.victim.pids()
 
-    def _await_moment(self, role: str) -> str:
+    def _await_moment(self, what: str, role: str) -> str:
         victim, begin = self.victim, self.victim.steps()
         if role != faults.LIAR:
             victim.until("its processes are there", partial(self._lives, role))
-        if role != faults.LIAR and self.random.random() < 0.2:
+        if what in ("kill", "stop") and self.random.random() < 0.2:
             self._sleep()
             return "starting or training"
         started = (victim.folder / "rendezvous" / "buffer.json").exists
         victim.until("the buffer is there", started)
         victim.until("a train step", lambda: victim.steps() != begin)
-        kind = self.random.choice(["any", "special"])
-        if kind == "special" and role in ("learner", STARTER) and self._catch("checkpoints", ".step-*.tmp"):
+        special = what == "kill" and self.random.choice([True, False])
+        if special and role in ("learner", STARTER) and self._catch("checkpoints", ".step-*.tmp"):
             return "writing a checkpoint"
-        if kind == "special" and role == "buffer" and self._catch("journal", "next.tmp"):
+        if special and role == "buffer" and self._catch("journal", "next.tmp"):
             return "beginning a segment"
         self._sleep()
         return "training"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import dataclasses
 import json
 import os
 import random
@@ -116,16 +115,17 @@ def _no_number(sample: Sample) -> None:
     sample.logprobs[-1] = np.nan
 
 
-def _huge_reward(sample: Sample) -> None:
-    sample.reward = 1e300
+def _unpublished_version(sample: Sample) -> None:
+    sample.runs = [(UNPUBLISHED, count) for _, count in sample.runs]
 
 
+UNPUBLISHED = 1_000_000
 LIES: list[Callable[[Sample], None]] = [
     _unknown_token,
     _negative_token,
     _likelier_than_certain,
     _no_number,
-    _huge_reward,
+    _unpublished_version,
 ]
 
 
@@ -188,4 +188,5 @@ def _bad_group(lease: Lease, version: int, digests: dict[int, str], dice: random
         for _ in range(lease.need)
     ]
     dice.choice(LIES)(dice.choice(samples))
-    return Group(lease.group_id, [dataclasses.replace(each) for each in samples], {version: digests[version]})
+    named = {made: digests.get(made, "f" * 32) for sample in samples for made, _ in sample.runs}
+    return Group(lease.group_id, samples, named)
