@@ -3,7 +3,7 @@
 Starts `scripts.train` and makes faults (`scripts.faults`) one at a time, in random order and at random moments. Kills
 (SIGKILL) strike each role in turn: while they start, while they train, in the middle of writing a checkpoint or of
 beginning a journal segment. The starter restarts an actor; after any other death this command resumes the run
-(`resume=auto`). `--stops` stop actors (SIGSTOP) for up to `--stop-seconds`, `--hangs` stop their engines only.
+(`resume=auto`). `--stops` stop actors (SIGSTOP) for `--stop-seconds`, `--hangs` stop their engines only.
 `--bad-pushes` push what nobody can train on, `--full-disks` let files of the buffer or the learner grow no more,
 `--cuts` break the connections of an actor or the learner. After the last fault the run trains `--more` steps
 undisturbed. Then its journal is audited (`scripts.audit`), and its recorded batches are trained again without any
@@ -195,9 +195,9 @@ class Chaos:
             if not who.startswith("actor"):
                 self.victim.wait()
         elif what == "stop":
-            faults.stop(pid, self.random.uniform(0.0, self.stop_seconds))
+            faults.stop(pid, self.stop_seconds)
         elif what == "hang":
-            faults.hang(self.victim.folder, who, self.random.uniform(0.0, self.stop_seconds))
+            faults.hang(self.victim.folder, who, self.stop_seconds)
         elif what == "full disk":
             faults.fill(pid, DISK_SECONDS)
             time.sleep(DISK_SECONDS)  # it may have met it, and be ending
@@ -281,7 +281,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS, help="who is killed, in turn")
     parser.add_argument("--stops", type=int, default=0, help="how often an actor is stopped, and goes on")
     parser.add_argument("--hangs", type=int, default=0, help="how often the engine of an actor hangs, and goes on")
-    parser.add_argument("--stop-seconds", type=float, default=30.0, help="the longest stop, and the longest hang")
+    parser.add_argument("--stop-seconds", type=float, default=30.0, help="of each stop and each hang")
     parser.add_argument("--bad-pushes", type=int, default=0, help="how often somebody joins and pushes what is no data")
     parser.add_argument("--full-disks", type=int, default=0, help="how often the disk is full, and is free again")
     parser.add_argument("--cuts", type=int, default=0, help="how often all connections of a process break")
