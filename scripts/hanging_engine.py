@@ -16,16 +16,18 @@ LOOK_SECONDS = 0.01
 
 class HangingEngine(TorchEngine):
     """Makes no decode step while `RUN/servers/ACTOR/hang` is there. Its actor's event loop goes on: it sends
-    heartbeats, takes leases, and looks healthy to whoever watches only the process."""
+    heartbeats, takes leases, and looks healthy to whoever watches only the process. `step_seconds` are added to each
+    step, as a larger model would take."""
 
     needs_folder = True
 
-    def __init__(self, model, folder: Path, *, slots: int = 64):
+    def __init__(self, model, folder: Path, *, slots: int = 64, step_seconds: float = 0.0):
         super().__init__(model, slots=slots)
-        self._switch = folder / SWITCH
+        self._switch, self._step_seconds = folder / SWITCH, step_seconds
 
     def _step(self) -> None:
         if self._switch.exists():
             time.sleep(LOOK_SECONDS)
         else:
+            time.sleep(self._step_seconds)
             super()._step()
