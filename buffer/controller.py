@@ -70,6 +70,7 @@ class Controller:
         now = time.monotonic()
         if now - self._last_turn > self.heartbeat_timeout / 2:
             self.state.fleet.forgive(now)  # it was this process that stood still: what it did not hear proves nothing
+            self.state.evaluation.forgive(now)
         self._last_turn = now
         for actor in self.state.fleet.silent(now, self.heartbeat_timeout):
             log.warning("%s: no sign of life for %.0f s, its leases go to others", actor.name, self.heartbeat_timeout)

@@ -73,13 +73,15 @@ class Evaluation:
                 self.start(self._final)
             self._final = None
 
-    def leases(self, actor: str, version: int, actors_to_come: int) -> list[Lease]:
-        """The actor's share of the round; `actors_to_come` counts those that have not had theirs, this one included."""
+    def leases(self, actor: str, version: int, actors_to_come: int, now: float = 0.0) -> list[Lease]:
+        """The actor's share of the round; `actors_to_come` counts those that have not had theirs, this one included.
+        The deadlines of its rows count from `now`, whoever had them before."""
         if not self.round or version < self.round.version or actor in self.round.assigned.values():
             return []
         share = math.ceil(len(self.round.unassigned) / max(1, actors_to_come))
         rows = [self.round.unassigned.pop() for _ in range(min(share, len(self.round.unassigned)))]
         self.round.assigned.update(dict.fromkeys(rows, actor))
+        self.round.moved.update(dict.fromkeys(rows, now))
         return [Lease(self._round_number * self.prompts + row, row, "heldout", 1, 1, self.temperature) for row in rows]
 
     def without_share(self, actors: list[str]) -> int:
@@ -101,6 +103,12 @@ class Evaluation:
             number, row = divmod(lease_id, max(1, self.prompts))
             if number == self._round_number and self.round and self.round.assigned.get(row) == actor:
                 self.round.moved[row] = now
+
+    def forgive(self, now: float, actor: str = "") -> None:
+        """The rows of an actor (without: of all) are taken to move now."""
+        if self.round:
+            rows = [row for row, owner in self.round.assigned.items() if actor in ("", owner)]
+            self.round.moved.update(dict.fromkeys(rows, now))
 
     def overdue(self, now: float, timeout: float) -> list[tuple[int, str]]:
         """(row, actor) of those that have not moved for `timeout` seconds."""

@@ -89,6 +89,8 @@ class Handlers:
             self.state.verifiers.see(actor.name, actor.stats)
             actor.note_moved(body["progress"] if actor.engine == "serving" else actor.running, now)
             self.state.evaluation.note_moved(actor.name, body["heldout"], now)
+            if actor.engine != "serving":
+                self.state.evaluation.forgive(now, actor.name)
             if actor.version < self.state.version:
                 self.state.tell(peer, actor.name)
 

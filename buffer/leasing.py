@@ -35,7 +35,7 @@ def evaluate(state: RunState, now: float) -> None:
     actors = state.fleet.for_heldout(now)
     to_come = state.evaluation.without_share([actor.name for actor in actors])
     for actor in actors:
-        leases = state.evaluation.leases(actor.name, actor.version, to_come)
+        leases = state.evaluation.leases(actor.name, actor.version, to_come, now)
         if leases:
             to_come -= 1
             _send_leases(state, actor, [(lease, None, []) for lease in leases])

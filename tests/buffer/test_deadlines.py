@@ -190,15 +190,40 @@ def test_held_out_prompts_go_to_another_actor_too_and_at_last_count_as_failed(cl
     for lease in house.leases("actor-1", "heldout"):
         house.say("actor-1", "evaluated", {"id": lease, "reward": 1.0, "oldest": 0, "newest": 0, "length": 4})
     hung = house.leases("actor-0", "heldout")
-    clock.passes(house, TIMEOUT * 0.6, heldout=dict.fromkeys(hung, 3))
-    clock.passes(house, TIMEOUT * 0.6)
+    clock.passes(house, TIMEOUT * 0.6, "actor-1", heldout=dict.fromkeys(hung, 3))
+    clock.passes(house, TIMEOUT * 0.6, "actor-1")
     assert len(house.leases(split="heldout")) == 4, "they moved"
-    clock.passes(house, TIMEOUT * 0.6)
+    clock.passes(house, TIMEOUT * 0.6, "actor-1")
     assert set(hung) <= set(house.leases("actor-1", "heldout"))
     clock.passes(house, TIMEOUT * 1.1)
     clock.passes(house, TIMEOUT * 1.1)
     (result,) = house.state.gauges.evaluations
     assert result["reward"] == 0.5 and house.state.evaluation.round is None
+
+
+def test_a_held_out_prompt_has_a_deadline_of_its_own_at_the_next_actor(clock: Clock) -> None:
+    house = House(asynchronous(), evaluate=4, lease_timeout=TIMEOUT)
+    house.start()
+    for lease in house.leases("actor-1", "heldout"):
+        house.say("actor-1", "evaluated", {"id": lease, "reward": 1.0, "oldest": 0, "newest": 0, "length": 4})
+    hung = house.leases("actor-0", "heldout")
+    clock.passes(house, TIMEOUT * 1.1, "actor-1")
+    assert set(hung) <= set(house.leases("actor-1", "heldout")), "in the turn in which they were taken back"
+    before = house.leases(split="heldout")
+    clock.passes(house, TIMEOUT * 0.8, "actor-1")
+    assert house.leases(split="heldout") == before and house.state.gauges.evaluations == []
+
+
+@pytest.mark.parametrize("state", ["starting", "restarting"])
+def test_clocks_of_held_out_prompts_stand_still_too(clock: Clock, state: str) -> None:
+    house = House(asynchronous(), evaluate=4, lease_timeout=TIMEOUT, timeout=20.0)
+    house.start()
+    before = house.leases(split="heldout")
+    for _ in range(4):
+        clock.passes(house, TIMEOUT * 0.6, stats={"engine": state})
+    clock.ahead += TIMEOUT * 2
+    house.controller.step(0)
+    assert house.leases(split="heldout") == before, "neither while an engine restarts nor while the buffer stood still"
 
 
 # ---- hedges ---------------------------------------------------------------------------------------------------------
