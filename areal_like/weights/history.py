@@ -65,7 +65,7 @@ class History:
         self._lock = threading.Lock()
         self._states: dict[int, State] = {}  # the two newest versions, whole
         self._chain: dict[int, tuple[Leg, Message]] = {}  # base → the delta to the next version, without gaps
-        self._merged: dict[tuple[int, int], tuple[Leg, bytes] | None] = {}  # None: it could not be done
+        self._merged: dict[tuple[int, int], tuple[Leg, bytes] | None] = {}  # None: in vain
         self._unmerged: tuple[int, int] | None = None  # what the last plan would have liked to have
         self._merging: threading.Thread | None = None
         self._digests: dict[int, str] = {}  # of the bases in the chain
@@ -84,6 +84,7 @@ class History:
             else:
                 self._chain[self.version] = (leg, message)
                 self._digests[self.version] = self.digest
+            self._merged = {ends: kept for ends, kept in self._merged.items() if kept}
             self._states = {old: kept for old, kept in self._states.items() if old == self.version}
             if state is not None:
                 self._states[version] = state
@@ -126,16 +127,17 @@ class History:
         merged = None
         try:
             message = merge(chain, self._layout)
-            merged = (Leg.of(*ends, message), message)
+            if len(message) <= self._layout.nbytes + HEADS:  # else whole weights are shorter
+                merged = (Leg.of(*ends, message), message)
         except Exception:
             log.exception("deltas of the versions %d to %d could not be merged; they are sent as they are", *ends)
         with self._lock:
             if self._deltas(*ends) == chain:  # no other line of versions has begun
                 self._merged[ends] = merged
-                size = _size([each[0] for each in self._merged.values() if each])
-                for old in list(self._merged)[:-1]:
-                    if size > self._layout.nbytes // 2 and (dropped := self._merged.pop(old)):
-                        size -= dropped[0].nbytes
+                kept = {each: found[0].nbytes for each, found in self._merged.items() if found}
+                for old in list(kept)[:-1]:
+                    if sum(kept.values()) > self._layout.nbytes // 2:
+                        del kept[old], self._merged[old]
 
     def payload(self, base: int, version: int) -> memoryview | None:
         """The bytes of a leg, if they are still here."""

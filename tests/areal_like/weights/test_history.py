@@ -307,6 +307,27 @@ def test_a_merged_delta_can_be_fetched_while_the_learner_goes_on(monkeypatch) ->
     assert history.payload(leg.base, leg.version) is None
 
 
+def test_a_merged_delta_that_is_longer_than_the_weights_is_not_asked_for_again(monkeypatch) -> None:
+    """Else it and the one from the anchor push one another out of memory, and no plan is ever made."""
+    merge, merged = history_module.merge, []
+
+    def counted(*args) -> bytes:
+        merged.append(len(merge(*args)))
+        if len(merged) > 2:
+            pytest.fail("it would go on for ever")
+        return merge(*args)
+
+    monkeypatch.setattr(history_module, "merge", counted)
+    learner, actor = Learner(keep=60, mode="absolute"), Actor()
+    learner.step(0.0005)
+    assert actor.sync(learner, 1), "by an anchor"
+    for _ in range(2):
+        learner.step(0.6)
+    assert [leg.base for leg in learner.history.plan(3, 0, learner.digests[0])] == [NOTHING]
+    assert max(merged) > learner.whole.nbytes + history_module.HEADS
+    assert actor.sync(learner, 3) and holds(actor, learner)
+
+
 def test_deltas_of_another_line_of_versions_are_not_merged(monkeypatch) -> None:
     began, may_end, merge = threading.Event(), threading.Event(), history_module.merge
 
