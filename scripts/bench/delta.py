@@ -23,6 +23,16 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
+if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench.delta", description="sparse weight updates against a copy of the weights"
+    )
+    parser.add_argument("--json", type=Path, help="write the metrics to this file")
+    parser.add_argument("--millions", type=int, nargs="+", default=[100, 500], help="sizes of the weights")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    ARGUMENTS = parser.parse_args()
+
 import numpy as np
 import torch
 import zstandard
@@ -196,13 +206,7 @@ def of_size(millions: int, repeats: int, rng: np.random.Generator) -> dict[str, 
     return metrics
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="sparse weight updates against a copy of the weights")
-    parser.add_argument("--json", type=Path, help="write the metrics to this file")
-    parser.add_argument("--millions", type=int, nargs="+", default=[100, 500], help="sizes of the weights")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     rng = np.random.default_rng(args.seed)
     metrics: dict[str, float] = {}
@@ -213,4 +217,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(ARGUMENTS)

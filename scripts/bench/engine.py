@@ -103,7 +103,9 @@ def tiny_step(repeats: int, rng: np.random.Generator) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="embedded engine against transformers' generate")
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench.engine", description="embedded engine against transformers' generate"
+    )
     parser.add_argument("--json", type=Path, help="write the metrics to this file")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)

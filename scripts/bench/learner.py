@@ -32,6 +32,18 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench.learner", description="train step: packed, padded, TRL"
+    )
+    parser.add_argument("--json", type=Path, help="write the metrics to this file")
+    parser.add_argument("--repeats", type=int, default=3, help="steps per process that count")
+    parser.add_argument("--rounds", type=int, default=2, help="processes per contender, in turns")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--without-trl", action="store_true", help="leave TRL out (it is an extra: bench)")
+    parser.add_argument("--contender", help=argparse.SUPPRESS)
+    ARGUMENTS = parser.parse_args()
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -280,15 +292,7 @@ def compare(args: argparse.Namespace) -> dict[str, float]:
     return metrics
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="train step: packed, padded, TRL")
-    parser.add_argument("--json", type=Path, help="write the metrics to this file")
-    parser.add_argument("--repeats", type=int, default=3, help="steps per process that count")
-    parser.add_argument("--rounds", type=int, default=2, help="processes per contender, in turns")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--without-trl", action="store_true", help="leave TRL out (it is an extra: bench)")
-    parser.add_argument("--contender", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     if args.contender:
         print(json.dumps(contend(args.contender, args.seed, args.repeats)))
         return
@@ -297,4 +301,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(ARGUMENTS)

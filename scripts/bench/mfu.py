@@ -15,6 +15,20 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
+if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench.mfu", description="model FLOPs utilisation of the train step"
+    )
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a model and a batch for a look on a CPU")
+    parser.add_argument("--peak", type=float, help="FLOP/s of the device")
+    parser.add_argument("--steps", type=int, default=5, help="train steps that count, of which the median")
+    parser.add_argument("--groups", type=int, default=8, help="of 8 sequences each")
+    parser.add_argument("--max-tokens", type=int, default=16_384, help="per micro-batch")
+    parser.add_argument("--no-checkpointing", action="store_true", help="keep all activations")
+    parser.add_argument("--json", type=Path, help="write the metrics to this file")
+    ARGUMENTS = parser.parse_args()
+
 import numpy as np
 import torch
 from transformers import PreTrainedModel
@@ -85,17 +99,7 @@ def peak_of(device: str) -> float:
     return found or sys.exit(f"error: the peak of {name} is not known here: give its dense bf16 FLOP/s by --peak")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="model FLOPs utilisation of the train step")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a model and a batch for a look on a CPU")
-    parser.add_argument("--peak", type=float, help="FLOP/s of the device")
-    parser.add_argument("--steps", type=int, default=5, help="train steps that count, of which the median")
-    parser.add_argument("--groups", type=int, default=8, help="of 8 sequences each")
-    parser.add_argument("--max-tokens", type=int, default=16_384, help="per micro-batch")
-    parser.add_argument("--no-checkpointing", action="store_true", help="keep all activations")
-    parser.add_argument("--json", type=Path, help="write the metrics to this file")
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     peak = args.peak or peak_of(args.device)
     model = qwen2(0, **SIZES["tiny" if args.tiny else "0.5b"])  # type: ignore[arg-type]
     batch = made_batch(model.config.vocab_size, args.groups, 8, 256 if args.tiny else 4096)
@@ -128,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(ARGUMENTS)

@@ -31,6 +31,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+    NAMES = ["one_overlapped", "one_serial", "two_overlapped", "two_serial", "two_gathered"]
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench.publishing", description="what publishing costs a learner"
+    )
+    parser.add_argument("--json", type=Path, help="write the metrics to this file")
+    parser.add_argument("--versions", type=int, default=6)
+    parser.add_argument("--only", nargs="+", choices=NAMES)
+    ARGUMENTS = parser.parse_args()
+
 import msgpack
 import numpy as np
 import torch
@@ -203,15 +213,10 @@ def _arrival(pipe: Connection) -> float:
     return pipe.recv()[0]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="what publishing costs a learner")
-    parser.add_argument("--json", type=Path, help="write the metrics to this file")
-    parser.add_argument("--versions", type=int, default=6)
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     metrics, digests = dict[str, float](), dict[int, set[str]]()
-    for name in args.only:
+    for name in args.only or CONTENDERS:
         found, digest = measure(name, args.versions)
         digests.setdefault(CONTENDERS[name][0], set()).add(digest)
         metrics |= {f"{name}_{key}": value for key, value in found.items()}
@@ -224,4 +229,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(ARGUMENTS)

@@ -15,6 +15,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench.trajectory", description="bytes per version of a real AdamW trajectory"
+    )
+    parser.add_argument("--json", type=Path, help="write the metrics to this file")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--lr", type=float, nargs="+", default=[1e-6, 1e-5])
+    ARGUMENTS = parser.parse_args()
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -95,12 +104,7 @@ def trajectory(lr: float, steps: int) -> list[dict[str, float]]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="bytes per version of a real AdamW trajectory")
-    parser.add_argument("--json", type=Path, help="write the metrics to this file")
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--lr", type=float, nargs="+", default=[1e-6, 1e-5])
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     metrics: dict[str, float] = {}
     for lr in args.lr:
@@ -113,4 +117,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(ARGUMENTS)

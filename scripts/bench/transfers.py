@@ -28,6 +28,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+    parser = argparse.ArgumentParser(prog="python -m scripts.bench.transfers", description="publish → applied")
+    parser.add_argument("--json", type=Path, help="write the metrics to this file")
+    parser.add_argument("--millions", type=int, default=100)
+    parser.add_argument("--few-millions", type=int, default=20, help="weights where there are many actors")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--mbit", type=int, nargs="+", help="speeds of the link, Mbit/s; needs root")
+    parser.add_argument("--actors", type=int, default=0, help="so many at once, with and without relays")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    ARGUMENTS = parser.parse_args()
+
 import numpy as np
 import torch
 
@@ -261,16 +272,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     return metrics
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="publish → applied")
-    parser.add_argument("--json", type=Path, help="write the metrics to this file")
-    parser.add_argument("--millions", type=int, default=100)
-    parser.add_argument("--few-millions", type=int, default=20, help="weights where there are many actors")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--mbit", type=int, nargs="+", help="speeds of the link, Mbit/s; needs root")
-    parser.add_argument("--actors", type=int, default=0, help="so many at once, with and without relays")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     if args.mbit and not args.inside:
         in_namespace(sys.argv[1:])
         return
@@ -281,4 +283,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(ARGUMENTS)

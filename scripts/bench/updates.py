@@ -22,6 +22,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench.updates", description="weight updates as an actor feels them"
+    )
+    parser.add_argument("--json", type=Path, help="write the metrics to this file")
+    parser.add_argument("--updates", type=int, default=100)
+    parser.add_argument("--millions", type=int, default=100)
+    ARGUMENTS = parser.parse_args()
+
 import numpy as np
 import torch
 
@@ -166,16 +175,11 @@ def _best(state: State, tensors: dict[str, torch.Tensor], changes: Changes | Non
     return 1e3 * best
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="weight updates as an actor feels them")
-    parser.add_argument("--json", type=Path, help="write the metrics to this file")
-    parser.add_argument("--updates", type=int, default=100)
-    parser.add_argument("--millions", type=int, default=100)
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     metrics = loads(args.millions) | in_flight(args.updates)
     tell(metrics, args.json)
 
 
 if __name__ == "__main__":
-    main()
+    main(ARGUMENTS)

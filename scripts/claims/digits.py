@@ -12,11 +12,17 @@ that of the policy itself. `backward_share`: the share of samples that have a gr
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from scripts.claims.studies import argument_parser
+
+if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+    OPTIONS = argument_parser(__doc__, "digits").parse_args()
 
 import torch
 from torch import Tensor
@@ -28,7 +34,6 @@ from scripts.claims.studies import (
     Measure,
     Row,
     Study,
-    argument_parser,
     estimates,
     percent_table,
     prepare,
@@ -151,8 +156,7 @@ def measure(delay: int, steps: int) -> Measure:
     return lambda cells: train(cells, delay, steps, data["train"], tests)
 
 
-def main() -> None:
-    options = argument_parser(__doc__, "digits").parse_args()
+def main(options: argparse.Namespace) -> None:
     prepare()
     steps, delays, tuning, fresh = (300, (0, 100), 1, 2) if options.quick else (10_000, DELAYS, 2, 5)
     study = Study(
@@ -174,4 +178,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)

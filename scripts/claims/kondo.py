@@ -10,6 +10,7 @@ minibatch; the two take turns, medians. A kept token costs its whole sequence up
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -17,6 +18,11 @@ from collections.abc import Callable
 from functools import partial
 from statistics import median
 from typing import Any
+
+from scripts.claims.studies import argument_parser
+
+if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+    OPTIONS = argument_parser(__doc__, "kondo").parse_args()
 
 import numpy as np
 
@@ -26,7 +32,7 @@ from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.delightful import dg, dg_kondo
 from scripts.claims.digits import RATES, measure
-from scripts.claims.studies import Row, Study, argument_parser, estimates, percent_table, prepare
+from scripts.claims.studies import Row, Study, estimates, percent_table, prepare
 from scripts.comparison import markdown_table, plot_bars
 
 DELAYS = (0, 100)
@@ -75,8 +81,7 @@ def step_times(length: int, prompts: int, repeats: int) -> dict[str, tuple[float
     return {name: (median(seconds[name]), median(shares[name])) for name in LOSSES}
 
 
-def main() -> None:
-    options = argument_parser(__doc__, "kondo").parse_args()
+def main(options: argparse.Namespace) -> None:
     prepare()
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[list[Any]] = []
@@ -103,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)

@@ -10,10 +10,18 @@ clean, all four, the middle magnitude of each friction, then the small and large
 
 from __future__ import annotations
 
+import argparse
 import sys
 from functools import partial
 
-from scripts.claims.studies import Row, Study, argument_parser, curves, estimates, percent_table, prepare, rates_used
+from scripts.claims.studies import argument_parser
+
+if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+    parser = argument_parser(__doc__, "reversal")
+    parser.add_argument("--conditions", type=int, metavar="N", help="only the first N")
+    OPTIONS = parser.parse_args()
+
+from scripts.claims.studies import Row, Study, curves, estimates, percent_table, prepare, rates_used
 from scripts.claims.tokens import Frictions, Task, train
 from scripts.comparison import plot_bars, plot_curves
 
@@ -38,10 +46,7 @@ CONDITIONS = {
 }
 
 
-def main() -> None:
-    parser = argument_parser(__doc__, "reversal")
-    parser.add_argument("--conditions", type=int, default=len(CONDITIONS), metavar="N", help="only the first N")
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> None:
     prepare()
     length, steps, tuning, fresh = (3, 40, 1, 2) if options.quick else (10, STEPS, 2, 5)
     task, seeds = Task(length), (tuple(range(tuning)), tuple(range(100, 100 + fresh)))
@@ -61,4 +66,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)

@@ -12,11 +12,17 @@ gradient with the true one. The actor is the learner, or stale: still uniform.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+from scripts.claims.studies import argument_parser
+
+if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+    OPTIONS = argument_parser(__doc__, "single_arm").parse_args()
 
 import torch
 from torch import Tensor
@@ -24,7 +30,7 @@ from torch import Tensor
 from learners.losses.delightful import dg
 from learners.losses.weighted import is_pg, reinforce
 from scripts.claims.algorithms import Algorithm, loss_of
-from scripts.claims.studies import argument_parser, prepare
+from scripts.claims.studies import prepare
 from scripts.comparison import bootstrap, markdown_table, plot_bars
 
 ARMS = 10
@@ -73,8 +79,7 @@ def moments(loss: Callable[..., Any], current: Tensor, behaviour: Tensor) -> tup
     return float(second), float(expected @ true / expected.norm())
 
 
-def main() -> None:
-    options = argument_parser(__doc__, "single_arm").parse_args()
+def main(options: argparse.Namespace) -> None:
     prepare()
     seeds = range(3 if options.quick else 20)
     uniform = torch.full((ARMS,), 1 / ARMS, dtype=torch.float64)
@@ -103,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)

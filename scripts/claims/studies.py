@@ -16,9 +16,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
-from areal_like.process import prepare_memory
 from scripts.comparison import Band, Estimate, band, bootstrap, markdown_table
 
 
@@ -154,6 +151,10 @@ def curves(rows: Iterable[Row], place: int) -> dict[str, dict[str, Band]]:
 def prepare() -> None:
     """What makes many small learners in one thread fast: memory that is kept, and no numbers so small that processors
     are many times slower on them (they become 0)."""
+    import torch  # here, for `--help` needs none of it
+
+    from areal_like.process import prepare_memory
+
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     prepare_memory()
@@ -161,7 +162,9 @@ def prepare() -> None:
 
 def argument_parser(description: str | None, out: str) -> argparse.ArgumentParser:
     """With `--quick` and `--out FOLDER`, which every claim has."""
-    parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog=f"python -m scripts.claims.{out}", description=(description or "").split("\n")[0]
+    )
     parser.add_argument("--quick", action="store_true", help="a short form, to see it work: its numbers mean little")
     parser.add_argument("--out", type=Path, default=Path("runs/claims") / out, help="folder for JSON, table and plot")
     return parser

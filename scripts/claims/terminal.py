@@ -9,10 +9,16 @@ would be REINFORCE here: one update per batch, and the actor is the learner.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from functools import partial
 
-from scripts.claims.studies import Row, Study, argument_parser, curves, estimates, percent_table, prepare
+from scripts.claims.studies import argument_parser
+
+if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+    OPTIONS = argument_parser(__doc__, "terminal").parse_args()
+
+from scripts.claims.studies import Row, Study, curves, estimates, percent_table, prepare
 from scripts.claims.tokens import Frictions, Task, train
 from scripts.comparison import plot_bars, plot_curves
 
@@ -22,8 +28,7 @@ LENGTHS: tuple[int, ...] = (7, 8, 9, 10)
 STEPS = 600
 
 
-def main() -> None:
-    options = argument_parser(__doc__, "terminal").parse_args()
+def main(options: argparse.Namespace) -> None:
     prepare()
     lengths, steps, tuning, fresh = ((3, 4), 60, 1, 2) if options.quick else (LENGTHS, STEPS, 2, 5)
     seeds = tuple(range(tuning)), tuple(range(100, 100 + fresh))
@@ -41,4 +46,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)
