@@ -257,6 +257,7 @@ class Handlers:
             self.state.lose(dead)
         if message.body["for_good"] and self.state.expected_actors > 1:
             self.state.expected_actors -= 1
+            self.state.left_out[name] = message.body["how"]
             log.warning("%s is left out: the run goes on without it", name)
 
     # ---- the learner ------------------------------------------------------------------------------------------------

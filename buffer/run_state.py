@@ -70,6 +70,7 @@ class RunState:
     reported: bool = False
     hedges: Hedges = field(default_factory=Hedges)
     lease_timeouts: int = 0  # leases revoked for want of progress
+    left_out: dict[str, str] = field(default_factory=dict)  # actors that are not started again, and how they died
     fleet: Fleet = field(default_factory=Fleet)
     relays: Relays = field(default_factory=Relays)
     gauges: Gauges = field(default_factory=Gauges)

@@ -65,6 +65,7 @@ def status(state: RunState) -> dict[str, Any]:
             }
             for actor in state.fleet
         },
+        "left_out": state.left_out,
         "waits": waits(state),
         **levels(state, now),
     }

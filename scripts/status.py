@@ -70,6 +70,8 @@ def render(found: dict[str, Any], steps: int) -> Group:
         "step", f"{report['steps']}/{steps}, version {report['version']}, {report['seconds']:.0f} s{stopping}"
     )
     facts.add_row("waits", "\n".join(report["waits"]) or "nobody waits")
+    if report["left_out"]:
+        facts.add_row("left out", ", ".join(f"{name} ({how})" for name, how in report["left_out"].items()))
     facts.add_row(
         "staleness",
         f"max {report['staleness_max']}, {bound}; mean {report['staleness_mean']:.2f}{since}",

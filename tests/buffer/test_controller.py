@@ -353,3 +353,15 @@ def test_what_a_resume_counts_anew_is_marked_by_its_step() -> None:
     console = Console(record=True, width=120, file=io.StringIO())
     console.print(render({"report": status(state), "step": {}}, 10))
     assert console.export_text().count("since the resume at step 7") == 2
+
+
+def test_status_names_the_actors_that_are_left_out() -> None:
+    house = House(asynchronous())
+    house.start()
+    console = Console(record=True, width=120, file=io.StringIO())
+    for name, for_good in (("actor-0", False), ("actor-1", True)):
+        house.say("supervisor", "lost", {"name": name, "pid": 0, "how": "was killed", "for_good": for_good})
+        console.print(render({"report": status(house.state), "step": {}}, 10))
+    assert status(house.state)["left_out"] == {"actor-1": "was killed"}
+    shown = [line.split() for line in console.export_text().splitlines() if line.startswith("left out")]
+    assert shown == [["left", "out", "actor-1", "(was", "killed)"]], "one that is started again is not left out"
