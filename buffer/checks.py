@@ -33,29 +33,34 @@ def read_payloads(heads: Sequence[Head], frames: Sequence[Any], ring: MappedRing
     ]
 
 
-def check_push(
+def faults_of_push(
     heads: Sequence[Head],
     payloads: Sequence[Any],
     entries: Mapping[int, Entry],
     digests: Mapping[int, str],
     vocab_size: int | None = None,
-) -> None:
-    """Raises WireError unless the groups fit their leases, their payloads, and weights that the learner has published,
-    and a learner whose model knows `vocab_size` tokens (None: not known) can train on them (`check_payload`).
+) -> dict[int, WireError]:
+    """Group → what is wrong with it, of those that don't fit their leases, their payloads, or weights that the learner
+    has published, or that a learner whose model knows `vocab_size` tokens (None: not known) can't train on
+    (`check_payload`).
 
     `digests` maps published versions to the digests of their bits: a sample of any other weights is refused. A group
     that was deferred may have another size now; a push of before, which comes again, is no fault of its sender's.
     """
-    for head in heads:
-        entry = entries.get(head.id)
-        if entry and head.samples != entry.need and not entry.deferred:
-            raise WireError(f"group {head.id}: {head.samples} samples where {entry.need} were asked for")
-        _check_digests(head.id, head.digests, entry, digests)
-    if any(each is not None and len(each) != head.size for head, each in zip(heads, payloads, strict=True)):
-        raise WireError("push: the payloads' sizes are not those of its groups")
+    faults: dict[int, WireError] = {}
     for head, payload in zip(heads, payloads, strict=True):
-        if payload is not None:
-            check_payload(head, payload, vocab_size)
+        entry = entries.get(head.id)
+        try:
+            if entry and head.samples != entry.need and not entry.deferred:
+                raise WireError(f"group {head.id}: {head.samples} samples where {entry.need} were asked for")
+            _check_digests(head.id, head.digests, entry, digests)
+            if payload is not None and len(payload) != head.size:
+                raise WireError(f"group {head.id}: its payload has {len(payload)} bytes where {head.size} belong")
+            if payload is not None:
+                check_payload(head, payload, vocab_size)
+        except WireError as error:
+            faults[head.id] = error
+    return faults
 
 
 def check_hello(name: str, role: str, slots: int, known: Actor | None) -> None:

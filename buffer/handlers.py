@@ -18,8 +18,8 @@ from buffer.checks import (
     check_hello,
     check_left_out,
     check_progress,
-    check_push,
     check_stats,
+    faults_of_push,
     read_payloads,
 )
 from buffer.entries import Stage
@@ -132,14 +132,16 @@ class Handlers:
         try:
             heads = unpack_heads(message.body)
             payloads = read_payloads(heads, message.payloads, actor.ring)
-            check_push(heads, payloads, self.state.replay.entries, self.state.digests, self.state.vocab_size)
         except WireError as error:
-            self._refuse_groups(actor, message.body["groups"], error)
+            names = message.body["groups"]
+            named = [name[0] for name in names if isinstance(name, list) and name and isinstance(name[0], int)]
+            self._refuse_groups(actor, dict.fromkeys(named, error))
             raise
-        now = time.monotonic()
+        state, now = self.state, time.monotonic()
+        faults = faults_of_push(heads, payloads, state.replay.entries, state.digests, state.vocab_size)
         foreign = [head.id for head in heads if not self.state.may_push(actor, head.id)]
         here = [pair for pair in zip(heads, payloads, strict=True) if pair[1] is not None]
-        pushed = [(head, payload) for head, payload in here if head.id not in foreign]
+        pushed = [(head, payload) for head, payload in here if head.id not in (*foreign, *faults)]
         try:
             taken = [self._take(head, payload, now, actor.name) for head, payload in pushed]
         except Exception as error:  # a filter of the user's, say; what the actor has sent is in order
@@ -148,32 +150,36 @@ class Handlers:
             self.state.progress_at = now
             self.state.failures.end()
             actor.refused = 0
-        self.state.outbox.put(peer, "pushed", {"ids": [head.id for head in heads]})  # or what is foreign comes again
+        if accepted := [head.id for head in heads if head.id not in faults]:
+            state.outbox.put(peer, "pushed", {"ids": accepted})  # or what is foreign comes again
         if foreign:
-            self.state.router.refuse(peer, f"push: {actor.name} has had no lease of group {foreign[0]}")
+            state.router.refuse(peer, f"push: {actor.name} has had no lease of group {foreign[0]}")
+        if faults:
+            self._refuse_groups(actor, faults)
+            raise next(iter(faults.values()))
 
-    def _refuse_groups(self, actor: Actor, names: list[Any], error: WireError) -> None:
-        """A push that can't be accepted ends the leases that it names: others roll the groups out again. A group that
-        is refused again and again is dropped; raises RolloutsFail where no actor is left whose groups are accepted."""
+    def _refuse_groups(self, actor: Actor, faults: dict[int, WireError]) -> None:
+        """Groups that can't be accepted end their leases: others roll them out again. A group that is refused again and
+        again is dropped; raises RolloutsFail where no actor is left whose groups are accepted."""
         state = self.state
-        ids = {name[0] for name in names if isinstance(name, list) and name and isinstance(name[0], int)}
-        for group_id in sorted(ids & actor.running):
+        for group_id in sorted(faults.keys() & actor.running):
             entry = state.replay.entries[group_id]
             actor.running.discard(group_id)
+            actor.refused += not entry.refused or entry.avoid != actor.name  # the same group again tells nothing new
             entry.refused, entry.avoid = entry.refused + 1, actor.name
-            actor.refused += 1
-            state.gauges.refused[getattr(error, "column", "form")] += 1
+            state.gauges.refused[getattr(faults[group_id], "column", "form")] += 1
             if state.hedges.leave_to_other(entry, actor.name):
                 continue
             if entry.refused < MOST_REFUSED:
                 state.replay.requeue(group_id)
             else:
                 state.replay.drop(group_id, "malformed")
-        state.outbox.put(actor.peer, "pushed", {"ids": sorted(ids)})  # or it would come again
+        state.outbox.put(actor.peer, "pushed", {"ids": sorted(faults)})  # or they would come again
         if actor.refused >= MOST_REFUSED:
             log.warning("%s gets no more leases: %d groups of it in a row were refused", actor.name, actor.refused)
         if all(each.refused >= MOST_REFUSED for each in state.fleet):
-            raise RolloutsFail(f"{MOST_REFUSED} groups in a row of every actor were refused; the last: {error}")
+            last = list(faults.values())[-1]
+            raise RolloutsFail(f"{MOST_REFUSED} groups in a row of every actor were refused; the last: {last}")
 
     def _take(self, head: Head, payload: Any, now: float, maker: str) -> bool:
         state = self.state
@@ -183,7 +189,7 @@ class Handlers:
         new = state.replay.push(head, payload, state.version, now)
         state.end_hedges(maker)
         if owner and head.id not in state.replay.running:  # else the push came late: the lease of now goes on
-            owner.running.discard(head.id)
+            state.end_lease(owner, head.id, told=owner.name != maker)
         if new and entry:
             entry.maker = maker
             if finisher := state.fleet.by_name.get(maker):

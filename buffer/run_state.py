@@ -120,9 +120,14 @@ class RunState:
     def end_hedges(self, winner: str = "") -> None:
         """Cancel the leases of hedged groups that have come (from `winner`), or need not come from two."""
         for name, group_id in self.hedges.take_over(self.replay.entries, winner):
-            actor = self.fleet.by_name.get(name)
-            if actor and group_id in actor.running:
-                actor.running.discard(group_id)
+            if actor := self.fleet.by_name.get(name):
+                self.end_lease(actor, group_id, told=name != winner)
+
+    def end_lease(self, actor: Actor, group_id: int, told: bool) -> None:
+        """Nothing is to come of it any more; `told`: the actor does not know that yet."""
+        if group_id in actor.running:
+            actor.running.discard(group_id)
+            if told:
                 self.router.send(actor.peer, "cancel", {"ids": [group_id], "give_back": False})
 
     def lose(self, actor: Actor) -> None:
