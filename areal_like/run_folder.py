@@ -8,6 +8,7 @@ before that leaves the folder's record as it was (`discard`).
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,8 @@ SUBMITTED = "submitted.yaml"
 """The config that a job of a batch system resumes with."""
 RENDEZVOUS = "rendezvous"
 """The run's folder of endpoints; it is there while the run is."""
+FEW_FILES = 64
+"""So many more are not enough for a run: its disk is full however many bytes are free."""
 STEPPED = "stepped"
 """In the rendezvous: this start has made a train step."""
 
@@ -46,6 +49,16 @@ def note_step(run: Path) -> None:
 def has_stepped(run: Path) -> bool:
     """Has this start made a train step?"""
     return (run / RENDEZVOUS / STEPPED).exists()
+
+
+def room_wanted(folder: Path) -> str:
+    """What to do about a full disk: that of `folder`, or of the nearest folder above it that there is."""
+    while not folder.is_dir():
+        folder = folder.parent
+    disk = os.statvfs(folder)
+    free = f"{disk.f_bavail * disk.f_frsize / 1e6:.1f} MB are free"
+    what = f"{disk.f_favail} more files can be made" if disk.f_files and disk.f_favail < FEW_FILES else free
+    return f"make room ({what} on the disk of {folder})"
 
 
 def discard(run: Path) -> None:

@@ -60,7 +60,8 @@ def accompany(args: argparse.Namespace, signals: Signals) -> bool:
     try:
         running.report()
         launcher.start(guests(args.actors, running.config))
-        print(f"{args.actors} actors join {args.run} (logs: {args.run}/logs/guest-*)", flush=True)
+        many = f"{args.actors} actors join" if args.actors > 1 else "1 actor joins"
+        print(f"{many} {args.run} (logs: {args.run}/logs/guest-*)", flush=True)
         while running.rendezvous() == running.offered:
             signals.check()
             none_left = launcher.poll()

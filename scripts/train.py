@@ -7,6 +7,7 @@ learner is done, and prints the summary. Ctrl-C or SIGTERM ends every process. N
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ from areal_like.config import Config, ConfigError
 from areal_like.errors import UserError
 from areal_like.process import EXIT_PAUSED
 from areal_like.registry import resolve
-from areal_like.run_folder import CONFIG, NEXT, RECORD, SUBMITTED, SUMMARY, discard
+from areal_like.run_folder import CONFIG, NEXT, RECORD, SUBMITTED, SUMMARY, discard, room_wanted
 from scripts.earlier_runs import find_run_to_resume, fit_to_replay, holds_progress, lock, reopen_run_folder
 from scripts.preflight import preflight
 from scripts.streams import lasting_output
@@ -283,6 +284,13 @@ def advise(config: Config, folder: Path) -> None:
         print(f"to go on: the same command with resume={folder}", file=sys.stderr)
 
 
+def in_words(error: Exception, place: str | Path) -> str:
+    """An error for people; of a full disk what to do, on the disk of the error's file (without one, of `place`)."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.strerror}: {room_wanted(Path(error.filename or place).absolute())}"
+    return str(error)
+
+
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     with lasting_output():
@@ -295,7 +303,7 @@ def _main(argv: list[str]) -> int:
     try:
         prepared = prepare(args, argv)
     except (ValueError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {' '.join(in_words(error, '.').split())}", file=sys.stderr)
         return 2
     if prepared is None:
         return 0
@@ -323,7 +331,7 @@ def train(config: Config, folder: Path, plain: bool, signals: Signals, held: Tex
         print(f"{stopped}; to go on: the same command with resume={folder}", file=sys.stderr)
         return EXIT_PAUSED if stopped.paused else EXIT_INTERRUPTED
     except (RunFailed, BusError, UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_words(error, folder)}", file=sys.stderr)
         if not isinstance(error, UserError) and getattr(error, "resumable", True):
             advise(config, folder)
         return 1

@@ -35,7 +35,7 @@ from areal_like.process import (
     REPOSITORY,
     TERM_SECONDS,
 )
-from areal_like.run_folder import RENDEZVOUS, has_stepped
+from areal_like.run_folder import RENDEZVOUS, has_stepped, room_wanted
 
 TAIL_BYTES, TAIL_LINES = 1 << 14, 5
 """Of a role's log, what is looked at for its last words."""
@@ -285,9 +285,8 @@ class LocalLauncher:
         lines = self._tail(role)
         error = self._error(lines)
         if code == EXIT_NO_SPACE:
-            free = shutil.disk_usage(self.run).free / 1e6
             error = error or "No space left on device"
-            return f"{role.name}{again}: {error}: make room ({free:.1f} MB are free on the disk of {self.run})"
+            return f"{role.name}{again}: {error}: {room_wanted(self.run)}"
         if error and code > 0:
             return f"{role.name}{again}: {error} (its log: {path})"
         more = f" ({self._forks.end})" if code == EXIT_FORKS_GONE and self._forks else ""

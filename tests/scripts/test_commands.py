@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import scripts
 from areal_like import config as configs
 from areal_like.config import ConfigError
-from scripts import arguments, elastic
+from areal_like.run_folder import room_wanted
+from scripts import arguments, elastic, train
 from scripts.train import resolve_folders
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -44,6 +51,18 @@ print(json.dumps(said))
 def python(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, **more)  # type: ignore[call-overload]
+
+
+@contextlib.contextmanager
+def own_signals() -> Iterator[None]:
+    """What a command sets for itself is undone."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_each_module_is_a_command_or_a_known_part_of_one() -> None:
@@ -110,18 +129,34 @@ def test_a_folder_that_is_not_there_is_exit_code_2(
 ) -> None:
     monkeypatch.setattr(sys, "argv", [command, str(tmp_path / "no run")])
     module = __import__(f"scripts.{command}", fromlist=["main"])
-    before = {
-        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-    }
-    try:
-        code = module.main()
-    except SystemExit as ended:
-        code = ended.code
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with own_signals():
+        try:
+            code = module.main()
+        except SystemExit as ended:
+            code = ended.code
     said = capsys.readouterr().err
     assert code == 2 and said.startswith("error: ") and "no run" in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("where", "code"), [("write_record", 2), ("run", 1)])
+def test_a_full_disk_at_the_start_is_one_sentence_with_the_remedy(
+    tmp_path: Path, where: str, code: int, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # as a write says it, without the name of the file
+
+    monkeypatch.setattr(train, where, full)
+    with own_signals():
+        assert train.main(["configs/quickstart.yaml", f"run.dir={tmp_path}", "run.name=a"]) == code
+    place = tmp_path if where == "write_record" else tmp_path / "a"
+    said = rf"error: No space left on device: make room \([\d.]+ MB are free on the disk of {place}\)\n"
+    assert re.fullmatch(said, capsys.readouterr().err)
+    assert (tmp_path / "a").exists() == (where == "run")
+
+
+def test_no_room_for_files_is_told_from_no_room_for_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=4096, f_files=5, f_favail=0))
+    assert room_wanted(tmp_path / "gone") == f"make room (0 more files can be made on the disk of {tmp_path})"
 
 
 def test_elastic_names_the_keys_that_it_needs(capsys: pytest.CaptureFixture) -> None:
