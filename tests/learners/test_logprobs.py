@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from learners.attention import use_packed_attention
-from learners.logprobs import forward_logprobs, token_logprobs, use_logprob_head
+from learners.logprobs import _Chosen, forward_logprobs, token_logprobs, use_logprob_head
 from learners.packing import Columns
 from tests.learners.batches import make_batch, tiny_model
 from tests.seeds import seeded
@@ -50,3 +50,33 @@ def test_entropy_gradient_agrees_with_finite_differences():
     p = torch.softmax(logits.detach().double() / 0.7, -1)
     h = -(p * p.log()).sum(-1, keepdim=True)
     torch.testing.assert_close(gradient.double(), -p * (p.log() + h) / 0.7, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [3, 100])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_linear_head_without_logits_in_the_graph_is_the_head(rows, bias):
+    """In float64: values and gradients of both, and of each alone, against log_softmax."""
+    rng = torch.Generator().manual_seed(0)
+    head = torch.nn.Linear(5, 17, bias=bias, dtype=torch.float64)
+    targets = torch.randint(0, 17, (10,), generator=rng)
+    for of_chosen, of_entropy in ((1.0, 0.0), (0.0, 1.0), (0.3, -0.7)):
+        states = torch.randn(10, 5, generator=rng, dtype=torch.float64, requires_grad=True)
+        inputs = [states, *head.parameters()]
+        found = _Chosen.apply(states, head.weight, head.bias, targets, 0.7, rows)
+        truth = token_logprobs(head(states), targets, 0.7)
+        for mine, theirs in zip(found, truth, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-13)
+        scale = torch.randn(10, generator=rng, dtype=torch.float64)
+        mine, theirs = (
+            torch.autograd.grad(((of_chosen * a + of_entropy * b) * scale).sum(), inputs) for a, b in (found, truth)
+        )
+        for gradient, expected in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(gradient, expected, rtol=1e-11, atol=1e-13)
+
+
+def test_logits_are_made_in_the_dtype_of_the_weights_under_autocast():
+    head, states = torch.nn.Linear(64, 500, bias=False), torch.randn(20, 64)
+    targets = torch.arange(20)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = _Chosen.apply(states, head.weight, None, targets, 1.0, 100)
+    torch.testing.assert_close(found, token_logprobs(head(states), targets, 1.0)[0])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from learners import logprobs as logprobs_module
 from learners.advantages import group
 from learners.attention import use_packed_attention
 from learners.learner import TorchLearner
@@ -29,30 +30,23 @@ def gradient_of(learner: TorchLearner) -> torch.Tensor:
     return learner.optimizer.gradient.clone()
 
 
-class Widths:
-    """Stands in front of a head and keeps how many positions it was given each time."""
-
-    def __init__(self, model):
-        self.seen, head = [], model.get_output_embeddings()
-        inner = head.forward
-        head.forward = lambda states: (self.seen.append(states.shape[1]), inner(states))[1]
-
-
 @pytest.mark.parametrize("max_logits", [1, 3 * VOCAB, 7 * VOCAB + 5])
-def test_logprobs_and_entropy_in_pieces_are_those_of_the_whole_and_logits_are_never_whole(max_logits):
+def test_logprobs_and_entropy_in_pieces_are_those_of_the_whole_and_logits_are_never_whole(max_logits, monkeypatch):
+    real, widths = logprobs_module._logits, []
+    monkeypatch.setattr(logprobs_module, "_logits", lambda *a: (widths.append(len(a[0])), real(*a))[1])
     columns, rng = Columns(make_batch(seeded(1))), seeded(2)
     row = columns.microbatch(np.arange(len(columns.own)), torch.device("cpu"))
     weights = torch.from_numpy(rng.normal(size=(2, len(row.targets))))
     found = []
     for most in (1 << 20, max_logits):
         model = exact(tiny_model())
-        widths = Widths(model)
+        widths.clear()
         use_packed_attention(model)
         use_logprob_head(model, most)
         logprobs, entropy = forward_logprobs(model, row, 0.7)
         (logprobs @ weights[0] + entropy @ weights[1]).backward()
         found.append((logprobs.detach(), entropy.detach(), *(p.grad for p in model.parameters())))
-        assert max(widths.seen) == min(len(row.targets), max(1, most // VOCAB)), "forward and backward"
+        assert max(widths) == min(len(row.targets), max(1, most // VOCAB)), "forward and backward"
     for whole, pieces in zip(*found, strict=True):
         torch.testing.assert_close(pieces, whole, **summed(torch.float64, 2048, 40, scale=whole.abs().max().item()))
 
