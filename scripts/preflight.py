@@ -13,8 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import zmq
+
 from areal_like import keys, model_folder
-from areal_like.bus import NODE
+from areal_like.bus import NODE, own_address
 from areal_like.config import Config, ConfigError, heldout_workflow, ranks_of
 from areal_like.interfaces import Task
 from areal_like.launch.plan import limits
@@ -54,6 +56,8 @@ def preflight(config: Config) -> str:
             keys.client_pair(config.security.key_folder, role)
     if config.buffer.transport == "tcp" and config.buffer.port and config.buffer.host != NODE:
         check_port(config.buffer.host, config.buffer.port)
+    elif config.buffer.transport == "tcp" and "ACROSS_HOSTS" not in marks("launcher", config.launcher["name"]):
+        check_host(config.buffer.host)
     task = build("task", config.task, config.run.seed)
     check_batch(config, sizing.group_size)
     check_texts(task, config)
@@ -245,4 +249,17 @@ def check_port(host: str, port: int) -> None:
         reason = error.strerror if isinstance(error, OSError) else "a port is at most 65535"
         raise ConfigError(
             f"buffer.port={port}: can't bind to {host}:{port} ({reason}); choose a free port, or 0 for any"
+        ) from None
+
+
+def check_host(host: str) -> None:
+    """Raises ConfigError if it is no address, name or interface of this machine. ZeroMQ is asked, who binds there."""
+    try:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as probe:
+            probe.bind(f"tcp://{own_address() if host == NODE else host}:*")
+    except zmq.ZMQError as error:
+        raise ConfigError(
+            f"buffer.host={host}: can't bind to it ({error.strerror}); want an address or interface of this machine "
+            f"(see ip address), or {NODE}",
+            "buffer.host",
         ) from None

@@ -306,3 +306,14 @@ def test_a_dry_run_passes_notes_on(tmp_path: Path, capsys: pytest.CaptureFixture
     argv = [QUICKSTART, f"run.dir={tmp_path}", "task.train_size=3", "--dry-run"]
     prepare(parse(argv), argv)
     assert "note: groups_per_batch=16: there are 3 training prompts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["notahost", "192.0.2.1"])
+def test_an_address_of_no_interface_here_is_refused(tmp_path: Path, host: str) -> None:
+    said = refusal(tmp_path, f"buffer.host={host}")
+    assert said.startswith(f"buffer.host={host}: can't bind to it (") and said.endswith("(see ip address), or node")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "lo", "node"])
+def test_an_address_or_interface_of_this_machine_is_taken(host: str) -> None:
+    preflight.check_host(host)
