@@ -244,7 +244,8 @@ class TrainLoop:
             raise NotFinite(
                 f"{most} train steps in a row (run.max_nonfinite), the last of them step {steps}, had a loss or a "
                 "gradient that is no finite number; without a finite gradient nothing is trained. The last good "
-                f"checkpoint, from before them: {good[1] if good else 'there is none'}"
+                f"checkpoint, from before them: {good[1] if good else 'there is none'}. "
+                "Mend the loss, or lower learner.lr, before you resume"
             )
 
     def _checkpoint(self, last: bool) -> None:

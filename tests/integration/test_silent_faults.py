@@ -36,4 +36,4 @@ def test_a_loss_that_is_nan_at_every_step_ends_the_run_with_the_last_good_checkp
     ]
     said = fails(tmp_path, *more)
     assert "4 train steps in a row (run.max_nonfinite), the last of them step 6," in said
-    assert f"{tmp_path / 'silent' / 'checkpoints' / 'step-00000002'}" in said
+    assert f"{tmp_path / 'silent' / 'checkpoints' / 'step-00000002'}. Mend the loss, or lower" in said
