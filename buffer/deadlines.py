@@ -10,9 +10,9 @@ pushes first, wins. So:
        └──the third time for a group────► dropped as "timed out"; its slot goes to another prompt
 
 An actor that loses MOST_IN_A_ROW leases (so, or to a hedge), finishes nothing between and has nothing else that moves,
-hangs as a whole, as does one that after its bench has not even taken new weights: it is told to quit, and whoever
-started it starts it again. Held-out prompts have the same deadline; the third time they count as failed (reward 0).
-While an engine says that it starts or restarts, the clocks of its leases stand still.
+hangs as a whole, as does one that after its bench has not even taken new weights in as long: it is told to quit, and
+whoever started it starts it again. Held-out prompts have the same deadline; the third time they count as failed
+(reward 0). While an engine says that it starts or restarts, the clocks of its leases stand still.
 """
 
 from __future__ import annotations
@@ -125,8 +125,10 @@ class Deadlines:
 
     def _look_after_benched(self, actor: Actor, now: float) -> None:
         """An engine that hangs takes no new weights, and without them the actor gets no lease that could time out."""
-        is_back = actor.timed_out > 0 and actor.benched_until <= now
-        if is_back and not actor.running and actor.version == actor.benched_at < self.state.version:
+        is_behind = actor.timed_out > 0 and actor.version == actor.benched_at < self.state.version
+        actor.behind_since = min(actor.behind_since, now) if is_behind else math.inf
+        is_back = actor.benched_until <= now
+        if is_back and not actor.running and now - actor.behind_since > self.timeout:
             self._tell_to_quit(actor, f"since {actor.timed_out} leases of it hung it has taken no new weights")
 
     def _take_back_heldout(self, now: float) -> None:

@@ -44,6 +44,7 @@ class Actor:
     timed_out: int = 0
     benched_until: float = -math.inf
     benched_at: int = -1  # the version that it held then
+    behind_since: float = math.inf  # since when there is a newer one, and it has not taken it
     ring: MappedRing | None = None
 
     @property

@@ -34,6 +34,7 @@ class Replay(LifeCycle):
         self._waits_for_gaps = getattr(policy, "func", policy) in WAIT_FOR_GAPS
         self._undecided: tuple[Any, ...] = ()  # a batch, and the facts by which there was nothing to serve
         self.planned: dict[int, list[int]] = {}  # batch → ids: served before a crash, to be served again
+        self._plan_is_void = False  # since the last look
 
     @property
     def deferred(self) -> int:
@@ -74,6 +75,8 @@ class Replay(LifeCycle):
             if self._undecided == (batch, self._facts):
                 return []
             self._expire(self.bound.batch_version(batch))
+            if self._plan_is_void:
+                self._requeue_what_is_too_new(self.bound.batch_version(batch))
             ids = self._choose(batch)
             if not self._within_bound(batch, ids):
                 raise RuntimeError(f"batch {batch} would break the staleness bound of {self.bound.max_staleness}")
@@ -106,6 +109,7 @@ class Replay(LifeCycle):
         ids = self.planned.pop(batch, ())
         if self._stages[Stage.WAITING].keys() >= set(ids) and self._within_bound(batch, ids):
             return ids
+        self._plan_is_void |= bool(ids or self.planned)
         self.planned.clear()  # a group has left since, or the bound is another: the order of before can't be kept
         return ()
 
@@ -151,6 +155,15 @@ class Replay(LifeCycle):
             else:
                 self.drop(entry.id, "stale")
         self._eldest = min(kept, default=math.inf)
+
+    def _requeue_what_is_too_new(self, version: int) -> None:
+        """With a bound of 0, groups of weights that are still to come are of before a crash. They can be trained where
+        all is served again as it was; but now what leads to those weights, and so the weights, will be others."""
+        self._plan_is_void = False
+        if self.bound.max_staleness == 0:
+            for entry in self.in_stage(Stage.WAITING):
+                if entry.newest > version:
+                    self.requeue(entry.id)
 
     def _choose(self, batch: int) -> Sequence[int]:
         """The policy's choice, corrected where `staleness_policy: wait` asks for it."""
@@ -242,6 +255,7 @@ class Replay(LifeCycle):
             entry.batch = -1
             self.move(entry, Stage.WAITING)
         self.planned = {earlier: ids for earlier, ids in self.planned.items() if earlier < batch}
+        self._plan_is_void = True
         return faulty
 
     def finish(self, batch: int) -> int:

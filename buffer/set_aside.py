@@ -16,6 +16,7 @@ import msgpack
 from areal_like.groups import decode_group, pack_heads, unpack_heads
 from areal_like.types import Group
 from buffer.entries import Entry
+from buffer.journal import JournalError
 from buffer.payloads import load
 from buffer.run_state import RunState
 
@@ -44,11 +45,11 @@ def set_aside(state: RunState, index: int, reason: str) -> None:
 def _keep(path: Path, index: int, reason: str, entries: Sequence[Entry]) -> None:
     held: dict[str, Any] = {"batch": index, "reason": reason, "actors": [entry.maker for entry in entries]}
     held |= {"table": pack_heads([entry.head for entry in entries if entry.head])}
-    held |= {"payloads": [bytes(load(entry.payload)) for entry in entries]}
     try:
+        held |= {"payloads": [bytes(load(entry.payload)) for entry in entries]}
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(msgpack.packb(held))
-    except OSError as error:
+    except (OSError, JournalError) as error:
         log.error("%s: it can't be kept for inspection: %s", path, error)
 
 

@@ -337,8 +337,23 @@ def test_a_benched_actor_that_takes_no_new_weights_is_told_to_quit(
     hedged.apply(1, "actor-1", *["actor-0"] * takes_weights)
     clock.passes(hedged, TIMEOUT * 0.9, "actor-1")
     assert told(hedged, "actor-0", "quit") == []
-    clock.passes(hedged, TIMEOUT * 0.2, "actor-1")
+    clock.passes(hedged, TIMEOUT * 0.3, "actor-1")
     assert len(told(hedged, "actor-0", "quit")) == (not takes_weights)
+
+
+def test_weights_that_have_just_been_published_need_not_be_taken_yet(hedged: House, clock: Clock) -> None:
+    for group_id in (0, 2):
+        hedged.push("actor-1", group_id, 0)
+    clock.passes(hedged, TIMEOUT * 1.5)
+    hedged.say("learner", "want", {"index": 0, "version": 0})
+    hedged.say("learner", "trained", {"index": 0})
+    hedged.publish(1)
+    hedged.apply(1, "actor-1")
+    clock.passes(hedged, TIMEOUT * 0.3, "actor-1")
+    assert told(hedged, "actor-0", "quit") == []
+    hedged.apply(1, "actor-0")
+    clock.passes(hedged, TIMEOUT * 1.5, "actor-0", "actor-1")
+    assert told(hedged, "actor-0", "quit") == []
 
 
 def test_only_an_idle_actor_with_as_new_weights_gets_a_hedge(clock: Clock) -> None:

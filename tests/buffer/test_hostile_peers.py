@@ -141,11 +141,11 @@ class Run:
         self.strangers.append(sock)
         return sock
 
-    def turn(self) -> None:
-        self.controller.step(0.001)
-        for actor in self.actors:
-            actor.turn()
-        self.learner.turn()
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.controller.step(0.001)
+            for peer in (*self.actors, self.learner):
+                peer.turn()
 
     def until(self, done: Callable[[], bool]) -> None:
         for _ in range(TURNS):
@@ -232,8 +232,7 @@ def half_a_message(run: Run) -> None:
         ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
         raw.sendall(bytes([4, len(ready)]) + ready)
         raw.sendall(b"\x02" + (1 << 20).to_bytes(8, "big") + b"half")
-        for _ in range(10):
-            run.turn()
+        run.turn(10)
 
 
 def half_a_group(run: Run) -> None:
@@ -244,8 +243,7 @@ def half_a_group(run: Run) -> None:
     for frames in ([header], [header, payload[:-1]], [header, payload, payload], [header, b""]):
         sock.send_multipart(frames)
     sock.send(header, zmq.SNDMORE)
-    for _ in range(10):
-        run.turn()
+    run.turn(10)
     sock.close(linger=0)
 
 
@@ -262,10 +260,23 @@ def another_push_of_groups_that_are_trained(run: Run) -> None:
         sock.send_multipart(push_frames(group_id, 0, token=99))
 
 
-def pushes_of_groups_that_nobody_has(run: Run) -> None:
-    sock = run.stranger()
-    for group_id in (500, 10**9, 2**60):
-        sock.send_multipart(push_frames(group_id, 0, token=99))
+def pushes_of_groups_that_others_have_and_nobody_has(run: Run) -> None:
+    """Before those answer: all of it fits, but the thief has had no lease."""
+    thief = run.stranger()
+    thief.send_multipart(encode("hello", {"role": "actor", "name": "thief", "pid": 1, "slots": 8}))
+    while "thief" not in run.state.fleet.by_name:
+        run.controller.step(0.001)
+    while not run.state.replay.running:
+        for each in (run.learner, *run.actors):  # all: without new weights nothing more may start
+            each.turn()
+        run.controller.step(0.001)
+    stolen = sorted(run.state.replay.running)
+    for group_id in (*stolen, 500, 10**9, 2**60):
+        thief.send_multipart(push_frames(group_id, run.state.version, token=99))
+    for _ in range(200):
+        run.controller.step(0.001)
+    assert run.state.replay.running >= set(stolen)
+    run.state.lose(run.state.fleet.by_name["thief"])
 
 
 def pushes_of_weights_that_were_never_published(run: Run) -> None:
@@ -287,8 +298,7 @@ def old_words_of_the_learner(run: Run) -> None:
         frames = run.learner.again(kind)[0]
         run.learner.dealer.socket.send_multipart(frames)
         run.stranger().send_multipart(frames)
-        for _ in range(5):
-            run.turn()
+        run.turn(5)
 
 
 def words_that_only_the_learner_may_say(run: Run) -> None:
@@ -319,8 +329,7 @@ def many_hellos_of_one_connection(run: Run) -> None:
     for number in range(1000):
         sock.send_multipart(encode("hello", {"role": "actor", "name": f"x{number}", "pid": 1, "slots": 8}))
     run.until(lambda: "x0" in run.state.fleet.by_name)
-    for _ in range(10):
-        run.turn()
+    run.turn(10)
     assert len(run.state.fleet) == 3, "a connection is one actor"
     sock.close(linger=0)
     run.state.lose(run.state.fleet.by_name["x0"])  # as after the heartbeat's time-out
@@ -329,8 +338,7 @@ def many_hellos_of_one_connection(run: Run) -> None:
 def applied_versions_that_do_not_exist(run: Run) -> None:
     """An actor that claims weights of the future would be let beyond the bound."""
     run.actors[0].dealer.send("applied", {"version": 1000, "digest": "x"})
-    for _ in range(10):
-        run.turn()
+    run.turn(10)
     assert run.state.fleet.by_name["actor-0"].version < 1000
 
 
@@ -362,7 +370,7 @@ ATTACKS = [
     half_a_group,
     an_old_push_of_an_actor,
     another_push_of_groups_that_are_trained,
-    pushes_of_groups_that_nobody_has,
+    pushes_of_groups_that_others_have_and_nobody_has,
     pushes_of_weights_that_were_never_published,
     old_words_of_an_actor,
     old_words_of_the_learner,

@@ -116,6 +116,41 @@ def test_a_plan_that_a_smaller_bound_forbids_is_forgotten() -> None:
     assert strict.serve(1) == [] and strict.dropped == {"stale": B}
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_on_policy_what_newer_weights_made_before_a_crash_is_rolled_out_again_where_the_way_there_changes(
+    lost: bool,
+) -> None:
+    """Batches 0 and 1 were trained, and the checkpoint has neither. Batch 0 can't be served as it was; fifo would put
+    the groups of batch 1 into it."""
+    journal = Paper()
+
+    def made() -> Replay:
+        replay = Replay(Bound(0, B), fifo)
+        journal.restore(replay, 0)
+        return replay
+
+    replay = made()
+    for version, ids in enumerate([(0, 1), (2, 3)]):
+        for group_id in ids:
+            replay.admit(group_id, 0, 1, 1, "actor", version, 0.0)
+            head = make_head(group_id, [(1, 2, 0, 1, 0.0)], [(version, 2)], {version: "digest"})
+            replay.push(head, bytes(head.size), version, 0.0)
+        assert train(replay, version) == list(ids)
+    replay = made()
+    assert [entry.id for entry in replay.serve(0)] == [0, 1]
+    replay.unserve(0)
+    replay.requeue(0) if lost else [replay.drop(group_id, "untrainable") for group_id in (0, 1)]
+    assert replay.serve(0) == []
+    assert [replay.entries[each].stage for each in (2, 3)] == [Stage.QUEUED] * 2
+    while entry := replay.queued_for(0):
+        replay.assign(entry, "actor", 0)
+        head = make_head(entry.id, [(1, 2, 0, 1, 0.0)], [(0, 2)], {0: "digest"})
+        replay.push(head, bytes(head.size), 0, 0.0)
+    if not lost:
+        admit_and_push(replay, 4, 5)
+    assert sorted(train(replay, 0)) == ([0, 1] if lost else [4, 5])
+
+
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_no_choice_breaks_the_bound(bound: int) -> None:
     """Whatever goes wrong before: the last check is against what was pushed. At the bound groups are served, a version

@@ -257,6 +257,23 @@ class BufferHistory(RuleBasedStateMachine):
             if rotate:
                 self.journal.rotate(self.replay)
 
+    @precondition(lambda self: self.serving)
+    @rule(ahead=st.booleans(), pick=PICK, lost=st.booleans())
+    def set_aside(self, ahead: bool, pick: int, lost: bool) -> None:
+        """The learner can't train a batch, with another served ahead of it or not; or the disk has lost a payload."""
+        if ahead and (entries := self.replay.serve(self.batches + 1)):
+            self.check_bound(self.batches + 1, entries)
+        self.replay.take_revoked(), self.replay.take_recalled()
+        faulty = [entry.id for entry in self.replay.unserve(self.batches)]
+        assert sorted(faulty) == sorted(self.serving)
+        if lost:
+            self.replay.requeue(faulty[pick % len(faulty)])
+        else:
+            for group_id in faulty:
+                self.replay.drop(group_id, "untrainable")
+        self.composition = {batch: ids for batch, ids in self.composition.items() if batch < self.batches}
+        self.serving = []
+
     @rule()
     def crash(self) -> None:
         """Of everything: what is left is the journal and the learner's checkpoint."""

@@ -6,6 +6,7 @@ import pytest
 
 from buffer.admission import Bound
 from buffer.entries import Stage
+from buffer.journal import JournalError
 from buffer.policies import fifo, in_order
 from buffer.replay import Replay
 from buffer.set_aside import read
@@ -65,6 +66,18 @@ def test_its_groups_are_dropped_and_others_take_their_places(policy, tmp_path: P
         assert sorted(first) == [12, 13, 14, 15] and second == [8, 9, 10, 11]
     ledger = replay.ledger()
     assert ledger["admitted"] == ledger["trained"] + sum(ledger["dropped"].values()) + ledger["active"]
+
+
+def test_a_payload_that_can_not_be_kept_for_inspection_holds_up_nobody(tmp_path: Path, monkeypatch) -> None:
+    def lost(payload: object) -> bytes:
+        raise JournalError("the disk has lost it")
+
+    monkeypatch.setattr("buffer.set_aside.load", lost)
+    house = House(asynchronous(max_staleness=2))
+    house.state.folder = tmp_path
+    play(house, Paper())
+    assert house.state.replay.ledger()["dropped"] == {"untrainable": 4}
+    assert ("learner", "set_aside", {"index": 1, "redo": 1}) in house.router.sent
 
 
 def test_evaluations_that_were_told_with_it_are_told_again() -> None:
