@@ -121,8 +121,9 @@ class Fleet:
 
     def at_work(self, now: float) -> list[Actor]:
         """Those that may get leases: neither parked, nor had too many groups in a row refused, nor, while there are
-        others, benched."""
-        return _not_benched([actor for actor in self if not actor.parked and actor.refused < MOST_REFUSED], now)
+        others, benched or without an engine that serves."""
+        actors = [actor for actor in self if not actor.parked and actor.refused < MOST_REFUSED]
+        return _not_benched([actor for actor in actors if actor.engine == "serving"] or actors, now)
 
     def for_heldout(self, now: float) -> list[Actor]:
         """Those that may get held-out prompts: parked ones, too."""

@@ -87,6 +87,18 @@ def test_clocks_stand_still_while_the_engine_does_not_serve(clock: Clock, state:
     assert status(house.state)["actors"]["actor-0"]["engine"] == state
 
 
+def test_while_an_engine_restarts_the_others_get_what_is_to_start(clock: Clock) -> None:
+    house = stuck_house()
+    house.say("actor-0", "heartbeat", SIGN_OF_LIFE | {"stats": {"engine": "restarting"}})
+    before = len(house.leases("actor-0"))
+    for name in house.names:
+        house.say(name, "failed", {"id": running(house, name)[0], "reason": "rejected", "detail": ""})
+    assert len(house.leases("actor-0")) == before and len(running(house, "actor-1")) == 3
+    house.say("actor-0", "heartbeat", SIGN_OF_LIFE | {"stats": {"engine": "serving"}})
+    house.say("actor-1", "failed", {"id": running(house, "actor-1")[0], "reason": "rejected", "detail": ""})
+    assert len(house.leases("actor-0")) == before + 1
+
+
 def test_a_buffer_that_stood_still_forgives(clock: Clock) -> None:
     house = stuck_house(timeout=20.0)
     clock.ahead += TIMEOUT * 2
