@@ -109,11 +109,16 @@ class BufferHistory(RuleBasedStateMachine):
             entry = self.replay.queued_for(version)
             if entry:
                 self.carry_on(entry, actor, version)
-            elif self.replay.room(version) > 0 and len(self.replay.entries) < 40:
+            elif self.replay.room(version) > 0 and (len(self.replay.entries) < 40 or self.is_awaited):
                 self.replay.admit(self.next_id, self.next_id, 8, 8, actor, version, 0.0)
                 self.next_id += 1
             else:
                 return
+
+    @property
+    def is_awaited(self) -> bool:
+        """The next slot: by the batch that is to be trained."""
+        return self.replay.slots.next < self.bound.batches.first(self.batches + 1)
 
     def carry_on(self, entry: Entry, actor: str, version: int) -> None:
         """A lease carries what may be trained in the group's slot, and nothing that may be is thrown away."""
