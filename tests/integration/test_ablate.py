@@ -22,6 +22,8 @@ TIMED = {
     "curve": {"y": "staleness/mean", "x": "samples"},
 }
 
+BREAKABLE = TIMED["set"] | {"engine": "tests.integration.failing:FailingEngine"}
+
 
 def write(folder: Path, **changes) -> Path:
     path = folder / "study.yaml"
@@ -104,10 +106,10 @@ def test_a_killed_ablation_leaves_no_process(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 def test_a_run_that_fails_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
-    process = start(write(tmp_path, grid={"engine.sigma": [-1.0, 0.0]}), "--out", tmp_path / "out")
+    process = start(write(tmp_path, set=BREAKABLE, grid={"engine.broken": [True, False]}), "--out", tmp_path / "out")
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "[1/2] sigma=-1.0, seed 0: FAILED: actor-0" in said and "1 of 2 runs are finished" in said
+    assert "[1/2] broken=true, seed 0: FAILED: actor-0" in said and "1 of 2 runs are finished" in said
     assert [row["steps"] for row in rows(tmp_path / "out")] == ["", "3.0"]
 
 
@@ -128,8 +130,8 @@ wc -l < {tmp_path}/calls
 """
     (bin / "sbatch").write_text(fake)
     (bin / "sbatch").chmod(0o755)
-    tune = {"grid": {"engine.sigma": [-1.0, 0.0]}, "seeds": [7], "by": "steps"}
-    study = write(tmp_path, tune=tune, slurm={"partition": "cpu"}, grid={"scheduler.max_staleness": [2]})
+    tune = {"grid": {"engine.broken": [True, False]}, "seeds": [7], "by": "steps"}
+    study = write(tmp_path, set=BREAKABLE, tune=tune, slurm={"partition": "cpu"}, grid={"scheduler.max_staleness": [2]})
     shown = ablate(study, "--out", out, "--slurm", "--dry-run")
     assert "#SBATCH --array=0-1\n" in shown and "#SBATCH --partition=cpu" in shown
     assert not (tmp_path / "calls").exists()
@@ -140,9 +142,9 @@ wc -l < {tmp_path}/calls
     calls = (tmp_path / "calls").read_text().splitlines()
     log = (tmp_path / "jobs.log").read_text()
     assert len(calls) == 4 and "--dependency=afterany:1" in calls[1], log
-    assert "error: actor-0" in log, "the run that is to fail has not failed"
-    assert [(row["stage"], row["tuned engine.sigma"], row["steps"]) for row in rows(out)][-1] == (
+    assert "error: actor-0" in log and "this engine is broken" in log, "the run that is to fail has not failed"
+    assert [(row["stage"], row["tuned engine.broken"], row["steps"]) for row in rows(out)][-1] == (
         "main",
-        "0.0",
+        "false",
         "3.0",
     ), log
