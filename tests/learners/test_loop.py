@@ -150,8 +150,8 @@ def test_the_end_names_the_last_checkpoint_from_before_them(tmp_path: Path) -> N
     well = {"loss": 0.0, "grad_norm": 1.0}
     more = ["run.steps=99", "checkpoint.every=1", "checkpoint.keep=9"]
     made = loop(tmp_path, [well, well, NAN, NAN, NAN], "run.max_nonfinite=3", *more)
-    with pytest.raises(NotFinite, match=r"3 train steps in a row .* last of them step 5, .*step-00000002$"):
+    with pytest.raises(NotFinite, match=r"3 train steps in a row .* last of them step 5, .*step-00000002\. Mend"):
         made.run()
     (tmp_path / "none").mkdir()
-    with pytest.raises(NotFinite, match=r"there is none$"):
+    with pytest.raises(NotFinite, match=r"there is none"):
         loop(tmp_path / "none", [NAN] * 10, "run.steps=99").run()
