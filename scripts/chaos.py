@@ -107,12 +107,16 @@ class Victim:
             time.sleep(0.0005)
 
     def wait(self) -> int:
-        """The exit code."""
+        """The exit code; waited for as long as the run makes steps."""
         assert self.process is not None
-        try:
-            return self.process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            raise Stuck(f"the run did not end in {PATIENCE:.0f} s:\n{self.last_words()}") from None
+        while True:
+            steps = self.steps()
+            try:
+                return self.process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                if self.steps() == steps:
+                    words = f"the run did not end, nor make a step, in {PATIENCE:.0f} s"
+                    raise Stuck(f"{words}:\n{self.last_words()}") from None
 
     def last_words(self) -> str:
         return "\n".join(self.output.read_text().splitlines()[-12:])
