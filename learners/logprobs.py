@@ -39,9 +39,9 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class _Chosen(torch.autograd.Function):
     """Logprobs and entropies of tokens under a linear head, `rows` of them at a time, without logits in the graph.
 
-    Multiplied in the dtype of the weights whatever autocast says: half-precision logits of a large vocabulary move
-    logprobs by .02 and more, far beyond what losses clip at. What is kept for the backward pass are the logprobs of all
-    words where they are made in one piece; else they are made again.
+    Multiplied in the dtype of the weights whatever autocast says: ratios that losses clip within a few thousandths need
+    more digits than half precision has. Kept for the backward pass are the logprobs of all words where they are made in
+    one piece; else they are made again.
     """
 
     @staticmethod
