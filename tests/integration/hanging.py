@@ -1,5 +1,6 @@
 """An engine that hangs in one actor of a run, while that actor's event loop lives and sends heartbeats."""
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,8 +19,9 @@ class Hanging(TimedEngine):
     async def generate(self, tokens, limits, request=""):
         self._after -= 1
         if self._after < 0 and not self._marker.exists():
-            self._marker.touch()
-            self._hangs = True
+            with contextlib.suppress(FileExistsError):  # another actor was quicker
+                self._marker.touch(exist_ok=False)
+                self._hangs = True
         return await super().generate(tokens, limits, request)
 
     def _advance(self) -> None:
