@@ -34,7 +34,8 @@ from areal_like.weights.delta import largest
 from areal_like.weights.history import HEADS
 from areal_like.weights.layout import Layout
 from areal_like.weights.replica import NOTHING, Desync, Replica, Way
-from areal_like.weights.state import BITS, State, TensorSpec, Update
+from areal_like.weights.state import BITS, State, TensorSpec
+from areal_like.weights.update import Update
 
 log = logging.getLogger(__name__)
 TRIES = 3

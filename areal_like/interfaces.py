@@ -9,7 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from areal_like.types import Batch, Completion, Limits, Outcome, Prompt, Sample
-from areal_like.weights.state import State, Update
+from areal_like.weights.state import State
+from areal_like.weights.update import Update
 
 
 class Task(Protocol):

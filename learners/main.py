@@ -21,38 +21,22 @@ from typing import Any
 
 from areal_like import checkpoints
 from areal_like.client import LearnerClient, Stopped
-from areal_like.config import learner_threads, ranks_of
+from areal_like.config import ranks_of
 from areal_like.interfaces import Trainer
 from areal_like.metrics import MetricsLog
 from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, end_gently, on_pause, run_role
-from areal_like.registry import bind, build, resolve
+from areal_like.registry import build
 from areal_like.run_folder import SUMMARY, note_step
 from areal_like.spans import Spans
 from areal_like.types import Batch
 from learners.attestation import Attestation
+from learners.build import build_trainer
 from learners.publication import Alone, Coding, Others
 from learners.publisher import Publisher
 from learners.untrainable import Untrainable
 
 log = logging.getLogger(__name__)
 DRAINED = "it was drained"
-
-
-def build_trainer(config: Any) -> Trainer:
-    """The learner of the config; one that needs a model gets it, with its loss and advantage."""
-    learner = resolve("learner", config.learner.name)
-    if not getattr(learner, "needs_model", False):
-        return build("learner", config.learner)
-    import torch
-
-    from learners.losses.trial import try_loss
-
-    torch.set_num_threads(learner_threads(config))
-    vocab_size = build("task", config.task, config.run.seed).vocab_size
-    model = build("model", config.model, config.run.seed, vocab_size)
-    loss, advantage = bind("loss", config.loss), bind("advantage", config.advantage)
-    try_loss(loss, config.loss.name)
-    return build("learner", config.learner, model, loss, advantage, config.sampling.temperature, config.run.seed)
 
 
 def lead(role: Role) -> tuple[Trainer, Others]:

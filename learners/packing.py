@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from areal_like.types import Batch, Sample
-from learners.attention import Layout
+from learners.layout import Layout
 from learners.prefixes import WORTH, Forest, cut, paths
 
 

@@ -27,8 +27,8 @@ from areal_like.registry import resolve
 from areal_like.run_folder import RENDEZVOUS
 from areal_like.types import Batch
 from areal_like.weights.state import State
+from learners.build import build_trainer
 from learners.learner import TorchLearner
-from learners.main import build_trainer
 from learners.publication import Coding, Report
 from learners.publisher import Publisher
 from learners.ranks import Ranks, is_loss_of_a_rank, join

@@ -9,13 +9,12 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from learners.attention import Layout
+from learners.layout import Layout
 
 try:
     from torch.nn.attention.varlen import varlen_attn

@@ -29,6 +29,7 @@ PARTS = {
     "faults": "chaos",
     "exporter": "status --prometheus",
     "fuzz_deltas": "fuzz --deltas",
+    "fuzzing": "fuzz",
     "gradient_statistics": "score",
     "hanging_engine": "chaos --hangs",
     "offered": "ledger",

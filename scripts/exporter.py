@@ -10,12 +10,10 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from areal_like.config import ConfigError
-
-if TYPE_CHECKING:
-    from scripts.status import View
+from scripts.running import View
 
 LOOK_SECONDS = 1.0
 PREFIX = "areal_like_"

@@ -19,8 +19,6 @@ import random
 import struct
 import sys
 import time
-import tracemalloc
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,17 +29,9 @@ from areal_like.groups import decode_group, encode_group, pack_heads, unpack_hea
 from areal_like.partials import check_partial, decode_partial, encode_partial
 from areal_like.types import Carried, Completion, Group, Sample, SoFar
 from areal_like.wire import MESSAGES, SCHEMA, WireError, decode, encode
+from scripts import fuzz_deltas as deltas
 from scripts.arguments import new_file
-
-ALLOWED_BYTES, ALLOWED_FACTOR, ALLOWED_SECONDS = 4 << 20, 100, 1.0
-"""Of processor time. A list of empty maps is 72 bytes in memory for one on the wire."""
-Frames = list[bytes]
-Make = Callable[[int, int], tuple[str, Frames]]
-
-
-class Finding(AssertionError):
-    """An input that should have been accepted or refused, and did something else."""
-
+from scripts.fuzzing import Finding, Frames, run
 
 # ---- the way of a message -------------------------------------------------------------------------------------------
 
@@ -307,40 +297,8 @@ def fuzz_deltas(
     inputs: int, seed: int = 0, first: int = 0, tell: Callable[[int], None] = lambda done: None
 ) -> dict[str, Any]:
     """The same for weight updates."""
-    from scripts import fuzz_deltas as deltas
-
     deltas.compile_all()
     return run(inputs, seed, first, tell, deltas.make, deltas.take)
-
-
-def run(
-    inputs: int, seed: int, first: int, tell: Callable[[int], None], make: Make, take: Callable[[Frames], str]
-) -> dict[str, Any]:
-    outcomes: Counter[str] = Counter()
-    most_bytes = most_seconds = 0.0
-    tracemalloc.start()
-    try:
-        for number in range(first, first + inputs):
-            way, frames = make(seed, number)
-            size = sum(map(len, frames))
-            tracemalloc.reset_peak()
-            before, began = tracemalloc.get_traced_memory()[0], time.process_time()
-            try:
-                outcome = take(frames)
-            except Exception as error:
-                raise Finding(f"input {number} of seed {seed} ({way}): {type(error).__name__}: {error}") from error
-            seconds = time.process_time() - began
-            used = tracemalloc.get_traced_memory()[1] - before
-            if used > ALLOWED_BYTES + ALLOWED_FACTOR * size or seconds > ALLOWED_SECONDS:
-                raise Finding(f"input {number} of seed {seed} ({way}): {used} bytes, {seconds:.2f} s for {size} bytes")
-            outcomes["refused" if outcome == "refused" else "accepted"] += 1
-            outcomes[f"made: {way}"] += 1
-            most_bytes, most_seconds = max(most_bytes, used), max(most_seconds, seconds)
-            if number % 10_000 == 9_999:
-                tell(number + 1 - first)
-    finally:
-        tracemalloc.stop()
-    return {**outcomes, "inputs": inputs, "most_bytes": int(most_bytes), "most_seconds": most_seconds}
 
 
 def main() -> int:

@@ -19,6 +19,7 @@ from areal_like.weights.delta import DeltaError, Head, advance, read, write
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import Coded, pack
 from areal_like.weights.state import State, TensorSpec
+from scripts.fuzzing import Finding
 
 GUARD = 1 << 16
 SPECS = [
@@ -63,8 +64,6 @@ def compile_all() -> None:
 
 def take(frames: list[bytes]) -> str:
     """ "refused" or "applied"."""
-    from scripts.fuzz import Finding
-
     try:
         delta = read(frames[0], LAYOUT)
     except DeltaError:

@@ -12,6 +12,7 @@ from areal_like import config as configs
 from areal_like.bus import is_loopback
 from areal_like.client import SupervisorClient
 from areal_like.config import Config, ConfigError
+from areal_like.metrics import MetricsFollower
 from areal_like.run_folder import RENDEZVOUS, config_file
 
 PATIENCE = 10.0
@@ -71,6 +72,21 @@ class Running:
 
     def close(self) -> None:
         self.client.close()
+
+
+class View:
+    """The newest report of a run's buffer and the newest row of its metrics."""
+
+    def __init__(self, running: Running):
+        self.running = running
+        self.row: dict[str, Any] = {}
+        self._rows = MetricsFollower(running.folder / "metrics.jsonl")
+
+    def look(self) -> dict[str, Any]:
+        """`{"report": ..., "step": ...}`. Raises ConfigError if the buffer does not answer."""
+        for row in self._rows.new_rows():
+            self.row = row
+        return {"report": self.running.report(), "step": self.row}
 
 
 def _check_host(offered: dict[str, Any]) -> None:

@@ -98,7 +98,7 @@ def score(
     args: argparse.Namespace, config: Config, specs: dict[str, dict[str, Any]], checkpoint: Path | None
 ) -> tuple[GradientStatistics, str]:
     """Go through the record. Returns the digest of the weights at the end as well."""
-    from learners.main import build_trainer
+    from learners.build import build_trainer
 
     alone = configs.replace(configs.replace(config, "learner.name", SCORING_LEARNER), "learner.ranks", 1)
     learner: Any = build_trainer(alone)

@@ -19,8 +19,8 @@ from rich.live import Live
 from rich.table import Table
 
 from areal_like.bus import BusError
-from areal_like.metrics import MetricsFollower
-from scripts.running import Running, add_arguments
+from scripts.exporter import serve
+from scripts.running import Running, View, add_arguments
 from scripts.watch import ledger_line
 
 REFRESH_SECONDS = 1.0
@@ -40,21 +40,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--prometheus", type=int, metavar="PORT", help="serve metrics to Prometheus until the run ends")
     parser.add_argument("--address", default="127.0.0.1", help="address that --prometheus binds to")
     return parser.parse_args(argv)
-
-
-class View:
-    """The newest report of a run's buffer and the newest row of its metrics."""
-
-    def __init__(self, running: Running):
-        self.running = running
-        self.row: dict[str, Any] = {}
-        self._rows = MetricsFollower(running.folder / "metrics.jsonl")
-
-    def look(self) -> dict[str, Any]:
-        """`{"report": ..., "step": ...}`. Raises ConfigError if the buffer does not answer."""
-        for row in self._rows.new_rows():
-            self.row = row
-        return {"report": self.running.report(), "step": self.row}
 
 
 def render(found: dict[str, Any], steps: int) -> Group:
@@ -141,8 +126,6 @@ def main(argv: list[str] | None = None) -> int:
         try:
             view = View(running)
             if args.prometheus is not None:
-                from scripts.exporter import serve
-
                 serve(view, args.address, args.prometheus)
             elif args.json:
                 print(json.dumps(view.look()))

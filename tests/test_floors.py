@@ -80,6 +80,39 @@ def rooms_of(names: set[str]) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of two or more that lead to one another, each sorted (Tarjan's strongly connected components)."""
+    numbers: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(here: str) -> None:
+        numbers[here] = lowest[here] = len(numbers)
+        path.append(here)
+        for there in sorted(arrows[here]):
+            if there not in numbers:
+                visit(there)
+            if there in path:
+                lowest[here] = min(lowest[here], lowest[there])
+        if lowest[here] == numbers[here]:
+            at = path.index(here)
+            if len(path) - at > 1:
+                found.append(sorted(path[at:]))
+            del path[at:]
+
+    for start in arrows:
+        if start not in numbers:
+            visit(start)
+    return found
+
+
+def arrows() -> dict[str, set[str]]:
+    """Each file → the files that it imports anywhere, in functions and under TYPE_CHECKING too."""
+    files = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in MODULES}
+    return {path: {files[name] for name in imports_of(path) if name in files} - {path} for path in MODULES}
+
+
 def loaded_with(path: str) -> dict[str, list[str]]:
     """Files of the repository that are loaded when `path` is imported → the chain of imports that leads there."""
     chains = {path: [path]}
@@ -141,6 +174,21 @@ def test_light_modules_load_no_module_that_imports_heavy_libraries() -> None:
         if rooms_of(imports_of(target, inside_functions=False)) & HEAVY
     ]
     assert not found, f"heavy imports by a chain: {found}"
+
+
+def test_a_circle_is_found_however_it_is_closed() -> None:
+    straight = {"a": {"b", "c"}, "b": {"c"}, "c": set[str](), "d": {"a"}}
+    assert circles(straight) == []
+    assert circles({**straight, "c": {"d"}}) == [["a", "b", "c", "d"]]
+    assert circles({"a": {"b"}, "b": {"a"}, "c": {"d"}, "d": {"c", "a"}}) == [["a", "b"], ["c", "d"]]
+    hidden = ast.parse("if TYPE_CHECKING:\n    from room.x import y\ndef f():\n    import room.z")
+    assert {"room.x", "room.z"} <= set(imports(hidden, "room"))
+
+
+def test_no_imports_run_in_a_circle() -> None:
+    """Across rooms too. Imports that only a type checker reads count: nobody can read such files one by one."""
+    found = circles(arrows())
+    assert not found, f"move what both sides need into a file of its own: {found}"
 
 
 # Names

@@ -39,7 +39,8 @@ from actors.engines.sglang_replies import Piece, joined, piece_of, question
 from actors.engines.sglang_server import Server, ServerGone, ServerRefused
 from areal_like.models import state_of
 from areal_like.types import Completion, Finish, Limits
-from areal_like.weights.state import State, Update
+from areal_like.weights.state import State
+from areal_like.weights.update import Update
 
 log = logging.getLogger(__name__)
 _BALANCE_SECONDS = 1.0

@@ -30,7 +30,7 @@ import xxhash
 
 from areal_like.sampling import stream_key, uniforms
 from areal_like.types import Completion, Finish, Limits, Runs
-from areal_like.weights.state import Update
+from areal_like.weights.update import Update
 
 _NORMAL = NormalDist()
 _TOKEN_IDS = 8  # ids that made-up responses use: 0..7, stop tokens excepted

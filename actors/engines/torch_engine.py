@@ -33,7 +33,7 @@ from actors.engines.slot_cache import SlotCache
 from actors.engines.slot_table import Request, SlotTable, whole
 from areal_like.models import write_state
 from areal_like.types import Completion, Finish, Limits
-from areal_like.weights.state import Update
+from areal_like.weights.update import Update
 
 PREFILL_TOKENS = 8192
 """Most tokens, padding included, of one prefill forward: bounds its memory."""

@@ -14,14 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from areal_like.weights.digest import Lanes, lanes_of, text_of
-
-if TYPE_CHECKING:
-    from areal_like.weights.changes import Changes
 
 BITS = {
     "bfloat16": np.uint16,
@@ -128,14 +124,3 @@ class State:
     def digest(self) -> str:
         """By a sweep over all bits."""
         return text_of(self.lanes(), self.words.size)
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """Verified weights of one version, ready for an engine's `load`. An engine that holds the weights with the digest
-    `changes.since` needs to write no more than what `changes` names; without it, or with other weights, all."""
-
-    version: int
-    digest: str
-    state: State
-    changes: Changes | None = None

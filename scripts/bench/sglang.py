@@ -32,7 +32,8 @@ from rich.table import Table
 
 from areal_like.process import REPOSITORY
 from areal_like.types import Limits
-from areal_like.weights.state import State, Update
+from areal_like.weights.state import State
+from areal_like.weights.update import Update
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -47,7 +47,8 @@ from actors.subscriber import Subscriber
 from areal_like.weights.history import History, Leg
 from areal_like.weights.replica import NOTHING
 from areal_like.weights.server import WeightServer
-from areal_like.weights.state import State, Update
+from areal_like.weights.state import State
+from areal_like.weights.update import Update
 from buffer.relays import Relays
 from learners.publication import Coding
 from learners.publisher import Publisher

@@ -12,7 +12,7 @@ from actors.engines import sglang_flags, sglang_weights
 from actors.engines.sglang_engine import SglangEngine
 from actors.engines.sglang_server import Server, ServerGone
 from areal_like.models import publishable, qwen2, state_of
-from areal_like.weights.state import Update
+from areal_like.weights.update import Update
 
 SECONDS = 30
 PROMPT = np.array([1, 2, 3], np.int32)

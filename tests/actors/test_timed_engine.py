@@ -10,7 +10,8 @@ import pytest
 
 from actors.engines.timed_engine import TimedEngine
 from areal_like.types import Limits
-from areal_like.weights.state import State, Update
+from areal_like.weights.state import State
+from areal_like.weights.update import Update
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from areal_like.models import state_of
-from areal_like.weights.state import Update
+from areal_like.weights.update import Update
 from tests.seeds import seeded, shifted
 
 torch.set_num_threads(1)  # as in an actor; more threads only get in one another's way at this size

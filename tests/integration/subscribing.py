@@ -9,7 +9,7 @@ import sys
 
 from actors.relay import Relay
 from actors.subscriber import Subscriber
-from areal_like.weights.state import Update
+from areal_like.weights.update import Update
 
 
 class Engine:

@@ -15,7 +15,8 @@ from actors.subscriber import TRIES, Subscriber
 from areal_like.bus import BusError
 from areal_like.weights.codec import Encoder
 from areal_like.weights.server import WeightServer
-from areal_like.weights.state import State, TensorSpec, Update
+from areal_like.weights.state import State, TensorSpec
+from areal_like.weights.update import Update
 from learners import publisher as publishers
 from learners.publication import Coding
 from learners.publisher import Publisher

@@ -25,7 +25,8 @@ from actors.relay import Relay
 from actors.subscriber import Subscriber
 from areal_like.models import qwen2
 from areal_like.types import Batch
-from areal_like.weights.state import State, Update
+from areal_like.weights.state import State
+from areal_like.weights.update import Update
 from learners import publication
 from learners.advantages import group
 from learners.learner import TorchLearner

@@ -6,7 +6,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from learners import varlen
-from learners.attention import Layout, packed_attention, use_packed_attention
+from learners.attention import packed_attention, use_packed_attention
+from learners.layout import Layout
 from tests.learners.batches import VOCAB, tiny_model
 from tests.seeds import seeded, torch_seeded
 

@@ -11,11 +11,11 @@ from areal_like.config import load
 from areal_like.layers import CONFIGS
 from areal_like.registry import COMPONENTS
 from learners.advantages import group
+from learners.build import build_trainer
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
 from learners.losses.contract import Plan
 from learners.losses.delightful import dg, dg_kondo, kondo_gate
-from learners.main import build_trainer
 from learners.packing import Columns
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.learners.losses.token_batches import LOSSES

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from areal_like.types import Batch, Group, Sample
 from learners import packing
 from learners.advantages import gae, group
-from learners.attention import Layout, packed_attention
+from learners.attention import packed_attention
+from learners.layout import Layout
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, gspo, ppo
 from learners.losses.delightful import dg

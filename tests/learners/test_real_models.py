@@ -14,7 +14,7 @@ from actors.engines.decoders import FusedDecoder
 from actors.engines.torch_engine import TorchEngine
 from areal_like.models import folder, publishable, state_of
 from areal_like.types import Limits
-from areal_like.weights.state import Update
+from areal_like.weights.update import Update
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from actors.engines.sglang_engine import SglangEngine
 from areal_like.models import publishable, state_of
 from areal_like.types import Limits
-from areal_like.weights.state import Update
+from areal_like.weights.update import Update
 
 torch.set_num_threads(1)
 VOCAB = 70  # SGLang pads it to 128

@@ -1,0 +1,121 @@
+"""Where packed sequences lie in a row of tokens, and which of them `learners.attention` computes side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Sequences attended to together, n of them: `asking` int64 [n · queries] and `asked` int64 [n · keys] are places
+    in the row, 0 where padded; `mask` bool [n, 1, queries, keys], or None for causal attention among as many queries
+    as keys. `real` int64 are the entries of `asking` whose results are kept."""
+
+    queries: int
+    keys: int
+    asking: Tensor
+    asked: Tensor
+    mask: Tensor | None
+    real: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where sequences lie in a row of `S` tokens.
+
+    `ends` int32 [n + 1]: where the tokens that each adds begin and end, from 0 to S; `longest` of them. `blocks` is
+    empty when all have the `equal` length and share nothing; else `back` int64 [S] puts the kept results of the blocks,
+    one block after the other, into the order of the row. `paths` is None where nothing is shared; else `path_ends`
+    int32 [n + 1] and `paths` int64 say where the tokens of each sequence lie, `longest_path` of them.
+    """
+
+    ends: Tensor
+    longest: int
+    equal: int
+    blocks: tuple[Block, ...]
+    back: Tensor | None
+    paths: Tensor | None = None
+    path_ends: Tensor | None = None
+    longest_path: int = 0
+
+    @classmethod
+    def of(cls, lengths: np.ndarray, device: torch.device) -> Layout:
+        """The layout of sequences of the given positive lengths (int [n]) that lie one after the other."""
+        ends = _ends(lengths, device)
+        if (lengths == lengths[0]).all():
+            return cls(ends, int(lengths[0]), int(lengths[0]), (), None)
+        starts = np.cumsum(lengths) - lengths
+        paths = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+        return cls(ends, int(lengths.max()), 0, *_blocks(paths, lengths, device))
+
+    @classmethod
+    def tree(cls, paths: Sequence[np.ndarray], added: np.ndarray, device: torch.device) -> Layout:
+        """The layout of sequences that share prefixes: `paths`, per sequence int64 [length], are the places of its
+        tokens, of which the last `added` (int64 [n]) are its own and lie one after the other (`learners.prefixes`)."""
+        lengths = np.array([len(path) for path in paths])
+        blocks, back = _blocks([path for path, new in zip(paths, added, strict=True) if new], added[added > 0], device)
+        where = torch.from_numpy(np.concatenate(paths)).to(device)
+        return cls(
+            _ends(added, device), int(added.max()), 0, blocks, back, where, _ends(lengths, device), int(lengths.max())
+        )
+
+
+def _ends(lengths: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)).to(device)
+
+
+def _blocks(paths: Sequence[np.ndarray], added: np.ndarray, device: torch.device) -> tuple[tuple[Block, ...], Tensor]:
+    """Sequences of similar shapes side by side; and what puts the blocks' results into the order of the row."""
+    keys = np.array([len(path) for path in paths])
+    asking = np.where(2 * added > keys, keys, added)
+    blocks, order = [], []
+    for whole in (True, False):
+        numbers = np.flatnonzero((asking == keys) == whole)
+        for block in _similar(keys[numbers]):
+            members = numbers[block]
+            for some in _similar(asking[members]) if not whole else [np.arange(len(members))]:
+                made, places = _block([paths[i] for i in members[some]], added[members[some]], whole, device)
+                blocks.append(made)
+                order.append(places)
+    back = np.argsort(np.concatenate(order))
+    return tuple(blocks), torch.from_numpy(back).to(device)
+
+
+def _block(
+    paths: Sequence[np.ndarray], added: np.ndarray, whole: bool, device: torch.device
+) -> tuple[Block, np.ndarray]:
+    """One block, and the row's places of its kept results. `whole`: all tokens of a path ask, else those it adds."""
+    keys = np.array([len(path) for path in paths])
+    longest = int(keys.max())
+    inside = np.arange(longest) < keys[:, None]
+    asked = np.zeros(inside.shape, np.int64)
+    asked[inside] = np.concatenate(paths)
+    common = keys - added
+    if whole:
+        asking, mask = asked, None
+        kept = inside & (np.arange(longest) >= common[:, None])
+    else:
+        query = np.arange(int(added.max()))
+        kept = query < added[:, None]
+        depth = np.minimum(common[:, None] + query, longest - 1)
+        asking = np.where(kept, np.take_along_axis(asked, depth, 1), 0)
+        mask = torch.from_numpy(np.arange(longest) <= depth[:, :, None])[:, None].to(device)
+    flat, real = asking.reshape(-1), np.flatnonzero(kept)
+    queries, keys_at, kept_at = (torch.from_numpy(a).to(device) for a in (flat, asked.reshape(-1), real))
+    return Block(longest if whole else int(added.max()), longest, queries, keys_at, mask, kept_at), flat[real]
+
+
+def _similar(lengths: np.ndarray) -> list[np.ndarray]:
+    """Indices, longest first, cut wherever a length falls below half of the longest of its block."""
+    order = np.argsort(-lengths, kind="stable")
+    blocks, start = [], 0
+    for i in range(1, len(order) + 1):
+        if i == len(order) or 2 * lengths[order[i]] < lengths[order[start]]:
+            blocks.append(np.sort(order[start:i]))
+            start = i
+    return blocks
