@@ -39,7 +39,7 @@ from scripts.watch import ledger_line
 REPOSITORY = Path(__file__).resolve().parent.parent
 STARTER = "starter"
 VICTIMS = ["actor", "learner", "buffer", STARTER]
-DISK_SECONDS = 3.0
+DISK_SECONDS, DYING_SECONDS = 3.0, 60.0
 """For which a disk is full."""
 PATIENCE = 120.0
 """Seconds within which a run must make a step, or end."""
@@ -203,11 +203,19 @@ class Chaos:
         elif what == "hang":
             faults.hang(self.victim.folder, who, self.stop_seconds)
         elif what == "full disk":
+            steps = self.victim.steps()
             faults.fill(pid, DISK_SECONDS)
-            time.sleep(DISK_SECONDS)  # it may have met it, and be ending
+            self._until_it_steps_or_ends(steps)
         elif what == "cut":
             return f"{faults.cut(pid)} connections"
         return ""
+
+    def _until_it_steps_or_ends(self, steps: int) -> None:
+        """A run that has met the full disk ends, which may take its time; one that has not makes steps."""
+        deadline = time.monotonic() + DYING_SECONDS
+        while time.monotonic() < deadline and not self.victim.ended and self.victim.steps() <= steps + 1:
+            time.sleep(0.05)
+        time.sleep(DISK_SECONDS)
 
     def _pid(self, who: str) -> int:
         while (pid := self.victim.pids().get(who)) is None:  # it is being started again
