@@ -1,0 +1,152 @@
+"""What training changed: `python -m scripts.before_after RUN [--before FOLDER] [--after FOLDER]`.
+
+Answers the run's held-out prompts twice, at `eval.temperature` (0: greedily): with the weights that the run began
+with, and with those that it ended with (`checkpoints/final`). Prints the mean reward of both, and some answers side by
+side. `--before` and `--after` take other models' folders, e.g. the model that an earlier run began with. Answers are
+scored in this process, without a time limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from areal_like import config as configs
+from areal_like.config import Config, ConfigError
+from scripts.arguments import new_file, refuse
+
+WIDEST = 60
+"""Characters of a prompt or an answer that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    text: str
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A held-out prompt, and what was said before and after."""
+
+    prompt: str
+    wanted: str
+    before: Answer
+    after: Answer
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m scripts.before_after", description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, help="the folder of a finished run")
+    parser.add_argument("--before", type=Path, help="a model's folder (default: the model that the run began with)")
+    parser.add_argument("--after", type=Path, help="a model's folder (default: RUN/checkpoints/final)")
+    parser.add_argument("--prompts", type=int, help="held-out prompts (default: the run's eval.prompts)")
+    parser.add_argument("--show", type=int, default=5, help="answers to print side by side (default: 5)")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: as torch has them)")
+    parser.add_argument("--json", type=new_file, help="write means and all answers to this file")
+    return parser.parse_args(argv)
+
+
+def models(config: Config, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The specs of both models. Raises ConfigError for a folder that is not there."""
+    after = args.after or args.run / "checkpoints" / "final"
+    specs = {"before": configs.select(config, "model"), "after": {"name": "folder", "path": str(after)}}
+    if args.before:
+        specs["before"] = {"name": "folder", "path": str(args.before)}
+    for folder in (args.before, after):
+        if folder and not (folder / "config.json").is_file():
+            raise ConfigError(f"{folder}: no model there (config.json is missing); the run must have ended")
+    return specs
+
+
+async def answers(config: Config, task: Any, model: Any, prompts: list[Any]) -> list[Answer]:
+    """What a model says to the prompts, all at once, in the run's workflow for held-out prompts."""
+    from actors.engines.torch_engine import TorchEngine
+    from areal_like.registry import bind
+    from areal_like.types import Limits
+
+    engine, workflow = TorchEngine(model), bind("workflow", configs.heldout_workflow(config))
+
+    async def answer(row: int, prompt: Any) -> Answer:
+        longest = config.sampling.max_tokens or prompt.max_tokens
+        limits = Limits(longest, config.eval.temperature, task.stop_tokens, key=row, trained=False)
+        sample = await workflow(engine, task.reward, prompt, limits, str(row), 0)
+        if sample is None:
+            raise ValueError(f"the workflow rejected its sample of held-out row {row}")
+        said = sample.tokens[sample.prompt_length :]
+        return Answer(prompt.codec.decode(said) if prompt.codec else " ".join(map(str, said)), float(sample.reward))
+
+    try:
+        return list(await asyncio.gather(*(answer(row, prompt) for row, prompt in enumerate(prompts))))
+    finally:
+        await engine.close()
+
+
+def compare(config: Config, args: argparse.Namespace) -> list[Pair]:
+    """Both models on the same prompts, one after the other: only one of them is in memory at a time."""
+    from areal_like.models import publishable
+    from areal_like.registry import build
+
+    task, specs = build("task", config.task, config.run.seed), models(config, args)
+    rows = range(min(args.prompts or config.eval.prompts, task.size("heldout")))
+    prompts, said = [task.prompt("heldout", row) for row in rows], []
+    for spec in specs.values():
+        model = build("model", spec, config.run.seed, task.vocab_size)
+        publishable(model)
+        said.append(asyncio.run(answers(config, task, model, prompts)))
+    texts = [prompt.messages[-1]["content"] if prompt.messages else str(prompt.tokens.tolist()) for prompt in prompts]
+    return [Pair(t, str(p.answer), b, a) for t, p, b, a in zip(texts, prompts, *said, strict=True)]
+
+
+def means(pairs: list[Pair]) -> dict[str, float]:
+    return {side: sum(getattr(pair, side).reward for pair in pairs) / len(pairs) for side in ("before", "after")}
+
+
+def show(pairs: list[Pair], count: int) -> None:
+    """A table of the first prompts, and the means of all."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("prompt", "wanted", "before", "after", title=f"{count} of {len(pairs)} held-out prompts")
+    for pair in pairs[:count]:
+        said = [Text(shortened(a.text), "green" if a.reward else "red") for a in (pair.before, pair.after)]
+        table.add_row(Text(shortened(pair.prompt)), shortened(pair.wanted), *said)
+    Console().print(table)
+    mean = means(pairs)
+    print(f"held-out reward ({len(pairs)} prompts): {mean['before']:.3f} before, {mean['after']:.3f} after")
+
+
+def shortened(text: str) -> str:
+    """On one line, and not too long for a table."""
+    line = " ".join(text.split())
+    return line if len(line) <= WIDEST else line[: WIDEST - 1] + "…"
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        if not (args.run / "config.yaml").is_file():
+            raise ConfigError(f"{args.run}: no run folder (config.yaml is missing)")
+        config = configs.load_resolved(args.run / "config.yaml")
+        models(config, args)
+        if args.threads:
+            import torch
+
+            torch.set_num_threads(args.threads)
+        pairs = compare(config, args)
+    except (ValueError, OSError) as error:
+        refuse(error)
+    show(pairs, args.show)
+    if args.json:
+        args.json.write_text(json.dumps({**means(pairs), "answers": [asdict(pair) for pair in pairs]}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

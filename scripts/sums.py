@@ -1,0 +1,101 @@
+"""Write the prompts of `configs/smollm2/`: `python -m scripts.sums [FOLDER]`.
+
+Sums in words, as `{"prompt", "answer"}` per line, in four wordings that each end with "Answer with the number only."
+Two sets of files, SET-train.jsonl and SET-heldout.jsonl:
+
+one-digit   all sums of two numbers from 1 to 9; a quarter of the sums is held out
+two-digit   sums of numbers of up to two digits, for a model that has learned the others; held out are sums of two
+            two-digit numbers
+
+What is held out are sums, not rows: no wording of a held-out sum, and no swap of its two numbers, is trained on. The
+files are the same each time; those that are there already are written again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+FOLDER = "data/sums"
+WORDINGS = (
+    "What is {a} + {b}? Answer with the number only.",
+    "Add {a} and {b}. Answer with the number only.",
+    "What is the sum of {a} and {b}? Answer with the number only.",
+    "{a} plus {b} equals what? Answer with the number only.",
+)
+HELDOUT_SHARE = 0.25
+"""Of the sums of one-digit numbers."""
+HELDOUT_SUMS = 400
+"""Of two-digit numbers; each is asked once."""
+SMALL, LARGE = range(1, 10), range(10, 100)
+SEED = 20_250_101
+
+Sum = tuple[int, int]
+
+
+def pairs(first: Iterable[int], second: Iterable[int]) -> list[Sum]:
+    """Each sum once: 3 + 4 and 4 + 3 are the same one."""
+    second = list(second)
+    return sorted({(min(a, b), max(a, b)) for a in first for b in second})
+
+
+def both_ways(sums: Iterable[Sum]) -> list[Sum]:
+    return sorted({way for a, b in sums for way in ((a, b), (b, a))})
+
+
+def row(a: int, b: int, wording: str) -> dict[str, str]:
+    return {"prompt": wording.format(a=a, b=b), "answer": str(a + b)}
+
+
+def one_digit() -> dict[str, list[dict[str, str]]]:
+    """Split → rows: every sum in every wording."""
+    sums = pairs(SMALL, SMALL)
+    random.Random(SEED).shuffle(sums)
+    cut = round(HELDOUT_SHARE * len(sums))
+    split = {"train": sums[cut:], "heldout": sums[:cut]}
+    return {name: [row(a, b, w) for a, b in both_ways(part) for w in WORDINGS] for name, part in split.items()}
+
+
+def two_digit() -> dict[str, list[dict[str, str]]]:
+    """Split → rows; training rows are half sums of a two-digit and a one-digit number, half of two two-digit ones, each
+    in one wording."""
+    rng = random.Random(SEED + 1)
+    sums = pairs(LARGE, LARGE)
+    rng.shuffle(sums)
+    mixed = both_ways(pairs(SMALL, LARGE))
+    large = both_ways(sums[HELDOUT_SUMS:])
+    train = mixed + rng.sample(large, len(mixed))
+    ways = [rng.choice([(a, b), (b, a)]) for a, b in sums[:HELDOUT_SUMS]]
+    return {
+        "train": [row(a, b, rng.choice(WORDINGS)) for a, b in train],
+        "heldout": [row(a, b, WORDINGS[i % len(WORDINGS)]) for i, (a, b) in enumerate(ways)],
+    }
+
+
+def write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, splits in (("one-digit", one_digit()), ("two-digit", two_digit())):
+        for split, rows in splits.items():
+            path = folder / f"{name}-{split}.jsonl"
+            path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+            print(f"{path}: {len(rows)} prompts")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.sums", description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=Path(FOLDER), help=f"where to (default: {FOLDER})")
+    args = parser.parse_args(argv)
+    try:
+        write(args.folder)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
