@@ -11,6 +11,12 @@ from typing import NoReturn
 PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps", ".ps", ".tif", ".tiff")
 
 
+def command(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The parser of `python -m scripts.NAME`. Of a docstring, the first line describes the command."""
+    assert description
+    return argparse.ArgumentParser(prog=f"python -m scripts.{name}", description=description.splitlines()[0])
+
+
 def new_file(text: str) -> Path:
     """A file that can be written. Raises argparse.ArgumentTypeError."""
     path = Path(text)

@@ -13,7 +13,6 @@ Reads the journal of a run that kept all of it (`buffer.keep_journal=true`), how
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import Counter
@@ -22,7 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from areal_like import config as configs
@@ -31,7 +29,8 @@ from areal_like.groups import Head, unpack_heads
 from areal_like.registry import build
 from buffer.journal import SNAPSHOT, JournalError, Record, scan
 from buffer.prompts import PromptCursor
-from scripts.arguments import refuse
+from scripts import output
+from scripts.arguments import command, refuse
 
 WITHOUT_FATE = ("place", "defer", "take_up", "partial", "left_out", "start", "advance")
 """Kinds of records that change when a group is rolled out, not what becomes of it."""
@@ -218,7 +217,7 @@ def table(found: Audit) -> Table:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.audit", description=__doc__.splitlines()[0])
+    parser = command("audit", __doc__)
     parser.add_argument("run", type=Path, help="a run folder")
     args = parser.parse_args()
     try:
@@ -227,7 +226,7 @@ def main() -> int:
         refuse(error)
     if not found.admitted:
         refuse(f"{args.run} has no journal (buffer.journal=off, or no run folder)")
-    Console(width=None if sys.stdout.isatty() else 110).print(table(found))
+    output.console().print(table(found))
     return 1 if any(found.findings.values()) else 0
 
 

@@ -21,6 +21,7 @@ from areal_like.launch.guests import Guests
 from areal_like.launch.plan import RoleSpec, has_model
 from areal_like.launch.restarts import Limits
 from areal_like.run_folder import RENDEZVOUS
+from scripts.arguments import command, refuse
 from scripts.running import NotRunning, Running, add_arguments
 from scripts.train import EXIT_INTERRUPTED, Interrupted, Signals
 
@@ -28,7 +29,7 @@ POLL_SECONDS = 0.1
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m scripts.join", description=__doc__.splitlines()[0])
+    parser = command("join", __doc__)
     add_arguments(parser)
     parser.add_argument("--actors", type=positive, default=1, metavar="N", help="how many (default: 1)")
     parser.add_argument("--max-restarts", type=int, metavar="N", help="of each (default: actors.max_restarts)")
@@ -104,8 +105,7 @@ def main(argv: list[str] | None = None) -> int:
     except Interrupted:
         return EXIT_INTERRUPTED
     except (ValueError, OSError, BusError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        refuse(error)
 
 
 if __name__ == "__main__":

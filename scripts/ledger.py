@@ -12,7 +12,6 @@ N train steps alone: with tail batching the queue is empty at the end of a run, 
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections import Counter
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from areal_like import checkpoints
@@ -31,7 +29,8 @@ from areal_like.groups import Head, unpack_heads
 from buffer.journal import SNAPSHOT, JournalError, Record, scan
 from buffer.partials import Partial
 from buffer.sizing import Lengths
-from scripts.arguments import picture, refuse
+from scripts import output
+from scripts.arguments import command, picture, refuse
 from scripts.offered import Offer, lengths
 
 TRAINED, ACTIVE = "trained", "active"
@@ -145,10 +144,10 @@ class Books:
 
 def table(accounts: dict[str, Account]) -> Table:
     """A row per fate; the last line is the sum, which is the number of groups admitted."""
-    found = Table(title="ledger", title_justify="left")
     more = [name for name in ("cut", "redrawn") if any(getattr(account, name) for account in accounts.values())]
-    for column in ("fate", "groups", "samples", *more, "length mean", "p50", "p95", "reward mean", "length / trained"):
-        found.add_column(column, justify="left" if column == "fate" else "right", no_wrap=True)
+    found = output.table(
+        "ledger", "fate", "groups", "samples", *more, "length mean", "p50", "p95", "reward mean", "length / trained"
+    )
     trained = np.mean(accounts[TRAINED].lengths) if accounts.get(TRAINED, Account()).lengths else np.nan
     for fate, account in sorted(accounts.items(), key=lambda item: -item[1].count):
         cells = ["-"] * 5
@@ -200,7 +199,7 @@ def plot(accounts: dict[str, Account], offers: list[Offer], path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.ledger", description=__doc__.splitlines()[0])
+    parser = command("ledger", __doc__)
     parser.add_argument("run", type=Path, help="a run folder")
     parser.add_argument("--steps", type=int, help="of the first so many train steps only")
     parser.add_argument("--plot", type=picture, help="write a picture of the distributions here")
@@ -214,7 +213,7 @@ def main() -> int:
         accounts = books.read(chain([first], records), args.steps or math.inf)
     except (JournalError, OSError) as error:
         refuse(error)
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    console = output.console()
     console.print(table(accounts))
     if told := reasons(accounts):
         console.print("samples drawn anew, since")

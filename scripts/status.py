@@ -19,6 +19,8 @@ from rich.live import Live
 from rich.table import Table
 
 from areal_like.bus import BusError
+from scripts import output
+from scripts.arguments import command, refuse
 from scripts.exporter import serve
 from scripts.running import Running, View, add_arguments
 from scripts.watch import ledger_line
@@ -29,9 +31,7 @@ WIDTH = 120
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.status", description="Who waits for whom, and how it goes."
-    )
+    parser = command("status", "Who waits for whom, and how it goes.")
     add_arguments(parser)
     parser.add_argument("--once", action="store_true", help="one look instead of a live view")
     parser.add_argument(
@@ -120,7 +120,7 @@ def watch(view: View, console: Console) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console = output.console(WIDTH)
     try:
         running = Running(args.run, args.keys)
         try:
@@ -138,8 +138,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     except (ValueError, OSError, BusError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        refuse(error)
     return 0
 
 

@@ -7,18 +7,18 @@ run ends as one that has made all its steps: checkpoint, last evaluation, summar
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 
 from areal_like.bus import BusError
+from scripts.arguments import command, refuse
 from scripts.running import Running, add_arguments
 
 LOOK_SECONDS = 0.2
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.stop", description="End a run at a checkpoint.")
+    parser = command("stop", "End a run at a checkpoint.")
     add_arguments(parser)
     parser.add_argument("--drain", action="store_true", help="train what was admitted, evaluate and sum up first")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until the run has ended")
@@ -35,8 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             running.close()
     except (ValueError, OSError, BusError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        refuse(error)
     return 0
 
 

@@ -10,18 +10,16 @@ another process, or for the disk.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from areal_like.spans import Span, read
-from scripts.arguments import new_file, picture, refuse
+from scripts import output
+from scripts.arguments import command, new_file, picture, refuse
 
 COLOURS = {
     "generate": "tab:blue",
@@ -140,9 +138,7 @@ def trace_events(found: Timeline) -> list[dict[str, Any]]:
 def show(found: Timeline, console: Console) -> None:
     names = [name for name in COLOURS if any(span.name == name for spans in found.values() for span in spans)]
     begin, end = window(found)
-    table = Table(title=f"{end - begin:.1f} s: share of the time", title_justify="left")
-    for column in ("", *names, WAITS):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    table = output.table(f"{end - begin:.1f} s: share of the time", "", *names, WAITS)
     for role, row in shares(found).items():
         cells = [f"{row[name]:.0%}" if name in row else "" for name in (*names, WAITS)]
         table.add_row(role, *cells)
@@ -150,7 +146,7 @@ def show(found: Timeline, console: Console) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.timeline", description=__doc__.splitlines()[0])
+    parser = command("timeline", __doc__)
     parser.add_argument("run", type=Path, help="the folder of a run")
     parser.add_argument("--plot", type=picture, help="draw it here (png, pdf, svg)")
     parser.add_argument("--trace", type=new_file, help="write trace events here (json), for https://ui.perfetto.dev")
@@ -161,7 +157,7 @@ def main() -> None:
         found = timeline(args.run, args.begin, args.end)
     except ValueError as error:
         refuse(error)
-    show(found, Console(width=None if sys.stdout.isatty() else 110))
+    show(found, output.console())
     if args.plot:
         plot(found, args.plot)
     if args.trace:

@@ -17,19 +17,13 @@ Note what `requeue` does to groups that take longer than the bound: they begin a
 
 from __future__ import annotations
 
-import argparse
 import heapq
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from areal_like.groups import make_head
 from buffer.admission import Bound
@@ -39,6 +33,8 @@ from buffer.policies import Waiting, fifo, in_order, priority, windowed
 from buffer.replay import Replay
 from buffer.schedulers import AsyncScheduler, Round, View
 from buffer.sizing import Fixed
+from scripts import output
+from scripts.bench.figures import bench_parser
 
 GROUPS_PER_BATCH = 16
 CONCURRENT = 32
@@ -231,18 +227,17 @@ def rules() -> dict[str, Callable[[], OurBuffer | CountingBuffer]]:
     return found
 
 
+COLUMNS = ("rule", "throughput", "staleness max", "mean", "over the bound", "dropped", "requeued")
+
+
 def main() -> None:
-    assert __doc__
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench.bound", description=__doc__.splitlines()[0])
+    parser = bench_parser("bound", __doc__)
     parser.add_argument("--batches", type=int, default=200)
-    parser.add_argument("--json", type=Path, help="write {metric: number} here")
     args = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    console = output.console()
     metrics: dict[str, float] = {}
     for name, scenario in SCENARIOS.items():
-        table = Table(title=f"{name}, bound {BOUND}, {args.batches} batches", title_justify="left")
-        for column in ("rule", "throughput", "staleness max", "mean", "over the bound", "dropped", "requeued"):
-            table.add_column(column, justify="left" if column == "rule" else "right", no_wrap=True)
+        table = output.table(f"{name}, bound {BOUND}, {args.batches} batches", *COLUMNS)
         unbounded = 0.0
         for label, make in rules().items():
             outcome = simulate(make(), scenario, args.batches)
@@ -256,8 +251,7 @@ def main() -> None:
             key = f"{name}/{label.replace(', ', '_').replace(' (AReaL)', '')}"
             metrics |= {f"{key}/throughput": values[0], f"{key}/staleness_max": values[1], f"{key}/over_bound": over}
         console.print(table)
-    if args.json:
-        args.json.write_text(json.dumps(metrics, indent=2) + "\n")
+    output.write_json(args.json, metrics)
 
 
 if __name__ == "__main__":

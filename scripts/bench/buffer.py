@@ -11,10 +11,8 @@ object that nobody encodes or decodes.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
-import json
 import os
 import pickle
 import statistics
@@ -29,9 +27,10 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
+from scripts import output
 from scripts.bench import buffer_paths as paths
+from scripts.bench.figures import bench_parser
 
 OURS = "buffer tcp"
 RATIOS = {
@@ -105,16 +104,12 @@ def ratio(rates: dict[str, list[float]], path: str, other: str) -> float | None:
 
 
 def tables(rates: dict[str, list[float]], metrics: dict[str, float], console: Console) -> None:
-    table = Table(title="trajectories of 12 KB per second", title_justify="left")
-    for column in ("path", "median", "lowest", "highest", "over raw zmq tcp"):
-        table.add_column(column, justify="left" if column == "path" else "right", no_wrap=True)
+    table = output.table("trajectories of 12 KB per second", "path", "median", "lowest", "highest", "over raw zmq tcp")
     for label, values in rates.items():
         numbers = [f"{number:,.0f}" for number in (statistics.median(values), min(values), max(values))]
         table.add_row(label, *numbers, f"{ratio(rates, label, 'raw zmq tcp'):.2f}")
     console.print(table)
-    table = Table(title="ratios", title_justify="left")
-    for column in ("metric", "median", "aimed for"):
-        table.add_column(column, justify="left" if column == "metric" else "right", no_wrap=True)
+    table = output.table("ratios", "metric", "median", "aimed for")
     for name, (_, _, aim) in RATIOS.items():
         if name in metrics:
             table.add_row(name, f"{metrics[name]:.2f}", aim)
@@ -125,13 +120,12 @@ def tables(rates: dict[str, list[float]], metrics: dict[str, float], console: Co
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench.buffer", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write {metric: number} here")
+    parser = bench_parser("buffer", __doc__)
     parser.add_argument("--rounds", type=int, default=5, help="how often every contender is measured")
     parser.add_argument("--seconds", type=float, default=2.0, help="of one measurement, after a second of warm-up")
     parser.add_argument("--dir", type=Path, help="where the journal is written (default: the temporary folder)")
     args = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    console = output.console()
     loaded, others = Delays(), Delays()
     with tempfile.TemporaryDirectory(prefix="bench-", dir=args.dir) as folder:
         runs = contenders(args.seconds, Path(folder), loaded, others)
@@ -145,8 +139,7 @@ def main() -> None:
     metrics["ack_p99_ms"] = 1000 * float(np.percentile(loaded.seconds, 99))
     metrics["trajectories_per_second"] = statistics.median(rates[OURS])
     tables(rates, metrics, console)
-    if args.json:
-        args.json.write_text(json.dumps(metrics, indent=2) + "\n")
+    output.write_json(args.json, metrics)
 
 
 if __name__ == "__main__":

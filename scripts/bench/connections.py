@@ -7,9 +7,7 @@ and how much slower batches come than without them when weights are published ev
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
 import sys
 import tempfile
@@ -24,7 +22,9 @@ from areal_like.bus import routing_id
 from areal_like.client import LearnerClient
 from areal_like.process import allow_many_files
 from areal_like.wire import encode
+from scripts import output
 from scripts.bench import buffer_paths as paths
+from scripts.bench.figures import bench_parser
 
 PROCESSES = 4
 STEP_SECONDS = 0.5
@@ -116,17 +116,15 @@ def measure(actors: int, transport: str, folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench.connections", description=__doc__.splitlines()[0])
+    parser = bench_parser("connections", __doc__)
     parser.add_argument("--actors", type=int, default=10_000)
     parser.add_argument("--transport", choices=["tcp", "ipc"], default="tcp")
-    parser.add_argument("--json", type=Path, help="write {metric: number} here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         metrics = measure(0, args.transport, Path(folder)) | measure(args.actors, args.transport, Path(folder))
     for name, value in metrics.items():
         print(f"{name:20} {value:8.1f}")
-    if args.json:
-        args.json.write_text(json.dumps(metrics, indent=2) + "\n")
+    output.write_json(args.json, metrics)
 
 
 if __name__ == "__main__":

@@ -19,15 +19,12 @@ import argparse
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from time import process_time
 from typing import Any
 
+from scripts.bench.figures import bench_parser
+
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench.delta", description="sparse weight updates against a copy of the weights"
-    )
-    parser.add_argument("--json", type=Path, help="write the metrics to this file")
+    parser = bench_parser("delta", "sparse weight updates against a copy of the weights")
     parser.add_argument("--millions", type=int, nargs="+", default=[100, 500], help="sizes of the weights")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
@@ -45,7 +42,7 @@ from areal_like.weights.entropy import entropy_bits
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack
 from areal_like.weights.state import State, TensorSpec
-from scripts.bench.figures import tell
+from scripts.bench.figures import best_seconds, tell
 
 MATRIX = (2048, 4096)
 BLOCK_BYTES = 16 << 20
@@ -144,18 +141,6 @@ def xor_zstd(before: State, after: State) -> Row:
         np.bitwise_xor(target, bits, out=target)
 
     return Row(encode, apply)
-
-
-def best_seconds(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Name → processor seconds of the fastest; they take turns, and a first round warms up."""
-    best = dict.fromkeys(calls, float("inf"))
-    for repeat in range(repeats + 1):
-        for name, call in calls.items():
-            start = process_time()
-            call()
-            if repeat:
-                best[name] = min(best[name], process_time() - start)
-    return best
 
 
 def compare(before: State, after: State, label: str, repeats: int) -> dict[str, float]:

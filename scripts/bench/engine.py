@@ -14,17 +14,14 @@ of a model with hidden size 32 and 2 layers, all bookkeeping included.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from areal_like.types import Limits
-from scripts.bench.figures import tell
+from scripts.bench.figures import bench_parser, best_seconds, tell
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,18 +58,6 @@ def run_engine(engine: TorchEngine, prompts: np.ndarray, lengths: np.ndarray, gr
     asyncio.get_event_loop().run_until_complete(sample_all())
 
 
-def best_seconds(contenders: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Name → seconds of its fastest run; the contenders take turns, and a first round warms up."""
-    best = dict.fromkeys(contenders, float("inf"))
-    for repeat in range(repeats + 1):
-        for name, run in contenders.items():
-            start = perf_counter()
-            run()
-            if repeat:
-                best[name] = min(best[name], perf_counter() - start)
-    return best
-
-
 def compare(suffix: str, lengths: np.ndarray, greedy: bool, repeats: int, rng: np.random.Generator) -> dict[str, float]:
     from actors.engines.torch_engine import TorchEngine
 
@@ -84,6 +69,7 @@ def compare(suffix: str, lengths: np.ndarray, greedy: bool, repeats: int, rng: n
             "engine": lambda: run_engine(engine, prompts, lengths, greedy),
         },
         repeats,
+        perf_counter,
     )
     asyncio.get_event_loop().run_until_complete(engine.close())
     rates = {f"{name}{suffix}_tokens_per_second": float(lengths.sum()) / s for name, s in seconds.items()}
@@ -97,16 +83,13 @@ def tiny_step(repeats: int, rng: np.random.Generator) -> float:
 
     engine = TorchEngine(qwen2(0, 16), slots=SLOTS)
     prompts, lengths = rng.integers(0, 16, (SLOTS, 8)), np.full(SLOTS, 8)
-    seconds = best_seconds({"engine": lambda: run_engine(engine, prompts, lengths, False)}, 10 * repeats)
+    seconds = best_seconds({"engine": lambda: run_engine(engine, prompts, lengths, False)}, 10 * repeats, perf_counter)
     asyncio.get_event_loop().run_until_complete(engine.close())
     return seconds["engine"] / 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench.engine", description="embedded engine against transformers' generate"
-    )
-    parser.add_argument("--json", type=Path, help="write the metrics to this file")
+    parser = bench_parser("engine", "embedded engine against transformers' generate")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -28,15 +28,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from scripts.bench.figures import bench_parser
+
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench.learner", description="train step: packed, padded, TRL"
-    )
-    parser.add_argument("--json", type=Path, help="write the metrics to this file")
+    parser = bench_parser("learner", "train step: packed, padded, TRL")
     parser.add_argument("--repeats", type=int, default=3, help="steps per process that count")
     parser.add_argument("--rounds", type=int, default=2, help="processes per contender, in turns")
     parser.add_argument("--seed", type=int, default=0)

@@ -7,9 +7,7 @@ as much again. Shows the learner's share of time in which it waits for a batch, 
 
 from __future__ import annotations
 
-import argparse
 import heapq
-import json
 import math
 import os
 import random
@@ -23,7 +21,9 @@ from typing import Any
 import zmq
 
 from areal_like.client import LearnerClient
+from scripts import output
 from scripts.bench import buffer_paths as paths
+from scripts.bench.figures import bench_parser
 
 PROCESSES = 4
 GROUPS_PER_BATCH = 64
@@ -134,18 +134,16 @@ def measure(actors: int, groups: float, steps: int, folder: Path) -> dict[str, f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench.many_actors", description=__doc__.splitlines()[0])
+    parser = bench_parser("many_actors", __doc__)
     parser.add_argument("--actors", type=int, default=256)
     parser.add_argument("--groups", type=float, default=50.0, help="per second that the learner trains")
     parser.add_argument("--steps", type=int, default=40, help="train steps that are measured")
-    parser.add_argument("--json", type=Path, help="write {metric: number} here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         metrics = measure(args.actors, args.groups, args.steps, Path(folder))
     for name, value in metrics.items():
         print(f"{name:24} {value:8.2f}")
-    if args.json:
-        args.json.write_text(json.dumps(metrics, indent=2) + "\n")
+    output.write_json(args.json, metrics)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
+from scripts.bench.figures import bench_parser
+
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench.mfu", description="model FLOPs utilisation of the train step"
-    )
+    parser = bench_parser("mfu", "model FLOPs utilisation of the train step")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a model and a batch for a look on a CPU")
     parser.add_argument("--peak", type=float, help="FLOP/s of the device")
@@ -26,7 +25,6 @@ if __name__ == "__main__":  # first of all, for `--help` needs nothing of what f
     parser.add_argument("--groups", type=int, default=8, help="of 8 sequences each")
     parser.add_argument("--max-tokens", type=int, default=16_384, help="per micro-batch")
     parser.add_argument("--no-checkpointing", action="store_true", help="keep all activations")
-    parser.add_argument("--json", type=Path, help="write the metrics to this file")
     ARGUMENTS = parser.parse_args()
 
 import numpy as np

@@ -11,7 +11,6 @@ longtail   log-normal answer lengths (sigma 1 over prompts, 0.3 within), the sam
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -20,9 +19,10 @@ import tempfile
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from areal_like.process import REPOSITORY
+from scripts import output
+from scripts.bench.figures import bench_parser
 
 SCENARIOS = {
     "balanced": ["engine.median=200", "engine.sigma=0", "engine.noise=0", "learner.base=0.2"],
@@ -65,9 +65,9 @@ def modes() -> list[tuple[str, list[str]]]:
 
 
 def bench(scenario: str, folder: Path, console: Console) -> dict[str, dict[str, float]]:
-    table = Table(title=scenario, title_justify="left")
-    for column in ("mode", "samples/s", "over sync", "actors idle", "learner idle", "staleness mean", "max"):
-        table.add_column(column, justify="left" if column == "mode" else "right", no_wrap=True)
+    table = output.table(
+        scenario, "mode", "samples/s", "over sync", "actors idle", "learner idle", "staleness mean", "max"
+    )
     results: dict[str, dict[str, float]] = {}
     for label, overrides in modes():
         console.print(f"  {scenario}: {label} ...", highlight=False)
@@ -95,11 +95,10 @@ def engine_against_generate(folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench.modes", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write {metric: number} here")
+    parser = bench_parser("modes", __doc__)
     parser.add_argument("--scenario", choices=[*SCENARIOS], action="append", help="only this one (may be repeated)")
     args = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    console = output.console()
     metrics: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="modes-") as folder:
         for scenario in args.scenario or SCENARIOS:
@@ -113,8 +112,7 @@ def main() -> None:
             if f"async{bound}_{scenario}" in metrics:
                 ratio = metrics[f"async{bound}_{scenario}"] / metrics[f"sync_{scenario}"]
                 metrics[f"async{bound}_over_sync_{scenario}"] = ratio
-    if args.json:
-        args.json.write_text(json.dumps(metrics, indent=2) + "\n")
+    output.write_json(args.json, metrics)
 
 
 if __name__ == "__main__":

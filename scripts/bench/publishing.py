@@ -20,7 +20,6 @@ however they were published.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import tempfile
@@ -31,12 +30,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from scripts import output
+from scripts.bench.figures import bench_parser
+
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
     NAMES = ["one_overlapped", "one_serial", "two_overlapped", "two_serial", "two_gathered"]
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench.publishing", description="what publishing costs a learner"
-    )
-    parser.add_argument("--json", type=Path, help="write the metrics to this file")
+    parser = bench_parser("publishing", "what publishing costs a learner")
     parser.add_argument("--versions", type=int, default=6)
     parser.add_argument("--only", nargs="+", choices=NAMES)
     ARGUMENTS = parser.parse_args()
@@ -224,8 +223,7 @@ def main(args: argparse.Namespace) -> None:
     if any(len(each) > 1 for each in digests.values()):
         raise AssertionError(f"the last weights differ: {digests}")
     print("the last weights are bit-equal however they were published")
-    if args.json:
-        args.json.write_text(json.dumps(metrics, indent=1))
+    output.write_json(args.json, metrics)
 
 
 if __name__ == "__main__":

@@ -28,12 +28,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from areal_like.process import REPOSITORY
 from areal_like.types import Limits
 from areal_like.weights.state import State
 from areal_like.weights.update import Update
+from scripts import output
+from scripts.bench.figures import bench_parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -170,17 +171,14 @@ def training(args: argparse.Namespace, folder: Path) -> dict[str, dict[str, floa
 
 def show(console: Console, title: str, found: dict[str, dict[str, float]]) -> None:
     columns = list(dict.fromkeys(name for row in found.values() for name in row))
-    table = Table(title=title, title_justify="left")
-    for name in ("", *columns):
-        table.add_column(name.replace("_", " "), justify="right" if name else "left")
+    table = output.table(title, "", *(name.replace("_", " ") for name in columns))
     for label, row in found.items():
         table.add_row(label, *(f"{row[name]:,.4g}" if name in row else "" for name in columns))
     console.print(table)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench.sglang", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write what was measured here")
+    parser = bench_parser("sglang", __doc__)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a model of 2 small layers")
     parser.add_argument("--updates", type=int, default=50, help="of each kind")
@@ -190,15 +188,14 @@ def main() -> None:
     parser.add_argument("--pause-mode", choices=["in_place", "retract", "abort"], default="retract")
     parser.add_argument("--steps", type=int, default=12, help="train steps of each run; 0: no runs")
     args = parser.parse_args()
-    console, found = Console(width=None if sys.stdout.isatty() else 110), {}
+    console, found = output.console(), {}
     with tempfile.TemporaryDirectory(prefix="sglang-bench-") as name:
         found["updates"] = asyncio.run(under_load(args, Path(name) / "servers"))
         show(console, "weight updates under load", found["updates"])
         if args.steps:
             found["training"] = training(args, Path(name))
             show(console, "training", found["training"])
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=2) + "\n")
+    output.write_json(args.json, found)
 
 
 if __name__ == "__main__":

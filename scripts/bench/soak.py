@@ -7,8 +7,6 @@ beside it, since what is in flight comes and goes by the MB.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -16,13 +14,12 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from areal_like.client import LearnerClient
 from areal_like.process import prepare_memory
+from scripts import output
 from scripts.bench import buffer_paths as paths
 from scripts.bench.connections import resident_bytes
+from scripts.bench.figures import bench_parser
 
 BATCHES_PER_CHECKPOINT = 100
 PARTS = 10
@@ -76,28 +73,24 @@ def by_part(seen: list[tuple[int, int]], trajectories: int) -> list[list[int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench.soak", description=__doc__.splitlines()[0])
+    parser = bench_parser("soak", __doc__)
     parser.add_argument("--trajectories", type=int, default=2_000_000)
     parser.add_argument("--transport", choices=["tcp", "ipc"], default="tcp")
     parser.add_argument("--journal", choices=["off", "memory", "fsync"], default="memory")
     parser.add_argument("--dir", type=Path, help="where the journal is written (default: the temporary folder)")
-    parser.add_argument("--json", type=Path, help="write {metric: number} here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-", dir=args.dir) as folder:
         parts = by_part(soak(args.trajectories, args.transport, args.journal, Path(folder)), args.trajectories)
     if not all(parts):
         parser.error(f"--trajectories {args.trajectories} is over too soon for a reading in each tenth of the run")
-    table = Table(title="the buffer's resident memory, MB", title_justify="left")
-    for column in ("part of the run", "median", "lowest", "highest"):
-        table.add_column(column, justify="right")
+    table = output.table("the buffer's resident memory, MB", "part of the run", "median", "lowest", "highest")
     for place, readings in enumerate(parts, 1):
         numbers = (statistics.median(readings), min(readings), max(readings))
         table.add_row(f"{place} of {PARTS}", *(f"{number / 1e6:.1f}" for number in numbers))
-    Console(width=None if sys.stdout.isatty() else 110).print(table)
+    output.console().print(table)
     growth = statistics.median(parts[-1]) / statistics.median(parts[1]) - 1
     print(f"growth after warm-up: {growth:+.2%} (aimed for: below 2 %)")
-    if args.json:
-        args.json.write_text(json.dumps({"rss_growth": growth}, indent=2) + "\n")
+    output.write_json(args.json, {"rss_growth": growth})
 
 
 if __name__ == "__main__":

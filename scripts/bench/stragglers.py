@@ -16,7 +16,6 @@ own lengths, which are known here, and by what `scripts.ledger` makes of what it
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import subprocess
@@ -30,7 +29,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from areal_like.config import load
 from areal_like.process import REPOSITORY
@@ -39,7 +37,9 @@ from areal_like.sampling import stream_key
 from areal_like.types import Limits
 from buffer.journal import scan
 from buffer.sizing import Lengths, Sagc
-from scripts.arguments import new_file, picture
+from scripts import output
+from scripts.arguments import picture
+from scripts.bench.figures import bench_parser
 from scripts.ledger import TRAINED, Books, bias
 from scripts.timeline import draw, legend, timeline
 
@@ -134,10 +134,8 @@ def kept(run: Path) -> dict[str, list[float]]:
 
 def bench(setting: str, repeats: int, folder: Path, console: Console) -> dict[str, dict[str, Any]]:
     """All modes of a setting; of each the run with the median time."""
-    table = Table(title=f"{setting}: p99/p50 = {SETTINGS[setting]:g}", title_justify="left")
     columns = ("mode", "seconds", "over sync", "actors idle", "learner idle", "round idle", "group idle", "length")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "mode" else "right", no_wrap=True)
+    table = output.table(f"{setting}: p99/p50 = {SETTINGS[setting]:g}", *columns)
     found: dict[str, dict[str, Any]] = {}
     for mode in MODES:
         console.print(f"  {setting}: {mode} ...", highlight=False)
@@ -201,13 +199,12 @@ def _key(mode: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench.stragglers", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=new_file, help="write {metric: number} here")
+    parser = bench_parser("stragglers", __doc__)
     parser.add_argument("--plot", type=picture, help="write a timeline of the first setting's modes here")
     parser.add_argument("--setting", choices=[*SETTINGS], action="append", help="only this one (may be repeated)")
     parser.add_argument("--repeats", type=int, default=3, help="runs per mode, of which the median counts")
     args = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    console = output.console()
     controlled = simulate()
     console.print("SAGC under drift, by quarter: straggler share", [f"{share:.3f}" for share in controlled["shares"]])
     console.print("                              mean group size", [f"{size:.1f}" for size in controlled["sizes"]])
@@ -234,8 +231,7 @@ def main() -> None:
             float(np.exp(np.mean(np.log(over)))),
             min(over),
         )
-    if args.json:
-        args.json.write_text(json.dumps(metrics, indent=2) + "\n")
+    output.write_json(args.json, metrics)
 
 
 if __name__ == "__main__":

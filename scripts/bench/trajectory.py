@@ -12,14 +12,12 @@ of places and steps, `areal_like.weights.entropy`; what vectors and heads cost i
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
+from scripts.bench.figures import bench_parser
+
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench.trajectory", description="bytes per version of a real AdamW trajectory"
-    )
-    parser.add_argument("--json", type=Path, help="write the metrics to this file")
+    parser = bench_parser("trajectory", "bytes per version of a real AdamW trajectory")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-6, 1e-5])
     ARGUMENTS = parser.parse_args()

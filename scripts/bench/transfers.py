@@ -25,12 +25,12 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
+from scripts.bench.figures import bench_parser
+
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench.transfers", description="publish → applied")
-    parser.add_argument("--json", type=Path, help="write the metrics to this file")
+    parser = bench_parser("transfers", "publish → applied")
     parser.add_argument("--millions", type=int, default=100)
     parser.add_argument("--few-millions", type=int, default=20, help="weights where there are many actors")
     parser.add_argument("--repeats", type=int, default=5)

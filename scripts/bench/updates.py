@@ -19,14 +19,12 @@ import asyncio
 import multiprocessing
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
+from scripts.bench.figures import bench_parser
+
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench.updates", description="weight updates as an actor feels them"
-    )
-    parser.add_argument("--json", type=Path, help="write the metrics to this file")
+    parser = bench_parser("updates", "weight updates as an actor feels them")
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--millions", type=int, default=100)
     ARGUMENTS = parser.parse_args()

@@ -13,7 +13,6 @@ pushed to it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -28,8 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from areal_like import config as configs
 from areal_like.bus import Dealer
@@ -37,7 +34,9 @@ from areal_like.groups import Head, encode_group, pack_heads
 from areal_like.process import REPOSITORY
 from areal_like.types import Group, Sample
 from areal_like.wire import Message
+from scripts import output
 from scripts.bench.buffer_paths import socket_folder
+from scripts.bench.figures import bench_parser
 
 GIB, MOST_RESIDENT = 1 << 30, 1 << 30
 SAMPLES, PROMPT, RESPONSE = 8, 1000, 27_000
@@ -223,21 +222,19 @@ def check(lives: list[Life]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench.waiting", description=__doc__.splitlines()[0])
+    parser = bench_parser("waiting", __doc__)
     parser.add_argument("--gib", type=float, default=6.0, help="of payloads that wait")
     parser.add_argument("--journal", choices=["memory", "fsync"], default="memory")
     parser.add_argument("--dir", type=Path, help="where the journal is written (default: the temporary folder)")
-    parser.add_argument("--json", type=Path, help="write {metric: number} here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-", dir=args.dir) as folder:
         lives = measure(args.gib, args.journal, Path(folder))
-    table = Table(title=f"{lives[0].ledger['active']:,} groups wait, {args.gib} GiB", title_justify="left")
-    for column in ("life", "ready, s", "most resident, GiB", "rotation, ms", "journal, GiB"):
-        table.add_column(column, justify="left" if column == "life" else "right")
+    columns = ("life", "ready, s", "most resident, GiB", "rotation, ms", "journal, GiB")
+    table = output.table(f"{lives[0].ledger['active']:,} groups wait, {args.gib} GiB", *columns)
     for name, life in zip(("filled", "resumed", "resumed again"), lives, strict=True):
         numbers = (life.ready_seconds, life.most_resident / GIB, 1000 * life.rotate_seconds, life.journal_bytes / GIB)
         table.add_row(name, *(f"{number:.2f}" for number in numbers))
-    Console(width=None if sys.stdout.isatty() else 110).print(table)
+    output.console().print(table)
     wrong = check(lives)
     print("\n".join(wrong) or f"the same ledger in all lives: {lives[0].ledger}")
     if args.json:

@@ -13,7 +13,6 @@ that of the policy itself. `backward_share`: the share of samples that have a gr
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,9 +34,10 @@ from scripts.claims.studies import (
     Row,
     Study,
     estimates,
-    percent_table,
+    percent_tables,
     prepare,
     same_algorithm,
+    tell,
 )
 from scripts.claims.tokens import Draws
 from scripts.comparison import plot_bars
@@ -165,9 +165,7 @@ def main(options: argparse.Namespace) -> None:
     rows: list[Row] = []
     for delay in delays:
         rows += study.run(f"D={delay}", measure(delay, steps), {"delay": delay, "steps": steps})
-    tables = [f"{number}\n\n{percent_table(rows, number)}" for number in ("test_error", "test_sampled_error")]
-    (options.out / "table.md").write_text("\n".join(tables), encoding="utf-8")
-    sys.stdout.write("\n".join(tables))
+    tell(options.out, *percent_tables(rows, "test_error", "test_sampled_error"))
     plot_bars(
         options.out / "digits.png",
         estimates(rows, "test_error"),

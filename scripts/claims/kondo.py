@@ -11,8 +11,6 @@ minibatch; the two take turns, medians. A kept token costs its whole sequence up
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -32,8 +30,9 @@ from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.delightful import dg, dg_kondo
 from scripts.claims.digits import RATES, measure
-from scripts.claims.studies import Row, Study, estimates, percent_table, prepare
+from scripts.claims.studies import Row, Study, estimates, percent_tables, prepare, tell
 from scripts.comparison import markdown_table, plot_bars
+from scripts.output import write_json
 
 DELAYS = (0, 100)
 LENGTHS = (1, 8, 32, 128)
@@ -91,7 +90,7 @@ def main(options: argparse.Namespace) -> None:
         (full, everything), (gated, share) = times["dg"], times["dg_kondo"]
         rows.append([length, 1e3 * full, 1e3 * gated, full / gated, share / everything])
         found |= {f"speedup_{length}": full / gated, f"backward_share_{length}": share}
-    (options.out / "steps.json").write_text(json.dumps(found), encoding="utf-8")
+    write_json(options.out / "steps.json", found)
     header = ["tokens per answer", "dg, ms per step", "dg_kondo, ms per step", "speed-up", "backward share"]
     text = markdown_table(header, rows) + "\n"
 
@@ -100,11 +99,8 @@ def main(options: argparse.Namespace) -> None:
     learned: list[Row] = []
     for delay in DELAYS:
         learned += study.run(f"D={delay}", measure(delay, steps), {"delay": delay, "steps": steps})
-    for number in ("test_error", "backward_share"):
-        text += f"{number}\n\n{percent_table(learned, number)}\n"
-    (options.out / "table.md").write_text(text, encoding="utf-8")
+    tell(options.out, text, *percent_tables(learned, "test_error", "backward_share"))
     plot_bars(options.out / "kondo.png", estimates(learned, "test_error"), y="test error")
-    sys.stdout.write(text)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ clean, all four, the middle magnitude of each friction, then the small and large
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 
 from scripts.claims.studies import argument_parser
@@ -21,7 +20,7 @@ if __name__ == "__main__":  # first of all, for `--help` needs nothing of what f
     parser.add_argument("--conditions", type=int, metavar="N", help="only the first N")
     OPTIONS = parser.parse_args()
 
-from scripts.claims.studies import Row, Study, curves, estimates, percent_table, prepare, rates_used
+from scripts.claims.studies import Row, Study, curves, estimates, percent_tables, prepare, rates_used, tell
 from scripts.claims.tokens import Frictions, Task, train
 from scripts.comparison import plot_bars, plot_curves
 
@@ -58,9 +57,7 @@ def main(options: argparse.Namespace) -> None:
         rows += study.run(name, measure, {"task": repr(task), "frictions": repr(frictions), "steps": steps}, tuned)
         if name == "all four":
             tuned = {algorithm: by[name] for algorithm, by in rates_used(rows).items()}
-    tables = [f"{number}\n\n{percent_table(rows, number)}" for number in ("sequence_error", "token_error")]
-    (options.out / "table.md").write_text("\n".join(tables), encoding="utf-8")
-    sys.stdout.write("\n".join(tables))
+    tell(options.out, *percent_tables(rows, "sequence_error", "token_error"))
     plot_bars(options.out / "reversal.png", estimates(rows, "token_error"), y="token error")
     plot_curves(options.out / "reversal_curves.png", curves(rows, 2), x="train steps", y="token error")
 

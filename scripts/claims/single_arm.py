@@ -13,8 +13,6 @@ gradient with the true one. The actor is the learner, or stale: still uniform.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -30,8 +28,9 @@ from torch import Tensor
 from learners.losses.delightful import dg
 from learners.losses.weighted import is_pg, reinforce
 from scripts.claims.algorithms import Algorithm, loss_of
-from scripts.claims.studies import prepare
+from scripts.claims.studies import prepare, tell
 from scripts.comparison import bootstrap, markdown_table, plot_bars
+from scripts.output import write_json
 
 ARMS = 10
 RIGHT = (0.1, 0.5, 0.9, 0.99)
@@ -98,13 +97,10 @@ def main(options: argparse.Namespace) -> None:
             for name, pairs in both.items():
                 bars[name][f"{actor} π*={right}"] = bootstrap(pair[0] for pair in pairs)
     header = ["actor", "π*", *LOSSES]
-    text = "\n".join(f"{name}\n\n{markdown_table(header, rows)}" for name, rows in numbers.items())
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "table.md").write_text(text, encoding="utf-8")
+    tell(options.out, *(f"{name}\n\n{markdown_table(header, rows)}" for name, rows in numbers.items()))
     kept = {name: [[str(cell) for cell in row] for row in rows] for name, rows in numbers.items()}
-    (options.out / "single_arm.json").write_text(json.dumps(kept), encoding="utf-8")
+    write_json(options.out / "single_arm.json", kept)
     plot_bars(options.out / "single_arm.png", bars, y="perpendicular second moment of failures", log=True)
-    sys.stdout.write(text)
 
 
 if __name__ == "__main__":

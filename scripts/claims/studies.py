@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from scripts.arguments import command
 from scripts.comparison import Band, Estimate, band, bootstrap, markdown_table
 
 
@@ -121,6 +123,19 @@ def rates_used(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
     return found
 
 
+def tell(out: Path, *tables: str) -> None:
+    """Print the tables and write them to `out/table.md`."""
+    out.mkdir(parents=True, exist_ok=True)
+    text = "\n".join(tables)
+    (out / "table.md").write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
+
+
+def percent_tables(rows: Sequence[Row], *numbers: str) -> list[str]:
+    """`percent_table` of each number, headed by its name."""
+    return [f"{number}\n\n{percent_table(rows, number)}" for number in numbers]
+
+
 def percent_table(rows: Sequence[Row], number: str) -> str:
     """Conditions down, algorithms across: `number` in % as mean [interval] @ learning rate."""
     found, rates = estimates(rows, number), rates_used(rows)
@@ -162,9 +177,7 @@ def prepare() -> None:
 
 def argument_parser(description: str | None, out: str) -> argparse.ArgumentParser:
     """With `--quick` and `--out FOLDER`, which every claim has."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m scripts.claims.{out}", description=(description or "").split("\n")[0]
-    )
+    parser = command(f"claims.{out}", description)
     parser.add_argument("--quick", action="store_true", help="a short form, to see it work: its numbers mean little")
     parser.add_argument("--out", type=Path, default=Path("runs/claims") / out, help="folder for JSON, table and plot")
     return parser

@@ -10,7 +10,6 @@ would be REINFORCE here: one update per batch, and the actor is the learner.
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 
 from scripts.claims.studies import argument_parser
@@ -18,7 +17,7 @@ from scripts.claims.studies import argument_parser
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
     OPTIONS = argument_parser(__doc__, "terminal").parse_args()
 
-from scripts.claims.studies import Row, Study, curves, estimates, percent_table, prepare
+from scripts.claims.studies import Row, Study, curves, estimates, percent_table, prepare, tell
 from scripts.claims.tokens import Frictions, Task, train
 from scripts.comparison import plot_bars, plot_curves
 
@@ -38,9 +37,7 @@ def main(options: argparse.Namespace) -> None:
         task = Task(length=length, terminal=True)
         measure = partial(train, task=task, frictions=Frictions(), steps=steps, every=max(1, steps // 10))
         rows += study.run(f"H={length}", measure, {"task": repr(task), "steps": steps})
-    table = percent_table(rows, "sequence_error")
-    (options.out / "table.md").write_text(table, encoding="utf-8")
-    sys.stdout.write(table)
+    tell(options.out, percent_table(rows, "sequence_error"))
     plot_bars(options.out / "terminal.png", estimates(rows, "sequence_error"), y="sequence error")
     plot_curves(options.out / "terminal_curves.png", curves(rows, 1), x="train steps", y="sequence error")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts.audit import audit
-from scripts.chaos import NO_END, Victim, finish
+from scripts.verify.chaos import NO_END, Victim, finish
 from tests.faults.hosts import Network, missing
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(missing()), reason=missing())]

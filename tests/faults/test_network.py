@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from scripts.audit import audit
-from scripts.chaos import NO_END, Victim, finish
+from scripts.verify.chaos import NO_END, Victim, finish
 from tests.faults.proxy import Proxy
 
 pytestmark = pytest.mark.integration

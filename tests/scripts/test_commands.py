@@ -21,8 +21,9 @@ import scripts
 from areal_like import config as configs
 from areal_like.config import ConfigError
 from areal_like.run_folder import room_wanted
-from scripts import arguments, elastic, train
+from scripts import arguments, train
 from scripts.train import resolve_folders
+from scripts.verify import elastic
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "scripts"

@@ -8,7 +8,7 @@ import pytest
 from areal_like import groups, wire
 from areal_like.nesting import MAX_DEPTH, check_nesting
 from areal_like.wire import WireError, decode
-from scripts import fuzz
+from scripts.verify import fuzz
 
 
 def test_a_few_thousand_inputs() -> None:
@@ -29,7 +29,7 @@ def test_a_delta_that_is_not_checked_is_found() -> None:
     """In a process of its own: what is not checked may end it."""
     code = (
         "from areal_like.weights import planes; planes._check_places = lambda rows, coded: None\n"
-        "from scripts import fuzz; fuzz.fuzz_deltas(3000)"
+        "from scripts.verify import fuzz; fuzz.fuzz_deltas(3000)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=200).returncode != 0
 

@@ -1,7 +1,7 @@
-"""The faults that `scripts.chaos` makes in a run, each from outside.
+"""The faults that `scripts.verify.chaos` makes in a run, each from outside.
 
-`kill` and `stop` are signals. `hang` stops an actor's engine, and not its process (`scripts.hanging_engine`). `fill`
-lets a process's files grow no more, as a full disk does, and then again. `cut` shuts down the connections of a process.
+`kill` and `stop` are signals. `hang` stops an actor's engine, not its process (`scripts.verify.hanging_engine`). `fill`
+keeps a process's files from growing for a while, as a full disk does. `cut` shuts down the connections of a process.
 `lie` joins the run as one more actor, takes leases, and pushes groups that nobody can train on.
 """
 
@@ -27,7 +27,7 @@ from areal_like.process import RENDEZVOUS
 from areal_like.types import Group, Lease, Sample
 
 SWITCH = "hang"
-"""A file in an actor's folder: its `scripts.hanging_engine` stands still while it is there."""
+"""A file in an actor's folder: its `scripts.verify.hanging_engine` stands still while it is there."""
 _PIDFD_GETFD = 438  # of Linux, on all processors
 _STREAM = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
 LIAR = "liar"

@@ -1,6 +1,6 @@
-"""The embedded engine with a switch that hangs it, for `scripts.chaos`.
+"""The embedded engine with a switch that hangs it, for `scripts.verify.chaos`.
 
-Name it in a config as `engine.name=scripts.hanging_engine:HangingEngine`.
+Name it in a config as `engine.name=scripts.verify.hanging_engine:HangingEngine`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from actors.engines.torch_engine import TorchEngine
-from scripts.faults import SWITCH
+from scripts.verify.faults import SWITCH
 
 LOOK_SECONDS = 0.01
 

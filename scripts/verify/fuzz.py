@@ -1,6 +1,6 @@
-"""Fuzz what reads from the wire: `python -m scripts.fuzz [--inputs 1000000] [--seed 0] [--json FILE] [--deltas]`.
+"""Fuzz what reads from the wire: `python -m scripts.verify.fuzz [--inputs 1000000] [--seed 0] [--deltas]`.
 
-With `--deltas` what reads weight updates is fuzzed (`scripts.fuzz_deltas`), else what reads messages:
+With `--deltas` what reads weight updates is fuzzed (`scripts.verify.fuzz_deltas`), else what reads messages:
 
 Each input is the frames of one message: random bytes, valid messages with bytes changed, or msgpack that is well-formed
 and means harm (wrong types, huge numbers, lists that claim to be long, tables whose numbers disagree). It goes the way
@@ -11,10 +11,8 @@ An input is known by the seed and its number, so a finding can be repeated: `--s
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
-import json
 import random
 import struct
 import sys
@@ -29,9 +27,10 @@ from areal_like.groups import decode_group, encode_group, pack_heads, unpack_hea
 from areal_like.partials import check_partial, decode_partial, encode_partial
 from areal_like.types import Carried, Completion, Group, Sample, SoFar
 from areal_like.wire import MESSAGES, SCHEMA, WireError, decode, encode
-from scripts import fuzz_deltas as deltas
-from scripts.arguments import new_file
-from scripts.fuzzing import Finding, Frames, run
+from scripts import output
+from scripts.arguments import command, new_file
+from scripts.verify import fuzz_deltas as deltas
+from scripts.verify.fuzzing import Finding, Frames, run
 
 # ---- the way of a message -------------------------------------------------------------------------------------------
 
@@ -302,7 +301,7 @@ def fuzz_deltas(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.fuzz", description="Fuzz what reads from the wire.")
+    parser = command("verify.fuzz", "Fuzz what reads from the wire.")
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
@@ -320,8 +319,7 @@ def main() -> int:
     print()
     for name, value in sorted(result.items()):
         print(f"{name:20} {value:>12,.3f}" if isinstance(value, float) else f"{name:20} {value:>12,}")
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    output.write_json(args.json, result)
     return 0
 
 

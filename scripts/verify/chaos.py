@@ -1,7 +1,7 @@
-"""Disturb a run again and again and see what it comes to: `python -m scripts.chaos CONFIG [key=value ...] --kills 20`.
+"""Break a run again and again, and check how it ends: `python -m scripts.verify.chaos CONFIG [key=value ...]`.
 
-Starts `scripts.train` and makes faults (`scripts.faults`) one at a time, in random order and at random moments. Kills
-(SIGKILL) strike each role in turn: while they start, while they train, in the middle of writing a checkpoint or of
+Starts `scripts.train` and makes faults (`scripts.verify.faults`) one at a time, at random moments. Kills (SIGKILL)
+strike each role in turn: while they start, while they train, in the middle of writing a checkpoint or of
 beginning a journal segment. The starter restarts an actor; after any other death this command resumes the run
 (`resume=auto`). `--stops` stop actors (SIGSTOP) for `--stop-seconds`, `--hangs` stop their engines only.
 `--bad-pushes` push what nobody can train on, `--full-disks` let files of the buffer or the learner grow no more,
@@ -27,13 +27,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
-from scripts import faults
-from scripts.arguments import refuse
+from scripts import output
+from scripts.arguments import command, refuse
 from scripts.audit import audit
 from scripts.audit import table as audit_table
+from scripts.verify import faults
 from scripts.watch import ledger_line
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -286,7 +286,7 @@ def fault_table(made: list[Fault]) -> Table:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m scripts.chaos", description=__doc__.splitlines()[0])
+    parser = command("verify.chaos", __doc__)
     parser.add_argument("config", help="a yaml file, e.g. configs/quickstart.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for scripts.train")
     parser.add_argument("--kills", type=int, default=20)
@@ -312,7 +312,7 @@ def main(argv: list[str] | None = None) -> int:
     overrides += ["buffer.keep_journal=true", f"actors.max_restarts={NO_END}", f"run.steps={NO_END}"]
     overrides.append("actors.restart_window=1")  # so that no restart is delayed
     if args.hangs:
-        overrides.append("engine.name=scripts.hanging_engine:HangingEngine")
+        overrides.append("engine.name=scripts.verify.hanging_engine:HangingEngine")
     config = configs.load([args.config, *overrides])
     folder = (Path(config.run.dir) / (config.run.name or name)).absolute()
     if folder.exists():
@@ -326,7 +326,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(victim: Victim, chaos: Chaos, more: int) -> int:
-    console, begin = Console(width=None if sys.stdout.isatty() else 110), time.monotonic()
+    console, begin = output.console(), time.monotonic()
     made: list[Fault] = []
     try:
         for fault in chaos.run():

@@ -1,4 +1,4 @@
-"""Takes made inputs one by one, and holds what becomes of each against what may: see `scripts.fuzz`."""
+"""Takes made inputs one by one, and holds what becomes of each against what may: see `scripts.verify.fuzz`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Let actors come and go: `python -m scripts.elastic CONFIG [key=value ...] --repeats 10`.
+"""Let actors come and go: `python -m scripts.verify.elastic CONFIG [key=value ...] --repeats 10`.
 
 Starts a run with one actor. Then, again and again: five join (`scripts.join`), half of the six are killed (SIGKILL),
 some leave gently until two are left, and these go on for a while. Then the run trains until its held-out reward reaches
@@ -8,7 +8,6 @@ the ledger balanced.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -19,13 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from scripts.arguments import refuse
+from scripts import output
+from scripts.arguments import command, refuse
 from scripts.audit import audit
 from scripts.audit import table as audit_table
-from scripts.chaos import REPOSITORY, Stuck, Victim, children
 from scripts.running import Running
+from scripts.verify.chaos import REPOSITORY, Stuck, Victim, children
 
 FEW, MANY = 2, 6
 STEPS = 3
@@ -131,7 +129,7 @@ def holding(report: dict[str, Any]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.elastic", description=__doc__.splitlines()[0])
+    parser = command("verify.elastic", __doc__)
     parser.add_argument("config", help="a yaml file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="run.dir and run.name among them")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="how often 1 → 6 → 2 → 1")
@@ -159,7 +157,7 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         elastic.close()
     found = audit(folder)
-    Console(highlight=False).print(audit_table(found))
+    output.console().print(audit_table(found))
     print(f"staleness max {report['staleness_max']} of {report['staleness_bound']}, resumed {report['resumed']} groups")
     broken = any(found.findings.values()) or report["staleness_max"] > report["staleness_bound"]
     print("BROKEN" if broken else "every prompt trained once, bound kept, ledger balanced")

@@ -1,4 +1,4 @@
-"""Weight updates that mean harm, for `scripts.fuzz --deltas`: what reads them refuses, or stays within the weights.
+"""Hostile weight updates, for `scripts.verify.fuzz --deltas`: the reader refuses them, or stays within the weights.
 
 An input is a delta message: noise, a good one with bytes changed (mostly in its heads and tables), with blocks cut and
 stuck together anew, or blocks whose planes were made by hand and do not fit. It is read; if that succeeds, it is
@@ -19,7 +19,7 @@ from areal_like.weights.delta import DeltaError, Head, advance, read, write
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import Coded, pack
 from areal_like.weights.state import State, TensorSpec
-from scripts.fuzzing import Finding
+from scripts.verify.fuzzing import Finding
 
 GUARD = 1 << 16
 SPECS = [

@@ -1,0 +1,33 @@
+"""What commands print and write: a console, tables, JSON files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+WIDTH = 110
+"""Columns of a console that is no terminal."""
+
+
+def console(width: int = WIDTH) -> Console:
+    """Prints to standard output: as wide as the terminal, or `width` columns where there is none."""
+    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else width)
+
+
+def table(title: str, *columns: str) -> Table:
+    """An empty table of numbers: the first column names the row and is aligned left, the others right."""
+    made = Table(title=title, title_justify="left")
+    for place, column in enumerate(columns):
+        made.add_column(column, justify="right" if place else "left", no_wrap=True)
+    return made
+
+
+def write_json(file: Path | None, found: Any) -> None:
+    """Write `found` to `file`, if one was asked for."""
+    if file:
+        file.write_text(json.dumps(found, indent=2) + "\n")

@@ -1,0 +1,10 @@
+"""Tools that look for faults: they break runs and inputs on purpose, and check what the guarantees are worth.
+
+| command | what it does |
+|---|---|
+| `chaos` | kills, stops, hangs and cuts off the processes of a run; fills its disk; pushes rubbish |
+| `elastic` | lets actors join and leave a run |
+| `fuzz` | feeds made messages and weight updates to what reads them |
+
+`scripts.audit` checks one recorded run. Users need it too, so it stays with their commands.
+"""
