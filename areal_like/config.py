@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from areal_like.ages import KEY as AGES
 from areal_like.ages import shares_of
 from areal_like.conflicts import refuse_odd_model, refuse_odd_training, refuse_odd_transport
+from areal_like.defaults import learning_defaults
 from areal_like.layers import CONFIGS, Layers, read, shown
 from areal_like.ranges import RANGES, range_of
 from areal_like.registry import COMPONENTS, ConfigError, check, nearest
@@ -184,7 +185,7 @@ def load(argv: Sequence[str]) -> Config:
     try:
         _settle_mode(layers)
         _imply_bound(layers)
-        return _checked(layers.tree)
+        return _with_defaults(_checked(layers.tree))
     except ConfigError as error:
         origin = layers.origin(error.key)
         raise ConfigError(f"{error} [from {origin}]" if origin else str(error), error.key) from None
@@ -240,6 +241,17 @@ def _checked(tree: dict[str, Any]) -> Config:
     refuse_odd_model(_plain(config))
     refuse_odd_training(_plain(config))
     return _read_only(config)
+
+
+def _with_defaults(config: Config) -> Config:
+    """Knobs that depend on what is trained get their values, where nobody has set them."""
+    found = learning_defaults(_plain(config))
+    if not found:
+        return config
+    changed = OmegaConf.create(_plain(config))
+    for key, value in found.items():
+        OmegaConf.update(changed, key, value, force_add=True)
+    return _checked(_plain(changed))
 
 
 def _refuse_outside(config: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from areal_like.defaults import optimizer_steps
 from areal_like.registry import ConfigError, check_part, knobs, marks
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -50,6 +51,8 @@ def refuse_odd_training(config: dict[str, Any]) -> None:
         raise ConfigError(f"{key}: loss={config['loss']['name']} diverges with more than 1, got {epochs}", key)
     if known.get("ranks", 1) > 1 and known.get("stream"):
         raise ConfigError("learner.ranks: learner.stream works with 1 rank only", "learner.ranks")
+    if known.get("schedule", "constant") != "constant" and known.get("schedule_steps") is not None:
+        _refuse_warmup(known)
     advantage = config["advantage"]["name"]
     if known.get("stream") is True:
         _refuse_stream(config, known)
@@ -62,6 +65,18 @@ def refuse_odd_training(config: dict[str, Any]) -> None:
     if "needs_values" in marks("advantage", advantage) and known.get("critic_lr") == 0:
         key = "learner.critic_lr"
         raise ConfigError(f"advantage={advantage} needs a critic: set {key} above 0", key)
+
+
+def _refuse_warmup(learner: dict[str, Any]) -> None:
+    """A rate that is to fall needs steps to fall in."""
+    steps, warmup = optimizer_steps(learner), learner["warmup_steps"] or 0
+    if steps <= warmup:
+        key, schedule = "learner.warmup_steps", learner["schedule"]
+        raise ConfigError(
+            f"{key}={warmup}: learner.schedule={schedule} ends after {steps} optimizer steps; lower the warm-up, or "
+            "raise run.steps (learner.schedule_steps)",
+            key,
+        )
 
 
 def _refuse_stream(config: dict[str, Any], learner: dict[str, Any]) -> None:

@@ -58,6 +58,14 @@ def qwen2(  # noqa: PLR0913 - the knobs are those of Qwen2Config
         return Qwen2ForCausalLM(config)
 
 
+def pretrained(model: Callable[..., PreTrainedModel]) -> Callable[..., PreTrainedModel]:
+    """Mark a model component whose weights somebody has trained: what is right for random ones would ruin them
+    (`areal_like.defaults`)."""
+    model.pretrained = True  # type: ignore[attr-defined]
+    return model
+
+
+@pretrained
 def folder(seed: int, vocab_size: int, *, path: str) -> PreTrainedModel:
     """A causal language model from a local Hugging Face folder. Raises FileNotFoundError, ValueError (vocabulary)."""
     if not (Path(path) / "config.json").is_file():

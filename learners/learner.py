@@ -41,6 +41,7 @@ from learners.optim import MasterAdamW
 from learners.packing import Columns, MicroBatch, cut_groups
 from learners.ranks import Ranks
 from learners.saving import Saving
+from learners.schedules import Schedule
 from learners.sharding import prepare
 from learners.step import Step
 from learners.streaming import check_stream, is_start_of, joined
@@ -56,7 +57,8 @@ class TorchLearner(Objective, Saving):
     `loss` and `advantage` come with their knobs bound. `temperature` > 0 is the one that actors sample with. A batch
     is cut into `num_minibatches` by whole groups (each one optimizer step), shuffled by (`seed`, batch index, epoch),
     and gone through `num_minibatch_epochs` times. `max_tokens` bounds the input tokens of a micro-batch.
-    `warmup_steps` counts optimizer steps; see `learners.optim` for it and for `clip_grad` (0 = off). `publish_dtype` is
+    `lr`, `schedule`, `warmup_steps` (optimizer steps) and `schedule_steps` (train steps) see `learners.schedules`;
+    configs fill in what is None by the kind of model (`areal_like.defaults`). `clip_grad` 0: off. `publish_dtype` is
     the dtype of the published weights, and of the values (held in float32) that are differentiated. `critic_lr` > 0
     trains a critic (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the
     policy. `grad_norm_by_staleness` measures the gradient's norm per bucket of staleness as well, for one more pass
@@ -79,8 +81,10 @@ class TorchLearner(Objective, Saving):
         temperature: float = 1.0,
         seed: int = 0,
         *,
-        lr: Annotated[float, "[0, inf)"] = 2e-3,
-        warmup_steps: Annotated[int, "[0, inf)"] = 0,
+        lr: Annotated[float, "[0, inf)"] | None = None,
+        schedule: Literal["constant", "linear", "cosine"] = "constant",
+        warmup_steps: Annotated[int, "[0, inf)"] | None = None,
+        schedule_steps: Annotated[int, "[0, inf)"] | None = None,
         weight_decay: Annotated[float, "[0, inf)"] = 0.0,
         betas: tuple[Annotated[float, "[0, 1)"], Annotated[float, "[0, 1)"]] = (0.9, 0.95),
         eps: Annotated[float, "(0, inf)"] = 1e-8,
@@ -106,8 +110,7 @@ class TorchLearner(Objective, Saving):
         **objective: Any,
     ):
         super().__init__(**objective)
-        if threads is not None:
-            torch.set_num_threads(threads)
+        torch.set_num_threads(threads or torch.get_num_threads())
         _check(loss, advantage, temperature, num_minibatches, num_minibatch_epochs, critic_lr)
         if stream:
             check_stream(loss, advantage, num_minibatches, num_minibatch_epochs, grad_norm_by_staleness, stream_groups)
@@ -120,16 +123,16 @@ class TorchLearner(Objective, Saving):
         self._adapters = None if lora is None else Adapters(self.model, seed, dtype, **lora)
         self._reference = frozen(self.model, dtype) if self.needs_reference and lora is None else self.model
         prepare([self.model, self._reference], self.ranks, max_logits, compile, checkpoint_activations)
-        adamw = partial(MasterAdamW, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps)
+        rates = Schedule(lr, schedule, warmup_steps, (schedule_steps or 0) * num_minibatches * num_minibatch_epochs)
+        adamw = partial(MasterAdamW, schedule=rates, betas=betas, eps=eps, weight_decay=weight_decay)
         dtype = self.model.dtype if self._adapters else dtype
         self.optimizer = adamw(self.model, clip_grad=clip_grad, publish_dtype=dtype, ranks=self.ranks)
         self._critic = Critic(self.model, self.ranks, lr=critic_lr, trunk=critic_trunk) if critic_lr else None
         self._device, self._autocast = torch.device(device), compute_dtype == "bfloat16"
         self._loss, self._plan, self._advantage = loss, plan_of(loss), advantage
-        self._temperature, self._seed = temperature, seed
+        self._temperature, self._seed, self._norm_by_staleness = temperature, seed, grad_norm_by_staleness
         self._num_minibatches, self._num_epochs = num_minibatches, num_minibatch_epochs
         self._max_tokens, self._min_microbatches = max_tokens, min_microbatches
-        self._norm_by_staleness = grad_norm_by_staleness
 
     def train(self, batch: Batch) -> dict[str, Any]:
         """One train step on a batch, or this rank's share of it. Returns metrics, of the whole batch: those of

@@ -21,33 +21,32 @@ import torch
 from torch import Tensor, nn
 
 from learners.ranks import Ranks
+from learners.schedules import Schedule
 from learners.sharding import own_part
 
 
 class MasterAdamW:
-    """torch's AdamW (decoupled weight decay, arXiv 1711.05101) with warm-up, clipping and a finite-gradient guard.
+    """torch's AdamW (decoupled weight decay, arXiv 1711.05101) with a schedule, clipping and a finite-gradient guard.
 
-    Weight decay spares vectors (biases, norms). `warmup_steps` counts steps of this optimizer: step k of it uses
-    lr · k / warmup_steps. `clip_grad` is the largest global L2 norm; 0 switches clipping off. Raises ValueError where
-    one of the two is negative: either would turn the step around.
+    Weight decay spares vectors (biases, norms). `schedule` has the rate of each step. `clip_grad` is the largest global
+    L2 norm; 0 switches clipping off. Raises ValueError where it is negative: that would turn the step around.
     """
 
-    def __init__(  # noqa: PLR0913 - torch's own knobs, and ours
+    def __init__(
         self,
         model: nn.Module,
         *,
-        lr: float,
+        schedule: Schedule,
         betas: Sequence[float],
         eps: float,
         weight_decay: float,
-        warmup_steps: int,
         clip_grad: float,
         publish_dtype: torch.dtype,
         ranks: Ranks,
     ):
-        if warmup_steps < 0 or clip_grad < 0:
-            raise ValueError(f"warmup_steps and clip_grad must not be negative, got {warmup_steps} and {clip_grad}")
-        self.lr, self.warmup_steps, self.clip_grad = lr, warmup_steps, clip_grad
+        if clip_grad < 0:
+            raise ValueError(f"clip_grad must not be negative, got {clip_grad}")
+        self.schedule, self.clip_grad = schedule, clip_grad
         self.steps = 0
         self.skipped_steps = 0
         self._dtype, self._ranks = publish_dtype, ranks
@@ -74,12 +73,12 @@ class MasterAdamW:
             part.grad = self.gradient[place]
             if part.numel():
                 groups.append({"params": [part], "weight_decay": decay})
-        self._adamw = torch.optim.AdamW(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=True)
+        self._adamw = torch.optim.AdamW(groups, lr=schedule.lr, betas=(betas[0], betas[1]), eps=eps, fused=True)
 
     @property
     def current_lr(self) -> float:
         """The learning rate of the next step."""
-        return self.lr * min(1.0, (self.steps + 1) / self.warmup_steps) if self.warmup_steps else self.lr
+        return self.schedule.rate(self.steps)
 
     def zero_grad(self) -> None:
         self.gradient.zero_()

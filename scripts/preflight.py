@@ -18,6 +18,7 @@ import zmq
 from areal_like import keys, model_folder
 from areal_like.bus import NODE, own_address
 from areal_like.config import Config, ConfigError, heldout_workflow, ranks_of
+from areal_like.defaults import ruinous_rate
 from areal_like.interfaces import Task
 from areal_like.launch.plan import limits
 from areal_like.registry import build, check_function, knobs, marks
@@ -69,6 +70,7 @@ def preflight(config: Config) -> str:
 
 def notes(task: Task, config: Config, scheduler: Scheduler) -> Iterator[str]:
     """What is allowed, but may not be meant."""
+    yield ruinous_rate(config)
     if config.partial_rollout == "resume":
         yield scheduler.warning()
     if (rows := task.size("train")) < config.groups_per_batch:

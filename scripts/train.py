@@ -22,6 +22,7 @@ from areal_like import config as configs
 from areal_like import keys
 from areal_like.bus import NODE, BusError, is_loopback
 from areal_like.config import Config, ConfigError
+from areal_like.defaults import describe_learning
 from areal_like.errors import UserError
 from areal_like.process import EXIT_PAUSED
 from areal_like.registry import resolve
@@ -78,8 +79,14 @@ def write_record(config: Config, folder: Path, argv: list[str]) -> None:
         "commit": commit(),
         "seed": config.run.seed,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "settings": settings_of(config),
     }
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+
+
+def settings_of(config: Config) -> list[str]:
+    """Lines for people: what the run goes by where a default depends on what it trains."""
+    return [line for line in (describe_learning(config),) if line]
 
 
 def commit() -> str | None:
@@ -222,7 +229,7 @@ def dry_run(config: Config) -> None:
     from scripts import estimate  # imports torch
 
     config = fit_to_replay(config) if config.replay else config
-    print(describe(plan(config)))
+    print(describe(plan(config)), *settings_of(config), sep="\n")
     print(launcher_of(config, Path(config.run.dir) / (config.run.name or "NAME")).placement(plan(config)), end="")
     print(estimate.describe(estimate.estimate(config)))
     if submission := submission_of(config, Path(config.run.dir) / (config.run.name or "NAME")):
@@ -308,6 +315,7 @@ def _main(argv: list[str]) -> int:
     if prepared is None:
         return 0
     folder, config, held = prepared
+    print(*settings_of(config), sep="\n", flush=True)
     try:
         return train(config, folder, args.plain, signals, held)
     finally:

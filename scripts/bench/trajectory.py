@@ -35,6 +35,7 @@ from areal_like.weights.planes import pack
 from areal_like.weights.state import State
 from learners.optim import MasterAdamW
 from learners.ranks import Ranks
+from learners.schedules import Schedule
 from scripts.bench.figures import tell
 
 VOCAB, SEQUENCES, LENGTH = 8192, 4, 96
@@ -48,7 +49,6 @@ ADAMW: dict[str, Any] = {
     "betas": (0.9, 0.95),
     "eps": 1e-8,
     "weight_decay": 0.0,
-    "warmup_steps": 0,
     "clip_grad": 1.0,
 }
 BLOCK_BYTES = 16 << 20
@@ -80,7 +80,7 @@ def trajectory(lr: float, steps: int) -> list[dict[str, float]]:
     rng = np.random.default_rng(0)
     successors = rng.integers(0, VOCAB, (VOCAB, 4))
     model = qwen2(0, VOCAB, **KNOBS)
-    optimizer = MasterAdamW(model, lr=lr, publish_dtype=torch.bfloat16, ranks=Ranks(1), **ADAMW)
+    optimizer = MasterAdamW(model, schedule=Schedule(lr), publish_dtype=torch.bfloat16, ranks=Ranks(1), **ADAMW)
     before, found = state_of(model), []
     for _ in range(steps):
         tokens = text(rng, successors)

@@ -1,20 +1,22 @@
 """MasterAdamW against torch's AdamW, and the invariant parameters == round(master)."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from learners.optim import MasterAdamW
 from learners.ranks import Ranks
+from learners.schedules import Schedule
 from tests.seeds import shifted, torch_seeded
 
 KNOBS = {
     "ranks": Ranks(1),
-    "lr": 1e-2,
+    "schedule": Schedule(1e-2),
     "betas": (0.9, 0.95),
     "eps": 1e-8,
     "weight_decay": 0.0,
-    "warmup_steps": 0,
     "clip_grad": 0.0,
     "publish_dtype": torch.float32,
 }
@@ -39,8 +41,8 @@ def take_steps(model: nn.Module, optimizer: MasterAdamW, steps: range) -> None:
 
 
 def test_equals_torch_adamw_with_clipping_warm_up_and_decay_of_matrices():
-    ours, theirs = network(), network()
-    optimizer = MasterAdamW(ours, **KNOBS | {"weight_decay": 0.1, "warmup_steps": 4, "clip_grad": 1.0})
+    ours, theirs, warmed = network(), network(), Schedule(1e-2, warmup_steps=4)
+    optimizer = MasterAdamW(ours, **KNOBS | {"weight_decay": 0.1, "schedule": warmed, "clip_grad": 1.0})
     truth = torch.optim.AdamW(
         [
             {"params": [p for p in theirs.parameters() if p.ndim == 2], "weight_decay": 0.1},
@@ -65,7 +67,7 @@ def test_parameters_are_the_rounded_master_and_small_steps_add_up():
     model = nn.Linear(4, 4, bias=False)
     with torch.no_grad():
         model.weight.fill_(1.0)
-    optimizer = MasterAdamW(model, **KNOBS | {"lr": 1e-4, "publish_dtype": torch.bfloat16})
+    optimizer = MasterAdamW(model, **KNOBS | {"schedule": Schedule(1e-4), "publish_dtype": torch.bfloat16})
     seen = set()
     for _ in range(100):
         optimizer.zero_grad()
@@ -99,21 +101,48 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(poison):
         assert torch.equal(p, q)
 
 
-def test_a_restored_state_goes_on_bit_for_bit():
-    model, restored = network(), network()
-    knobs = KNOBS | {"publish_dtype": torch.bfloat16, "warmup_steps": 5, "weight_decay": 0.1}
+@pytest.mark.parametrize("name", ["constant", "linear", "cosine"])
+def test_a_restored_state_goes_on_bit_for_bit(name):
+    model, restored, schedule = network(), network(), Schedule(1e-2, name, warmup_steps=5, total_steps=8)
+    knobs = KNOBS | {"publish_dtype": torch.bfloat16, "schedule": schedule, "weight_decay": 0.1}
     optimizer = MasterAdamW(model, **knobs)
     take_steps(model, optimizer, range(3))
     state = optimizer.state_dict()
     take_steps(model, optimizer, range(3, 6))
     again = MasterAdamW(restored, **knobs)
     again.load_state_dict(state)
+    assert again.current_lr == 1e-2 * 4 / 5
     take_steps(restored, again, range(3, 6))
     for p, q in zip(model.parameters(), restored.parameters(), strict=True):
         assert torch.equal(p, q)
 
 
-@pytest.mark.parametrize("knob", ["warmup_steps", "clip_grad"])
-def test_knobs_that_would_turn_the_step_around_are_refused(knob):
-    with pytest.raises(ValueError, match=knob):
-        MasterAdamW(network(), **KNOBS | {knob: -1})
+def test_a_clip_that_would_turn_the_step_around_is_refused():
+    with pytest.raises(ValueError, match="clip_grad"):
+        MasterAdamW(network(), **KNOBS | {"clip_grad": -1})
+
+
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [
+        ("constant", [1 / 3, 2 / 3, 1, 1, 1, 1, 1, 1]),
+        ("linear", [1 / 3, 2 / 3, 1, 3 / 4, 2 / 4, 1 / 4, 0, 0]),
+        ("cosine", [1 / 3, 2 / 3, 1] + [(1 + math.cos(math.pi * k / 4)) / 2 for k in (1, 2, 3)] + [0, 0]),
+    ],
+)
+def test_a_rate_rises_over_the_warm_up_and_falls_to_the_end(name, shares):
+    schedule = Schedule(0.5, name, warmup_steps=3, total_steps=6)
+    assert [schedule.rate(step) for step in range(8)] == pytest.approx([0.5 * share for share in shares], abs=1e-12)
+
+
+def test_without_warm_up_the_first_rate_is_the_whole_one():
+    assert [Schedule(0.5, name, 0, 4).rate(0) for name in ("constant", "linear", "cosine")] == [0.5] * 3
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [({"warmup_steps": -1}, "negative"), ({"name": "linear", "warmup_steps": 4, "total_steps": 4}, "leaves none")],
+)
+def test_a_schedule_that_makes_no_sense_is_refused(knobs, words):
+    with pytest.raises(ValueError, match=words):
+        Schedule(1e-2, **knobs)

@@ -35,7 +35,7 @@ VALUES = [
     (["learner.betas=[0.9]"], "learner.betas: expected 2 values, got [0.9]"),
     (["learner.betas=[2,3]"], "learner.betas: each must be at least 0 and below 1, got [2, 3]"),
     (["learner.lr=inf"], "learner.lr: must be at least 0 and finite, got inf"),
-    (["learner.lr=.nan"], "learner.lr: expected float, got nan"),
+    (["learner.lr=.nan"], "learner.lr: expected float | None, got nan"),
     (["learner.publish_dtype=float31"], "learner.publish_dtype: expected Literal['bfloat16', 'float16', 'float32']"),
     (["learner.critic_lr=-1"], "learner.critic_lr: must be at least 0, got -1"),
     (["learner.lora={rank: -1}"], "learner.lora.rank: must be at least 1, got -1"),
@@ -300,6 +300,15 @@ def test_a_model_that_can_not_be_loaded(
 def test_a_dry_run_says_the_same(tmp_path: Path, model: Path, file: str, change: Change, words: str) -> None:
     spoil(model / file, change)
     assert words in refusal(tmp_path, f"model={{name: folder, path: {model}}}", "--dry-run")
+
+
+def test_a_rate_that_would_ruin_a_pretrained_model_is_told(tmp_path: Path, model: Path) -> None:
+    pretrained = [*jsonl(tmp_path, model, rows(9)), "learner=torch", f"model={{name: folder, path: {model}}}"]
+    for rate, told in (("2e-3", True), ("5e-5", False), ("null", False)):
+        note = preflight.preflight(configs.load([QUICKSTART, *pretrained, f"learner.lr={rate}"]))
+        assert ("learner.lr=0.002 is likely to ruin a pretrained model: usual are 1e-6" in note) is told
+    adapters = configs.load([QUICKSTART, *pretrained, "learner.lr=2e-3", "learner.lora={}"])
+    assert "ruin" not in preflight.preflight(adapters)
 
 
 def test_a_dry_run_passes_notes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

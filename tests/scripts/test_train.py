@@ -106,6 +106,7 @@ def test_the_record_is_enough_to_run_again(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "run.json").read_text())
     assert record["seed"] == 7
     assert record["command"][-3:] == argv
+    assert record["settings"][0].startswith("learning: learner.lr=0.003, constant")
     again = configs.load([str(tmp_path / "config.yaml")])
     assert again == config
 
