@@ -262,8 +262,8 @@ def test_replacing_a_key_leaves_the_first_alone_and_checks(stand_ins: Path) -> N
 FILES = sorted(set(layers.CONFIGS.rglob("*.yaml")) - set(layers.CONFIGS.glob("ablation/*")))
 """Ablations are no configs but name some; tests of `scripts.ablation` load them."""
 NEEDED = {
-    "jsonl": ["task.path=x", "task.tokenizer=y"],
-    "code_jsonl": ["task.path=x", "task.tokenizer=y"],
+    **{stem: ["task.path=x", "task.tokenizer=y"] for stem in ("jsonl", "code_jsonl")},
+    "smollm2": ["task.path=x", "task.heldout_path=y"],
     **{stem: ["model.path=x"] for stem in ("qwen2.5-0.5b", "math", "gsm8k")},
 }
 
