@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 REWARDS = {
     "math_verify": "areal_like.tasks.maths:math_verify",
     "exact": "areal_like.tasks.maths:exact",
+    "last_number": "areal_like.tasks.numbers:last_number",
     "unit_tests": "areal_like.tasks.unit_tests:unit_tests",
 }
 
@@ -68,8 +69,8 @@ class Jsonl:
     max_tokens: longest response. suffix: text after each prompt, e.g. how to write the answer down.
     chat_template: wrap the prompt as the tokenizer's template says; otherwise it is encoded as it stands. system: the
         system message of every prompt that brings none of its own; it needs chat_template.
-    reward: "math_verify", "exact", "unit_tests" (of a program; `areal_like.tasks.unit_tests`), or "module:name" of a
-        function `(answer: str, response: str) -> float`.
+    reward: "math_verify", "exact", "last_number" (of the response is the answer), "unit_tests" (of a program;
+        `areal_like.tasks.unit_tests`), or "module:name" of a function `(answer: str, response: str) -> float`.
     length_trace: see `areal_like.tasks.length_trace`.
 
     Raises FileNotFoundError (file, tokenizer folder) and ValueError (a bad line, with file and line; an empty split).

@@ -5,7 +5,7 @@
 Same model, prompts (sums of one-digit numbers, as `python -m scripts.sums` writes them), groups (8 prompts × 8
 samples), temperature, learning rate, clipping and one optimizer step per 64 samples, on the same N cores (all processes
 of a contender are pinned to them). The end token is one that the model never says, so each answer has exactly 16
-tokens; an answer that begins with the right number earns 1. Contenders take turns, each in processes of its own, and
+tokens; one whose last number is right earns 1. Contenders take turns, each in processes of its own, and
 the fastest round of each counts.
 
 - "async", "sync": `configs/smollm2/one-digit.yaml` in that mode; from one batch served to the learner to the next.
@@ -43,12 +43,6 @@ TRL_VARIANTS = ("bf16-64", "bf16-16", "fp32-16")
 MEMORY_SECONDS = 0.5
 LONGEST = 1200.0
 """Seconds of one process, at most."""
-
-
-def begins(answer: str, response: str) -> float:
-    """The verifier: 1.0 where the response begins with the number and nothing else follows at once."""
-    words = response.replace(".", " ").split()
-    return float(bool(words) and words[0] == answer)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -103,7 +97,7 @@ def run_ours(mode: str, args: argparse.Namespace, place: Path, name: str) -> dic
     command = [sys.executable, "-m", "scripts.train", "configs/smollm2/one-digit.yaml", "--plain", f"mode={mode}"]
     command += [f"model.path={place}/model", f"task.path={place}/sums/one-digit-train.jsonl"]
     command += [f"task.heldout_path={place}/sums/one-digit-heldout.jsonl", f"task.max_tokens={ANSWER}"]
-    command += [f"task.reward={__spec__.name}:begins", f"run.dir={place}/runs", f"run.name={name}"]
+    command += [f"run.dir={place}/runs", f"run.name={name}"]
     command += [f"run.steps={steps}", "run.target_reward=null", f"learner.lr={LR}", f"groups_per_batch={GROUPS}"]
     command += [f"sizing.group_size={SIZE}", "eval.every=0", "eval.prompts=1", "checkpoint.every=0"]
     command += ["buffer.keep_journal=true"]
@@ -160,6 +154,8 @@ def contend(variant: str, args: argparse.Namespace) -> dict[str, float]:
     from transformers import AutoTokenizer
     from trl import GRPOTrainer
 
+    from areal_like.tasks.numbers import last_number
+
     torch.set_num_threads(args.cores)
     precision, size = variant.split("-")
     tokenizer = AutoTokenizer.from_pretrained(args.keep / "model")
@@ -169,7 +165,7 @@ def contend(variant: str, args: argparse.Namespace) -> dict[str, float]:
 
     def reward(completions: list[Any], answer: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         lengths.extend(map(len, completion_ids))
-        return [begins(a, c[0]["content"]) for a, c in zip(answer, completions, strict=True)]
+        return [last_number(a, c[0]["content"]) for a, c in zip(answer, completions, strict=True)]
 
     ends: list[float] = []
     trainer = GRPOTrainer(

@@ -10,6 +10,7 @@ import pytest
 
 from areal_like.tasks.jsonl import Jsonl
 from areal_like.tasks.maths import exact, math_verify
+from areal_like.tasks.numbers import last_number
 from tests.folders import byte_tokenizer
 
 
@@ -211,3 +212,28 @@ def test_asking_for_the_size_imports_no_heavy_library(make, tokenizer, tmp_path)
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.split("\n")[:2] == ["19", "[]"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "response", "reward"),
+    [
+        ("15", "15", 1.0),
+        ("15", "9 + 6 = 15.", 1.0),
+        ("15", "15 = 9 + 6", 0.0),
+        ("15", "9 + 6 = 1", 0.0),
+        ("15", "fifteen", 0.0),
+        ("15", "", 0.0),
+        ("15", "It is 15.0", 1.0),
+        ("1200", "1,200", 1.0),
+        ("-3", "3 - 6 = -3", 1.0),
+        ("3", "It is 9-3", 1.0),
+        ("3", "-3", 0.0),
+    ],
+)
+def test_the_last_number_counts(answer, response, reward):
+    assert last_number(answer, response) == reward
+
+
+def test_an_answer_without_a_number_is_refused():
+    with pytest.raises(ValueError, match="no number in the answer"):
+        last_number("fifteen", "15")
