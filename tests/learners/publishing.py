@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -36,6 +35,7 @@ from learners.publisher import Publisher
 from learners.rank import Lead, OtherRanks, follow
 from learners.ranks import join
 from learners.sharding import _edges
+from tests.forked import forked, said
 from tests.learners.batches import make_batch
 from tests.learners.ranked import share
 from tests.seeds import seeded
@@ -188,14 +188,9 @@ def main() -> None:
 
 def publish_on(ranks: int, folder: Path, seconds: float = 240.0) -> dict[str, Any]:
     """What rank 0 of so many has seen."""
-    command = [sys.executable, "-m", "tests.learners.publishing"]
-    running = [subprocess.Popen([*command, str(rank), str(ranks), str(folder)]) for rank in range(ranks)]
-    try:
-        assert running[0].wait(seconds) == 0
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+    arguments = [[str(rank), str(ranks), str(folder)] for rank in range(ranks)]
+    with forked("tests.learners.publishing", arguments, folder) as running:
+        assert running[0].wait(seconds) == 0, said(folder)
     return json.loads((folder / "found.json").read_text())
 
 

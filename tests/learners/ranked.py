@@ -2,14 +2,11 @@
 
     python -m tests.learners.ranked RANK RANKS FOLDER
 
-trains every case of `CASES` and leaves what came of it in FOLDER/RANK.pt. One start of Python and torch per rank has to
-do for all of them.
+trains every case of `CASES` and leaves what came of it in FOLDER/RANK.pt.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,12 +24,14 @@ from learners.losses.clipped import decoupled_ppo, ppo
 from learners.losses.delightful import dg_kondo
 from learners.losses.targets import tpo
 from learners.ranks import join
+from tests.forked import forked, said
 from tests.learners.batches import make_batch, tiny_model
 from tests.learners.exact import ADAMW_EPS, exact
 from tests.learners.losses.token_batches import LOSSES
 from tests.seeds import seeded
 
-STEPS = 3
+STEPS = 2
+"""The second one has an optimizer's state to start from."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +93,10 @@ def train(case: Case, rank: int, ranks: int) -> dict[str, Any]:
 
 def train_on(ranks: int, folder: Path, seconds: float = 240.0) -> list[dict[str, Any]]:
     """By rank: name of a case → what `train` gave there."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.learners.ranked"]
-    running = [subprocess.Popen([*command, str(r), str(ranks), str(folder)], env=environment) for r in range(ranks)]
-    try:
-        assert [process.wait(seconds) for process in running] == [0] * ranks
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+    arguments = [[str(rank), str(ranks), str(folder)] for rank in range(ranks)]
+    with forked("tests.learners.ranked", arguments, folder) as running:
+        codes = [process.wait(seconds) for process in running]
+        assert codes == [0] * ranks, said(folder)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 

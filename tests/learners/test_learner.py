@@ -26,10 +26,10 @@ def batches(count: int, **shape) -> list:
 
 def on_policy(learner: TorchLearner, batch):
     """Replace the behaviour logprobs of a batch by the learner's own."""
+    model = qwen2(0, VOCAB, num_attention_heads=4, num_key_value_heads=2)
+    model.load_state_dict(learner.model.state_dict())
     for sample in batch.samples:
         tokens = torch.from_numpy(sample.tokens.astype(np.int64))[None]
-        model = qwen2(0, VOCAB, num_attention_heads=4, num_key_value_heads=2)
-        model.load_state_dict(learner.model.state_dict())
         with torch.no_grad():
             logprobs = model(input_ids=tokens).logits[0].log_softmax(-1)
         chosen = logprobs[:-1].gather(-1, tokens[0, 1:, None])[:, 0]
