@@ -18,7 +18,9 @@ def forked(module: str, arguments: Sequence[Sequence[str]], folder: Path) -> Ite
     logs = [folder / "logs" / f"{number}.log" for number in range(len(arguments))]
     logs[0].parent.mkdir()
     if not forks.AVAILABLE:
-        groups = [spawn([sys.executable, "-m", module, *each], 1, log) for each, log in zip(arguments, logs, strict=True)]
+        groups = [
+            spawn([sys.executable, "-m", module, *each], 1, log) for each, log in zip(arguments, logs, strict=True)
+        ]
         try:
             yield groups
         finally:
