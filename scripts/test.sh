@@ -1,12 +1,30 @@
 #!/usr/bin/env bash
-# Sets up a virtual environment and passes all tests: style, types, then pytest. Arguments go to pytest.
+# Sets up a virtual environment, then checks style and types and runs all tests. Arguments go to pytest.
+#   test.sh --fast    style and unit tests only: about a minute. It leaves out types, the tests that start real processes
+#                     (integration, faults, sglang, slurm), those of commands (scripts), and the files that
+#                     tests/conftest.py lists as slow.
 # VENV names another environment than .venv (.ci/run uses a fresh one). As root on Debian it also installs Slurm, of which
 # tests/slurm starts a cluster of its own; without Slurm those tests are skipped. AREAL_TEST_SEED=7 gives the numerical
 # tests other random numbers (tests/seeds.py); scripts/test_kernels.sh runs them with other kernels of torch.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${VENV:-.venv}
+fast=
+if [ "${1:-}" = --fast ]; then
+    fast=1
+    shift
+fi
 bash scripts/setup.sh "$venv" dev
+if [ -n "$fast" ]; then
+    export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+    begin=$SECONDS
+    "$venv/bin/ruff" check .
+    "$venv/bin/ruff" format --check .
+    "$venv/bin/python" -m pytest -m "not slow and not integration" \
+        tests/test_floors.py tests/actors tests/areal_like tests/buffer tests/learners tests/tasks "$@"
+    echo "== $((SECONDS - begin)) s: style and unit tests pass. Left out: types, commands, real processes, slow files"
+    exit
+fi
 if ! command -v slurmctld > /dev/null && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
     echo "== installing Slurm: without it, tests/slurm is skipped"
     { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends slurm-wlm munge; } \

@@ -1,6 +1,10 @@
-"""For all tests: hypothesis may take its time, so that a busy machine fails nothing; runs import torch once."""
+"""For all tests: hypothesis has no deadline (a busy machine fails nothing); runs share one process that imported torch.
+
+It also says which files are slow. `scripts/test.sh --fast` leaves those out.
+"""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -10,8 +14,44 @@ from areal_like.launch import forks
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
+TESTS = Path(__file__).parent
+SLOW = {
+    "actors/agents/test_programs.py": "starts programs",
+    "actors/test_progress.py": "waits",
+    "actors/test_reward_pool.py": "starts processes",
+    "actors/test_sglang_health.py": "waits",
+    "actors/test_time_limit.py": "starts processes",
+    "actors/test_tools.py": "starts processes",
+    "areal_like/test_forks.py": "starts processes",
+    "areal_like/test_keys.py": "waits for sockets",
+    "areal_like/test_launch.py": "starts processes",
+    "areal_like/weights/test_history.py": "many histories",
+    "buffer/test_breaking_scenarios.py": "many histories",
+    "buffer/test_hostile_peers.py": "many messages",
+    "buffer/test_parking.py": "many histories",
+    "buffer/test_replay_properties.py": "many histories",
+    "buffer/test_tail_batching.py": "many histories",
+    "buffer/test_waiting.py": "starts processes",
+    "learners/test_adapters_learn.py": "trains",
+    "learners/test_learner.py": "trains",
+    "learners/test_learner_losses.py": "trains",
+    "learners/test_published_parts.py": "starts processes",
+    "learners/test_ranks.py": "starts processes",
+    "learners/test_real_models.py": "trains",
+    "learners/test_sharding.py": "starts processes",
+    "tasks/test_code.py": "starts sandboxes",
+    "tasks/test_sandbox.py": "starts sandboxes",
+}
+"""Files that take more than three seconds → why. A new one that does belongs here."""
+
 MANY_TESTS = 10
 """Of fewer, each run starts its own fork server: waiting for a common one would take as long."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(TESTS).as_posix() in SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
