@@ -1,8 +1,8 @@
-"""LoRA (arXiv 2106.09685) through `peft`: the model's weights stay as they are, small matrices beside them are trained.
+"""LoRA (arXiv 2106.09685) through `peft`: the model's weights are frozen; small matrices beside them are trained.
 
-The layers, their forward and their files are peft's. What is published is the merged model, base + scale · B A, rounded
-to the published dtype under the names that the model has without adapters, so actors know nothing of LoRA. The learner
-itself differentiates the sum before rounding: on-policy ratios are 1 up to that rounding, where full training has 1
+Layers, forward pass and files are peft's. The learner publishes the merged model, base + scale · B A, rounded to the
+published dtype, under the names that the model has without adapters: actors know nothing of LoRA. The learner itself
+differentiates the sum before rounding, so on-policy ratios are 1 up to that rounding, where full training has 1
 exactly. B starts at 0, so version 0 has the bits that actors start with. The learner drives it.
 """
 
@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 
 
 class Adapters:
-    """Puts adapters into `model`, in place, with random A that depend on `seed` alone.
+    """Adds adapters to `model`, in place, with random A that depends on `seed` alone. A matrix's update is `alpha` /
+    `rank` · B A. `targets`: names of layers (q_proj, ...), or "all-linear": all but the output head.
 
-    The update of a matrix is `alpha` / `rank` · B A. `targets`: names of layers (q_proj, ...), or "all-linear": all but
-    the output head. The model's own weights are rounded to `dtype` and frozen. Raises ImportError without
-    peft, ValueError for knobs that make no sense.
+    The model's own weights are rounded to `dtype` and frozen. Raises ImportError without peft, ValueError for knobs
+    that make no sense.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Adapters:
 
     @torch.no_grad()
     def merged(self) -> dict[str, Tensor]:
-        """Name of a parameter without adapters → its value with them, in float32; of several ranks each has its shard
-        of it, and all have to ask at the same time."""
+        """Parameter name without adapters → its value with them, in float32. With several ranks each has its shard; all
+        must ask at the same time."""
         weights = {name.replace(".base_layer.", "."): p.detach() for name, p in self._model.named_parameters()}
         merged = {name: weights[name] for name in self._names}
         for name, module in self._model.named_modules():
@@ -64,7 +64,7 @@ class Adapters:
         return merged
 
     def off(self) -> AbstractContextManager[None]:
-        """Inside, the model computes what it did before training: the reference, for no memory."""
+        """Within this context the model computes what it did before training: a reference that costs no memory."""
         return self._wrapped.disable_adapter()
 
     def trained(self) -> dict[str, Tensor]:

@@ -1,12 +1,12 @@
-"""Advantages: pure NumPy functions from rewards to what each sample, or each token, is worth above expectation.
+"""Advantages: pure NumPy functions from rewards to how much better than expected each sample, or each token, was.
 
-Two forms, and the learner calls one of them per batch:
+There are two forms; the learner calls one of them per batch:
 
-- `(rewards [n], groups [n], *, knobs) -> [n]`, one advantage per sample, used for all of its tokens;
-- marked with `per_token`: `(episodes, *, knobs) -> [N]`, one advantage per trained token.
+- `(rewards [n], groups [n], *, knobs) -> [n]`: one advantage per sample, used for all of its tokens;
+- marked with `per_token`: `(episodes, *, knobs) -> [N]`: one advantage per trained token.
 
 A penalty on tokens (KL to a reference in the reward) reaches the first form as its sum over the sample's tokens, and
-the second token by token.
+the second form token by token.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def maxrl(rewards: np.ndarray, groups: np.ndarray, *, eps: Annotated[float, "[0,
 
 
 def needs_batch(advantage: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark an advantage function in which groups depend on one another: it can't be called for one at a time."""
+    """Mark an advantage function that compares groups with one another: it cannot be called for one group at a time."""
     advantage.needs_batch = True  # type: ignore[attr-defined]
     return advantage
 
@@ -81,8 +81,8 @@ def batch(
     """Batch-normalised advantages: reward − mean of batch or group, over the BATCH's deviation, float64 [n].
 
     The deviation is the population standard deviation of what is left after the baseline, + `eps`; `std: false` leaves
-    it out. With `baseline: group` this is group mean and batch deviation ("lite PPO", arXiv 2508.08221), which gives
-    easy and hard prompts the same scale.
+    it out. With `baseline: group` this is group mean and batch deviation ("lite PPO", arXiv 2508.08221): easy and hard
+    prompts get the same scale.
     """
     if baseline not in ("batch", "group"):
         raise ValueError(f"baseline must be 'batch' or 'group', got {baseline!r}")
@@ -96,8 +96,8 @@ def batch(
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Of N trained tokens: `number` int64 [N] the turn that a token belongs to, counted from 0 in each sample; `earned`
-    float64 [N] what a turn earned, at its last trained token."""
+    """For N trained tokens: `number` int64 [N] is the turn of each token, counted from 0 in each sample; `earned`
+    float64 [N] is what a turn earned, at its last trained token."""
 
     number: np.ndarray
     earned: np.ndarray
@@ -165,7 +165,7 @@ def needs_values(advantage: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def marked(advantage: Callable[..., Any], mark: str) -> bool:
-    """Whether an advantage function, bare or bound with `functools.partial`, bears a mark."""
+    """Does an advantage function, bare or bound with `functools.partial`, carry this mark?"""
     return getattr(getattr(advantage, "func", advantage), mark, False)
 
 
@@ -237,6 +237,6 @@ def discounted_sums(values: np.ndarray, last: np.ndarray, discount: float) -> np
 
 
 def varied(rewards: np.ndarray, member: np.ndarray) -> np.ndarray:
-    """Per group, whether its rewards differ: bool [max(member) + 1] from rewards [n] and group numbers [n]."""
+    """Do the rewards of each group differ? bool [max(member) + 1] from rewards [n] and group numbers [n]."""
     first = np.unique(member, return_index=True)[1]
     return np.bincount(member, rewards != rewards[first][member]) > 0

@@ -1,10 +1,10 @@
-"""Which weights the learner has published: a sample that says it was made by any others is not trained on.
+"""Which weights the learner has published: a sample that claims to come from any others is not trained on.
 
 Each group carries, for every version that made one of its tokens, the digest of the weights that its actor held. The
-buffer compares them when a group is pushed; the learner does so again before it makes a gradient of them, against a
+buffer compares these digests when a group is pushed. The learner compares them again before it makes a gradient, with a
 record of its own: `RUN/published.log`, a line "VERSION DIGEST" per publication, written before the version is announced
-and never changed. So what a crash has cut off from the checkpoint is still known after a resume; a version has two
-lines if it did not come out bit for bit as before. A replay trains on what another run has made, and asks its record.
+and never changed. So a resume still knows what was published after the last checkpoint. A version has two lines if it
+came out with other bits the second time. A replay trains on what another run made, and uses the record of that run.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ FILE = "published.log"
 
 
 class AttestationError(Untrainable):
-    """A batch that was made by weights which the learner has not published."""
+    """A batch made by weights that the learner did not publish."""
 
 
 class Attestation:
-    """The record of `run`. With `recorded`, the folder of a run that is replayed, batches are held against its record
-    instead. Raises FileNotFoundError if that has none."""
+    """The record of `run`. With `recorded`, the folder of a replayed run, batches are compared with that run's record.
+    Raises FileNotFoundError if it has none."""
 
     def __init__(self, run: Path, recorded: Path | None = None):
         self._known: dict[int, set[str]] = defaultdict(set)
@@ -33,13 +33,13 @@ class Attestation:
         self._path.touch()
         text = self._path.read_text()
         if text and not text.endswith("\n"):
-            self._path.write_text(text[: text.rfind("\n") + 1])  # torn by a crash: that version was not announced
+            self._path.write_text(text[: text.rfind("\n") + 1])  # a crash tore the line: that version was not announced
         for line in (recorded / FILE if recorded else self._path).read_text().splitlines():
             version, _, digest = line.partition(" ")
             self._known[int(version)].add(digest)
 
     def add(self, version: int, digest: str) -> None:
-        """These weights are about to be published. Any thread."""
+        """Record weights that are about to be published. Any thread may call this."""
         if self._recorded is None and digest in self._known[version]:
             return  # a resume has repeated it
         with self._path.open("a") as file:
@@ -48,8 +48,7 @@ class Attestation:
             self._known[version].add(digest)
 
     def check(self, batch: Batch) -> None:
-        """Raises AttestationError, which names the version, and the first group of the batch that has tokens of it: a
-        batch has one word for each version."""
+        """Raises AttestationError, which names the version and the first group of the batch that has tokens of it."""
         for group in batch.groups:
             for version, digest in ((v, d) for v, text in group.digests.items() for d in text.split(OR)):
                 if digest not in self._known.get(version, ()):

@@ -1,4 +1,4 @@
-"""What can be said of a batch without a model: rewards, lengths, staleness. NumPy only, shared by all learners."""
+"""Metrics of a batch that need no model: rewards, lengths, staleness. NumPy only, shared by all learners."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from areal_like.registry import bind, build, resolve
 
 
 def build_trainer(config: Any) -> Trainer:
-    """The learner of the config; one that needs a model gets it, with its loss and advantage."""
+    """Build the learner that the config names; if it needs a model, with model, loss and advantage."""
     learner = resolve("learner", config.learner.name)
     if not getattr(learner, "needs_model", False):
         return build("learner", config.learner)

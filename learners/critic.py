@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from learners.ranks import Ranks
+from learners.collectives import Ranks
 
 
 class Critic:
-    """`lr` > 0 of the head. `trunk` scales the value loss's gradient into the policy's weights; 0 keeps it out, so that
-    only the policy loss moves the policy."""
+    """`lr` > 0 is the head's learning rate. `trunk` scales the value loss's gradient into the policy's weights; 0: only
+    the policy loss trains the policy."""
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks, *, lr: float, trunk: float):
         self._head = nn.Linear(model.config.hidden_size, 1, device=model.device, dtype=model.dtype)
@@ -49,10 +49,10 @@ class Critic:
                 p.grad.mul_(factor)
 
     def step(self) -> None:
-        """One step; a gradient that is not finite is left out."""
+        """Make one step; skip a gradient that is not finite."""
         for p in self._head.parameters():
             if p.grad is not None:
-                self._ranks.add_up(p.grad)
+                self._ranks.sum_tensor(p.grad)
         if all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in self._head.parameters()):
             self._optimizer.step()
 

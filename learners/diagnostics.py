@@ -1,9 +1,9 @@
-"""What a train step did, token by token, made into metrics: means, maxima and quantiles, overall and by staleness.
+"""Metrics of a train step, from numbers per token: means, maxima and quantiles, overall and by staleness.
 
-The learner hands in one number per trained token under a name (`Tally.add`) as the micro-batches go by; nothing is
-computed, and no accelerator is waited for, before the step is over. A key `NAME/staleness_2` is NAME over the tokens of
-that bucket of staleness (train version − version of the token): buckets are 0, 1, 2–3, 4–7, 8–15 and so on, each named
-by its lower end.
+The learner hands in one number per trained token under a name (`Tally.add`) as micro-batches pass; nothing is computed,
+and no accelerator is waited for, before the step is over. A key `NAME/staleness_2` is NAME over the tokens of that
+bucket of staleness (train version − version of the token): buckets are 0, 1, 2–3, 4–7, 8–15 and so on, each named by
+its lower end.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from areal_like.types import Batch
 from learners.advantages import varied
-from learners.ranks import Ranks
+from learners.collectives import Ranks
 
 PEAKED = {"loss/ratio", "loss/behaviour_weight", "loss/trace_weight"}
-"""Names of which the maximum matters as well: `NAME/mean` and `NAME/max`."""
+"""Names that also report their maximum: `NAME/mean` and `NAME/max`."""
 SPREAD = {"loss/gate"}
-"""Names whose distribution matters: `NAME/mean`, and quantiles for tokens with positive and with negative advantage."""
+"""Names that report `NAME/mean` and quantiles, for tokens with positive and with negative advantage."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -35,7 +35,7 @@ def buckets(staleness: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 @dataclass
 class Tally:
-    """Per-token numbers of one train step on their way to metrics."""
+    """Collects the per-token numbers of one train step and turns them into metrics."""
 
     _pieces: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = field(default_factory=dict)
 
@@ -45,7 +45,7 @@ class Tally:
             self._pieces.setdefault(prefix + name, []).append((values.detach(), staleness, advantages))
 
     def merge(self, ranks: Ranks) -> None:
-        """Put together what each rank has observed of its own tokens."""
+        """Combine what the ranks observed of their own tokens."""
         if ranks.count == 1:
             return
         own = {
@@ -59,7 +59,7 @@ class Tally:
                 self._pieces.setdefault(name, []).append((values, staleness, advantages))
 
     def join(self, other: Tally) -> None:
-        """Take over what another one was told."""
+        """Add what another tally observed."""
         for name, pieces in other._pieces.items():
             self._pieces.setdefault(name, []).extend(pieces)
 

@@ -1,16 +1,16 @@
-"""The learner's compute: a batch in, changed weights out. No sockets, no files but `save`.
+"""The learner's compute: a batch in, changed weights out. No sockets, no files except in `save`.
 
 One train step: (reference logprobs, values) → advantages → (proximal logprobs under the weights at its start) → for
-each minibatch: (a plan over all of its tokens) → packing → forward → loss ÷ denominator → backward → clip → AdamW.
-What is in brackets runs only if the loss, the advantage or the objective asks for it. The learner's main calls
-`train`, then `snapshot`, and publishes what that returns.
+each minibatch: (a plan over all of its tokens) → packing → forward → loss ÷ denominator → backward → clip → AdamW. The
+steps in brackets run only if the loss, the advantage or the objective asks for them. `learners.main` calls `train`,
+then publishes what `snapshot` returns.
 
-Invariants: the model's parameters are the published bits at every moment between optimizer steps (`learners.optim`);
-the gradient does not depend on how minibatches are cut into micro-batches (up to floating-point summation order); the
-same batches from the same state give the same bits.
+Invariants: between optimizer steps the model's parameters are the published bits (`learners.optim`). The gradient does
+not depend on how minibatches are cut into micro-batches, up to floating-point summation order. The same batches from
+the same state give the same bits.
 
-With `stream` gradients are taken of groups that are there while others still run (`take`), and nothing is applied
-before `train`: sums over tokens are scaled at its end, so the step is the same up to the order of summation.
+With `stream` the learner takes gradients of finished groups while others still run (`take`), and applies nothing before
+`train`, which scales the sums at its end: the step is the same up to the order of summation.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from learners.adapters import Adapters
 from learners.advantages import Episodes, marked, turns_of
 from learners.attention import use_packed_attention
 from learners.batch_metrics import batch_metrics
+from learners.collectives import Ranks
 from learners.critic import Critic
 from learners.diagnostics import buckets, zero_variance_by_staleness
 from learners.logprobs import forward_logprobs, forward_with_states
@@ -39,7 +40,6 @@ from learners.losses.contract import LossFunction, is_single_pass, needs_proxima
 from learners.objective import Objective, frozen
 from learners.optim import MasterAdamW
 from learners.packing import Columns, MicroBatch, cut_groups
-from learners.ranks import Ranks
 from learners.saving import Saving
 from learners.schedules import Schedule
 from learners.sharding import prepare
@@ -220,16 +220,16 @@ class TorchLearner(Objective, Saving):
             if epoch == 0 and needs_proximal(self._loss):
                 # The first minibatch is left out: its logprobs at the start come with its own forward pass.
                 for part, logprobs in self._logprobs(step, minibatches[1:], self.model):
-                    step.start[part.trained] = logprobs
+                    step.proximal[part.trained] = logprobs
             for number, samples in enumerate(minibatches):
                 step.losses.append(self._accumulate(step, samples, at_start=epoch == number == 0))
                 self._apply(step)
-        step.start = self.ranks.merged(step.start, step.own)
+        step.proximal = self.ranks.sum_disjoint(step.proximal, step.own)
         return step
 
     def _begin(self, batch: Batch) -> Step:
         """The batch on the device, with everything that must be known before the weights move."""
-        whole, own = self.ranks.whole(batch)
+        whole, own = self.ranks.gather_batch(batch)
         step = Step(whole, own, self._device, self.model.dtype, self.shares)
         trained = [np.flatnonzero(step.columns.lengths)]
         if self.needs_reference:
@@ -237,9 +237,9 @@ class TorchLearner(Objective, Saving):
             with self._adapters.off() if self._adapters else nullcontext():
                 for part, logprobs in self._logprobs(step, trained, self._reference):
                     step.reference[part.trained] = logprobs
-            step.reference = self.ranks.merged(step.reference, step.own)
+            step.reference = self.ranks.sum_disjoint(step.reference, step.own)
         if self._critic:
-            step.values = self.ranks.merged(self._values(step, trained), step.own)
+            step.values = self.ranks.sum_disjoint(self._values(step, trained), step.own)
         if needs_uniform(self._loss):
             step.draw(self._seed)
         self._advantages(step)
@@ -264,7 +264,7 @@ class TorchLearner(Objective, Saving):
         samples = samples[(columns.lengths[samples] > 0) & columns.own[samples]]
         limits = {"max_tokens": self._max_tokens, "min_microbatches": self._min_microbatches}
         cuts = columns.cuts(samples, **limits)
-        count = self.ranks.most(len(cuts))
+        count = self.ranks.max(len(cuts))
         for part in cuts:
             yield columns.microbatch(part, self._device)
         for _ in range(count - len(cuts)):
@@ -301,10 +301,10 @@ class TorchLearner(Objective, Saving):
         if self._plan.needs_current:
             for part, logprobs in self._logprobs(step, [samples], self.model):
                 current[part.trained] = logprobs
-            current = self.ranks.merged(current, step.own)
+            current = self.ranks.sum_disjoint(current, step.own)
         places = step.on_device(step.columns.tokens_of(samples))
         if at_start:
-            step.start[places] = current[places]
+            step.proximal[places] = current[places]
         minibatch = step.loss_batch(places, current[places], step.sample[places], with_proximal=False)
         weights, observed = self._plan.weigh(minibatch)
         mine = step.own[places]
@@ -348,7 +348,7 @@ class TorchLearner(Objective, Saving):
         if not len(part.trained):
             return torch.stack([t.sum() for t in outputs]).sum(), outputs
         if at_start:
-            step.start[part.trained] = current.detach()
+            step.proximal[part.trained] = current.detach()
         batch = step.loss_batch(part.trained, current, part.sequence, needs_proximal(self._loss))
         loss, observed = self._loss(batch, denominator)
         step.observe(observed, part.trained, "loss/")

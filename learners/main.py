@@ -1,10 +1,10 @@
-"""The learner process: batches in, train steps, weights out. The order of things in a step is what matters here:
+"""The learner process: batches in, train steps, weights out. The order within a step matters:
 
-    batch k arrives → batch k+1 is asked for → train → "trained k" → publish → metrics → checkpoint → "checkpointed"
+    batch k arrives → ask for batch k+1 → train → "trained k" → publish → metrics → checkpoint → "checkpointed"
 
-so that the buffer can prepare the next batch during the step, and actors get new weights before anything that only
-people wait for. Waits for the buffer (unblocked by pushes of the actors); never for an actor. A run folder that holds
-a checkpoint is gone on with: the buffer serves again what was not trained when it was written.
+The buffer can so prepare the next batch during the step, and actors get new weights before anything that only people
+wait for. The learner waits for the buffer (which pushes of actors unblock), never for an actor. If the run folder holds
+a checkpoint, training continues from it: the buffer serves again what was not trained when it was written.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from areal_like.spans import Spans
 from areal_like.types import Batch
 from learners.attestation import Attestation
 from learners.build import build_trainer
-from learners.publication import Alone, Coding, Others
-from learners.publisher import Publisher
+from learners.publication import Alone, Coding, Others, Publisher
 from learners.untrainable import Untrainable
 
 log = logging.getLogger(__name__)
@@ -40,20 +39,20 @@ DRAINED = "it was drained"
 
 
 def lead(role: Role) -> tuple[Trainer, Others]:
-    """The learner of several ranks, of which this process is the first, and those others; it waits for them."""
-    from learners import rank  # imports torch
+    """Build the learner of several ranks, with this process as the first, and wait for the others."""
+    from learners import follower  # imports torch
 
-    trainer = rank.meet(role, 0)
-    return rank.Lead(trainer), rank.OtherRanks(trainer.ranks)
+    trainer = follower.build_rank(role, 0)
+    return follower.LeadingTrainer(trainer), follower.OtherRanks(trainer.ranks)
 
 
 @dataclass
 class Progress:
-    """How far a run has come: what a checkpoint remembers beside the trainer's own state.
+    """How far a run has come: what a checkpoint stores beside the trainer's own state.
 
-    `steps` batches are trained; `seconds` since the first lease, `elapsed` since the first batch, `waited` of them;
-    `staleness` is the sum over the `samples` trained, in versions. `nonfinite` steps had a loss or gradient that was no
-    finite number.
+    `steps` batches are trained. `seconds` count since the first lease, `elapsed` since the first batch, `waited` is the
+    part of `elapsed` spent waiting. `staleness` is the sum over the `samples` trained, in versions. In `nonfinite`
+    steps the loss or gradient was not a finite number.
     """
 
     steps: int = 0
@@ -68,11 +67,11 @@ class Progress:
 
 
 class NotFinite(RuntimeError):
-    """Training has broken down."""
+    """Too many steps in a row had a loss or gradient that is not finite."""
 
 
 class TrainLoop:
-    """Train steps until the config's end, then the final evaluation and the summary."""
+    """Makes train steps until the config's end, then runs the final evaluation and writes the summary."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class TrainLoop:
         return self.progress.steps // self.config.weight_sync_interval
 
     def resume(self, folder: Path) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self.trainer.load_state(folder)
         self.progress = Progress(**checkpoints.meta(folder))
         log.info("resumed from %s, version %d", folder, self.version)
@@ -145,14 +144,14 @@ class TrainLoop:
             self._checkpoint(last=bool(reason))
         log.info("training ends: %s", reason)
         if progress.steps % self.config.weight_sync_interval:
-            self._publish(self.version + 1)  # what is saved is what the last evaluation sees
+            self._publish(self.version + 1)  # the last evaluation then sees the weights that are saved
         manifest = self.publisher.wait()
         self._published, self.digest = manifest["version"], manifest["digest"]
         report = self.client.finish(reason, progress.steps)
         return self._summary(reason, report, before)
 
     def _train(self, batch: Batch) -> dict[str, Any]:
-        """A train step, while the next batch is asked for; returns its metrics. Raises Untrainable."""
+        """Make a train step, while the buffer prepares the next batch. Returns its metrics. Raises Untrainable."""
         if self._fault:
             raise self._fault
         self.attestation.check(batch)
@@ -169,7 +168,8 @@ class TrainLoop:
         self.client.want(index, index // self.config.weight_sync_interval)
 
     def _take(self, part: Batch) -> None:
-        """Of a batch that can't be trained nothing more is taken; it is set aside when all of it is there."""
+        """Take gradients of some groups early. Once a part is untrainable, ignore the rest: the batch is set aside when
+        it is complete."""
         begin = time.monotonic()
         try:
             if not self._fault:
@@ -182,24 +182,23 @@ class TrainLoop:
         self._early_seconds += time.monotonic() - begin
 
     def _set_aside(self, fault: Untrainable) -> None:
-        """Have the batch that can't be trained replaced. Raises it where that can't be, or where it is one of too many
-        in a row."""
+        """Have an untrainable batch replaced. Raises the fault if that is impossible, or too many failed in a row."""
         step, most = self.progress.steps, self.config.run.max_untrainable
         if self.config.replay or self.config.inject_staleness is not None:
-            raise fault  # no other batch is the one that was recorded, or of the ages that were asked for
+            raise fault  # a replay, or a fixed age, allows no other batch
         log.warning("step %d: %s", step + 1, fault, exc_info=fault.__cause__)
         self.client.set_aside(step, str(fault))
         self._fault, self._early, self._early_seconds = None, 0, 0.0
         self._in_a_row += 1
         if fault.moved:
-            raise RuntimeError(f"{fault}. It failed after an optimizer step of its own: the run can't go on from there")
+            raise RuntimeError(f"{fault}. It failed after one of its optimizer steps: training cannot continue")
         if self._in_a_row >= most:
             kept = self.run_folder / "untrainable"
             raise RuntimeError(f"{most} batches in a row (run.max_untrainable) were set aside, see {kept}: {fault}")
         self._want(step)
 
     def _streamed(self, batch: Batch) -> dict[str, float]:
-        """Of a batch of which some was trained before it was complete: how much, and for how long."""
+        """Metrics of streaming: the share of the batch trained before it was complete, and the seconds for that."""
         if not getattr(self.trainer, "streams", False):
             return {}
         row = {"stream/share": self._early / len(batch.groups), "stream/seconds": self._early_seconds}
@@ -207,7 +206,8 @@ class TrainLoop:
         return row
 
     def _count_staleness(self, batch: Batch) -> None:
-        """Of what was trained: the buffer serves a batch ahead, and begins to count anew when a run is resumed."""
+        """Count the staleness of what was trained. The buffer cannot: it serves a batch ahead, and restarts its count
+        at a resume."""
         found = batch.staleness()
         self.progress.samples += len(found)
         self.progress.staleness += sum(found)
@@ -221,19 +221,18 @@ class TrainLoop:
         row["train/nonfinite_steps"] = self.progress.nonfinite
 
     def _check_finite(self) -> None:
-        """Raises NotFinite where too many steps in a row had no finite loss or gradient."""
+        """Raises NotFinite if too many steps in a row had no finite loss or gradient."""
         most, steps = self.config.run.max_nonfinite, self.progress.steps
         if self._nonfinite_in_a_row >= most:
             good = checkpoints.latest(self.run_folder, up_to=steps - most)
             raise NotFinite(
-                f"{most} train steps in a row (run.max_nonfinite), the last of them step {steps}, had a loss or a "
-                "gradient that is no finite number; without a finite gradient nothing is trained. The last good "
-                f"checkpoint, from before them: {good[1] if good else 'there is none'}. "
-                "Mend the loss, or lower learner.lr, before you resume"
+                f"{most} train steps in a row (run.max_nonfinite), the last of them step {steps}, had a loss or "
+                "gradient that is not finite, so they trained nothing. Last good checkpoint: "
+                f"{good[1] if good else 'none'}. Fix the loss, or lower learner.lr, before you resume"
             )
 
     def _checkpoint(self, last: bool) -> None:
-        """Write one if it is due or, at a step whose weights are published, the last."""
+        """Write a checkpoint if one is due; at the last step also if not, unless its weights are unpublished."""
         steps, interval = self.progress.steps, self.config.weight_sync_interval
         if not checkpoints.is_due(steps, self.config.checkpoint.every, interval) and (not last or steps % interval):
             return
@@ -251,7 +250,7 @@ class TrainLoop:
         return batch, info
 
     def _publish(self, version: int | None = None) -> float:
-        """Have the current weights published as the current version (or another), while training goes on; returns the
+        """Publish the current weights as the current version (or another), while training continues. Returns the
         seconds for which it stood still."""
         with self.spans.during("publish"):
             return self.publisher.publish(self.version if version is None else version, self.trainer.snapshot)
@@ -298,7 +297,7 @@ class TrainLoop:
             "staleness_mean": progress.staleness / max(1, progress.samples),
             "staleness_max": report["staleness_max"],
             "staleness_bound": report["staleness_bound"],
-            "since_step": before.steps,  # from which on the rates and shares below are, but for the learner's own
+            "since_step": before.steps,  # the rates and shares below count from here on, except the learner's own
             "tokens_per_second": report.get("rollout/tokens", 0) / max(1e-9, seconds - before.seconds),
             "trained_tokens_per_second": progress.tokens / max(1e-9, progress.elapsed),
             "actor_idle_share": report.get("rollout/idle_share"),
@@ -314,7 +313,7 @@ class TrainLoop:
 
 
 def save_model(role: Role, trainer: Trainer) -> None:
-    """The trained model, with the task's tokenizer where it has one, as a folder that others can load."""
+    """Save the trained model, with the task's tokenizer if it has one, as a folder that others can load."""
     folder = str(role.run / "checkpoints" / "final")
     trainer.save(folder)
     task = build("task", role.config.task, role.config.run.seed)
@@ -323,7 +322,7 @@ def save_model(role: Role, trainer: Trainer) -> None:
 
 
 def _later(evaluations: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
-    """Evaluations on the clock of the whole run; the buffer's starts anew when a run is resumed."""
+    """Evaluations on the clock of the whole run: the buffer's clock restarts at a resume."""
     return [result | {"seconds": result["seconds"] + seconds} for result in evaluations]
 
 
@@ -352,8 +351,8 @@ def main(role: Role) -> None:
         save_model(role, trainer)
         beside = role.run / "summary.tmp"
         beside.write_text(json.dumps(summary, indent=2) + "\n")
-        note_step(role.run)  # also where no step was left to make
-        beside.replace(role.run / SUMMARY)  # there is one when the run is finished, and then it is whole
+        note_step(role.run)  # even if no step was left
+        beside.replace(role.run / SUMMARY)  # a summary exists only for a finished run, and is complete
     except Stopped as stopped:
         log.info("ending after step %d: %s", loop.progress.steps, stopped)
         sys.exit(EXIT_PAUSED if stopped.by_signal else EXIT_STOPPED)

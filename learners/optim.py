@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learners.ranks import Ranks
+from learners.collectives import Ranks
 from learners.schedules import Schedule
 from learners.sharding import own_part
 

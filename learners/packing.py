@@ -1,13 +1,12 @@
 """Packing: which sequences share a micro-batch (AReaL's Algorithm 1), and their tokens as one row without padding.
 
 `pack` is pure and knows lengths only. `Columns` flattens a whole batch once per train step; `Columns.microbatch` then
-cuts micro-batches out of it by index arithmetic, so the cost per sample is NumPy's, not Python's.
-
-Sequences that begin alike share the tokens of their common prefix (`learners.prefixes`) where that saves a tenth of a
-micro-batch or more: a group's prompt is computed once for all of its samples.
+cuts micro-batches out of it by index arithmetic, so the cost per sample is NumPy's, not Python's. Sequences that begin
+alike share the tokens of their common prefix (`learners.prefixes`) where that saves a tenth of a micro-batch or more: a
+group's prompt is computed once for all of its samples.
 
 Two things are left out because they cannot reach the loss: the last trained token as an input (nothing after it is
-predicted), and everything behind it (attention is causal). Of the response only trained tokens get logits.
+predicted), and everything behind it (attention is causal). Only trained tokens of the response get logits.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ class Columns:
         return int(self._trained_counts[samples].sum())
 
     def nothing(self, device: torch.device) -> MicroBatch:
-        """One token of input, none trained: for a rank that has less to do than others."""
+        """One input token, none trained: for a rank that has fewer micro-batches than others."""
         token = torch.zeros(1, 1, dtype=torch.int64, device=device)
         none = token[0, :0]
         return MicroBatch(token, token, Layout.of(np.ones(1, np.int64), device), none, none, none, none)

@@ -1,16 +1,17 @@
-"""One publication after another, in a thread beside the learner: compare, encode, keep (ParaBlock, arXiv 2511.19959).
+"""Weights out: compare, encode, keep and announce each version, in a thread beside the learner (ParaBlock, arXiv
+2511.19959).
 
     learner:  cast block 1 │ cast block 2 │ ... │ next train step ...
     thread:                │ encode 1     │ encode 2 │ ... │ digest, keep, announce
 
-The learner stands still only while its weights are cast into a spare buffer, and where the publication before is not
-through yet. The thread takes each block as soon as it is cast. Two buffers take turns: what was the newest version is
-the base of the next, and then its spare. With `overlap` false the learner waits for the end, and otherwise nothing is
-different: the truth that the overlapped order is held against.
+The learner stands still only while it casts its weights into a spare buffer, or while the previous publication still
+runs. The thread takes each block as soon as it is cast. Two buffers take turns: the newest version is the base of the
+next one, and becomes its spare. With `overlap: false` the learner waits until the end; nothing else differs. Tests
+compare the two.
 
-Each of a learner's ranks does this with its own part of the weights, and serves it; one rank has the only part. When
-all parts of a version can be fetched the ranks tell one another their parts' lanes, which add up to the digest of the
-whole, and the first rank announces it. Nobody ever has more of the weights than its part.
+Each rank of a learner does this with its own part of the weights, and serves it; a single rank has the only part. When
+all parts of a version can be fetched, the ranks exchange their parts' lanes, which add up to the digest of the whole,
+and the first rank announces it. No process ever holds more of the weights than its part.
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ from areal_like.weights.digest import text_of
 from areal_like.weights.history import History
 from areal_like.weights.layout import Block, Layout
 from areal_like.weights.planes import CODINGS, Coded, pack
+from areal_like.weights.server import WeightServer
 from areal_like.weights.state import ALIGN, State
 
 log = logging.getLogger(__name__)
 BESIDE_FROM = 1 << 18
-"""Bytes of weights; for fewer a thread costs more than it saves."""
+"""Above this many bytes of weights a thread is worth its cost."""
 ENCODERS = 2
 """Threads that encode blocks side by side."""
 STALL_SECONDS = 600.0
-"""So long a publication may take before the learner gives up."""
+"""Seconds after which the learner gives up on a publication."""
 BROKEN_OFF = -1
-"""In place of the bytes that are cast: there will be no more."""
+"""Sent in place of a count of cast bytes: the learner failed, no more will come."""
 
 Encoded = tuple[Coded, bytes, float]
 """A block, its bytes, and the seconds that they took."""
@@ -58,10 +60,10 @@ class Snapshot(Protocol):
 
 
 class Others(Protocol):
-    """Those who publish the other parts."""
+    """The ranks that publish the other parts."""
 
     def begin(self, version: int) -> None:
-        """The learner is going to publish a version: they are to do the same."""
+        """Tell the other ranks to publish their parts of this version."""
         ...
 
     def gathered(self, report: Report) -> list[Report]:
@@ -70,7 +72,7 @@ class Others(Protocol):
 
 
 class Alone:
-    """There are no others."""
+    """The only rank."""
 
     def begin(self, version: int) -> None:
         pass
@@ -81,8 +83,8 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of a part that can be fetched at `endpoint`: the lanes of its bits, the bytes that its server has sent so far,
-    and numbers that add up over parts, if it came as a delta. `error` tells that it can't be fetched, and why."""
+    """A part that can be fetched at `endpoint`: the lanes of its bits, the bytes that its server has sent so far, and,
+    if it is a delta, numbers that add up over parts. `error` says why it cannot be fetched."""
 
     endpoint: str = ""
     lanes: Sequence[int] = (0, 0)
@@ -91,7 +93,7 @@ class Report:
     error: str = ""
 
     def plain(self) -> list[Any]:
-        """What `Report.of` makes it of again: plain data."""
+        """Plain data that `Report.of` reads."""
         return [self.endpoint, list(self.lanes), self.sent, dict(self.counts), self.error]
 
     @classmethod
@@ -115,14 +117,14 @@ class Coding:
 
     @classmethod
     def of(cls, section: Any) -> Coding:
-        """Of the config's section, which also has keys that are not the learner's."""
+        """From the config's section, ignoring keys that are not the learner's."""
         return cls(**{each.name: section[each.name] for each in fields(cls)})
 
 
 class Publication:
-    """Makes versions known: `publish` is called by the learner, `announce(manifest)` by the thread, version by version;
-    this part of them can be fetched at `endpoint`, which whoever serves it sets before the first, as he does `sent`, a
-    count of bytes. What goes wrong in the thread is raised in the learner, by its next call."""
+    """Publishes versions. The learner calls `publish`; the thread calls `announce(manifest)`, version by version. The
+    server of this part sets `endpoint`, where it can be fetched, and `sent`, which counts its bytes, before the first
+    version. An error in the thread is raised by the learner's next call."""
 
     def __init__(self, coding: Coding, announce: Announce, others: Others):
         self.endpoint = ""
@@ -145,7 +147,7 @@ class Publication:
         self.sent_by_others = 0
 
     def publish(self, version: int, snapshot: Snapshot) -> float:
-        """Take a snapshot and have it published. Returns the seconds for which the learner stood still."""
+        """Take a snapshot and publish it. Returns the seconds for which the learner stood still."""
         begin = time.monotonic()
         self.wait()
         self._others.begin(version)
@@ -156,12 +158,12 @@ class Publication:
         state = self._spare or State(newest.specs, part=newest.part, parts=newest.parts)
         self.history.release(state)
         if self._coding.overlap and state.nbytes >= BESIDE_FROM:
-            self._publish_beside(version, state, snapshot)
+            self._publish_side_channel(version, state, snapshot)
         else:
             self._make_known(version, self._all(snapshot(into=state)))
         return time.monotonic() - begin
 
-    def _publish_beside(self, version: int, state: State, snapshot: Snapshot) -> None:
+    def _publish_side_channel(self, version: int, state: State, snapshot: Snapshot) -> None:
         self._cast = 0
         self._thread = threading.Thread(target=self._run, args=(version, state), name="publication", daemon=True)
         self._thread.start()
@@ -178,15 +180,15 @@ class Publication:
 
     @property
     def part(self) -> int:
-        """Which one this is."""
+        """The number of this rank's part."""
         return self._newest.part if self._newest else 0
 
     def wait(self) -> None:
-        """Until what was published is announced. Raises what went wrong in the thread."""
+        """Wait until the last version is announced. Raises an error of the thread."""
         if self._thread:
             self._thread.join(STALL_SECONDS)
             if self._thread.is_alive():
-                raise TimeoutError(f"a publication of weights has not ended within {STALL_SECONDS:.0f} s")
+                raise TimeoutError(f"publishing weights took longer than {STALL_SECONDS:.0f} s")
             self._thread = None
         if self._error:
             raise self._error
@@ -229,7 +231,7 @@ class Publication:
         self._announce(self.manifest)
 
     def _added(self, version: int, state: State) -> Report:
-        """Encode this part and let it be fetched."""
+        """Encode this part and make it available."""
         counts, message = Counter[str](), None
         if self.history is None:
             lanes = self._begin(state).total()
@@ -248,7 +250,7 @@ class Publication:
         return Report(self.endpoint, lanes.tolist(), self.sent(), counts)
 
     def _begin(self, state: State) -> Lanes:
-        """With the first version."""
+        """Set up for the first version."""
         layout = Layout(state.specs, self._coding.block_bytes, state.part, state.parts, apart=True)
         several = self._coding.overlap and kernels_for(layout.nbytes) is not None
         self._pool = ThreadPoolExecutor(ENCODERS, "encoding") if several else None
@@ -259,7 +261,7 @@ class Publication:
         return self._lanes
 
     def _wait_for(self, nbytes: int) -> None:
-        """Until the learner has cast so much."""
+        """Wait until the learner has cast so many bytes."""
         with self._progress:
             while 0 <= self._cast < nbytes:
                 if not self._progress.wait(STALL_SECONDS):
@@ -268,7 +270,7 @@ class Publication:
                 raise RuntimeError("the learner could not cast its weights")
 
     def _each(self, call: Callable[[Block], Encoded], blocks: Sequence[Block]) -> Iterable[Encoded]:
-        """The results for all blocks, in order; of large weights several at a time, for kernels need no interpreter."""
+        """The results for all blocks, in order. Large weights use several threads: kernels need no interpreter."""
         return self._pool.map(call, blocks) if self._pool else map(call, blocks)
 
     def _encoded(self, version: int, state: State) -> tuple[np.ndarray, bytes, Counter[str]]:
@@ -307,7 +309,7 @@ def _count(into: Counter[str], coded: Coded, block: Block) -> None:
 
 
 def _metrics(counts: Counter[str], nbytes: int) -> dict[str, float]:
-    """Of a version that came as deltas of so many bytes of weights; else nothing."""
+    """Metrics of a version that was sent as deltas of so many bytes; empty for other versions."""
     if not counts["delta_bytes"]:
         return {}
     return {
@@ -317,3 +319,40 @@ def _metrics(counts: Counter[str], nbytes: int) -> dict[str, float]:
         "publish/encode_seconds": counts["nanoseconds"] / 1e9,
         **{f"publish/share_{name}": counts[name] / max(1, nbytes) for name in CODINGS},
     }
+
+
+class Publisher:
+    """Serves weights on `endpoint`, with `keys` (see `areal_like.keys`) to those on the allow-list. Another thread
+    calls `announce(manifest)` for every version as soon as all of it can be fetched. `snapshot` returns this rank's
+    part; `others` are the ranks that have the rest. `areal_like.weights.server` answers requests in a thread of its
+    own."""
+
+    def __init__(
+        self, endpoint: str, coding: Coding, announce: Announce, keys: str | None = None, others: Others | None = None
+    ):
+        self._publication = Publication(coding, announce, others or Alone())
+        self._server = WeightServer(endpoint, keys, self._history)
+        self.endpoint = self._publication.endpoint = self._server.endpoint
+        self._publication.sent = lambda: self._server.bytes_sent
+
+    def _history(self, part: int) -> History | None:
+        return self._publication.history if part == self._publication.part else None
+
+    def publish(self, version: int, snapshot: Snapshot) -> float:
+        """Publish the weights that `snapshot` returns as `version`. Returns the seconds for which the caller stood
+        still."""
+        return self._publication.publish(version, snapshot)
+
+    def wait(self) -> dict[str, Any]:
+        """Wait until the last version is announced; returns its manifest."""
+        self._publication.wait()
+        return self._publication.manifest
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the newest announced version. `publish/bytes` counts everything sent so far."""
+        sent = self._server.bytes_sent + self._publication.sent_by_others
+        return {"publish/bytes": sent, **self._publication.metrics}
+
+    def close(self) -> None:
+        self._server.close()

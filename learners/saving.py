@@ -1,7 +1,7 @@
 """What leaves the learner: published bits, model folders, and its part of a checkpoint. A part of `TorchLearner`.
 
-With several ranks each has a part of the weights: it publishes that, and has a file of its own in a checkpoint. Only
-for a model folder does rank 0 put them together.
+With several ranks each has a part of the weights: it publishes that part, and has its own file in a checkpoint. Only
+for a model folder does rank 0 put the parts together.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from areal_like.models import read_state, save_as_published
 from areal_like.weights.state import State, TensorSpec
 from learners.adapters import Adapters
+from learners.collectives import Ranks
 from learners.critic import Critic
 from learners.optim import MasterAdamW
-from learners.ranks import Ranks
 from learners.sharding import OwnPart, Whole
 
 
@@ -32,45 +32,45 @@ class Saving:
     _device: torch.device
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
-        """The published bits of the current weights, of this rank's part of them, in `into` or a fresh buffer that is
-        the caller's to keep; `done` as for `read_state`. All ranks have to call this at the same time."""
+        """The published bits of this rank's part of the current weights, in `into` or a new buffer that belongs to the
+        caller; `done` as for `read_state`. All ranks must call this at the same time."""
         state = into or State(self._specs, part=self.ranks.rank, parts=self.ranks.count)
         read_state(OwnPart(self._weights(), self._specs, self.ranks), state, done)
         return state
 
     def _weights(self) -> Mapping[str, Tensor]:
-        """What is published, before it is rounded: each rank has its shards."""
+        """What is published, before rounding; of several ranks each has its shards."""
         return self._adapters.merged() if self._adapters else dict(self.model.named_parameters())
 
     def gathered(self) -> tuple[State, dict[str, Tensor]]:
-        """The published bits of all ranks' parts, and adapters' own weights. Rank 0's to call, while others
-        `hand_over`."""
+        """The published bits of all ranks' parts, and the adapters' own weights. Rank 0 calls this while the others
+        call `hand_over`."""
         state = State(self._specs)
         read_state(Whole(self._weights()), state)
         return state, dict(Whole(self._adapters.trained())) if self._adapters else {}
 
     def hand_over(self) -> None:
-        """Another rank's part in rank 0's `gathered` or `save`."""
+        """What another rank does while rank 0 runs `gathered` or `save`."""
         for weights in (self._weights(), self._adapters.trained() if self._adapters else {}):
             for _ in Whole(weights).values():
                 pass
 
     def save(self, folder: str) -> None:
-        """Write the published weights as a Hugging Face model folder; adapters, if any, go to its folder `adapter`."""
+        """Write the published weights as a Hugging Face model folder, and adapters to its subfolder `adapter`."""
         state, adapters = self.gathered()
         save_as_published(self.model, state, folder)
         if self._adapters:
             self._adapters.save(f"{folder}/adapter", adapters)
 
     def save_state(self, folder: Path) -> None:
-        """Write what the next train step depends on besides its batch: master weights, optimizer state, critic."""
+        """Write what the next train step depends on, except its batch: master weights, optimizer state, critic."""
         state = self.optimizer.state_dict()
         if self._critic:
             state["critic"] = self._critic.state_dict()
         torch.save(state, folder / self._file)
 
     def load_state(self, folder: Path) -> None:
-        """Go on from what `save_state` wrote; the same next batch then gives the same bits."""
+        """Continue from what `save_state` wrote: the same next batch then gives the same bits."""
         state = torch.load(folder / self._file, weights_only=True, map_location=self._device)
         self.optimizer.load_state_dict(state)
         if self._critic:
@@ -78,5 +78,5 @@ class Saving:
 
     @property
     def _file(self) -> str:
-        """Of a checkpoint, where this rank's part is."""
+        """The file of this rank's part in a checkpoint."""
         return "learner.pt" if self.ranks.count == 1 else f"learner-{self.ranks.rank}-of-{self.ranks.count}.pt"

@@ -43,7 +43,7 @@ class Score:
 
 
 class ScoringLearner(TorchLearner):
-    """A TorchLearner that can score; it trains exactly as one."""
+    """A TorchLearner that can also score."""
 
     def score(self, batch: Batch, losses: Mapping[str, LossFunction]) -> dict[str, dict[str, Score]]:
         """Loss → bucket ("" for all, "/staleness_2", ...) → score. Weights, optimizer and metrics stay as they are."""
@@ -51,7 +51,7 @@ class ScoringLearner(TorchLearner):
         step.draw(self._seed)
         trained = np.flatnonzero(step.columns.lengths)
         for part, logprobs in self._logprobs(step, [trained], self.model):
-            step.start[part.trained] = logprobs
+            step.proximal[part.trained] = logprobs
         denominator = self.denominator(step.columns, trained)
         pulls = {name: self._pull(step, loss, denominator) for name, loss in losses.items()}
         staleness = step.staleness.cpu().numpy()
@@ -69,13 +69,13 @@ class ScoringLearner(TorchLearner):
 
     def _pull(self, step: Step, loss: LossFunction, denominator: float) -> Tensor:
         """dloss/dlogprob of every trained token: [N]."""
-        places = torch.arange(len(step.start), device=self.model.device)
+        places = torch.arange(len(step.proximal), device=self.model.device)
         plan = plan_of(loss)
         step.weights = None
         if plan:
-            whole = step.loss_batch(places, step.start, step.sample, with_proximal=False)
+            whole = step.loss_batch(places, step.proximal, step.sample, with_proximal=False)
             step.weights = plan.weigh(whole)[0]
-        current = step.start.clone().requires_grad_()
+        current = step.proximal.clone().requires_grad_()
         value, _ = loss(step.loss_batch(places, current, step.sample, needs_proximal(loss)), denominator)
         (pull,) = torch.autograd.grad(value, [current], allow_unused=True, materialize_grads=True)
         return pull

@@ -1,10 +1,9 @@
-"""What is done to a model's layers before it is trained: sharding over ranks (FSDP2), activation checkpointing and
-compiling.
+"""Prepares a model's layers for training: sharding over ranks (FSDP2), activation checkpointing, compiling.
 
 `fully_shard` (torch.distributed.fsdp; ZeRO stage 3, arXiv 1910.02054) gives each rank a part of every parameter, its
 gradient and its optimizer state, and gathers a layer's parameters when it computes. Gradients are SUMS over ranks: the
-loss is divided by the denominator of the whole minibatch. Every rank must go through the same number of forward and
-backward passes. Names, shapes and values of the parameters stay as they are. The learner drives this.
+loss is divided by the denominator of the whole minibatch. Every rank must make the same number of forward and backward
+passes. Names, shapes and values of the parameters do not change. The learner drives this.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from areal_like.weights.state import TensorSpec
+from learners.collectives import Ranks
 from learners.logprobs import use_logprob_head
-from learners.ranks import Ranks
 
 
 def layers_of(model: PreTrainedModel) -> list[nn.Module]:
@@ -32,7 +31,7 @@ def layers_of(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def recompute_activations(model: PreTrainedModel) -> None:
-    """Keep only the inputs of each layer for the backward pass, and compute the rest again there (arXiv 1604.06174)."""
+    """Keep only the inputs of each layer for the backward pass, and recompute the rest there (arXiv 1604.06174)."""
     for layer in layers_of(model):
         layer.forward = functools.partial(_recomputed, layer.forward)
 
@@ -44,7 +43,7 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def compile_layers(model: PreTrainedModel) -> None:
-    """torch.compile for each layer, for rows of any length."""
+    """Compile each layer with torch.compile, for rows of any length."""
     for layer in layers_of(model):
         layer.forward = torch.compile(layer.forward, dynamic=True)
 
@@ -52,8 +51,8 @@ def compile_layers(model: PreTrainedModel) -> None:
 def prepare(
     models: list[PreTrainedModel], ranks: Ranks, max_logits: int, compile: bool, checkpoint_activations: bool
 ) -> None:
-    """Logprobs in pieces, and all that was asked for, in the one order in which it fits together. A model that comes
-    twice is prepared once."""
+    """Apply the log probability head and everything the config asks for, in the one order that works. Calling it again
+    for the same model changes nothing."""
     for model in dict.fromkeys(models):
         use_logprob_head(model, max_logits)
         if compile:
@@ -64,7 +63,7 @@ def prepare(
 
 
 def shard(model: PreTrainedModel, ranks: Ranks) -> None:
-    """Each rank keeps its part of every parameter. Nothing with one rank."""
+    """Leave each rank its part of every parameter. Does nothing with one rank."""
     if ranks.count == 1:
         return
     mesh = init_device_mesh(model.device.type, (ranks.count,))
@@ -74,7 +73,7 @@ def shard(model: PreTrainedModel, ranks: Ranks) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+            module.set_force_sum_reduction_for_comms(True)  # gloo supports no other
 
 
 def own_part(tensor: Tensor) -> Tensor:
@@ -83,11 +82,11 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 class OwnPart(Mapping[str, Tensor]):
-    """Of each of a model's weights, by name, the elements that this rank publishes, flat: those of the words that
-    begin in its shard (`areal_like.weights.state`). With one rank the weights as they are.
+    """The elements of each weight that this rank publishes, by name and flat: those of the words that begin in its
+    shard (`areal_like.weights.state`). With one rank, the weights as they are.
 
-    A shard may end within a word, as those of vectors do. The few elements that the word lacks come from the ranks that
-    follow, so every rank has to make one of these at the same time.
+    A shard may end within a word. The ranks that follow send the few elements that the word lacks, so every rank must
+    create one of these at the same time.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], specs: Sequence[TensorSpec], ranks: Ranks):
@@ -98,7 +97,7 @@ class OwnPart(Mapping[str, Tensor]):
         if not edges:
             return
         values = torch.cat([self._known(*edge) for edge in edges])
-        ranks.add_up(values)  # as bits: each of them is known to one rank, and zero on all others
+        ranks.sum_tensor(values)  # as bits: one rank knows each of them, all others have zero
         stretches = values.split([end - first for *_, first, end in edges])
         for (spec, rank, *_), bits in zip(edges, stretches, strict=True):
             if rank == ranks.rank:
@@ -131,7 +130,7 @@ class OwnPart(Mapping[str, Tensor]):
 
 
 def _starts(spec: TensorSpec, parts: int) -> list[int]:
-    """The element with which each part of the published weights begins, and the end."""
+    """The first element of each part of the published weights, and the end."""
     return [min(spec.count, cut // spec.itemsize) for cut in spec.cuts(parts)]
 
 
@@ -143,10 +142,8 @@ def _edges(spec: TensorSpec, parts: int) -> list[tuple[int, int, int]]:
 
 
 class Whole(Mapping[str, Tensor]):
-    """A model's weights by name, gathered from all ranks one by one as they are looked up.
-
-    Every rank has to look them up in the same order. This is the one place where weights are put together, to be saved.
-    """
+    """A model's weights by name, gathered from all ranks one by one as they are looked up. Every rank must look them up
+    in the same order. Only saving needs whole weights."""
 
     def __init__(self, weights: Mapping[str, Tensor]):
         self._weights = weights

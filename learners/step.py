@@ -1,7 +1,7 @@
-"""One train step in progress: a batch on the device, what has been found out about its tokens, what is to be reported.
+"""One train step in progress: a batch on the device, what is known about its tokens, and what will be reported.
 
-The learner makes one per batch and fills it: reference and value of each token, advantages, logprobs at the start of
-the step, planned weights. It hands losses their `LossBatch` by places among the batch's trained tokens.
+The learner makes one per batch and fills it in: reference log probability and value of each token, advantages, proximal
+log probabilities, planned weights. It gives losses their `LossBatch` for any of the batch's trained tokens.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor
 
 from areal_like.sampling import stream_key, uniforms
 from areal_like.types import Batch
+from learners.collectives import Ranks
 from learners.diagnostics import Tally, drift
 from learners.losses.contract import LossBatch, log_ratio
 from learners.packing import Columns
-from learners.ranks import Ranks
 
 
 class Step:
     """A batch of n samples with N trained tokens, whole on every rank; `own` bool [N] are those of the samples
     that this rank computes.
 
-    `start` [N] is each trained token's logprob before the first update (NaN where nobody asked for it); `reference`
+    `proximal` [N] is each trained token's logprob before the first update (NaN where nobody asked for it); `reference`
     [N], `values` [N], `targets` [N] (of the values), `share` [N], `uniform` [N] and `weights` [N] are None where the
     step has no use for them. `losses` and `norms` have one entry per optimizer step. `denominator` is what sums are
     still to be divided by (0: nothing; see `learners.streaming`).
@@ -40,7 +40,7 @@ class Step:
         self.own = self.on_device(own[columns.sample])
         self.group = self.on_device(self.groups[columns.sample])
         self.share = self.on_device(share(columns))
-        self.start = torch.full_like(self.behaviour, torch.nan)
+        self.proximal = torch.full_like(self.behaviour, torch.nan)
         self.advantages = torch.zeros_like(self.behaviour)
         self.reference: Tensor | None = None
         self.values: Tensor | None = None
@@ -78,7 +78,7 @@ class Step:
         return LossBatch(
             current=current,
             behaviour=self.behaviour[places],
-            proximal=self.start[places] if with_proximal else None,
+            proximal=self.proximal[places] if with_proximal else None,
             advantages=self.advantages[places],
             mask=torch.ones_like(current, dtype=torch.bool),
             sequence=sequence,
@@ -94,12 +94,12 @@ class Step:
         self.tally.add(observed, self.staleness[places], self.advantages[places], prefix)
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
-        """Of all ranks: each hands in what it has observed."""
+        """Collect what all ranks have observed."""
         self.tally.merge(ranks)
         self.backward_tokens = sum(ranks.gathered(self.backward_tokens))
         self.computed_tokens = sum(ranks.gathered(self.computed_tokens))
-        known = ~self.start.isnan()
-        moved = log_ratio(self.start, self.behaviour, known)[known]
+        known = ~self.proximal.isnan()
+        moved = log_ratio(self.proximal, self.behaviour, known)[known]
         metrics = self.tally.metrics() | drift(moved.cpu().numpy(), self.staleness[known].cpu().numpy())
         metrics |= {f"grad_norm{suffix}": float(np.mean(norms)) for suffix, norms in self.bucket_norms.items()}
         metrics["loss"] = float(np.mean(self.losses)) if self.losses else 0.0

@@ -1,12 +1,12 @@
-"""Gradients that are taken group by group while a round still runs: what that asks for, as helpers of the learner.
+"""Gradients group by group while a round still runs: helpers of the learner.
 
-The stream trainer of RollPacker (arXiv 2509.21009): groups that are done are gone through forwards and backwards at
-once, under the weights of the round; nothing is applied. A loss is a sum over tokens, so the sums of all groups,
-divided at the end by the denominator of the whole batch, are the gradient of that batch. For this a step must be one
-pass over one minibatch, and nothing that a token's gradient depends on may be known only at the end of the batch.
+This is the stream trainer of RollPacker (arXiv 2509.21009): finished groups go through forward and backward passes at
+once, under the weights of the round; nothing is applied yet. A loss is a sum over tokens, so the sums of all groups,
+divided at the end by the denominator of the whole batch, are the gradient of that batch.
 
-Groups are taken in the order of the batch, always as many at a time, whether they came early or with the batch: so a
-batch that is trained again, after a crash or in a replay, gives the same bits.
+For this a step must be one pass over one minibatch, and no token's gradient may depend on something that is known only
+at the end of the batch. Groups are taken in the order of the batch, always the same number at a time, whether they came
+early or with the batch. So a batch that is trained again, after a crash or in a replay, gives the same bits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from learners.step import Step
 def check_stream(
     loss: LossFunction, advantage: Callable[..., Any], minibatches: int, epochs: int, by_staleness: bool, at_once: int
 ) -> None:
-    """Raise ValueError for what can't be taken group by group."""
+    """Raise ValueError if this loss or advantage cannot be computed group by group."""
     if minibatches > 1 or epochs > 1:
         raise ValueError("stream takes one step per batch: num_minibatches and num_minibatch_epochs must be 1")
     if plan_of(loss):
@@ -39,13 +39,13 @@ def check_stream(
 
 
 def is_start_of(taken: Sequence[Batch], batch: Batch) -> bool:
-    """Whether the batch begins with the groups of these parts, at the same version."""
+    """Does the batch begin with the groups of these parts, at the same version?"""
     groups = [(part.index, part.version, group.id) for part in taken for group in part.groups]
     return groups == [(batch.index, batch.version, group.id) for group in batch.groups[: len(groups)]]
 
 
 def joined(steps: Sequence[Step]) -> Step:
-    """What was found out group by group, as of one step: enough for its metrics. Uses the steps up."""
+    """Combine steps made group by group into one, enough for its metrics. Consumes the steps."""
     first, *others = steps
     for each in others:
         first.tally.join(each.tally)

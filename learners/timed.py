@@ -1,6 +1,6 @@
-"""A learner without a model: takes as long as told and publishes bytes that change. For system experiments.
+"""A learner without a model, for system experiments: it sleeps for a set time and publishes bytes that change.
 
-Real processes, real buffer, real sockets, simulated accelerator. No torch.
+Processes, buffer and sockets are real; the accelerator is simulated. No torch.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TimedLearner:
         self._state.buffer[: len(stamp)] = stamp
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
-        """A copy of the bytes, in `into` or a buffer that is the caller's to keep."""
+        """A copy of the bytes, in `into` or in a buffer that belongs to the caller."""
         state = into or State(self._state.specs)
         state.buffer[:] = self._state.buffer
         if done:

@@ -1,8 +1,7 @@
-"""A batch that can't be trained, through a fault of its data: it is set aside, and the run goes on with another.
+"""A batch that cannot be trained because of its data: the buffer sets it aside, and the run continues with another.
 
-A trainer says so by raising `Untrainable`, and is then as it was before the batch, without a gradient of it; so are all
-ranks of it. The loop in `learners.main` has the buffer set the batch aside (`buffer.set_aside`) and asks for others in
-its place. Without torch.
+A trainer that raises `Untrainable` is as it was before the batch, without any gradient of it; so are all its ranks. The
+loop in `learners.main` has the buffer set the batch aside (`buffer.set_aside`) and asks for another. No torch.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Any
 from areal_like.types import Batch
 
 DATA_FAULTS = (ArithmeticError, LookupError, RuntimeError, ValueError)
-"""What the data of a batch may make a train step raise; files, memory and programs that do not fit raise others."""
+"""Errors that a batch's data may cause in a train step; files, memory and programs cause others."""
 
 
 class Untrainable(RuntimeError):
-    """`moved`: the batch failed after an optimizer step of its own, so the weights are not those before it."""
+    """`moved`: the batch failed after one of its optimizer steps, so the weights have changed."""
 
     def __init__(self, text: str, moved: bool = False):
         super().__init__(text)
@@ -26,7 +25,7 @@ class Untrainable(RuntimeError):
 
 
 def unknown_tokens(batch: Batch, vocab_size: int) -> str:
-    """Which token of a batch the model does not know, in words; empty where it knows all."""
+    """Describes a token of the batch that the model does not know; empty if it knows all."""
     for group in batch.groups:
         for sample in group.samples:
             least, most = int(sample.tokens.min()), int(sample.tokens.max())
@@ -39,7 +38,7 @@ def unknown_tokens(batch: Batch, vocab_size: int) -> str:
 
 
 def is_of_the_data(error: BaseException) -> bool:
-    """Not so for what leaves a GPU unusable for this process: "CUDA error: device-side assert triggered" and such."""
+    """False for errors after which this process cannot use the GPU: "CUDA error: device-side assert triggered"."""
     return isinstance(error, DATA_FAULTS) and "CUDA error" not in str(error)
 
 
@@ -47,8 +46,8 @@ def is_of_the_data(error: BaseException) -> bool:
 def or_untrainable(
     batch: Batch, vocab_size: int, ranks: Any, forget: Callable[[], None], moved: Callable[[], bool]
 ) -> Iterator[None]:
-    """Raises Untrainable for a fault of the batch's data, on all `ranks` alike; `forget` lets go of what was begun, and
-    `moved` says whether the weights have. What shows on one rank in the middle of a step is raised as it is, since
+    """Turn a fault of the batch's data into Untrainable, on all `ranks` alike. `forget` discards what was begun;
+    `moved` says whether the weights have changed. An error on one rank in the middle of a step passes unchanged, since
     others may wait for that rank."""
     try:
         if fault := next(filter(None, ranks.gathered(unknown_tokens(batch, vocab_size))), ""):

@@ -1,7 +1,8 @@
-"""Attention over sequences of any lengths side by side by PyTorch's own kernel (flash attention), where it is there.
+"""Attention over sequences of any lengths side by side, by PyTorch's own kernel (flash attention) where available.
 
-It wants CUDA, half precision and heads of at most 256; all else is computed in blocks (`learners.attention`). The first
-call of a process is held against those: a kernel that computes anything else on this machine is not used again.
+The kernel needs CUDA, half precision and heads of at most 256; everything else is computed in blocks
+(`learners.attention`). A process compares its first call with those, and stops using a kernel that computes something
+else on this machine.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ except ImportError:  # an older torch
 
 log = logging.getLogger(__name__)
 NEEDED = {"scale", "window_size", "enable_gqa", "num_splits"}
-"""Keyword parameters that not all versions have."""
+"""Keyword parameters that some versions lack."""
 TOLERANCE = 2e-2
 """Half precision has three digits."""
 AMPERE = (8, 0)
-"""The oldest generation that the kernel is written for."""
+"""The oldest GPU generation that the kernel supports."""
 
 
 def _usable(kernel: Any) -> bool:
@@ -38,14 +39,14 @@ KERNEL: Callable[..., Any] | None = varlen_attn if _usable(varlen_attn) else Non
 
 
 class Trust:
-    """What the first call has shown, of plain sequences and of such that share prefixes; None: there has been none."""
+    """Result of the first call, for plain sequences and for shared prefixes; None before that call."""
 
     agrees: bool | None = None
     agrees_shared: bool | None = None
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Can the kernel do these?"""
+    """Can the kernel compute these?"""
     if KERNEL is None or Trust.agrees is False or not query.is_cuda:
         return False
     halves = all(x.dtype in (torch.bfloat16, torch.float16) for x in (query, key, value))
@@ -69,12 +70,12 @@ def attend(inputs: tuple[Tensor, Tensor, Tensor], layout: Layout, scaling: float
 
 
 def is_right(output: Tensor, truth: Callable[[], Tensor], *, shared: bool = False) -> bool:
-    """Does the kernel compute what it should on this machine? Asked for real at the first call of each kind only."""
+    """Does the kernel compute the right thing on this machine? Only the first call of each kind compares."""
     kind = "agrees_shared" if shared else "agrees"
     if getattr(Trust, kind) is None:
         with torch.no_grad():
             setattr(Trust, kind, torch.allclose(output, truth(), rtol=TOLERANCE, atol=TOLERANCE))
         if not getattr(Trust, kind):
-            log.warning("torch's varlen_attn does not agree with scaled_dot_product_attention here: it is not used")
+            log.warning("torch's varlen_attn disagrees with scaled_dot_product_attention here: falling back to blocks")
             Trust.agrees = False
     return getattr(Trust, kind)

@@ -27,9 +27,11 @@ def plan(config: Any) -> list[RoleSpec]:
     threads, count = config.actors.threads, 0 if config.replay else config.actors.count
     engine, learner = has_model("engine", config.engine), has_model("learner", config.learner)
     actors = [RoleSpec(f"actor-{i}", "actors.main", threads, False, engine) for i in range(count)]
-    # The other ranks come first, so that one that has died is seen before the learner that has lost it.
+    # The other ranks come first: a dead one is then seen before the learner that lost it.
     own = learner_threads(config)
-    ranks = [RoleSpec(f"learner-{rank}", "learners.rank", own, True, learner) for rank in range(1, ranks_of(config))]
+    ranks = [
+        RoleSpec(f"learner-{rank}", "learners.follower", own, True, learner) for rank in range(1, ranks_of(config))
+    ]
     core = [
         RoleSpec("buffer", "buffer.main", 1, True),
         *ranks,

@@ -1,20 +1,20 @@
-"""What every policy loss is given, returns and may ask for, and the helpers that losses share.
+"""The contract of a policy loss: what it gets, returns and may ask for, and the helpers that losses share.
 
 A loss has the form `(batch, denominator, *, knobs) -> (loss, observed)`. The loss is a SUM over the trained tokens of a
-micro-batch divided by the `denominator` passed in, so how a minibatch is cut into micro-batches cannot change its
-gradient. `observed` maps names to one number per token [N], without gradient; `learners.diagnostics` makes means,
-maxima and quantiles of them, overall and by staleness.
+micro-batch divided by the `denominator` passed in, so the cut of a minibatch into micro-batches cannot change its
+gradient. `observed` maps names to one number per token [N], without gradient; `learners.diagnostics` turns them into
+means, maxima and quantiles, overall and by staleness.
 
-Three policies, named the same everywhere: *behaviour* sampled the token, *proximal* is the learner's policy at the
+Three policies have the same names everywhere: *behaviour* sampled the token, *proximal* is the learner's policy at the
 start of the train step, *current* carries the gradient.
 
-What a loss needs beyond a micro-batch, it asks for with a mark: `wants_proximal`, `wants_uniform`, `single_pass`, and
+A loss asks with a mark for what it needs beyond a micro-batch: `wants_proximal`, `wants_uniform`, `single_pass`, and
 `planned` for losses that must see a whole minibatch (a rank among its tokens, a softmax over a group) before the first
 gradient is taken. The learner reads the marks; losses know nothing of models, batches on the wire or devices.
 
 Masked tokens may hold any value, NaN included: they change neither the loss nor its gradient. Log ratios are clamped to
-±`LOG_RATIO_LIMIT` and logprobs to `LOGPROB_FLOOR`, so a token that one of the policies, or each, finds impossible stays
-finite (and has no gradient).
+±`LOG_RATIO_LIMIT` and logprobs to `LOGPROB_FLOOR`, so tokens that a policy finds impossible stay finite, and have no
+gradient.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One call of a loss on two tokens, before a run begins: what does not fit would show late, or never.
+"""Call a loss once on two tokens before a run begins: some mistakes would show late, or never.
 
-An entropy bonus or a KL term moves the weights also where the policy loss gives no gradient; such a run looks alive and
-learns nothing of its rewards.
+An entropy bonus or a KL term moves the weights even if the policy loss gives no gradient; such a run looks alive but
+learns nothing from its rewards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TOKENS = 2
 
 
 class BadLoss(UserError):
-    """A loss that nobody could train with."""
+    """A loss that cannot train anything."""
 
 
 def try_loss(loss: LossFunction, name: str) -> None:

@@ -49,12 +49,11 @@ from areal_like.types import Batch, Group, Sample
 from areal_like.weights.state import State
 from buffer.shares import split
 from learners.advantages import group
+from learners.collectives import join
+from learners.follower import OtherRanks
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
-from learners.publication import Alone, Coding
-from learners.publisher import Publisher
-from learners.rank import OtherRanks
-from learners.ranks import join
+from learners.publication import Alone, Coding, Publisher
 from learners.sharding import Whole, own_part
 from scripts.bench.trajectory import KNOBS, VOCAB
 from scripts.bench.transfers import ANY_PORT, SECONDS, actor

@@ -33,8 +33,8 @@ from areal_like.weights.entropy import bound_bytes
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack
 from areal_like.weights.state import State
+from learners.collectives import Ranks
 from learners.optim import MasterAdamW
-from learners.ranks import Ranks
 from learners.schedules import Schedule
 from scripts.bench.figures import tell
 

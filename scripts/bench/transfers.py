@@ -50,8 +50,7 @@ from areal_like.weights.server import WeightServer
 from areal_like.weights.state import State
 from areal_like.weights.update import Update
 from buffer.relays import Relays
-from learners.publication import Coding
-from learners.publisher import Publisher
+from learners.publication import Coding, Publisher
 from scripts.bench.delta import changed, weights
 from scripts.bench.figures import tell
 

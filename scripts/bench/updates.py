@@ -38,8 +38,7 @@ from areal_like.models import publishable, qwen2, write_state
 from areal_like.types import Limits
 from areal_like.weights.changes import Changes
 from areal_like.weights.state import State
-from learners.publication import Coding
-from learners.publisher import Publisher
+from learners.publication import Coding, Publisher
 from scripts.bench.delta import changed, weights
 from scripts.bench.figures import tell
 

@@ -95,7 +95,7 @@ def test_other_ranks_of_the_learner_are_processes_before_it_which_may_not_die() 
     roles = plan(configs.load(["configs/quickstart.yaml", "actors.count=1", "learner.ranks=3"]))
     assert [role.name for role in roles] == ["buffer", "learner-1", "learner-2", "learner", "actor-0"]
     assert [role.name for role in roles if not role.essential] == ["actor-0"]
-    assert describe(roles).count("learners.rank") == 2
+    assert describe(roles).count("learners.follower") == 2
     part = SlurmLauncher(Path("run"), Limits(0), learner_part={"gpus-per-task": 1}, actors_part={}).parts(roles)[0]
     assert (part.tasks, part.cpus, part.options) == (1, 4, {"gpus-per-task": 3}), "all ranks on one node"
 

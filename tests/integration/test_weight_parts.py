@@ -13,8 +13,7 @@ import pytest
 from actors.subscriber import Subscriber
 from areal_like.weights.layout import Layout
 from areal_like.weights.state import State, TensorSpec
-from learners.publication import Coding
-from learners.publisher import Publisher
+from learners.publication import Coding, Publisher
 from tests.integration.test_weights import RecordingEngine, moved, subscriber_of
 
 SECONDS = 60.0

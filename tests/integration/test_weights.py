@@ -18,8 +18,7 @@ from areal_like.weights.server import WeightServer
 from areal_like.weights.state import State, TensorSpec
 from areal_like.weights.update import Update
 from learners import publisher as publishers
-from learners.publication import Coding
-from learners.publisher import Publisher
+from learners.publication import Coding, Publisher
 
 
 class RecordingEngine:

@@ -28,12 +28,11 @@ from areal_like.weights.state import State
 from areal_like.weights.update import Update
 from learners import publication
 from learners.advantages import group
+from learners.collectives import join
+from learners.follower import LeadingTrainer, OtherRanks, follow
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
-from learners.publication import Coding
-from learners.publisher import Publisher
-from learners.rank import Lead, OtherRanks, follow
-from learners.ranks import join
+from learners.publication import Coding, Publisher
 from learners.sharding import _edges
 from tests.forked import forked, said
 from tests.learners.batches import make_batch
@@ -122,7 +121,7 @@ def lead(trainer: TorchLearner, folder: Path) -> dict[str, Any]:
     actors = {name: actor(name, folder) for name in ("follows", "behind a relay", "sleeps", "late")}
     relay = actors["follows"].relay.offer  # type: ignore[union-attr]
     found: dict[str, Any] = {"versions": [], "parts": 0}
-    own = Lead(trainer)
+    own = LeadingTrainer(trainer)
 
     def whole() -> State:
         with own._all("hand_over"):

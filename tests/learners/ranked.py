@@ -19,11 +19,11 @@ import torch
 from areal_like.types import Batch
 from buffer.shares import split
 from learners.advantages import gae, group
+from learners.collectives import join
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, ppo
 from learners.losses.delightful import dg_kondo
 from learners.losses.targets import tpo
-from learners.ranks import join
 from tests.forked import forked, said
 from tests.learners.batches import make_batch, tiny_model
 from tests.learners.exact import ADAMW_EPS, exact

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from learners.collectives import Ranks
 from learners.optim import MasterAdamW
-from learners.ranks import Ranks
 from learners.schedules import Schedule
 from tests.seeds import shifted, torch_seeded
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from areal_like.models import state_of
-from learners.ranks import Ranks
+from learners.collectives import Ranks
 from tests.learners.batches import assert_metrics_close, tiny_model
 from tests.learners.exact import STEPPED, SUMMED
 from tests.learners.ranked import CASES, train, train_on

@@ -11,7 +11,7 @@ from areal_like.weights.digest import lanes_of
 
 def test_small_weights_and_the_buffer_do_without_numba() -> None:
     code = (
-        "import sys, numpy as np, buffer.main, learners.publisher, actors.subscriber\n"
+        "import sys, numpy as np, buffer.main, learners.publication, actors.subscriber\n"
         "from areal_like.weights.state import State, TensorSpec\n"
         "State([TensorSpec('w', 'bfloat16', (100, 100))]).digest()\n"
         "sys.exit('numba' in sys.modules)"

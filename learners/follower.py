@@ -1,14 +1,16 @@
-"""A learner of several ranks: rank 0 is the learner's process, and each other rank one that does as it says.
+"""A learner of several ranks: rank 0 commands, the other ranks execute.
 
-    rank 0: train k             → all: their share of batch k from the buffer, the same train step together
+    rank 0: train k             → all: fetch their share of batch k from the buffer, make the same train step together
     rank 0: publish version v   → all: each encodes and serves its own part of the weights, beside the next train step
     rank 0: save_state or load  → all: each its own part
     rank 0: save                → all: hand over their parts of the weights, tensor by tensor
 
-Rank 0 says a word (`Ranks.told`) before each of them, so that all go through the same collectives in the same order.
-`Lead` does so in place of a trainer, and `OtherRanks` for a publisher: the loop in `learners.main` does not know of
-ranks. A rank that has lost another one ends with
-an error, a little later than that one, so that a launcher sees first who has died; nobody goes on without a rank.
+Rank 0 broadcasts each command first (`Ranks.broadcast`), so all ranks enter the same collectives in the same order.
+`LeadingTrainer` does so in place of a trainer, `OtherRanks` for a publisher: the loop in `learners.main` knows nothing
+of ranks.
+
+A rank that loses another one ends with an error, a little later than the lost one, so that the launcher sees the cause
+first. No rank continues alone.
 """
 
 from __future__ import annotations
@@ -28,24 +30,23 @@ from areal_like.run_folder import RENDEZVOUS
 from areal_like.types import Batch
 from areal_like.weights.state import State
 from learners.build import build_trainer
+from learners.collectives import Ranks, is_lost_rank, join
 from learners.learner import TorchLearner
-from learners.publication import Coding, Report
-from learners.publisher import Publisher
-from learners.ranks import Ranks, is_loss_of_a_rank, join
+from learners.publication import Coding, Publisher, Report
 from learners.untrainable import Untrainable
 
-LOSS_SECONDS = 2.0
-"""How much later than a rank that has died others end."""
+LOST_RANK_GRACE_SECONDS = 2.0
+"""Seconds that a rank waits before it ends, once another one is lost: the launcher sees that one first."""
 
 
 class LostRankError(RuntimeError):
-    """Another rank is gone, or can't be reached any more."""
+    """Another rank has died, or is unreachable."""
 
 
-def meet(role: Role, rank: int) -> TorchLearner:
-    """Wait until all ranks are there, and make the trainer of `rank` of them."""
+def build_rank(role: Role, rank: int) -> TorchLearner:
+    """Wait for all ranks, then build the trainer of `rank`."""
     across = resolve("launcher", role.config.launcher["name"]).ACROSS_HOSTS
-    with naming_losses():
+    with naming_lost_ranks():
         join(rank, ranks_of(role.config), role.run / RENDEZVOUS / "ranks", local=not across)
     trainer = build_trainer(role.config)
     if not isinstance(trainer, TorchLearner):
@@ -54,19 +55,19 @@ def meet(role: Role, rank: int) -> TorchLearner:
 
 
 @contextlib.contextmanager
-def naming_losses() -> Iterator[None]:
-    """Turns what a collective says of a rank that is gone into LostRankError."""
+def naming_lost_ranks() -> Iterator[None]:
+    """Turn a collective's error about a lost rank into LostRankError."""
     try:
         yield
     except Exception as error:
-        if not is_loss_of_a_rank(error):
+        if not is_lost_rank(error):
             raise
-        time.sleep(LOSS_SECONDS)
-        raise LostRankError("another rank of the learner is gone, or out of reach: see logs/learner*.log") from error
+        time.sleep(LOST_RANK_GRACE_SECONDS)
+        raise LostRankError("another rank of the learner died or is unreachable: see logs/learner*.log") from error
 
 
-class Lead:
-    """Rank 0's trainer: what it is asked to do, all ranks do."""
+class LeadingTrainer:
+    """Rank 0's trainer: all ranks do what it is asked to do."""
 
     def __init__(self, trainer: TorchLearner):
         self._trainer, self.vocab_size = trainer, trainer.vocab_size
@@ -76,8 +77,8 @@ class Lead:
             return self._trainer.train(batch)
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
-        """Of this rank's part: `OtherRanks.begin` has said the word."""
-        with naming_losses():
+        """The state of this rank's part. `OtherRanks.begin` has sent the command."""
+        with naming_lost_ranks():
             return self._trainer.snapshot(into, done)
 
     def save(self, folder: str) -> None:
@@ -95,39 +96,40 @@ class Lead:
 
     @contextlib.contextmanager
     def _all(self, what: str, about: Any = None) -> Iterator[None]:
-        with naming_losses():
-            self._trainer.ranks.told((what, str(about) if isinstance(about, Path) else about))
+        with naming_lost_ranks():
+            self._trainer.ranks.broadcast((what, str(about) if isinstance(about, Path) else about))
             try:
                 yield
-            except Untrainable:  # so say all
+            except Untrainable:  # all ranks raise it
                 self._trainer.ranks.barrier()
                 raise
             self._trainer.ranks.barrier()
 
 
 class OtherRanks:
-    """`learners.publication.Others`: each rank publishes its part when rank 0 does. All ranks have to make one of these
-    at the same time."""
+    """`learners.publication.Others`: each rank publishes its part when rank 0 does. All ranks must create theirs at the
+    same time."""
 
     def __init__(self, ranks: Ranks):
-        self._ranks, self._beside = ranks, ranks.beside()
+        self._ranks, self._side_channel = ranks, ranks.side_channel()
 
     def begin(self, version: int) -> None:
         if self._ranks.rank == 0:
-            with naming_losses():
-                self._ranks.told(("publish", version))
+            with naming_lost_ranks():
+                self._ranks.broadcast(("publish", version))
 
     def gathered(self, report: Report) -> list[Report]:
-        with naming_losses():
-            return [Report.of(each) for each in self._beside.gathered(report.plain())]
+        with naming_lost_ranks():
+            return [Report.of(each) for each in self._side_channel.gathered(report.plain())]
 
 
 def follow(trainer: TorchLearner, client: LearnerClient, publisher: Publisher) -> None:
-    """Do what rank 0 says, for ever. The share of the next batch is asked for before this one is trained."""
+    """Execute rank 0's commands until this process ends. It asks for its share of the next batch before it trains this
+    one."""
     asked, rank = [-1, 0], trainer.ranks.rank
     while True:
-        what, about = trainer.ranks.told(None)
-        if what == "publish":  # rank 0 goes on as soon as its own part is cast
+        what, about = trainer.ranks.broadcast(None)
+        if what == "publish":  # rank 0 continues as soon as its own part is cast
             publisher.publish(about, trainer.snapshot)
             continue
         if what == "train":
@@ -137,7 +139,7 @@ def follow(trainer: TorchLearner, client: LearnerClient, publisher: Publisher) -
             batch, _ = client.batch()
             client.want_share(index + 1, rank)
             asked = [index + 1, client.redo]
-            with contextlib.suppress(Untrainable):  # as on all ranks; rank 0 asks for another batch
+            with contextlib.suppress(Untrainable):  # all ranks raise it; rank 0 asks for another batch
                 trainer.train(batch)
         elif what == "hand_over":
             trainer.hand_over()
@@ -152,14 +154,14 @@ def main(role: Role) -> None:
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN if role.grace else signal.SIG_DFL)
     rank = int(role.name.removeprefix("learner-"))
-    trainer = meet(role, rank)
+    trainer = build_rank(role, rank)
     coding, endpoint = Coding.of(role.config.weights), role.endpoint(f"weights-{rank}")
     publisher = Publisher(endpoint, coding, lambda _: None, role.keys, OtherRanks(trainer.ranks))
     client = LearnerClient(
         role.find("buffer"), role.name, link_timeout=role.config.buffer.heartbeat_timeout, keys=role.keys
     )
     try:
-        with naming_losses():
+        with naming_lost_ranks():
             follow(trainer, client, publisher)
     finally:
         publisher.close()

@@ -1,9 +1,9 @@
 """The ranks of a learner: processes that each hold a share of every batch, and of the model (`learners.sharding`).
 
-Numbers per token or sample are small beside the model's work, so every rank holds those of the whole batch: what must
-see all of it (advantages, plans of losses, denominators) is computed on each rank from the same numbers, as one rank
-would compute it. Only forward and backward passes are shared out. Each number is made by the one rank whose sample it
-is of, so putting them together rounds nothing. With one rank nothing here communicates.
+Numbers per token or sample are small beside the model's work, so every rank holds those of the whole batch. What must
+see the whole batch (advantages, plans of losses, denominators) is computed on each rank from the same numbers, as a
+single rank would compute it. Only forward and backward passes are divided. Each number comes from the one rank that
+computes its sample, so combining them rounds nothing. With one rank nothing here communicates.
 
 All ranks must call these methods in the same order. The learner drives this.
 """
@@ -28,14 +28,14 @@ from areal_like.types import Batch, Group
 _ARRAY = 1
 """msgpack's extension type of an array."""
 PATIENCE = timedelta(days=30)
-"""A rank waits for others as long as they live: rank 0 may wait long for its batch. Death breaks the connection."""
+"""A rank waits as long as the others live: rank 0 may wait long for its batch. A death breaks the connection."""
 
 
 def join(rank: int, ranks: int, store: Path, *, local: bool) -> None:
-    """Meet the other ranks by way of the file `store`, which all can reach; returns when all are there.
+    """Connect to the other ranks through the file `store`, which all can reach. Returns when all are connected.
 
-    Tensors on the CPU and plain data go by gloo, those on a GPU by NCCL. `local`: all ranks are on this host, and need
-    not listen to any other.
+    Tensors on the CPU and plain data use gloo, tensors on a GPU use NCCL. `local`: all ranks are on this host, and need
+    not listen to other hosts.
     """
     if local and os.path.exists("/sys/class/net/lo"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -50,7 +50,7 @@ def join(rank: int, ranks: int, store: Path, *, local: bool) -> None:
 
 
 class Ranks:
-    """`count` ranks, of which this process is `rank`. Raises ValueError unless `join` was called for so many."""
+    """`count` ranks; this process is `rank`. Raises ValueError unless `join` has connected so many."""
 
     def __init__(self, count: int):
         joined = dist.get_world_size() if dist.is_initialized() else 1
@@ -59,17 +59,16 @@ class Ranks:
         self.count, self.rank = count, dist.get_rank() if count > 1 else 0
         self._group: dist.ProcessGroup | None = None
 
-    def beside(self) -> Ranks:
-        """The same ranks by connections of their own: for one other thread, which then need not know what this one
-        does meanwhile. Only plain data go that way."""
+    def side_channel(self) -> Ranks:
+        """The same ranks over connections of their own, for use by one other thread. Plain data only."""
         ranks = Ranks(self.count)
         ranks._group = dist.new_group(backend="gloo", timeout=PATIENCE) if self.count > 1 else None
         return ranks
 
-    def whole(self, batch: Batch) -> tuple[Batch, np.ndarray]:
-        """The whole batch, from this rank's share of it; and bool [n], its own samples.
+    def gather_batch(self, batch: Batch) -> tuple[Batch, np.ndarray]:
+        """The whole batch, from this rank's share of it; and bool [n], the samples of this rank.
 
-        Samples of others have no token ids (zeros in their place); all else is there.
+        Samples of other ranks have zeros in place of token ids, and are complete otherwise.
         """
         if self.count == 1:
             return batch, np.ones(len(batch.samples), bool)
@@ -80,13 +79,13 @@ class Ranks:
             for place, table, payload in groups:
                 placed[place] = rank, mine.get(place) or decode_group(unpack_heads(table)[0], payload)
         if sorted(placed) != list(range(len(placed))):
-            raise RuntimeError(f"the ranks' shares of batch {batch.index} do not make a whole")
+            raise RuntimeError(f"the ranks' shares of batch {batch.index} do not add up to the whole batch")
         ordered = [placed[place] for place in range(len(placed))]
         own = np.repeat([rank == self.rank for rank, _ in ordered], [len(group.samples) for _, group in ordered])
         return Batch(batch.index, batch.version, [group for _, group in ordered], batch.oldest_allowed), own
 
-    def merged(self, values: Tensor, own: Tensor) -> Tensor:
-        """Numbers [N] of which each rank knows those where its own `own` bool [N] is True. Exact, NaN included."""
+    def sum_disjoint(self, values: Tensor, own: Tensor) -> Tensor:
+        """Combine numbers [N] of which each rank knows those where its bool `own` [N] is True. Exact, NaN included."""
         if self.count == 1:
             return values
         merged = torch.where(own, values, 0.0)
@@ -97,7 +96,7 @@ class Ranks:
         """The sum over ranks, in float64."""
         return float(self._reduced(value, torch.float64, dist.ReduceOp.SUM)) if self.count > 1 else value
 
-    def most(self, value: int) -> int:
+    def max(self, value: int) -> int:
         return int(self._reduced(value, torch.int64, dist.ReduceOp.MAX)) if self.count > 1 else value
 
     def _reduced(self, value: float, dtype: torch.dtype, op: Any) -> float:
@@ -105,18 +104,18 @@ class Ranks:
         dist.all_reduce(reduced, op)
         return reduced.item()
 
-    def add_up(self, tensor: Tensor) -> None:
-        """Put the sum over ranks in the tensor's place."""
+    def sum_tensor(self, tensor: Tensor) -> None:
+        """Replace the tensor by its sum over ranks."""
         if self.count > 1:
             dist.all_reduce(tensor)
 
     def norm(self, shard: Tensor) -> float:
-        """L2 norm of a vector of which each rank holds a part."""
+        """L2 norm of a vector that is divided over the ranks."""
         norm = torch.linalg.vector_norm(shard)
         return norm.item() if self.count == 1 else self.sum(norm.double().item() ** 2) ** 0.5
 
     def gathered(self, thing: Any) -> list[Any]:
-        """Each rank's thing, by rank: plain data and NumPy arrays, as msgpack has them (tuples come as lists)."""
+        """Plain data and NumPy arrays of all ranks, by rank. As msgpack encodes them: tuples become lists."""
         if self.count == 1:
             return [thing]
         own = _packed(thing)
@@ -128,12 +127,12 @@ class Ranks:
         return [_unpacked(each[: int(size)]) for each, size in zip(everybody, sizes, strict=True)]
 
     def barrier(self) -> None:
-        """Returns when all ranks are here."""
+        """Wait until all ranks have called this."""
         if self.count > 1:
             dist.barrier()
 
-    def told(self, thing: Any) -> Any:
-        """What rank 0 has handed in, as `gathered` has it; others hand in anything."""
+    def broadcast(self, thing: Any) -> Any:
+        """Rank 0's argument, encoded as in `gathered`; what others pass is ignored."""
         if self.count == 1:
             return thing
         packed = _packed(thing if self.rank == 0 else None)
@@ -144,16 +143,16 @@ class Ranks:
         return _unpacked(box)
 
 
-def is_loss_of_a_rank(error: BaseException) -> bool:
-    """Whether an error of a collective means that another process has gone, not that this one did something wrong."""
+def is_lost_rank(error: BaseException) -> bool:
+    """Does this error of a collective mean that another process is gone, rather than a fault of this one?"""
     words = ("closed by peer", "reset by peer", "broken pipe", "connection refused")
     known = isinstance(error, dist.DistNetworkError | dist.DistBackendError)
     return known or (isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words))
 
 
 def _encoded(group: Group) -> tuple[dict[str, Any], Any]:
-    """A group's table and payload, as it comes from the buffer, with zeros in the place of token ids: only who computes
-    on it needs them."""
+    """A group's table and payload as they come from the buffer, with zeros in place of token ids: only the rank that
+    computes on them needs those."""
     samples = [replace(s, tokens=np.zeros(len(s.tokens), np.int32)) for s in group.samples]
     head, payload = encode_group(replace(group, samples=samples))
     return pack_heads([head]), payload
@@ -166,7 +165,7 @@ def _packed(thing: Any) -> Tensor:
 
 def _array(thing: Any) -> msgpack.ExtType:
     if not isinstance(thing, np.ndarray):
-        raise TypeError(f"ranks tell one another plain data and arrays, not {type(thing).__name__}")
+        raise TypeError(f"ranks exchange plain data and arrays, not {type(thing).__name__}")
     return msgpack.ExtType(_ARRAY, msgpack.packb([thing.dtype.str, thing.shape, thing.tobytes()]))
 
 
