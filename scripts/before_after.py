@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,8 @@ from typing import Any
 
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
-from scripts.arguments import new_file, refuse
+from scripts.arguments import command, new_file, refuse
+from scripts.output import write_json
 
 WIDEST = 60
 """Characters of a prompt or an answer that are shown."""
@@ -41,7 +41,7 @@ class Pair:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m scripts.before_after", description=__doc__.splitlines()[0])
+    parser = command("before_after", __doc__)
     parser.add_argument("run", type=Path, help="the folder of a finished run")
     parser.add_argument("--before", type=Path, help="a model's folder (default: the model that the run began with)")
     parser.add_argument("--after", type=Path, help="a model's folder (default: RUN/checkpoints/final)")
@@ -143,8 +143,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         refuse(error)
     show(pairs, args.show)
-    if args.json:
-        args.json.write_text(json.dumps({**means(pairs), "answers": [asdict(pair) for pair in pairs]}, indent=1) + "\n")
+    write_json(args.json, {**means(pairs), "answers": [asdict(pair) for pair in pairs]})
     return 0
 
 

@@ -13,12 +13,13 @@ files are the same each time; those that are there already are written again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+from scripts.arguments import command
 
 FOLDER = "data/sums"
 WORDINGS = (
@@ -86,7 +87,7 @@ def write(folder: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.sums", description=__doc__.splitlines()[0])
+    parser = command("sums", __doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path(FOLDER), help=f"where to (default: {FOLDER})")
     args = parser.parse_args(argv)
     try:

@@ -17,6 +17,10 @@ The first steps (warm-up, a pipeline that fills) are left out. Metrics: `async_o
 over ours), `*_seconds`, `*_peak_bytes` (all processes, shared memory counted once), and `computed_over_unique`: tokens
 that all of the learner's forward passes computed for the last batch of "async", over its unique tokens (equal
 tokens in equal contexts count once).
+
+`--learn SECONDS --keep FOLDER` trains the recipe's model by TRL, with its own end token and the recipe's schedule, for
+so many seconds behind the first batch: `curve`, pairs of seconds and mean reward of a batch, goes to `--json`, and the
+model to FOLDER/trl-final, for `python -m scripts.before_after RUN --after FOLDER/trl-final`.
 """
 
 from __future__ import annotations
@@ -35,10 +39,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from scripts.bench.figures import bench_parser, tell
+from scripts.output import write_json
+
 GROUPS, SIZE, ANSWER, LR = 8, 8, 16, 2e-5
 SILENT = "<jupyter_start>"
 """A token of SmolLM2's tokenizer that it never says."""
 WARMUP = {"async": 3, "sync": 1, "trl": 1}
+RECIPE_STEPS = 60
+"""Of configs/smollm2/one-digit.yaml."""
 TRL_VARIANTS = ("bf16-64", "bf16-16", "fp32-16")
 MEMORY_SECONDS = 0.5
 LONGEST = 1200.0
@@ -46,15 +55,15 @@ LONGEST = 1200.0
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench.pretrained", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the metrics to this file")
+    parser = bench_parser("pretrained", __doc__)
     parser.add_argument("--model", type=Path, help="folder made by scripts.pretrained (default: made where it belongs)")
     parser.add_argument("--cores", type=int, default=2, help="processor cores for each contender")
     parser.add_argument("--steps", type=int, default=5, help="steps per round that count")
     parser.add_argument("--rounds", type=int, default=1, help="rounds per contender, in turns")
     parser.add_argument("--trl", default=sys.executable, metavar="PYTHON", help="an interpreter that has TRL")
     parser.add_argument("--only", action="append", metavar="NAME", help="async, sync, trl, or e.g. trl-bf16-64")
-    parser.add_argument("--keep", type=Path, help="keep models, prompts and runs in this new folder")
+    parser.add_argument("--keep", type=Path, help="keep models, prompts and runs in this folder")
+    parser.add_argument("--learn", type=float, metavar="SECONDS", help="train by TRL alone, for so long; see above")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -83,7 +92,9 @@ def prepare(args: argparse.Namespace, place: Path) -> None:
 
     model = args.model or Path(pretrained.FOLDER)
     pretrained.make(model)
-    silent_folder(model, place / "model")
+    if not (place / "model").exists():
+        silent_folder(model, place / "model")
+        (place / "plain").symlink_to(model.resolve())
     with contextlib.redirect_stdout(None):
         sums.write(place / "sums")
 
@@ -139,16 +150,17 @@ def computed_over_unique(learner: Any, batch: Any) -> float:
 # TRL
 
 
-def run_trl(variant: str, args: argparse.Namespace, place: Path, name: str) -> dict[str, float]:
+def run_trl(variant: str, args: argparse.Namespace, place: Path, name: str) -> dict[str, Any]:
     command = [args.trl, "-m", "scripts.bench.pretrained", "--contender", variant, "--keep", str(place)]
     command += ["--steps", str(args.steps), "--cores", str(args.cores)]
+    command += ["--learn", str(args.learn)] if args.learn else []
     peak = started(command, args.cores, place / f"{name}.log")
     found = json.loads((place / f"{name}.log").read_text().splitlines()[-1])
     return found | {"peak_bytes": peak}
 
 
-def contend(variant: str, args: argparse.Namespace) -> dict[str, float]:
-    """TRL's trainer in this process: mean seconds per optimizer step."""
+def contend(variant: str, args: argparse.Namespace) -> dict[str, Any]:
+    """TRL's trainer in this process: mean seconds per optimizer step; with `--learn` how the reward goes."""
     import torch
     from datasets import load_dataset
     from transformers import AutoTokenizer
@@ -158,32 +170,39 @@ def contend(variant: str, args: argparse.Namespace) -> dict[str, float]:
 
     torch.set_num_threads(args.cores)
     precision, size = variant.split("-")
-    tokenizer = AutoTokenizer.from_pretrained(args.keep / "model")
+    folder = str(args.keep / ("plain" if args.learn else "model"))
     rows = load_dataset("json", data_files=str(args.keep / "sums" / "one-digit-train.jsonl"), split="train")
-    rows = rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
-    lengths: list[int] = []
+    lengths, rewards, ends = list[int](), list[float](), list[float]()
 
     def reward(completions: list[Any], answer: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         lengths.extend(map(len, completion_ids))
-        return [last_number(a, c[0]["content"]) for a, c in zip(answer, completions, strict=True)]
+        found = [last_number(a, c[0]["content"]) for a, c in zip(answer, completions, strict=True)]
+        rewards.append(sum(found) / len(found))
+        return found
 
-    ends: list[float] = []
+    length = {"max_steps": args.steps + WARMUP["trl"], "lr_scheduler_type": "constant"}
+    if args.learn:
+        length = {"max_steps": RECIPE_STEPS, "lr_scheduler_type": "linear"}
     trainer = GRPOTrainer(
-        model=str(args.keep / "model"),
+        model=folder,
         reward_funcs=reward,
-        args=trl_config(args.keep / f"trl-{variant}", precision == "bf16", int(size), args.steps + WARMUP["trl"]),
-        train_dataset=rows,
-        processing_class=tokenizer,
-        callbacks=[stopwatch(ends)],
+        args=trl_config(args.keep / f"trl-{variant}", precision == "bf16", int(size), **length),
+        train_dataset=rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]}),
+        processing_class=AutoTokenizer.from_pretrained(folder),
+        callbacks=[stopwatch(ends, args.learn)],
     )
+    begin = time.monotonic()
     trainer.train()
+    if args.learn:
+        trainer.save_model(str(args.keep / "trl-final"))
+        return {"curve": [[end - begin, found] for end, found in zip(ends, rewards, strict=False)]}
     if set(lengths) != {ANSWER}:
         raise RuntimeError(f"TRL's answers are not all {ANSWER} tokens long: {sorted(set(lengths))}")
     counted = ends[WARMUP["trl"] - 1 :]
     return {"seconds": (counted[-1] - counted[0]) / (len(counted) - 1)}
 
 
-def trl_config(folder: Path, bf16: bool, size: int, steps: int) -> Any:
+def trl_config(folder: Path, bf16: bool, size: int, **length: Any) -> Any:
     from trl import GRPOConfig
 
     return GRPOConfig(
@@ -196,9 +215,7 @@ def trl_config(folder: Path, bf16: bool, size: int, steps: int) -> Any:
         gradient_accumulation_steps=GROUPS * SIZE // size,
         num_generations=SIZE,
         max_completion_length=ANSWER,
-        max_steps=steps,
         learning_rate=LR,
-        lr_scheduler_type="constant",
         max_grad_norm=1.0,
         beta=0.0,
         loss_type="dapo",
@@ -209,16 +226,21 @@ def trl_config(folder: Path, bf16: bool, size: int, steps: int) -> Any:
         logging_strategy="no",
         disable_tqdm=True,
         seed=0,
+        **length,
     )
 
 
-def stopwatch(ends: list[float]) -> Any:
-    """A callback that appends the time of the end of each step."""
+def stopwatch(ends: list[float], limit: float | None) -> Any:
+    """A callback that appends the time of the end of each step, and stops after `limit` seconds."""
     from transformers import TrainerCallback
 
     class Stopwatch(TrainerCallback):
-        def on_step_end(self, *args: Any, **more: Any) -> None:
+        def on_train_begin(self, *args: Any, **more: Any) -> None:
+            self.begin = time.monotonic()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             ends.append(time.monotonic())
+            control.should_training_stop = limit is not None and ends[-1] - self.begin >= limit
 
     return Stopwatch()
 
@@ -307,12 +329,16 @@ def main(argv: list[str] | None = None) -> None:
     if args.contender:
         print(json.dumps(contend(args.contender, args)))
         return
-    from scripts.bench.figures import tell
-
     with contextlib.ExitStack() as stack:
         place = args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="areal-like-bench-")))
         place.mkdir(parents=True, exist_ok=True)
         prepare(args, place)
+        if args.learn:
+            variant = TRL_VARIANTS[0]
+            found = run_trl(variant, args, place, f"learn-{variant}")
+            write_json(args.json, found)
+            print(f"{len(found['curve'])} steps, then a reward of {found['curve'][-1][1]:.3f}")
+            return
         tell(compare(args, place), args.json)
 
 
