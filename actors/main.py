@@ -1,7 +1,6 @@
 """The actor process: an engine, a worker and a subscriber in one event loop, and the messages that drive them.
 
-SIGTERM ends it gently: what there is of its groups goes back to the buffer first, and other actors go on from there.
-"""
+SIGTERM ends it gently: it first hands its unfinished groups back to the buffer, and other actors continue them."""
 
 from __future__ import annotations
 
@@ -30,14 +29,14 @@ from areal_like.weights.state import State
 log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 1.0
 LOOK_SECONDS, MISSES = 2.0, 2
-"""How often an actor looks whether its run is still there, and how often in a row it must not be."""
+"""Seconds between checks whether the run still exists, and how often in a row it must be missing."""
 DELIVERY_SECONDS = 0.5
-"""How long an actor that was told to end waits for its last message to leave."""
+"""Seconds that an actor waits for its last message to be sent."""
 
 
 def build_engine(config: Any, vocab_size: int, folder: Path) -> tuple[Any, State | None]:
-    """The engine of the config; one that needs a model gets it, with its weights rounded as the learner rounds them:
-    those come as well. One that has processes of its own keeps their files in `folder`."""
+    """Build the engine of the config. If it needs a model, also return the weights, rounded as the learner rounds them.
+    An engine with processes of its own keeps their files in `folder`."""
     state = None
     kind = resolve("engine", config.engine.name)
     if not getattr(kind, "needs_model", False):
@@ -52,12 +51,12 @@ def build_engine(config: Any, vocab_size: int, folder: Path) -> tuple[Any, State
         state = publishable(model)
         engine = build("engine", config.engine, model, *([folder] if getattr(kind, "needs_folder", False) else []))
         engine.digest = state.digest()
-    engine.version = -1  # until the learner says of which version these bits are
+    engine.version = -1  # until the learner says which version these bits are
     return engine, state
 
 
 def build_relay(role: Role, subscriber: Subscriber) -> Relay | None:
-    """What hands weights on to other actors, if the config wants that and this process can."""
+    """A relay of weights to other actors, if the config wants one and this process can run it."""
     weights = role.config.weights
     if weights.fanout == 0:
         return None
@@ -80,7 +79,7 @@ async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber
 
 
 def _engine_words(engine: Any) -> dict[str, Any]:
-    """How an engine with processes of its own is; nothing of one without."""
+    """The health of an engine with processes of its own; empty for others."""
     if not hasattr(engine, "condition"):
         return {}
     state, note = engine.condition
@@ -88,15 +87,15 @@ def _engine_words(engine: Any) -> dict[str, Any]:
 
 
 async def _subscribe(engine: Any, subscriber: Subscriber) -> None:
-    """Follow the weights, for ever. An engine with processes of its own must be up first: who holds a version is taken
-    to be able to generate, so that the run, its clock and its leases begin when engines do."""
+    """Follow the weights until the process ends. An engine with processes of its own must be up first: an actor that
+    holds a version counts as able to generate, so the run's clock and leases start when engines do."""
     if hasattr(engine, "until_up"):
         await engine.until_up()
     await subscriber.run()
 
 
 async def _until_told_to_end(worker: Worker) -> None:
-    """Waits for SIGTERM; then hands all groups back, and returns."""
+    """Wait for SIGTERM, then hand all groups back."""
     loop, told = asyncio.get_running_loop(), asyncio.Event()
     end_gently(lambda: loop.call_soon_threadsafe(told.set))
     await told.wait()
@@ -104,8 +103,8 @@ async def _until_told_to_end(worker: Worker) -> None:
 
 
 async def _until_the_run_is_gone(role: Role, endpoint: str) -> None:
-    """Waits until the buffer of this run is no longer offered, or another one is: an actor may be where nobody can end
-    it (on a node that was cut off)."""
+    """Wait until the run's buffer is gone, or another one has taken its place: nobody may be able to reach this actor,
+    as on a node that was cut off."""
     missed = 0
     while missed < MISSES:
         await asyncio.sleep(LOOK_SECONDS)
@@ -136,7 +135,7 @@ async def serve(role: Role) -> None:
     subscriber = Subscriber(engine, role.name, client.applied, **more, **link)
     subscriber.relay = build_relay(role, subscriber)
     client.relay = subscriber.relay.offer if subscriber.relay else None
-    # While a verifier computes here, the actor sends no sign of life.
+    # A verifier that computes here keeps the actor from sending heartbeats.
     step_timeout = min(rewards.timeout, config.buffer.heartbeat_timeout / 2)
     reward = reward_function(task, pool, timeout=rewards.timeout, step_timeout=step_timeout)
     worker = Worker(task, engine, reward, client, rollout, subscriber.digests, spans)

@@ -1,4 +1,4 @@
-"""Which leases make progress: what the heartbeat tells, so that the buffer can give a hung lease to another actor.
+"""Which leases make progress: the heartbeat reports it, so that the buffer can give a hung lease to another actor.
 
 A lease moves when one of its samples gets a token, when an answer or a score arrives, and also while a sample is
 legitimately silent:
@@ -25,7 +25,7 @@ Named = tuple[str, Recorder]
 
 
 class Progress:
-    """Looks at leases from time to time and says which of them have moved since the last look."""
+    """Compares leases from time to time, and says which have moved since the last look."""
 
     def __init__(self, engine: Any):
         self._engine = engine

@@ -1,4 +1,4 @@
-"""Python as a tool: a program is run in the sandbox (`areal_like.tasks.sandbox`), and what it says is shown.
+"""Python as a tool: runs a program in the sandbox (`areal_like.tasks.sandbox`) and shows its output.
 
 No files of the machine, no network, no other processes; standard modules for computing only. Each program begins anew,
 with the same random numbers. At most `PROCESSES` run at once, waited for by threads of their own: weights, which come

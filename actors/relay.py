@@ -1,4 +1,4 @@
-"""Weights on to other actors: what this actor's subscriber holds is served as the learner's publisher would serve it.
+"""Hands weights on to other actors: it serves what this actor's subscriber holds, as the learner's publisher does.
 
 The server and the histories, one of each part, are the publisher's own (`areal_like.weights.server`, `.history`); what
 is different is where versions come from. Deltas are handed on as they came, once they are verified and applied here.
@@ -35,12 +35,12 @@ class Relay:
         return self._server.bytes_sent
 
     def begin(self, replica: Replica) -> None:
-        """The replica's bits are going to change."""
+        """Stop serving the replica's bits: they are going to change."""
         for history in self._histories:
             history.release(replica.state)
 
     def add(self, replica: Replica, ways: Sequence[Way]) -> None:
-        """The replica holds another version, to which its parts have come by these ways; by none: as they were."""
+        """Serve the replica's new version, with the messages that led its parts there (none: only its bits)."""
         if self._layouts is not replica.layouts:
             self._layouts, ways = replica.layouts, ()
             knobs = {"keep": self._keep, "anchor_every": self._anchor_every}

@@ -1,11 +1,10 @@
-"""One sample's calls to the engine and the verifier, on record: so that it can be broken off here and go on elsewhere.
+"""Records one sample's calls to the engine and the verifier, so that another actor can continue it.
 
-The worker gives each workflow a `Recorder` in place of the engine. It passes calls on and keeps the answers. A call
-that an earlier lease has on record is answered from there; one that had been cut goes on at its next token, in the
-same stream of random numbers (`Limits.offset`), and is then one completion made by several versions, as after an
-update in flight. Since tokens are drawn by (seed, prompt, sample, position), the same weights give the same tokens as
-without the break, up to the rounding of batched matrix products.
-"""
+The worker gives each workflow a `Recorder` in place of the engine. It passes calls on and keeps the answers. If an
+earlier lease has recorded a call, the answer comes from there; an interrupted call continues at its next token, in the
+same stream of random numbers (`Limits.offset`), and is then one completion made by several versions, as after an update
+in flight. Since tokens are drawn by (seed, prompt, sample, position), the same weights give the same tokens as without
+the break, up to the rounding of batched matrix products."""
 
 from __future__ import annotations
 
@@ -97,7 +96,7 @@ class Recorder:
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """What runs inside has a time limit of its own: meanwhile the sample need not get tokens to count as alive."""
+        """Code inside has a time limit of its own: the sample counts as alive without new tokens."""
         self._limited += 1
         try:
             yield
@@ -118,5 +117,5 @@ class Recorder:
         self._closed = True
 
     async def idle(self) -> None:
-        """Waits until no call to the engine is open."""
+        """Wait until no call to the engine is open."""
         await self._idle.wait()

@@ -28,13 +28,13 @@ from typing import Any, TextIO
 from actors.reward_times import RewardTimes
 
 START_SECONDS = 60.0
-"""Time that a worker has to start and to import the verifier; not part of the verifier's own. What takes longer is no
-fault of the answer's, so it is an error and not a timeout, which would earn the answer 0."""
+"""Seconds that a worker has to start and import the verifier, not counted as the verifier's own. Overrunning this is an
+error, not a timeout that would earn the answer 0."""
 _PR_SET_PDEATHSIG = 1
 
 
 class RewardError(RuntimeError):
-    """A verifier raised, returned no finite number, or took its worker down with it."""
+    """A verifier raised, returned no finite number, or crashed its worker."""
 
 
 class RewardTimeout(RewardError):
@@ -42,7 +42,7 @@ class RewardTimeout(RewardError):
 
 
 class WorkerDied(RewardError):
-    """A verifier took its worker down with it."""
+    """A verifier crashed its worker."""
 
 
 class RewardPool:

@@ -1,10 +1,10 @@
-"""`inject_staleness`: how old the data of each train batch is to be, on purpose. Pure.
+"""`inject_staleness`: the age that the data of each train batch shall have, on purpose. Pure.
 
-    inject_staleness: 4                  every group is 4 versions old
-    inject_staleness: {0: 0.5, 4: 0.5}   half of each batch is fresh, half 4 versions old
-    inject_staleness: {uniform: [0, 8]}  ages from 0 to 8, all alike often
+    inject_staleness: 4                    every group is 4 versions old
+    inject_staleness: {0: 0.5, 4: 0.5}     half of each batch is fresh, half 4 versions old
+    inject_staleness: {uniform: [0, 8]}    ages from 0 to 8, equally often
 
-Which place of which batch gets which age is told by `buffer.injection`.
+`buffer.injection` gives each place of a batch its age.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Holding values against annotations that were read from source, of which nothing is imported.
+"""Checks values against annotations read from source; nothing is imported.
 
-Understood are int, float, bool, str, None, Literal, unions, list, tuple, Sequence, dict and Mapping, and
-`Annotated[float, "(0, 1]"]` for a number with a range (`areal_like.ranges`). Other annotations accept every value.
-"""
+It understands int, float, bool, str, None, Literal, unions, list, tuple, Sequence, dict and Mapping, and
+`Annotated[float, "(0, 1]"]` for a number with a range (`areal_like.ranges`). Other annotations accept every value."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ def _problem(value: Any, annotation: ast.expr | None) -> str:
 
 
 def _of_union(annotation: ast.expr, *problems: str) -> str:
-    """Of a value that has the type of one branch, but lies outside of its range, the range is what matters."""
+    """If the value has the type of one branch but lies outside its range, report the range."""
     if "" in problems:
         return ""
     outside = [problem for problem in problems if _MUST in problem]

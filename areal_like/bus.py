@@ -2,10 +2,9 @@
 `SharedDealer` where several threads send), an `AsyncDealer`.
 
 All data moves over ROUTER/DEALER, which queue and never drop while a connection lives; the amount in flight is limited
-by credits (an actor's slots, a subscriber's chunks in flight). A connection that breaks is made again by itself, but
-what was on its way is lost without a word: dealers tell of it (`link`), and whoever uses one says again what
-matters. With `link_timeout` a connection that is dead without a sign (a firewall that has forgotten it, a host without
-power) counts as broken after so many seconds.
+by credits (an actor's slots, a subscriber's chunks in flight). A broken connection reconnects by itself, but messages
+in flight are lost silently: dealers report it (`link`), and their user repeats what matters. With `link_timeout` a
+silently dead connection (a firewall dropped it, a host lost power) counts as broken after so many seconds.
 
 Local files are open to whoever the file system lets in: their folder is the user's alone. On TCP a Router is a CURVE
 server (`areal_like.keys`) that lets in who is on its allow-list and takes from each what its key's role may say;
@@ -41,21 +40,21 @@ from areal_like.wire import MAX_FRAME_BYTES, MAX_FRAMES, Message, WireError, che
 log = logging.getLogger(__name__)
 _MORE, _NOW = int(zmq.SNDMORE), int(zmq.DONTWAIT)  # as plain numbers: arithmetic on zmq's enums is slow
 COPY_BELOW = 1 << 16
-"""Bytes. Copying a smaller frame is cheaper than keeping the socket's own."""
+"""Bytes from which a received frame is kept as it is: copying a smaller one is cheaper."""
 _ZERO_COPY_RECV = 10  # libzmq's number (pyzmq has no name for it)
 PINGS_PER_TIMEOUT = 3
-"""Of a link; while any message comes, no ping is needed."""
+"""Seconds between pings on an idle connection."""
 
 UNREAD = 1000
-"""Messages that a Router takes ahead from one peer; then that peer's own queue has to hold them."""
+"""Messages that a Router receives ahead from one peer; further ones wait in that peer's own queue."""
 UNSENT = 10_000
-"""Messages that wait for one peer. Far more than a peer that works has; one that does not read loses the rest."""
+"""Messages that may wait for one peer: far more than a healthy peer has. A peer that does not read loses the rest."""
 HANDSHAKE_MS = 10_000
 NODE = "node"
-"""In place of an address to bind to: the one by which other hosts reach this one."""
+"""Stands for the address by which other hosts reach this host."""
 _ANYWHERE = "192.0.2.1"  # set aside for documentation: nobody's
 LOGGED_REFUSALS, REFUSALS_SECONDS = 20, 60.0
-"""So many refused messages are told in the log within so many seconds."""
+"""Log at most so many refused messages within so many seconds."""
 
 
 def is_loopback(host: str) -> bool:
@@ -66,8 +65,8 @@ def is_loopback(host: str) -> bool:
 
 
 def own_address() -> str:
-    """This host's address for other hosts: towards the one that has started this job step, if Slurm did, or else on the
-    default route. Loopback where there is no other."""
+    """The address by which other hosts reach this one: towards the starter of this job step under Slurm, else on the
+    default route. Loopback if there is no other."""
     for towards in filter(None, (os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), _ANYWHERE)):
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((towards, 9))  # a route is looked up, nothing is sent
@@ -85,13 +84,13 @@ def _configure(sock: zmq.Socket, unread: int = 0, unsent: int = 0, max_frame: in
 
 
 def keep(frames: Sequence[Any]) -> list[Any]:
-    """Received frames in the form in which they may be kept: large ones as they are, small ones copied."""
+    """Received frames in a form to keep: large ones as they are, small ones copied."""
     return [frame if len(frame) >= COPY_BELOW else frame.bytes for frame in frames]
 
 
 def receive_within(sock: zmq.Socket, timeout: float) -> list[Any] | None:
-    """The frames of the next message as the socket has them (see `keep`), or None after `timeout` seconds. Of too many,
-    the first that are too many."""
+    """The frames of the next message as the socket has them (see `keep`), or None after `timeout` seconds. If a message
+    has too many frames, only the first of them."""
     try:
         frames = [sock.recv(_NOW, copy=False)]
     except zmq.Again:
@@ -107,7 +106,7 @@ def receive_within(sock: zmq.Socket, timeout: float) -> list[Any] | None:
 
 
 def send_all(sock: zmq.Socket, frames: Sequence[Any], flags: int = 0) -> None:
-    """Queue a message. A frame that was received goes on as it is; anything else is copied at once."""
+    """Queue a message. Received frames are sent on as they are; anything else is copied at once."""
     for frame in frames[:-1]:
         sock.send(frame, _MORE | flags)
     sock.send(frames[-1], flags)
@@ -159,7 +158,7 @@ class Router:
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def _demand_keys(self, pair: tuple[bytes, bytes]) -> str:
-        """Returns the public one."""
+        """Install the keys; returns the public key."""
         public, secret = pair
         self.socket.setsockopt(zmq.CURVE_SERVER, 1)
         self.socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
@@ -169,8 +168,8 @@ class Router:
         return public.decode()
 
     def receive(self, timeout: float) -> tuple[bytes, Message | WireError] | None:
-        """The next message and its sender, or None after `timeout` s. In place of a message that can't be accepted
-        comes a WireError; its sender has been told."""
+        """The next message and its sender, or None after `timeout` s. A message that cannot be accepted comes as a
+        WireError; its sender has been told."""
         parts = receive_within(self.socket, timeout)
         if parts is None:
             return None
@@ -186,7 +185,7 @@ class Router:
             return peer, error
 
     def refuse(self, peer: bytes, reason: str) -> None:
-        """Tell a peer that its message was not accepted; the log hears of it, too, unless there are very many."""
+        """Tell a peer that its message was refused, and log it, up to a limit."""
         self.refused += 1
         self.send(peer, "refused", {"reason": reason[:1000]})
         now = time.monotonic()
@@ -198,8 +197,8 @@ class Router:
             log.warning("refused a message of %r: %r%s", _shown(peer), reason[:1000], last)
 
     def send(self, peer: bytes, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
-        """Queue a message; a peer that is gone is no error (its absence shows by its silence), nor is one that has
-        stopped to read long ago (counted in `unsent`)."""
+        """Queue a message. A peer that is gone is no error (its silence will show); nor is one that stopped reading
+        long ago (counted in `unsent`)."""
         try:
             send_all(self.socket, [peer, *encode(kind, body, payloads)], _NOW)
         except zmq.ZMQError as error:
@@ -213,18 +212,18 @@ class Router:
 
 
 def routing_id(name: str) -> bytes:
-    """How a router is to know a socket of this process, over all its connections: a restarted process is another peer.
-    Nobody can guess it, or who has a key could take over a connection (ROUTER_HANDOVER) that has another's role."""
+    """A routing id for this socket, over all its connections; a restarted process is another peer. It is random: with
+    ROUTER_HANDOVER, whoever guesses it could take over the connection of another role."""
     return f"{name}:{os.getpid()}:{secrets.token_hex(8)}".encode()
 
 
 def _shown(peer: bytes) -> bytes:
-    """Without what nobody is to know."""
+    """Text without secrets."""
     return b":".join(peer.split(b":")[:2])
 
 
 def deliver(seconds: float) -> None:
-    """Close all sockets of this asyncio process, and wait for up to `seconds` until what they were given is sent."""
+    """Close all sockets of this asyncio process, and wait up to `seconds` until queued messages are sent."""
     zmq.asyncio.Context.instance().destroy(linger=int(seconds * 1000))
 
 
@@ -255,8 +254,8 @@ def _dealer(
 
 
 class Dealer:
-    """A connected socket of a blocking process; `peer` names the other side in errors, `keys` see `areal_like.keys`,
-    `role` is that of the pair that it shows. Raises KeysError."""
+    """A connected socket of a blocking process; `peer` names the other side in errors; `keys` see `areal_like.keys`;
+    `role` names the key pair to use. Raises KeysError."""
 
     def __init__(
         self,
@@ -294,9 +293,8 @@ class Dealer:
 class SharedDealer(Dealer):
     """A `Dealer` of a process in which one thread receives and others send as well, in one order for all.
 
-    The socket is touched under a lock only. The receiver waits outside of it, for the socket's file descriptor, which
-    tells of news once: what another thread's send takes note of in passing, that thread says by `_wake`.
-    """
+    A lock guards the socket. The receiver waits outside the lock, on the socket's file descriptor, which signals each
+    event once; a thread whose send consumed the signal passes it on with `_wake`."""
 
     def __init__(self, endpoint: str, name: str, peer: str, **how: Any):
         super().__init__(endpoint, name, peer, **how)
@@ -338,7 +336,7 @@ class SharedDealer(Dealer):
 
 class AsyncDealer:
     """A connected socket of an asyncio process. `peer`, `keys` and `role` as for `Dealer`; `key`: the public key that
-    the other side must show, where it is not the server's. One who waits for messages looks at `link` now and then."""
+    the other side must show, where it is not the server's. The receiver must poll `link` to notice reconnects."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Checkpoints of the learner on disk: written beside and renamed, so that there is an old one or a new one, never half.
+"""Checkpoints of the learner on disk: written to a temporary folder, then renamed, so each one is whole or absent.
 
-`RUN/checkpoints/step-N/` holds the learner's own files and `meta.json`, which is written last. N counts train steps:
-batches 0..N−1 are in it. The learner writes; the buffer and `scripts.train` look for the newest.
+`RUN/checkpoints/step-N/` holds the learner's own files and `meta.json`, which is written last. N counts train steps: it
+contains batches 0..N−1. The learner writes; the buffer and `scripts.train` look for the newest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 META = "meta.json"
 FULL_BYTES = 1 << 20
-"""A disk with less than this left is full, as far as checkpoints go."""
+"""Bytes: with less free space than this, the disk counts as full."""
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -33,8 +33,8 @@ def latest(run: Path, up_to: float = math.inf) -> tuple[int, Path] | None:
 
 
 def is_due(steps: int, every: int, interval: int) -> bool:
-    """Is a checkpoint to be written after `steps` train steps? Every `every` steps (0: never), or at the first one from
-    there on whose weights are published (every `interval` steps): the others are no version to go on from."""
+    """Is a checkpoint due after `steps` train steps? Every `every` steps (0: never), moved to the next step whose
+    weights are published (every `interval` steps): only those can be resumed from."""
     return every > 0 and steps % interval == 0 and steps // every > (steps - interval) // every
 
 
@@ -43,8 +43,8 @@ def meta(folder: Path) -> dict[str, Any]:
 
 
 def write(run: Path, step: int, fill: Callable[[Path], None], meta: dict[str, Any], keep: int) -> Path:
-    """Make a durable checkpoint of what `fill` puts into a folder, then delete all but the newest `keep`. A whole one
-    of the same step stays as it is: it says the same, and there must be no moment without it.
+    """Make a durable checkpoint of what `fill` puts into a folder, then delete all but the newest `keep`. A whole
+    checkpoint of the same step stays: it has the same content, and one must exist at every moment.
 
     Raises OSError; the checkpoints that were there are then still there.
     """
@@ -73,7 +73,7 @@ def write(run: Path, step: int, fill: Callable[[Path], None], meta: dict[str, An
 
 @contextlib.contextmanager
 def _full_disk_is_named(folder: Path) -> Iterator[None]:
-    """Libraries that write tensors say of a full disk only that writing has failed. Raises OSError of one."""
+    """Raise OSError if the disk is full: libraries that write tensors only say that writing failed."""
     try:
         yield
     except OSError:

@@ -1,4 +1,5 @@
-"""How actors and the learner talk to the buffer: thin classes over the bus that know the messages, and nothing else."""
+"""How actors, the learner and the starter talk to the buffer: thin classes over the bus that know the messages, nothing
+else."""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 5.0
 MAX_GROUPS_PER_PUSH = 64
 LOOK_SECONDS = 0.5
-"""How often the waiting learner looks whether its connection was made anew."""
+"""Seconds between checks whether the connection was made again."""
 TELL_SECONDS = 10.0
 
 
 class Stopped(Exception):
-    """In place of a batch: the learner is to end. `drained`: all that was admitted is trained, the run is done;
-    `by_signal`: this process was told, and the run is to be gone on with; else a person has asked for it."""
+    """Raised in place of a batch: the learner shall end. `drained`: everything admitted is trained, the run is done.
+    `by_signal`: this process got a signal; resume later. Otherwise a person asked the run to stop."""
 
     def __init__(self, drained: bool = False, by_signal: bool = False):
         super().__init__("drained" if drained else "asked to stop")
@@ -51,10 +52,9 @@ class _Pushed:
 class ActorClient:
     """An actor's side; `slots` is the number of sequences that its engine decodes at once.
 
-    A pushed group is kept, and sent again, until the buffer has acknowledged it. Groups that are pushed in the same
-    turn of the event loop share a message. `keys` is the folder of keys, for all clients here. On the buffer's own host
-    payloads go by way of a ring of `shared_bytes` of memory (0: none), as far as they find room there.
-    """
+    A pushed group is kept, and sent again, until the buffer has acknowledged it. Groups pushed in the same turn of the
+    event loop share a message. `keys` is the folder of keys, for all clients here. On the buffer's own host payloads go
+    by way of a ring of `shared_bytes` of memory (0: none), as far as they find room there."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class ActorClient:
         self.relay: dict[str, str] | None = None
 
     def hello(self) -> None:
-        """Say who this is and, if `relay` (endpoint, key) is set, that weights can be had here."""
+        """Introduce this actor; with `relay` (endpoint, key) also as a source of weights."""
         self.dealer.send("hello", {"role": "actor", "name": self.name, "pid": os.getpid(), "slots": self.slots})
         if self.relay:
             self.dealer.send("relay", self.relay)
         self._share()
 
     def _share(self) -> None:
-        """Offer a new ring: the buffer knows nothing of what an earlier one held."""
+        """Offer a new ring: the buffer forgot what an earlier one held."""
         for pushed in self._unacknowledged.values():
             pushed.frame = pushed.payload
         if self._ring:
@@ -99,9 +99,8 @@ class ActorClient:
         progress: Mapping[int, int] = MappingProxyType({}),
         heldout: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        """A sign of life; also the moment at which pushes that got no answer are repeated. `progress`:
-        group → tokens of its lease, of those that have moved since the last heartbeat; `heldout`: the same of leases of
-        held-out prompts."""
+        """Send a sign of life, and repeat pushes that got no answer. `progress`: group → tokens of its lease, for
+        leases that have moved since the last heartbeat; `heldout`: the same for held-out prompts."""
         told = {"progress": dict(progress), "heldout": dict(heldout)}
         self.dealer.send("heartbeat", {"stats": stats, **told})
         now = time.monotonic()
@@ -112,7 +111,7 @@ class ActorClient:
                 self._push_soon(pushed)
 
     def credit(self, ended: int) -> None:
-        """Tell how many of the leased sequences have ended since hello: as many more may be leased."""
+        """Tell how many leased sequences have ended since hello: as many more may be leased."""
         self.dealer.send("credit", {"ended": ended})
 
     def push(self, group: Group) -> None:
@@ -148,15 +147,15 @@ class ActorClient:
             self._unacknowledged.pop(group_id, None)
 
     def left_out(self, group_id: int, cut: list[int], redrawn: list[str]) -> None:
-        """Of a group that is about to be pushed: the tokens so far of samples that it did not wait for, and why others
-        were drawn anew, a reason for each time."""
+        """Tell what a group to be pushed lacks: the tokens so far of samples that it did not wait for, and the reason
+        for each sample that was drawn again."""
         self.dealer.send("left_out", {"id": group_id, "cut": cut, "redrawn": redrawn})
 
     def failed(self, group_id: int, reason: str, detail: str = "") -> None:
         self.dealer.send("failed", {"id": group_id, "reason": reason, "detail": detail})
 
     def give_back(self, ids: Iterable[int], partials: Iterable[tuple[dict[str, Any], bytes]], leaving: bool) -> None:
-        """These leases will not be fulfilled; `partials` are what there is of some of them (`encode_partial`)."""
+        """Return leases unfinished; `partials` hold what was sampled for some of them (`encode_partial`)."""
         left, found = list(ids), {meta["id"]: (meta, payload) for meta, payload in partials}
         while True:
             some, left = left[:MAX_GROUPS_PER_PUSH], left[MAX_GROUPS_PER_PUSH:]
@@ -174,7 +173,7 @@ class ActorClient:
         self.dealer.send("applied", {"version": version, "digest": digest})
 
     async def receive(self) -> Message:
-        """The next message that is for the actor itself."""
+        """The next message for the actor itself."""
         while True:
             message = await self.dealer.receive()
             if self._ring and message.kind == "shared":
@@ -202,13 +201,11 @@ class ActorClient:
 class LearnerClient:
     """The learner's side: blocking, one batch asked for ahead.
 
-    When the connection has been made anew, the learner says again what the buffer may not have heard: hello, its newest
-    weights, what it has trained, and its open request. The buffer takes each of these twice without harm, and a batch
-    that comes twice is not taken twice.
+    After a reconnect the learner repeats what the buffer may have missed: hello, its newest weights, what it has
+    trained, and its open request. The buffer accepts each of these twice without harm, and the learner takes a batch
+    only once.
 
-    A learner of several ranks has one of these on each. Rank 0 is the learner, and speaks as if it were alone; others
-    only ask for their shares.
-    """
+    With several ranks each has a client. Rank 0 speaks as if it were alone; the others only ask for their shares."""
 
     def __init__(
         self, endpoint: str, name: str = "learner", *, link_timeout: float | None = None, keys: str | None = None
@@ -230,20 +227,21 @@ class LearnerClient:
             self.dealer.send(kind, body)
 
     def hello(self, vocab_size: int | None = None) -> None:
-        """Say who this is and, if that is known, how many tokens its model takes: groups with others are refused."""
+        """Introduce the learner and, if known, its model's vocabulary size: the buffer refuses groups with other
+        tokens."""
         self._say("hello", {"role": "learner", "name": self.name, "pid": os.getpid(), "slots": 0})
         if vocab_size is not None:
             self._say("model", {"vocab_size": vocab_size})
 
     def published(self, manifest: dict[str, Any]) -> None:
-        """Offer a version. May be called by another thread."""
+        """Announce a version. Any thread may call this."""
         self._say("published", {"manifest": manifest})
 
     def trained(self, index: int) -> None:
         self._say("trained", {"index": index})
 
     def checkpointed(self, step: int) -> None:
-        """The effect of all batches before `step` is durable: the buffer need not serve them again."""
+        """All batches before `step` are in a checkpoint: the buffer need not serve them again."""
         self.dealer.send("checkpointed", {"step": step})
 
     def want(self, index: int, version: int) -> None:
@@ -263,22 +261,22 @@ class LearnerClient:
         self._say("stream", {})
 
     def pause(self) -> None:
-        """Let `batch` raise Stopped instead of waiting any longer. To be called from a signal's handler."""
+        """Make `batch` raise Stopped instead of waiting longer. For signal handlers."""
         self.pausing = True
 
     def batch(self, may_pause: bool = True) -> tuple[Batch, dict[str, Any]]:
-        """The batch (or share) asked for and what the buffer tells about it; waits, and says so now and then. Raises
-        Stopped; without `may_pause` only when all is drained."""
+        """The requested batch (or share), and what the buffer reports with it. Waits, and logs that now and then.
+        Raises Stopped; without `may_pause` only when everything is drained."""
         index = self._index
         message = self._wait_for("batch", f"batch {index}", self._is_wanted, may_pause)
         return self._decode(message), message.body["info"]
 
     def _is_wanted(self, body: dict[str, Any]) -> bool:
-        """Not one of those that were served before another was set aside."""
+        """Is this batch newer than the last one that was set aside?"""
         return body["index"] == self._index and body["info"].get("redo", 0) == self.redo
 
     def set_aside(self, index: int, reason: str) -> None:
-        """This batch can't be trained. Returns when the buffer has put it aside; it is to be asked for again then."""
+        """Report that this batch cannot be trained. Returns when the buffer has set it aside; ask for it again then."""
         self._said.pop("want", None)
         self._say("untrainable", {"index": index, "reason": reason[:2000]})
         self.redo = self._wait_for("set_aside", "its answer", lambda body: body["index"] == index).body["redo"]
@@ -308,8 +306,7 @@ class LearnerClient:
         return batch
 
     def finish(self, reason: str, steps: int) -> dict[str, Any]:
-        """End the run, of which `steps` batches are trained: the last evaluation is made, and the buffer's final report
-        comes back."""
+        """End the run after `steps` trained batches: the last evaluation is made; returns the buffer's final report."""
         self._said.pop("want", None)
         self._say("finish", {"reason": reason, "steps": steps})
         return self._wait_for("report", "the last evaluation", lambda body: True).body["report"]
@@ -351,7 +348,7 @@ class LearnerClient:
 
 
 class SupervisorClient:
-    """The starter's side: it looks in and tells of deaths, and never waits. Raises BusError where the buffer does not
+    """The starter's side: reads reports and tells of deaths, without waiting. Raises BusError if the buffer does not
     let it in."""
 
     def __init__(self, endpoint: str, keys: str | None = None):
@@ -376,7 +373,8 @@ class SupervisorClient:
                 report = message.body["report"]
 
     def report(self, timeout: float) -> dict[str, Any] | None:
-        """Ask, and wait for the answer; None after `timeout` seconds. Raises BusError where something was refused."""
+        """Ask for a report and wait for it; None after `timeout` seconds. Raises BusError if the buffer refused
+        something."""
         self.ask()
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
@@ -388,12 +386,12 @@ class SupervisorClient:
         return None
 
     def stop(self, drain: bool) -> None:
-        """Let the run end at its next batch or, with `drain`, when all that was admitted is trained."""
+        """End the run at its next batch or, with `drain`, when everything admitted is trained."""
         self.dealer.send("stop", {"drain": drain})
 
     def lost(self, name: str, pid: int, how: str, for_good: bool = False) -> None:
-        """A process has died: the buffer need not wait for its silence. A `pid` of 0: whoever has that name.
-        `for_good`: it is one of the run's own actors, and isn't started again."""
+        """Report a dead process, so that the buffer need not wait for its silence. A `pid` of 0 means: whoever has that
+        name. `for_good`: an actor of the run that will not be restarted."""
         self.dealer.send("lost", {"name": name, "pid": pid, "how": how, "for_good": for_good})
 
     def close(self) -> None:

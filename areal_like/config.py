@@ -197,7 +197,8 @@ def load_resolved(path: str | Path) -> Config:
 
 
 def save(config: Config, path: str | Path) -> None:
-    """Write the resolved config as yaml, beside and renamed: whoever is killed here leaves the old file or the new."""
+    """Write the resolved config as yaml to a temporary file, then rename it: a killed process leaves the old file or
+    the new one."""
     beside = Path(path).with_suffix(".tmp")
     beside.write_text(to_yaml(config), encoding="utf-8")
     beside.replace(path)
@@ -244,7 +245,7 @@ def _checked(tree: dict[str, Any]) -> Config:
 
 
 def _with_defaults(config: Config) -> Config:
-    """Knobs that depend on what is trained get their values, where nobody has set them."""
+    """Fill in knobs that depend on what is trained, where nobody has set them."""
     found = learning_defaults(_plain(config))
     if not found:
         return config
@@ -282,7 +283,7 @@ def _settle_mode(layers: Layers) -> None:
 
 
 def _imply_bound(layers: Layers) -> None:
-    """The oldest age of `inject_staleness` is the bound: it takes the place of a default, but of nobody's own value."""
+    """The oldest age of `inject_staleness` becomes the bound, unless the user has set one."""
     scheduler, origin = layers.tree.get("scheduler"), layers.origin(BOUND)
     if layers.tree.get(AGES) is None or not isinstance(scheduler, dict) or "max_staleness" not in scheduler:
         return
@@ -304,12 +305,12 @@ def _refuse_other_ages(config: Any) -> None:
 
 
 def heldout_workflow(config: Any) -> dict[str, Any]:
-    """How held-out prompts are rolled out: by the run's workflow, some knobs replaced by `eval.workflow`."""
+    """The workflow for held-out prompts: the run's workflow, with some knobs replaced by `eval.workflow`."""
     return _with_knobs(_plain(config.workflow), _plain(config.eval.workflow))
 
 
 def _with_knobs(spec: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Any]:
-    """The spec with some knobs changed, at any depth; where `knobs` name another component, they are all of it."""
+    """The spec with some knobs replaced, at any depth; if `knobs` name another component, they replace all."""
     if knobs.get("name", spec.get("name")) != spec.get("name"):
         return knobs
     both = [key for key, value in knobs.items() if isinstance(value, dict) and isinstance(spec.get(key), dict)]
@@ -317,12 +318,12 @@ def _with_knobs(spec: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Any]:
 
 
 def ranks_of(config: Any) -> int:
-    """The processes that the learner is spread over."""
+    """The number of processes that the learner is spread over."""
     return int(config.learner.get("ranks", 1))
 
 
 def learner_threads(config: Any) -> int:
-    """The CPU threads of each of them."""
+    """The number of CPU threads of each of them."""
     return int(config.learner.get("threads") or config.actors.threads)
 
 

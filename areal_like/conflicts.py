@@ -1,4 +1,4 @@
-"""Settings that don't go together, though each is right by itself: refused before any process is started.
+"""Settings that contradict one another, though each is valid alone: refused before any process starts.
 
 The component that is concerned would say so too, when it is built; but that is seconds later, in a log.
 """
@@ -40,7 +40,7 @@ def refuse_odd_model(config: dict[str, Any]) -> None:
 
 
 def refuse_odd_training(config: dict[str, Any]) -> None:
-    """What scheduler, loss, advantage and learner ask of one another. Raises ConfigError."""
+    """Check what scheduler, loss, advantage and learner require of one another. Raises ConfigError."""
     learner = config["learner"]
     if learner.get("lora") is not None:
         check_part("learner.lora", learner["lora"])
@@ -80,7 +80,7 @@ def _refuse_warmup(learner: dict[str, Any]) -> None:
 
 
 def _refuse_stream(config: dict[str, Any], learner: dict[str, Any]) -> None:
-    """Gradients of groups that come one after the other: nothing may depend on the whole batch."""
+    """Streaming takes gradients group by group: nothing may depend on the whole batch."""
     loss, advantage, policy = (config[part]["name"] for part in ("loss", "advantage", "policy"))
     key, problem = "learner.stream", ""
     for knob in ("num_minibatches", "num_minibatch_epochs"):
@@ -97,7 +97,7 @@ def _refuse_stream(config: dict[str, Any], learner: dict[str, Any]) -> None:
 
 
 def _refuse_parking(config: dict[str, Any], learner: dict[str, Any]) -> None:
-    """Actors that leave a round early: the learner must have a use for that, and what they have begun must go on."""
+    """Parking: the learner must have work for the processors, and unfinished groups must be resumable."""
     key, problem = "scheduler.park", ""
     if learner.get("stream") is not True:
         problem = "leaves processors to a learner that takes gradients meanwhile: set learner.stream=true"

@@ -32,13 +32,13 @@ ROW = np.dtype(
 """One sample: lengths in tokens, index into FINISHES, number of turns with a reward of their own, of runs, reward."""
 RUN = np.dtype([("version", "<i4"), ("n", "<i4")])
 LARGEST_REWARD = float(np.finfo(np.float32).max)
-"""The learner computes in float32; a larger reward would be infinite there."""
+"""The largest reward: the learner computes in float32, where a larger one would be infinite."""
 LOGPROB_ROUNDING = 1e-6
-"""Eight float32 steps at 1: an engine that takes the log of a softmax may find a certain token this much above 0."""
+"""The largest log probability: an engine that takes the log of a softmax may give a certain token this much above 0."""
 
 
 class PayloadError(WireError):
-    """A payload that no learner could train on; `column` names the part that is at fault."""
+    """A payload that no learner could train on; `column` names the wrong part."""
 
     def __init__(self, group_id: int, column: str, text: str):
         super().__init__(f"group {group_id}: {text}")
@@ -77,12 +77,12 @@ class Head:
 
     @property
     def versions(self) -> list[int]:
-        """That made a token, ascending."""
+        """The versions that made its tokens, ascending."""
         return sorted(self.digests)
 
     def oldest_tokens(self, allowed: int = 0) -> dict[int, int]:
-        """How many samples have their oldest token of a version, by version; only versions of `allowed` or newer count,
-        and samples without such a token are left out."""
+        """Version → number of samples whose oldest token is of that version. Only versions from `allowed` on count;
+        samples without such a token are left out."""
         if self.oldest == self.newest:
             return {self.oldest: self.samples} if self.oldest >= allowed else {}
         made, starts = np.frombuffer(self.runs, RUN)["version"], _starts(np.frombuffer(self.rows, ROW)["runs"])
@@ -91,7 +91,7 @@ class Head:
 
 
 def _starts(counts: np.ndarray) -> np.ndarray:
-    """Where each part begins, of parts that follow one another."""
+    """The start of each part, for parts that follow one another."""
     return np.add.accumulate(counts, dtype=np.int64) - counts
 
 

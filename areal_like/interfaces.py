@@ -1,4 +1,4 @@
-"""The seams between rooms, as Protocols. Anything that has these methods fits; nothing need inherit."""
+"""The seams between rooms, as Protocols. Any object with these methods fits; inheritance is not needed."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Task(Protocol):
         ...
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
-        """Score a response (int32 [R], filler excluded). Runs in the actor, which stands still while this computes: a
-        call that overruns `rewards.timeout` earns 0. What may take long belongs into a `PooledTask`."""
+        """Score a response (int32 [R], filler excluded). Runs in the actor, which waits meanwhile: a call that overruns
+        `rewards.timeout` earns 0. Use `PooledTask` for slow verifiers."""
         ...
 
 
@@ -81,29 +81,27 @@ class Codec(Protocol):
 
 
 class Environment(Protocol):
-    """A world of text, one object per episode; `reset` and `step` may be async, and must be if they take time: until
-    they return or await, nothing else is done in the actor.
+    """A world of text, one object per episode; `reset` and `step` may be async, and must be if they take time: they
+    block the whole actor until they return or await.
 
-    Built from the config for each sample, without arguments. What it says must follow from the prompt and the actions
-    alone: a sample that was broken off is played again up to where it was.
-    """
+    Built from the config for each sample, without arguments. Its answers must depend on the prompt and the actions
+    alone: an interrupted sample is replayed up to where it was."""
 
     def reset(self, prompt: Prompt) -> str:
-        """Begin; what the model is shown behind the prompt (often nothing)."""
+        """Start the episode; returns what the model is shown after the prompt (often nothing)."""
         ...
 
     def step(self, action: str) -> Outcome:
-        """The outcome of a turn of the model (also as a plain tuple)."""
+        """The outcome of one turn of the model (a plain tuple is fine, too)."""
         ...
 
 
 class RolloutEngine(Protocol):
     """Turns prompts into completions, for many callers at once, while its weights change.
 
-    One more method may be there. `progress() -> dict[str, int]`: the tokens so far of each request that has a place, by
-    name (others wait); the buffer gives leases to another actor if they make none for `buffer.lease_timeout`. An engine
-    without it must notice itself that it hangs.
-    """
+    One method is optional. `progress() -> dict[str, int]`: the tokens so far of each request that is being decoded, by
+    name; others wait. If a request gets no token for `buffer.lease_timeout`, the buffer gives its lease to another
+    actor. An engine without this method must detect its own hangs."""
 
     version: int
     digest: str
@@ -136,10 +134,9 @@ Workflow = Callable[..., Awaitable[Sample | None]]
 class Trainer(Protocol):
     """The learner's compute: a batch in, changed weights out.
 
-    One with a true attribute `streams` also has `take(part: Batch) -> None`: it is given groups of the next batch as
-    they finish, in the order that they will have in it, and takes their gradients without applying them. One with a
-    number `vocab_size` gets no groups with token ids that are not below it: the buffer refuses them.
-    """
+    Two attributes are optional. If `streams` is true, the trainer also has `take(part: Batch) -> None`: it gets groups
+    of the next batch as they finish, in their order in that batch, and takes their gradients without applying them. If
+    `vocab_size` is a number, the buffer refuses groups with token ids that are not below it."""
 
     def train(self, batch: Batch) -> dict[str, Any]:
         """One train step on one batch; returns metrics."""
@@ -152,11 +149,11 @@ class Trainer(Protocol):
         ...
 
     def save_state(self, folder: Path) -> None:
-        """Write what the next train step depends on besides its batch (optimizer included) into a folder."""
+        """Write what the next train step depends on, except its batch, into a folder (optimizer included)."""
         ...
 
     def load_state(self, folder: Path) -> None:
-        """Go on from what `save_state` wrote: the same next batch gives the same bits."""
+        """Continue from what `save_state` wrote: the same next batch gives the same bits."""
         ...
 
     def save(self, folder: str) -> None:

@@ -1,4 +1,4 @@
-"""CURVE keys: who may connect, as what, and that it is the right buffer that one connects to.
+"""CURVE keys: who may connect, in which role, and proof that the other side is the right buffer.
 
     FOLDER/server.key, server.key_secret    the pair of those who bind: the buffer and the publisher
     FOLDER/ROLE.key_secret                  the pair of who connects as ROLE: learner, actor, operator
@@ -36,22 +36,22 @@ log = logging.getLogger(__name__)
 DOMAIN = "areal_like"
 """Of the authentication protocol (ZAP); a name, nothing more."""
 ROLES = ("learner", "actor", "operator")
-"""For which `make` makes keys."""
+"""Roles for which `make` makes keys."""
 NO_ROLE = "any"
 _ROLE = re.compile(r"^\s*role\s*=\s*(\S+)\s*$", re.MULTILINE)
 TELL_SECONDS = 10.0
-"""A stranger that knocks again and again is told of in the log this often."""
+"""Minimum seconds between log lines about rejected clients."""
 
 
 class KeysError(UserError):
-    """Keys that are missing, not safe, or in the way; the text says what to do."""
+    """Keys are missing, unsafe, or in the way; the text says what to do."""
 
 
 # ---- making ---------------------------------------------------------------------------------------------------------
 
 
 def make(folder: Path) -> None:
-    """A server pair, a pair for each role, and an allow-list of these. Raises KeysError rather than overwrite."""
+    """Make a server pair, a pair for each role, and their allow-list. Raises KeysError rather than overwrite."""
     roles = [f"{role}.key_secret" for role in (*ROLES, "client")]
     for name in ("server.key", "server.key_secret", *roles, "clients"):
         if (folder / name).exists():
@@ -67,7 +67,7 @@ def make(folder: Path) -> None:
 
 
 def provide(folder: Path) -> None:
-    """The same, whole or not at all, if there is nothing yet."""
+    """As `make`, whole or not at all; does nothing if keys exist."""
     if folder.exists():
         return
     beside = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -76,7 +76,7 @@ def provide(folder: Path) -> None:
 
 
 def add_client(folder: Path, name: str, role: str = "actor") -> Path:
-    """Let one more client in, as `role`; returns a folder with all that its machine needs. Raises KeysError."""
+    """Add a client to the allow-list, as `role`; returns a folder with all that its machine needs. Raises KeysError."""
     if not name.replace("-", "").replace("_", "").isalnum() or name == "clients":
         raise KeysError(f"{name!r} can't name a client: use letters, digits, - and _")
     if role not in MAY_SAY:
@@ -102,7 +102,7 @@ def _list(public: Path, listed: Path, role: str) -> None:
 
 @contextlib.contextmanager
 def _private_files() -> Iterator[None]:
-    """What is made here is its owner's alone from the first moment."""
+    """Files made within this context can be read by their owner only, from the first moment."""
     before = os.umask(0o077)
     try:
         yield

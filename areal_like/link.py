@@ -1,7 +1,7 @@
-"""What became of a connecting socket's connection: was it let in, was it made anew.
+"""Watches the connection of a connecting socket: authentication failures and reconnects.
 
-ZeroMQ connects and reconnects by itself, and says nothing: a wrong key shows as endless silence, and what was on its
-way when a connection broke is lost without a word. Its monitor tells.
+ZeroMQ connects and reconnects silently: a wrong key shows as endless silence, and messages in flight are lost without
+notice when a connection breaks. The socket's monitor reports both.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from zmq.utils.monitor import parse_monitor_message
 from areal_like.errors import UserError
 
 FAILED_HANDSHAKES = 20
-"""Tries, of some 100 ms. With the server key of another buffer each of them ends without a reason given; some also do
-while the network is bad or the other side just ends."""
+"""Attempts of about 100 ms each. With the server key of another buffer each fails without a reason; a few also fail
+when the network is bad or the other side is ending."""
 _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | _REFUSALS
 
 
 class BusError(RuntimeError):
-    """A socket that can't be opened, or a peer that does not answer in time, or does not let this side in."""
+    """A socket cannot be opened, or a peer does not answer in time, or refuses this side."""
 
 
 class WrongKeysError(BusError, UserError):
-    """The other side does not let this one in, and never will: its keys are wrong."""
+    """The other side will never accept this one: its keys are wrong."""
 
 
 class Link:
-    """Of a socket that has not connected yet; `peer` names the other side in errors, `keys` is this side's folder.
+    """Tracks one socket. Create it before the socket connects. `peer` names the other side in errors; `keys` is this
+    side's folder.
 
-    Either `check` and `reconnected` are called now and then, or `until_reconnected` is awaited (asyncio), not both.
-    All raise BusError if the other side will not have this one.
-    """
+    Either call `check` and `reconnected` regularly, or await `until_reconnected` (asyncio), not both. All raise
+    BusError if the other side refuses this one."""
 
     def __init__(self, sock: zmq.Socket, endpoint: str, peer: str, keys: str | None):
         self._watched, self._events = sock, cast(Any, sock.get_monitor_socket(_EVENTS))
@@ -42,18 +42,18 @@ class Link:
         self.connections = self._told = self._failed = 0
 
     def check(self) -> None:
-        """Take in what has happened since."""
+        """Process what has happened since the last call."""
         while self._blocking.poll(0):
             self._take(self._blocking.recv_multipart())
 
     def reconnected(self) -> bool:
-        """Has the connection been made anew since the last call?"""
+        """Has the socket reconnected since the last call?"""
         self.check()
         anew, self._told = self.connections > max(1, self._told), self.connections
         return anew
 
     async def until_reconnected(self) -> None:
-        """Returns when the connection has been made anew."""
+        """Wait until the socket has reconnected."""
         while not (self._take(await self._events.recv_multipart()) and self.connections > 1):
             pass
 

@@ -1,9 +1,8 @@
 """`metrics.jsonl`: one object per train step, the truth that the console and TensorBoard are derived from.
 
-Scalars are numbers; a histogram is a dict from value (as text) to count. Written by the learner, followed by others.
-A process or a disk can fail in the middle of a row: a reader leaves an unfinished last line alone and passes over a
-damaged one; whoever appends to the file first removes the unfinished line.
-"""
+Scalars are numbers; a histogram is a dict from value (as text) to count. Written by the learner, followed by others. A
+process or a disk can fail in the middle of a row: readers ignore an unfinished last line and skip a damaged one; a
+writer first removes the unfinished line."""
 
 from __future__ import annotations
 

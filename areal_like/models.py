@@ -82,7 +82,7 @@ def specs_of(model: PreTrainedModel, dtype: str = "bfloat16") -> list[TensorSpec
 
 
 def _as_torch(spec: TensorSpec, bits: np.ndarray) -> torch.Tensor:
-    """The tensor whose bits these are, flat, in the same memory."""
+    """The tensor with these bits, flat, in the same memory."""
     return torch.from_numpy(bits.view(_BITS_AS_NUMPY[spec.itemsize])).view(getattr(torch, spec.dtype))
 
 

@@ -1,9 +1,8 @@
-"""How deep packed data is nested, found out before it is unpacked.
+"""Finds out how deep packed data is nested, before unpacking it.
 
-msgpack takes the memory of a list when it reads its length. Lists that begin one inside the other, each saying that it
-is long, so cost 10,000 times the bytes that they are sent in; limits on each list and on the bytes don't help. A walk
-over the headers does: it copies nothing and steps over texts and binary data.
-"""
+msgpack allocates a list when it reads its length, so nested lists that each claim a huge length cost 10,000 times the
+bytes of the message. Limits on each list and on the bytes do not help. A walk over the headers does: it copies nothing
+and skips texts and binary data."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Partial groups: what an actor hands back of a group that it will not finish, and the next lease of it carries.
 
-A workflow is a function of what the engine and the verifier answer, so the answers are all that is kept: each call's
-tokens, behaviour logprobs and runs (`areal_like.types.SoFar`). The next actor starts the workflow anew; calls that had
-ended are answered from the record, the one that was cut goes on at its next token, in the same stream of random
+A workflow depends only on the answers of the engine and the verifier, so the answers are all that is kept: each call's
+tokens, behaviour logprobs and runs (`areal_like.types.SoFar`). The next actor starts the workflow again: it answers
+finished calls from the record, and continues the interrupted one at its next token, in the same stream of random
 numbers. Prompts, loss masks and filler follow from the workflow again, and need not travel.
 
 As with groups, the buffer reads the table of numbers (`meta`) and forwards the payload (all tokens | all logprobs):

@@ -1,4 +1,4 @@
-"""What every role process does at its start and end: arguments, log, signals, rendezvous, clear errors.
+"""What every role process does at its start and end: arguments, log, signals, rendezvous, error reports.
 
 A role is started as `python -m ROOM.main --run DIR --name NAME --sockets DIR`; it reads `DIR/config.yaml`, logs to its
 standard error (the launcher sends that to `DIR/logs/NAME.log`), ends on SIGTERM, and never outlives the process that
@@ -36,24 +36,24 @@ from areal_like.launch import sockets
 from areal_like.run_folder import RENDEZVOUS, config_file
 
 EXIT_USER_ERROR = 2
-"""A role ends with this when starting it again would not help: a UserError."""
+"""Exit code for a UserError: starting again would not help."""
 EXIT_NO_SPACE = 74
-"""A role ends with this when a disk is full: its log may not be able to say so. (EX_IOERR.)"""
+"""Exit code for a full disk (EX_IOERR): the log may not be able to say so."""
 EXIT_TERMINATED = 128 + signal.SIGTERM
-"""A role ends with this when it was told to end; 0 is kept for work that is done."""
+"""Exit code of a process that was told to end; 0 means that the work is done."""
 EXIT_PAUSED = 75
-"""The learner, and then the starter, ends with this when a signal has told it to stop at a checkpoint: the run is to be
-gone on with. (EX_TEMPFAIL: "try again later".)"""
+"""Exit code of the learner, and then of the starter, after a signal stopped the run at a checkpoint: start it again
+later (EX_TEMPFAIL)."""
 EXIT_STOPPED = 76
-"""The learner ends with this when a person has asked the run to stop."""
+"""Exit code of the learner when a person asked the run to stop."""
 EXIT_FORKS_GONE = 253
-"""Said of a process that has ended with the fork server that it came from; how, nobody knows."""
+"""Describes the end of a process whose fork server died: the cause is unknown."""
 EXIT_NODE_FAILED = 254
-"""Said by launchers of a process whose node is gone."""
+"""Describes the end of a process whose node is gone."""
 REPOSITORY = Path(__file__).resolve().parent.parent
-"""Where the code is, and where roles have their current folder."""
+"""The folder of the code, and the current folder of roles."""
 TERM_SECONDS = 2
-"""Time that a role has to end after SIGTERM."""
+"""Seconds that a role has to end after SIGTERM."""
 _PR_SET_PDEATHSIG = 1
 _OBJECTS_BETWEEN_COLLECTIONS = 20_000
 _MALLOC_KNOBS = {-3: 32 << 20, -1: 256 << 20, -2: 16 << 20}
@@ -73,7 +73,7 @@ class Role:
 
     @property
     def keys(self) -> str | None:
-        """The folder of keys, for all that this role binds and connects to."""
+        """The folder of keys for all connections of this role."""
         return self.config.security.key_folder
 
     def endpoint(self, service: str) -> str:
@@ -95,7 +95,7 @@ class Role:
         return f"ipc://{self.sockets}/w{os.getpid()}"
 
     def offer(self, service: str, endpoint: str) -> None:
-        """Tell the others where a service is (written beside and renamed, so never read half)."""
+        """Publish where a service is (written to a temporary file and renamed, so never read half)."""
         folder = self.run / RENDEZVOUS
         folder.mkdir(exist_ok=True)
         beside = folder / f".{service}.{os.getpid()}"
@@ -110,21 +110,21 @@ class Role:
             return False
 
     def find(self, service: str) -> str:
-        """The endpoint of a service, waited for. Raises BusError after `launcher.ready_timeout` seconds."""
+        """Wait for a service and return its endpoint. Raises BusError after `launcher.ready_timeout` seconds."""
         path = self.run / RENDEZVOUS / f"{service}.json"
         deadline = time.monotonic() + float(self.config.launcher.get("ready_timeout", 120.0))
         while time.monotonic() < deadline:
             with contextlib.suppress(FileNotFoundError):
                 return json.loads(path.read_text())["endpoint"]
             time.sleep(0.02)
-        raise BusError(f"{self.name} waited in vain for the {service} to start: see its log in {self.run}/logs")
+        raise BusError(f"{self.name} gave up waiting for the {service} to start: see its log in {self.run}/logs")
 
 
 def end_with_starter(starter: int) -> None:
     """Ask Linux for SIGTERM when the starter dies (elsewhere the launcher's own clean-up has to do)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != starter:  # it died while this process was coming up: no signal will come
+        if os.getppid() != starter:  # the starter died during this start: no signal will come
             sys.exit(EXIT_TERMINATED)
 
 
@@ -151,7 +151,7 @@ def prepare_memory() -> None:
 
 
 def allow_many_files() -> None:
-    """Each peer is an open file: take as many as the system lets this process have."""
+    """Raise the limit of open files as far as allowed: each peer is one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -163,7 +163,7 @@ def end_within(seconds: int) -> None:
 
 
 class Terminated(SystemExit):
-    """SIGTERM has come."""
+    """SIGTERM has arrived."""
 
 
 def _terminate(signum: int, frame: Any) -> None:
@@ -197,7 +197,7 @@ def on_pause(begin: Callable[[], object]) -> None:
 
 
 def _fail(error: Exception, text: str, code: int) -> NoReturn:
-    """The traceback goes to the log; its last line is what the launcher shows to the user."""
+    """Write the traceback to the log; its last line is what the launcher shows to the user."""
     with contextlib.suppress(OSError):  # the log's disk may be full
         logging.error("ending after an error", exc_info=error)
         print(f"error: {' '.join(text.split())}", file=sys.stderr, flush=True)
@@ -205,7 +205,7 @@ def _fail(error: Exception, text: str, code: int) -> NoReturn:
 
 
 def _words(error: Exception) -> str:
-    """What a person is told: the text of errors that explain themselves, the type as well of others."""
+    """The text for a person: of errors that explain themselves the message alone, of others the type, too."""
     explained = isinstance(error, BusError | ValueError) or (isinstance(error, OSError) and error.errno)
     return str(error) if explained and str(error) else f"{type(error).__name__}: {error}"
 

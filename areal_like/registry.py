@@ -1,7 +1,7 @@
 """Every component that a config can name, and the knobs that each one takes.
 
 A component is a function or a class; a *spec* such as `{name: ppo, clip: 0.2}` names one and sets its knobs, which are
-its keyword-only parameters. What there is stands in one dict of strings, so nothing is imported until it is used:
+its keyword-only parameters. All components are listed in one dict of strings, so nothing is imported until it is used:
 `check` and `knobs` read a component's source (`areal_like.signatures`), so that a config is refused in milliseconds.
 `module:Name` is accepted wherever a name is, so that a user's own component needs no entry here.
 
@@ -108,7 +108,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
 }
 
 PARTS = {"learner.lora": "learners.adapters:Adapters"}
-"""Knobs that are knobs of something else in turn: dotted path → whose."""
+"""Knobs whose value is itself a set of knobs: dotted path → the class that defines them."""
 
 
 class ConfigError(UserError):
@@ -136,7 +136,7 @@ def resolve(kind: str, name: str) -> Any:
 
 
 def _with_marks(component: Any) -> Any:
-    """A `functools.partial` says of itself what its function or class says (`needs_model`, ...)."""
+    """Give a `functools.partial` the marks of its function or class (`needs_model`, ...)."""
     if isinstance(component, functools.partial):
         for mark, value in inspect.getmembers(component.func, lambda value: isinstance(value, bool)):
             setattr(component, mark, value)
@@ -156,7 +156,7 @@ def build(kind: str, spec: Mapping[str, Any], *args: Any) -> Any:
 
 
 def bind(kind: str, spec: Mapping[str, Any]) -> functools.partial[Any]:
-    """The component of `spec` with its knobs bound, to be called later (losses, workflows, policies)."""
+    """The component of `spec` with its knobs bound, for later calls (losses, workflows, policies)."""
     plain = _plain(spec)
     check(kind, plain)
     name = plain.pop("name")
@@ -190,7 +190,7 @@ def check_part(path: str, values: Mapping[str, Any]) -> None:
 
 
 def marks(kind: str, name: str) -> frozenset[str]:
-    """What a component is marked with: a function by its decorators, a class by what it sets to True."""
+    """The marks of a component: a function's decorators, the attributes that a class sets to True."""
     return _signature_of(kind, name).marks
 
 

@@ -94,7 +94,7 @@ class Ring:
             self._order.popleft()
 
     def close(self) -> None:
-        """No more blocks; what was written stays as long as somebody has it mapped."""
+        """Make no more blocks; written ones stay as long as somebody has them mapped."""
         os.close(self.fd)
 
 
@@ -156,7 +156,7 @@ class MappedRing:
         return freed
 
     def close(self) -> None:
-        """It takes no more pushes. Its file stays open, for the learner, until the last piece is gone."""
+        """Accept no more pushes. The file stays open for the learner until the last piece is gone."""
         self._closing = True
         if not self._live:
             os.close(self.fd)
@@ -180,7 +180,7 @@ def _checked_memory(fd: int, path: str, token: str) -> memoryview:
 
 
 def frame_of(payload: Any) -> Any:
-    """What to send to a reader on this host: the payload, or where it lies."""
+    """What to send to a reader on this host: the payload, or its place."""
     return payload.place if isinstance(payload, Piece) else payload
 
 

@@ -1,4 +1,4 @@
-"""What a start changes in a run folder, and when: nothing of a finished run until its successor has made a step.
+"""What a start changes in a run folder, and when: a finished run stays as it is until its successor has made a step.
 
 A resume writes its config and record to `RUN/next/`, where its processes read them. With the first train step the
 learner puts them in the place of the earlier ones and removes the earlier summary (`note_step`); a start that ends
@@ -19,7 +19,7 @@ SUBMITTED = "submitted.yaml"
 RENDEZVOUS = "rendezvous"
 """The run's folder of endpoints; it is there while the run is."""
 FEW_FILES = 64
-"""So many more are not enough for a run: its disk is full however many bytes are free."""
+"""A run needs more free files than this: with fewer its disk is full, however many bytes are free."""
 STEPPED = "stepped"
 """In the rendezvous: this start has made a train step."""
 
@@ -31,10 +31,9 @@ def config_file(run: Path) -> Path:
 
 
 def note_step(run: Path) -> None:
-    """A train step is made: from now on the folder is this start's. Cheap when it has been said before.
-
-    The summary goes first: whoever is killed in between leaves a run that is to be gone on with. The config goes last:
-    until then `next` is what counts."""
+    """Record that a train step is made: from now on the folder belongs to this start. Cheap when repeated. The summary
+    goes first: a process killed in between leaves a run that can be resumed. The config goes last: until then `next`
+    counts."""
     (run / RENDEZVOUS).mkdir(exist_ok=True)
     (run / RENDEZVOUS / STEPPED).touch()
     if not (run / NEXT).is_dir():
@@ -52,7 +51,7 @@ def has_stepped(run: Path) -> bool:
 
 
 def room_wanted(folder: Path) -> str:
-    """What to do about a full disk: that of `folder`, or of the nearest folder above it that there is."""
+    """Advice for a full disk: that of `folder`, or of the nearest existing folder above it."""
     while not folder.is_dir():
         folder = folder.parent
     disk = os.statvfs(folder)
@@ -62,5 +61,5 @@ def room_wanted(folder: Path) -> str:
 
 
 def discard(run: Path) -> None:
-    """Forget a config that has not come into force."""
+    """Remove a config that has not come into force."""
     shutil.rmtree(run / NEXT, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Where weights differ from those of an earlier version: all that an engine has to write in order to follow.
+"""Where weights differ from an earlier version: all that an engine must write to follow.
 
-Collected by the replica while deltas are applied, beside generation; what is written in the pause is then as much as
-has changed, and not the model. A place may be named twice: what is written there is the newest value in any case.
+The replica collects this while it applies deltas, beside generation. The pause then writes only what has changed, not
+the whole model. A place may be named twice; the newest value is written in any case.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from areal_like.weights.layout import Layout
 from areal_like.weights.planes import DENSE, GAPS, PLACES, parts_of
 
 SINGLY_BELOW = 1 / 32
-"""Share of changed elements up to which they are written one by one: that takes 10 ns each, in a row .25 ns."""
+"""Up to this share of changed elements they are written one by one: 10 ns each, against 0.25 ns in a row."""
 
 Where = slice | np.ndarray
 """Elements of a tensor, flat: a stretch, or places int64."""
@@ -31,7 +31,7 @@ class Changes:
     tensors: dict[int, list[Where]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, delta: Delta, layout: Layout) -> None:
-        """What a delta that was read changes, too."""
+        """Add what a delta changes."""
         for block, coded in zip(layout.blocks, delta.blocks, strict=True):
             rows = list(zip(block.segments, coded.codings.tolist(), coded.changes.tolist(), strict=True))
             for segment, coding, parts in parts_of(rows, coded):

@@ -41,7 +41,7 @@ class Lanes:
             self.sweep(segment, words)
 
     def sweep(self, segment: Segment, words: np.ndarray) -> None:
-        """Anew, from the segment's bits in a state's words."""
+        """Compute them again, from the segment's bits in a state's words."""
         self.of[self._place[segment]] = lanes_of(segment.words(words), segment.first_word)
 
     def row(self, segment: Segment) -> np.ndarray:

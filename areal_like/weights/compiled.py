@@ -1,6 +1,6 @@
-"""When the compiled kernels are used: for weights that are large enough to pay for loading numba, where there is numba.
+"""Decides when compiled kernels are used: for weights large enough to pay for loading numba, where numba is installed.
 
-Small models, and processes that never touch weights, get along without importing it (half a second).
+Small models, and processes that never touch weights, avoid the import (half a second).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ COMPILED_FROM = 1 << 20
 
 
 def kernels_for(nbytes: int) -> ModuleType | None:
-    """`areal_like.weights.kernels` for so many bytes, or None: NumPy does."""
+    """`areal_like.weights.kernels` for so many bytes, or None: use NumPy."""
     return _kernels() if nbytes >= COMPILED_FROM else None
 
 

@@ -1,10 +1,9 @@
 """One message that leads from one version's weights to another's: a head, and the coded blocks of `planes`. Where
 weights come in parts it is of one part, and so are its digests.
 
-The head names both versions and their digests, the mode and the layout. Steps must be applied exactly once, so who
-applies asks first whether it holds just the bits of `base`, and compares digests after. `read` looks at everything, all
-blocks included, before anything is written anywhere: from then on applying cannot fail half-way.
-"""
+The head names both versions and their digests, the mode and the layout. Steps must be applied exactly once: the
+receiver first checks that it holds exactly the bits of `base`, and compares digests afterwards. `read` checks
+everything, all blocks included, before anything is written: applying cannot fail half-way."""
 
 from __future__ import annotations
 
@@ -37,14 +36,14 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A message that was read: what is in it can be applied as it is."""
+    """A checked message: it can be applied."""
 
     head: Head
     blocks: Sequence[Coded]
 
 
 def write(head: Head, layout: Layout, blocks: Sequence[bytes]) -> bytes:
-    """The message of a head and of the packed blocks of all of a layout."""
+    """Encode a head and the packed blocks of a whole layout."""
     digests = (bytes.fromhex(each) for each in (head.base_digest, head.digest))
     mode = int(head.mode == "absolute")
     start = _HEAD.pack(MAGIC, mode, head.base, head.version, *digests, layout.key, len(blocks))
@@ -53,7 +52,7 @@ def write(head: Head, layout: Layout, blocks: Sequence[bytes]) -> bytes:
 
 
 def ends_of(data: Message) -> tuple[int, str]:
-    """Version and digest that a delta leads to, of one that was read."""
+    """Version and digest after a delta that was checked before."""
     _, _, _, version, _, digest, _, _ = _HEAD.unpack_from(data)
     return version, digest.hex()
 
@@ -88,13 +87,13 @@ def read(data: Message, layout: Layout) -> Delta:
 
 
 def largest(layout: Layout) -> int:
-    """Bytes that no delta of such weights needs: a coding is taken only where it is shorter than the bits."""
+    """An upper limit of a delta's size in bytes: a coding is used only where it is shorter than the bits."""
     segments = sum(len(block.segments) for block in layout.blocks)
     return 2 * layout.nbytes + OVERHEAD * (1 + len(layout.blocks) + segments)
 
 
 def advance(delta: Delta, layout: Layout, state: State, lanes: Lanes) -> str:
-    """Apply a delta that was read; returns the digest of what is there now. Who calls has compared the base."""
+    """Apply a checked delta; returns the new digest. The caller has compared the base."""
     for block, coded in zip(layout.blocks, delta.blocks, strict=True):
         apply(block, coded, state.buffer, lanes)
     return text_of(lanes.total(), layout.nbytes // 8)

@@ -1,4 +1,4 @@
-"""How few bytes a lossless delta could take, to hold the codec against."""
+"""A lower bound for the bytes of a lossless delta, to compare the codec with."""
 
 from __future__ import annotations
 

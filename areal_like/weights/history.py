@@ -1,12 +1,11 @@
 """What a publisher or a relay can still hand out: the newest weights, the deltas that led there, and an anchor.
 
-Whoever asks says what it holds, and gets the fewest bytes that lead from there to the newest version: the chain of
+A subscriber says what it holds, and gets the fewest bytes that lead from there to the newest version: the chain of
 deltas since, or one merged from them; or an anchor (whole weights), with the deltas since that. An anchor is a copy of
 the newest weights, made when somebody needs one and the last is old: it does not change while it is fetched, and costs
-nothing where nobody joins late. Merging takes a while, and can be done in a thread of its own: neither the learner
-nor others who ask wait for it. Where weights come in parts there is a history of each. No sockets; safe for several
-threads.
-"""
+nothing where nobody joins late. Merging takes a while, and can be done in a thread of its own: neither the learner nor
+others who ask wait for it. Where weights come in parts there is a history of each. No sockets; safe for several
+threads."""
 
 from __future__ import annotations
 
@@ -46,13 +45,13 @@ class Leg:
 
 
 MOST_LEGS = 32
-"""In a plan: more are merged, whatever they weigh."""
+"""Most deltas in a plan: more are merged, whatever their size."""
 
 BESIDE_FROM = 4 << 20
-"""Bytes of weights from which a thread is worth it for who does not want to wait."""
+"""Above this size, merge in a background thread if the caller passed wait=False."""
 
 HEADS = 4096
-"""Bytes by which a delta of nothing but bits may be larger than whole weights, and is taken nevertheless."""
+"""Header allowance: prefer a dense delta to an anchor if it is at most this much larger."""
 
 
 class History:
@@ -92,14 +91,14 @@ class History:
             self._trim(self._layout.nbytes)
 
     def release(self, state: State) -> None:
-        """This state is going to change: it is no version any more."""
+        """Release a state that is going to change."""
         with self._lock:
             self._states = {version: kept for version, kept in self._states.items() if kept is not state}
 
     def plan(self, version: int, held: int, digest: str, *, wait: bool = True) -> list[Leg] | None:
         """What to fetch, in this order, to get to `version` from the version `held`, if its bits have that digest;
-        nothing if there is no way any more. None: not yet; the version, or any whole state, is still to come, or, if
-        not told to `wait`, deltas of large weights are being merged."""
+        empty if it is unreachable; None if it is not available yet (the version is not published, or, without `wait`, a
+        merge of large weights is running)."""
         while True:
             with self._lock:
                 self._unmerged = None
@@ -140,7 +139,7 @@ class History:
                         del kept[old], self._merged[old]
 
     def payload(self, base: int, version: int) -> memoryview | None:
-        """The bytes of a leg, if they are still here."""
+        """The bytes of a leg, or nothing if they are gone."""
         with self._lock:
             if base == NOTHING:
                 same = self._anchor is not None and self._anchor[0].version == version

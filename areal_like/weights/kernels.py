@@ -22,9 +22,9 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 _AHEAD = 512
-"""Bytes that are fetched ahead."""
+"""Bytes to prefetch."""
 _TILE = 4096
-"""Elements that are compared, or changes that are applied, before they are gone through again."""
+"""Elements per tile: compared, or applied, in one pass."""
 _ESCAPE_GAP, _ESCAPE_CODE = 255, 15
 _K, _A, _B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _LOW, _ONE, _SIX = np.uint64(0xFFFFFFFF), np.uint64(1), np.uint64(6)
@@ -34,7 +34,7 @@ _intrinsic: Any = intrinsic
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compiled when first called. The lock of the interpreter is free while it runs."""
+    """Compile at the first call. The kernels run without the interpreter's lock."""
     try:
         return njit(nogil=True, cache=True)(function)
     except RuntimeError:  # nowhere to keep it

@@ -23,7 +23,7 @@ import xxhash
 from areal_like.weights.state import TensorSpec, spans
 
 MIN_COUNT = 4096
-"""Elements below which a tensor is not worth a coding of its own."""
+"""Below this many elements a tensor gets no coding of its own."""
 BITS_OF: dict[int, type] = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 """Width in bits → NumPy type."""
 

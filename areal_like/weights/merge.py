@@ -1,10 +1,9 @@
 """Several deltas in a row → one that does the same: fewer bytes, because the same elements change again and again.
 
-Needs no weights: steps add up (mod 2^width; what comes back to where it was is left out), later values and bits
-replace earlier ones, and changes on top of bits are made there. Block by block and delta by delta, into arrays as long
-as a segment, so that time grows with the changes and memory does not. NumPy only: it is done for who is behind, not for
-every version.
-"""
+Needs no weights: steps add up (mod 2^width; what comes back to where it was is left out), later values and bits replace
+earlier ones, and changes on top of bits are made there. Block by block and delta by delta, into arrays as long as a
+segment, so that time grows with the changes and memory does not. NumPy only: merging serves late actors, not every
+version."""
 
 from __future__ import annotations
 

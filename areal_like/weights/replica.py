@@ -1,4 +1,4 @@
-"""One who follows published weights: a state, the version that it holds, and the lanes of its digest.
+"""A follower of published weights: a state, its version, and the lanes of its digest.
 
     nothing held ──anchor──► version a ──delta──► version v ──delta──► ...      anything wrong ──► nothing held
 
@@ -24,7 +24,7 @@ from areal_like.weights.layout import Layout
 from areal_like.weights.state import State, TensorSpec
 
 NOTHING = -1
-"""In place of a version."""
+"""The version of a replica that holds no weights."""
 
 
 class Desync(Exception):
@@ -52,7 +52,7 @@ class _Part:
         self.begin(NOTHING, state)
 
     def begin(self, version: int, state: State) -> None:
-        """Its bits have been written anew."""
+        """Recompute version, lanes and digest after its bits were written."""
         self.version, self.lanes = version, Lanes(self.layout, state.words)
         self.digest = text_of(self.lanes.total(), self.layout.nbytes // 8)
 
@@ -69,7 +69,7 @@ class Replica:
 
     @property
     def version(self) -> int:
-        """NOTHING unless all parts have the same."""
+        """The version that all parts have; NOTHING if they differ."""
         versions = {part.version for part in self._parts}
         return versions.pop() if len(versions) == 1 else NOTHING
 
@@ -79,7 +79,7 @@ class Replica:
         return held.version, "" if held.version == NOTHING else held.digest
 
     def shape(self, specs: list[TensorSpec], block_bytes: int, parts: int = 1) -> None:
-        """The weights to come have these tensors, blocks and parts. What is held is kept if it fits."""
+        """Set the tensors, blocks and parts of the weights to come. What is held is kept if it fits."""
         if len(self.layouts) == parts and (self.layouts[0].specs, self.layouts[0].block_bytes) == (specs, block_bytes):
             return
         self.forget()
@@ -94,20 +94,20 @@ class Replica:
         self._changes = Changes(self.digest)
 
     def forget(self, part: int | None = None) -> None:
-        """Hold nothing, or nothing of one part; the memory may then be written to."""
+        """Forget the weights, or one part of them; the memory may then be overwritten."""
         for each in self._parts if part is None else [self._parts[part]]:
             each.version = NOTHING
         self.digest, self._changes = "", None
 
     def same_bits(self, version: int, digest: str) -> bool:
-        """Are these bits already here? Then they count as that version from now on."""
+        """Are these bits already held? They then count as that version."""
         if not digest or digest != self.digest:
             return False
         self._hold(version)
         return True
 
     def take(self, ways: Sequence[Way], version: int, digest: str) -> None:
-        """Go on to a version with that digest, each part by its way. Raises Desync."""
+        """Advance to a version with that digest, each part by its way. Raises Desync."""
         try:
             deltas = [
                 [read(message, part.layout) for message in way.messages]
@@ -141,12 +141,12 @@ class Replica:
             part.version = head.version
 
     def changes(self) -> Changes | None:
-        """What has changed since this was last asked, or whatever else was then held; None: it may be anything."""
+        """What has changed since the last call, relative to what was held then; None: anything may have."""
         changes, self._changes = self._changes, Changes(self.digest)
         return changes
 
     def sweep(self) -> bool:
-        """Is the digest that was kept up to date that of the bits which are there now? If not, nothing is held."""
+        """Does the incrementally updated digest match the bits? If not, forget the weights."""
         right = self.state.digest() == self.digest
         if not right:
             self.forget()

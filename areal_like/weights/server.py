@@ -21,15 +21,15 @@ from areal_like.wire import Message, WireError
 
 MAX_CHUNK_BYTES = 4 << 20
 MAX_FRAME_BYTES = 4096
-"""Of what is received: small requests, and nothing else."""
+"""Largest message that is received: requests are small."""
 UNSENT_CHUNKS = 32
-"""That may wait for one subscriber; it asks for no more than a few at once."""
+"""Chunks that may wait for one subscriber; it asks for no more than a few at once."""
 LOOK_SECONDS = 0.002
-"""How often it looks whether a version that somebody waits for is there."""
+"""Seconds between checks whether a version that somebody waits for has arrived."""
 LATER_SECONDS = 0.5
-"""How often those who wait are told so."""
+"""Seconds between messages to those who wait."""
 MOST_WAITING = 10_000
-"""Peers. More are not listened to; they come again."""
+"""Most peers at a time. Others are ignored, and try again."""
 
 
 class WeightServer:

@@ -51,7 +51,7 @@ class TensorSpec:
 
     @property
     def space(self) -> int:
-        """Bytes that it takes in a state's buffer."""
+        """Its bytes in a state's buffer, with padding."""
         return -(-self.nbytes // ALIGN) * ALIGN
 
     def shards(self, ranks: int) -> list[int]:
@@ -84,8 +84,7 @@ class State:
     """A model's weights, or one of the `parts` of them, tensor by tensor in `buffer` (uint8 [nbytes]) in the order of
     `specs`, which is the table of the whole in any case.
 
-    A `buffer` that is given is used as it is. Raises ValueError if it has another size or is not aligned.
-    """
+    A given `buffer` is used as it is. Raises ValueError if it has another size or is not aligned."""
 
     def __init__(self, specs: list[TensorSpec], buffer: np.ndarray | None = None, *, part: int = 0, parts: int = 1):
         self.specs, self.part, self.parts = specs, part, parts
@@ -113,7 +112,7 @@ class State:
             at += end - first
 
     def lanes(self) -> Lanes:
-        """Of the digest, by a sweep over all bits; those of all parts add up to those of the whole."""
+        """The lanes of the digest, computed over all bits; those of all parts add up to those of the whole."""
         lanes, at = np.zeros(2, np.uint64), 0
         for start, stop in self._spans:
             length = (stop - start) // ALIGN
@@ -122,5 +121,5 @@ class State:
         return lanes
 
     def digest(self) -> str:
-        """By a sweep over all bits."""
+        """The digest, computed over all bits."""
         return text_of(self.lanes(), self.words.size)
