@@ -22,7 +22,7 @@ from areal_like.types import Completion, Limits, Prompt, Runs, SoFar
 
 
 def joined(runs: Runs) -> Runs:
-    """The runs with neighbours of the same version made one."""
+    """Join neighbouring runs of the same version."""
     result: Runs = []
     for version, count in runs:
         if result and result[-1][0] == version:

@@ -121,7 +121,7 @@ class RewardPool:
 
 
 class _Worker:
-    """One process, started when it is called and not running. Any way out of `call` but a reply kills it."""
+    """One process, started when it is called and not running. Every failure of `call` kills it."""
 
     def __init__(self, memory_limit: int | None) -> None:
         self._process: Process | None = None
@@ -129,7 +129,7 @@ class _Worker:
         self.kills = 0
 
     async def call(self, request: bytes, verifier: str, timeout: float) -> tuple[float, float]:
-        """The score, and the seconds that it took."""
+        """Returns the score, and the seconds that it took."""
         try:
             reply = await self._reply(self._begin(request), START_SECONDS, f"import of {verifier}", RewardError)
             begin = time.monotonic()
@@ -165,7 +165,7 @@ class _Worker:
         return json.loads(line)
 
     async def _begin(self, request: bytes) -> bytes:
-        """Send a request, to a new process if need be; returns the line that says that the verifier is imported."""
+        """Send a request, starting a process if needed; returns the line that says that the verifier is imported."""
         if self._process is None:
             paths = os.pathsep.join(path for path in sys.path if path)
             command = [sys.executable, "-m", __name__, *([str(self._memory_limit)] if self._memory_limit else [])]

@@ -3,8 +3,7 @@
     limit = min(max(T_min, λ · T_anchor), T_max)
 
 T_anchor is the slowest call for the same case (prompt) whose answer was right, i.e. scored 1 or more; a case that has
-none yet gets T_max. Kept in memory only, for the cases used last: an actor that restarts begins anew.
-"""
+none yet gets T_max. Kept in memory only, for the cases used last: a restarted actor starts without any."""
 
 from __future__ import annotations
 
@@ -13,9 +12,9 @@ from collections import OrderedDict, deque
 import numpy as np
 
 CASES = 65536
-"""Cases whose anchor is remembered; the one unused for longest goes first."""
+"""Number of cases whose anchor is remembered; the least recently used goes first."""
 LATEST = 1024
-"""Calls that the quantiles are of."""
+"""Number of calls for the quantiles."""
 
 
 class RewardTimes:
@@ -38,7 +37,7 @@ class RewardTimes:
         return min(max(self._shortest, self._slack * self._anchors[case]), self._longest)
 
     def add(self, case: int | None, score: float, seconds: float) -> None:
-        """A call was answered."""
+        """Record an answered call."""
         self._seconds.append(seconds)
         if case is not None and score >= 1:
             self._anchors[case] = max(self._anchors.get(case, 0.0), seconds)
@@ -47,6 +46,6 @@ class RewardTimes:
                 self._anchors.popitem(last=False)
 
     def quantiles(self) -> dict[str, float]:
-        """Of the latest answered calls, in seconds; 0 where there is none."""
+        """A quantile of the latest answered calls, in seconds; 0 without any."""
         p50, p99 = np.quantile(self._seconds, [0.5, 0.99]) if self._seconds else (0.0, 0.0)
         return {"seconds_p50": float(p50), "seconds_p99": float(p99)}

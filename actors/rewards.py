@@ -24,8 +24,8 @@ from areal_like.types import Prompt
 log = logging.getLogger(__name__)
 WARNINGS = 5
 BREATH_SECONDS = 0.01
-"""How long no other verifier begins in the actor after one that overran: many responses may end in the same turn of the
-loop, and the actor must give a sign of life between any two of them."""
+"""Seconds after an overrun in which no other verifier starts in the actor: many responses may end in the same turn of
+the loop, and the actor must send a heartbeat between any two of them."""
 
 
 def reward_function(

@@ -22,15 +22,15 @@ from areal_like.wire import NOT_WITH_THIS_KEY, SAY_HELLO, Message
 
 log = logging.getLogger(__name__)
 HELLO_SECONDS = 5.0
-"""A hello that was not answered for so long is said again when the buffer asks for it."""
+"""Seconds after which an unanswered hello is repeated when the buffer asks for it."""
 
 
 class Stuck(RuntimeError):
-    """The buffer has given up on what this actor holds: it is to be started anew."""
+    """The buffer gave this actor up: it must be restarted."""
 
 
 class Session:
-    """Hands each message to whom it concerns."""
+    """Passes each message to the part that handles it."""
 
     def __init__(self, client: ActorClient, worker: Worker, subscriber: Subscriber):
         self.client, self.worker, self.subscriber = client, worker, subscriber
@@ -47,12 +47,12 @@ class Session:
         }
 
     async def receive(self) -> None:
-        """Waits for the buffer, for ever."""
+        """Handle the buffer's messages until the process ends."""
         while True:
             self.handle(await self.client.receive())
 
     async def renew_when_cut(self) -> None:
-        """Waits for connections that are made anew, for ever. Raises BusError if it may not come in."""
+        """Handle reconnects until the process ends. Raises BusError if the buffer does not let this actor in."""
         while True:
             await self.client.dealer.link.until_reconnected()
             log.warning("the connection to the buffer broke and is there again: hello again")
@@ -62,7 +62,7 @@ class Session:
         self._handlers[message.kind](message)
 
     def renew(self) -> None:
-        """Begin anew."""
+        """Start a new session."""
         self.welcomed, self._said_at = False, time.monotonic()
         self.worker.hello_again()
         if self.worker.engine.version >= 0:

@@ -24,23 +24,23 @@ log = logging.getLogger(__name__)
 CHUNK_BYTES = 1 << 20
 CHUNKS_IN_FLIGHT = 8
 RETRY_SECONDS = 5.0
-"""When the publisher has sent nothing for so long, what is missing is asked for again."""
+"""Seconds of silence after which missing chunks are asked for again from the publisher."""
 RELAY_SECONDS = 3.0
-"""When a relay has sent nothing for so long, it is left."""
+"""Seconds of silence after which a relay is left."""
 LOOK_SECONDS = 0.25
-"""How often one who waits for a plan looks whether there is news."""
+"""Seconds between checks for news while waiting for a plan."""
 PATIENCE_SECONDS = 10.0
-"""When a relay says "later" for so long, while nothing more has come to it, it is left: relays may wait for one another
-in a circle while the buffer gives them other places."""
+"""Seconds for which a relay may say "later" while nothing arrives there, before it is left: relays may wait for one
+another in a circle while the buffer rearranges them."""
 AVOID_SECONDS = 60.0
-"""For so long one that was left is not asked again."""
+"""Seconds for which a relay that was left is not asked again."""
 
 Row = tuple[int, int, int, str]
 """(base, version, bytes, checksum) of a leg (`areal_like.weights.history`)."""
 
 
 class Superseded(Exception):
-    """What was asked for is no longer held; there is something newer."""
+    """The requested version is gone; there is a newer one."""
 
 
 class Unreachable(Exception):
@@ -61,13 +61,13 @@ class Sources:
         self.received = self.relayed = self.left = 0
 
     def set(self, manifest: dict[str, Any]) -> None:
-        """Those that an announcement names, from now on."""
+        """Use the sources that an announcement names, from now on."""
         self._relays = [[str(each) for each in relay] for relay in manifest.get("relays", [])]
         self._publisher = [str(endpoint) for endpoint in manifest["parts"]]
         self._choose()
 
     def leave(self, reason: object) -> bool:
-        """Turn to the next one. False: there is none."""
+        """Turn to the next source. False: there is none."""
         if not self._is_relay():
             return False
         (relay,) = self._endpoints

@@ -39,9 +39,9 @@ from areal_like.weights.update import Update
 
 log = logging.getLogger(__name__)
 TRIES = 3
-"""Wrong weights in a row, whole ones at last: then something is wrong that asking again does not mend."""
+"""Wrong weights in a row, whole ones at last, after which asking again does not help."""
 THREAD_FROM = 4 << 20
-"""Bytes of weights from which they are applied in a thread."""
+"""Above this size weights are applied in a thread."""
 
 
 class Subscriber:
@@ -85,14 +85,14 @@ class Subscriber:
         return {**totals, "full_syncs": float(self.full_syncs.total()), **by_reason}
 
     def announce(self, manifest: dict[str, Any]) -> None:
-        """A new version is there. Returns at once."""
+        """Note a new version. Returns at once."""
         if self._newest is None or manifest["version"] >= self._newest["version"]:
             self._newest = manifest
             self.digests[manifest["version"]] = manifest["digest"]
             self._news.set()
 
     async def run(self) -> None:
-        """Apply versions as they come, for ever."""
+        """Apply versions as they are announced, until the process ends."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -111,7 +111,7 @@ class Subscriber:
             self.applied(self.engine.version, self.engine.digest)
 
     async def _overtaken(self) -> None:
-        """What overtook a version is announced soon. If not, a relay was wrong; it is asked for again in any case."""
+        """A version that overtook this one is announced soon. If not, a relay was wrong; ask again in any case."""
         try:
             await asyncio.wait_for(self._news.wait(), sources.PATIENCE_SECONDS)
         except TimeoutError:
@@ -119,7 +119,7 @@ class Subscriber:
             self._news.set()
 
     async def apply(self, manifest: dict[str, Any]) -> None:
-        """Fetch, verify and load one version, or another one to which the way led. Raises Superseded; BusError when the
+        """Fetch, verify and load one version, or another one that the plan led to. Raises Superseded; BusError if the
         publisher sends wrong bits again and again."""
         version, digest = manifest["version"], manifest["digest"]
         self.digests[version] = digest

@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 AGAIN_SECONDS = 1.0
-"""How often the exception is raised anew in code that has caught it."""
+"""Seconds between repetitions of the exception in code that catches it."""
 
 _SOON = 1e-6
 
 
 class Overtime(TimeoutError):
-    """A coroutine took longer than it might; says which limit that was."""
+    """A coroutine exceeded a limit; the text says which."""
 
 
 class _Overrun(BaseException):
@@ -35,11 +35,9 @@ class _Overrun(BaseException):
 
 
 async def within(seconds: float, step_seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
-    """What the coroutine returns, if all of it takes `seconds` at most and no step between two awaits more than
-    `step_seconds`. Raises Overtime otherwise, and whatever the coroutine raises.
-
-    The limit of steps holds in the main thread alone, which is where Python handles signals; it uses SIGALRM.
-    """
+    """Run the coroutine, and return its result, if all of it takes at most `seconds` and no step between two awaits
+    more than `step_seconds`. Raises Overtime otherwise, and whatever the coroutine raises. The limit of steps works in
+    the main thread only, where Python handles signals; it uses SIGALRM."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:

@@ -77,7 +77,7 @@ class Tools:
         return Outcome(text, self._turn_reward if went_well else 0.0, False)
 
     async def _answer(self, call: str) -> tuple[str, bool]:
-        """What is shown for a call, and whether it went well."""
+        """What to show for a call, and whether it succeeded."""
         try:
             tool, arguments = self._parse(call.strip())
             result = tool(**arguments)

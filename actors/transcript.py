@@ -1,7 +1,7 @@
 """A sample in the making: what the model said and what it was shown, in order. Workflows write it.
 
 Invariant: what the model said keeps its tokens, behaviour logprobs and runs as the engine gave them. What it was shown
-was sampled by nobody: loss-masked, logprob 0, and filed under the version that spoke last, so that it changes no age.
+nobody sampled: it is loss-masked, has logprob 0, and counts under the version that spoke last, so it changes no age.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Part:
 
 
 class Transcript:
-    """Begins with the prompt's tokens, int32 [P], under the limits of the whole response."""
+    """Starts with the prompt's tokens, int32 [P], under the limits of the whole response."""
 
     def __init__(self, prompt: np.ndarray, limits: Limits):
         self._prompt, self._limits = prompt, limits
@@ -39,7 +39,7 @@ class Transcript:
 
     @property
     def room(self) -> int:
-        """Tokens that the response may still have."""
+        """The number of tokens that the response may still have."""
         return self._limits.max_tokens - self._length
 
     @property
@@ -48,16 +48,17 @@ class Transcript:
         return self._limits
 
     def limits(self, most: int | None = None) -> Limits:
-        """Of the model's next turn: at most `most` tokens; it goes on in the sample's stream of random numbers."""
+        """The limits of the model's next turn: at most `most` tokens, continuing in the sample's stream of random
+        numbers."""
         longest = self.room if most is None else min(most, self.room)
         return replace(self._limits, max_tokens=longest, offset=self._limits.offset + self._length)
 
     def unstopped(self, count: int) -> Limits:
-        """Of `count` more tokens, whatever the room, that no stop token ends."""
+        """The limits of `count` more tokens, whatever room is left, that no stop token ends."""
         return replace(self._limits, max_tokens=count, stop=(), offset=self._limits.offset + self._length)
 
     def branch(self, limits: Limits) -> Transcript:
-        """A copy that goes on by itself, under `limits` of the whole response, in a stream of its own."""
+        """A copy that continues by itself, under `limits` of the whole response, in a stream of its own."""
         branch = Transcript(self._prompt, limits)
         branch._parts, branch._length, branch._earned = [*self._parts], self._length, [*self._earned]
         return branch

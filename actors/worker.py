@@ -30,16 +30,16 @@ from areal_like.types import Carried, Group, Lease, Limits, Prompt, Sample, SoFa
 log = logging.getLogger(__name__)
 _HELDOUT_STREAM = 1
 RESAMPLES = 2
-"""A sample whose reward or agent crashed is drawn anew so many times, in its slot, before its group is given up."""
+"""How often a sample whose reward or agent crashed is drawn again, in its slot, before its group is given up."""
 CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed"}
-"""What costs a sample and not yet its group → the reason in the ledger."""
+"""Errors that cost a sample, and not yet its group → the reason in the ledger."""
 REASON_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """How this run samples: from which seed, how hot, how long at most (None: as the task says), by which workflow, and
-    by which one held-out prompts."""
+    """How this run samples: seed, temperature, longest response (None: as the task says), workflow, and workflow for
+    held-out prompts."""
 
     seed: int
     temperature: float
@@ -91,7 +91,7 @@ class Worker:
         self.resampled = 0  # samples drawn anew, since their reward had crashed
 
     def start(self, leases: list[Lease], carried: Mapping[int, Carried] = MappingProxyType({})) -> None:
-        """Begin to work on leases, some of which carry what there is of their group; returns at once."""
+        """Start work on leases, some of which carry an unfinished group; returns at once."""
         if self._leaving:
             return
         self.started_at = self.started_at or time.monotonic()
@@ -110,8 +110,8 @@ class Worker:
         task.add_done_callback(self._errands.discard)
 
     def cancel(self, group_ids: list[int], give_back: bool = False) -> None:
-        """End leases: their sequences leave the engine before its next decode step. What there is of the groups is lost
-        or, with `give_back`, handed back to the buffer."""
+        """End leases: their sequences leave the engine before its next decode step. What was sampled is lost or, with
+        `give_back`, handed back to the buffer."""
         if give_back:
             self._run_errand(self.give_back(group_ids))
             return
@@ -124,7 +124,7 @@ class Worker:
                 group.task.cancel()
 
     async def give_back(self, group_ids: Iterable[int] | None = None, *, leaving: bool = False) -> None:
-        """Break groups off (None: all) within a decode step, and hand the buffer what there is of them. `leaving`: this
+        """Interrupt groups (None: all) within a decode step, and hand the buffer what was sampled. `leaving`: this
         actor takes no more leases."""
         self._leaving |= leaving
         wanted = self._groups if group_ids is None else group_ids
@@ -150,12 +150,12 @@ class Worker:
 
     @staticmethod
     def _so_far(group: _Running) -> dict[int, SoFar]:
-        """Of each sample that has begun, here or under an earlier lease."""
+        """What was sampled of each started sample, here or under an earlier lease."""
         begun = {int(request.partition("/")[2]): each.so_far for request, each in group.recorders.items()}
         return group.carried.samples | begun
 
     def hello_again(self) -> None:
-        """All leases are void: stop working on them. Sequences that still run count against the next leases."""
+        """Void all leases: stop working on them. Sequences that still run count against the next leases."""
         for task in [*(group.task for group in self._groups.values()), *self._errands]:
             if task:
                 task.cancel()
@@ -165,7 +165,7 @@ class Worker:
         self._sample_ended(None)
 
     def _sample_ended(self, sample: asyncio.Task | None) -> None:
-        """A slot of the engine is free. The buffer is told once for all that ended in this turn of the loop."""
+        """Note that a slot of the engine is free. Tell the buffer once for all that ended in this turn of the loop."""
         if sample:
             self._generating.leave()
             self._active -= 1
@@ -186,7 +186,7 @@ class Worker:
         return self._progress.moved(groups), self._heldout_progress.moved(heldout)
 
     def note_spans(self) -> None:
-        """Write down what has been worked on so far (`areal_like.spans`)."""
+        """Record what was worked on so far (`areal_like.spans`)."""
         self._generating.so_far()
         self._evaluating.so_far()
 
@@ -276,8 +276,8 @@ class Worker:
         return sample
 
     async def _run_sample(self, group: _Running, prompt: Prompt, index: int) -> Sample | None:
-        """A reward or an agent that crashes costs this sample: another takes its place, with random numbers of its own.
-        (A reward that overruns its time is no crash: it is 0.)"""
+        """Roll out a sample. If its reward or agent crashes, draw another one in its place, with random numbers of its
+        own. (A reward that overruns its time is no crash: it is 0.)"""
         attempt, so_far = 0, group.carried.samples.get(index) or SoFar()
         while True:
             try:
@@ -309,7 +309,7 @@ class Worker:
         return Limits(longest, temperature, tuple(self.task.stop_tokens), key)
 
     def _log_failure(self, what: str) -> None:
-        """The first few with their tracebacks: the same one may come thousands of times."""
+        """Log the first few with their tracebacks: the same error may come thousands of times."""
         self._failures += 1
         if self._failures <= 5:
             log.exception("%s failed", what)
@@ -339,7 +339,7 @@ class Worker:
 
 
 def _check_rewards(sample: Sample) -> None:
-    """Raises RewardError for what the learner could not compute with."""
+    """Raises RewardError for a reward that the learner cannot compute with."""
     for reward in (sample.reward, *(earned for _, earned in sample.turn_rewards)):
         if not abs(reward) <= LARGEST_REWARD:
             raise RewardError(

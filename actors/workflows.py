@@ -1,4 +1,4 @@
-"""Workflows: how one sample of a prompt comes about. One async function per style of rollout.
+"""Workflows: how one sample of a prompt is rolled out. One async function per style of rollout.
 
 The worker starts `lease.launch` of them at once; each talks to the engine and to the verifier, and hands back a
 `Sample`. Returning None rejects the sample; raising fails the sample, never the run; the worker counts both. The
@@ -143,7 +143,7 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
 
 
 async def fill(engine: RolloutEngine, transcript: Transcript, request: str, filler: int) -> bool:
-    """Decode `filler` loss-masked tokens behind what there is; False where they were aborted."""
+    """Decode `filler` loss-masked tokens after the response; False if they were aborted."""
     if filler < 1:
         return True
     rest = await engine.generate(transcript.tokens, transcript.unstopped(filler), request)

@@ -24,7 +24,7 @@ REQUIRED = inspect.Parameter.empty
 
 
 class UnreadableError(ValueError):
-    """There is no such function or class, or it can't be found out what it takes."""
+    """No such function or class, or its parameters cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _of_partial(module: str, call: ast.Call) -> Signature:
 
 
 def _of_object(module: str, attribute: str) -> Signature:
-    """Of something that is there only when the module has been imported."""
+    """The signature of something that exists only once its module is imported."""
     found = _imported(f"{module}:{attribute}")
     try:
         parameters = inspect.signature(found).parameters.values()

@@ -1,9 +1,8 @@
-"""Who did what when: every process writes down the spans of time in which it worked, for `scripts.timeline`.
+"""Who worked when: every process records the spans of time in which it worked, for `scripts.timeline`.
 
 A file per role, `spans/ROLE.jsonl` in the run's folder, with an object per span: `name`, and `begin` and `end` in
-seconds since 1970. Adjacent spans of a name are one: what goes on for long is written a piece at a time, so that little
-of it is lost with the process. A disk that is full ends the writing, and nothing else.
-"""
+seconds since 1970. Adjacent spans of a name are joined: long work is written piece by piece, so a killed process loses
+little. A full disk ends the recording, and nothing else."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ class Busy:
             self._spans.add(self._name, self._since, time.monotonic())
 
     def so_far(self) -> None:
-        """Write down what there is of a span that goes on."""
+        """Record the part of a running span that has passed."""
         if self._count:
             now = time.monotonic()
             self._spans.add(self._name, self._since, now)

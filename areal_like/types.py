@@ -36,7 +36,7 @@ class Prompt:
 
 
 class Outcome(NamedTuple):
-    """What an environment says to an action: what it shows, what the turn earned (None: the task's verifier is asked
+    """What an environment answers to an action: what it shows, what the turn earned (None: ask the task's verifier
     about the action), and whether the episode has ended."""
 
     observation: str
@@ -49,10 +49,9 @@ class Limits:
     """How to sample one completion.
 
     `key` names the random stream of this sample (see `areal_like.sampling`); `offset` is the position of the first
-    sampled token within that stream, so that a second call for the same sample goes on where the first ended.
+    sampled token within that stream, so that a second call for the same sample continues where the first ended.
     `temperature` 0 means greedy; its logprobs are those of temperature 1. The stop token is part of the output.
-    `trained` False: an evaluation, of which nothing is trained.
-    """
+    `trained` False: an evaluation, of which nothing is trained."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -74,11 +73,9 @@ class Completion:
 
 @dataclass(slots=True)
 class SoFar:
-    """What there is of a sample that was broken off, by what was asked for; enough for its workflow to go on from.
-
-    `calls` maps (digest of the tokens that the engine was given, `Limits.offset`) to what it had sampled, with finish
-    "abort" where it had not ended; `scores` maps the digest of a response to its reward (see `areal_like.partials`).
-    """
+    """What is known of an interrupted sample, by request: enough for its workflow to continue. `calls` maps (digest of
+    the tokens that the engine was given, `Limits.offset`) to what it had sampled, with finish "abort" if it had not
+    ended; `scores` maps the digest of a response to its reward (see `areal_like.partials`)."""
 
     calls: dict[tuple[int, int], Completion] = field(default_factory=dict)
     scores: dict[int, float] = field(default_factory=dict)
@@ -86,8 +83,8 @@ class SoFar:
 
 @dataclass(slots=True)
 class Carried:
-    """What a lease carries of a group that an earlier one has left unfinished: samples by their index, and the digests
-    of the versions that made their tokens."""
+    """What a lease carries of a group that an earlier lease left unfinished: samples by index, and the digests of the
+    versions that made their tokens."""
 
     samples: dict[int, SoFar] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
@@ -125,7 +122,7 @@ class Sample:
         return max(version for version, _ in self.runs)
 
     def mask_tokens_before(self, allowed: int) -> None:
-        """Take the tokens of versions before `allowed` out of the loss mask."""
+        """Remove the tokens of versions before `allowed` from the loss mask."""
         if self.oldest_version < allowed:
             young = np.repeat([version >= allowed for version, _ in self.runs], [n for _, n in self.runs])
             self.loss_mask = self.loss_mask & young

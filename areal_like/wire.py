@@ -36,7 +36,7 @@ LARGE_HEADERS = {
         "failed",
     )
 }
-"""Bytes, by kind, where a header may be longer than `MAX_HEADER_BYTES`."""
+"""Kinds whose header may be longer than `MAX_HEADER_BYTES`, and how long, in bytes."""
 MAX_LIST, MAX_MAP = 256, 1 << 12
 """Entries of any list, or map."""
 MAX_LONG_LIST = 1 << 16
@@ -44,7 +44,7 @@ LONG_LISTS = LARGE_HEADERS.keys() - {"push", "failed"}
 """Kinds of which lists may have `MAX_LONG_LIST` entries; how they are nested is looked at before they are unpacked."""
 SAY_HELLO = "say hello"
 ONLY_THE_LEARNER = "only the learner may say this"
-"""In reasons to refuse a message: those that the sender can mend, by hello."""
+"""Part of a refusal's reason, if the sender can fix it by hello."""
 
 _TABLE: dict[str, type | tuple[type, ...]] = {"groups": list, "rows": bytes, "runs": bytes, "digests": dict}
 """The numbers of several groups: see `areal_like.groups`."""
@@ -119,11 +119,11 @@ MAY_SAY: dict[str, frozenset[str]] = {
 """What the holder of a key may say, by the key's role (`areal_like.keys`). A host of actors looks in and tells of their
 deaths with its key, too."""
 NOT_WITH_THIS_KEY = "a key of role"
-"""In reasons to refuse a message that the sender can't mend."""
+"""Part of a refusal's reason, if the sender cannot fix it."""
 
 
 class WireError(ValueError):
-    """A message that can't be accepted; the text says what is wrong with it."""
+    """A message that was refused; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Conversation:
 
     @property
     def last(self) -> Turn | None:
-        """The answered request that came last."""
+        """The latest answered request."""
         return max(self.turns, key=lambda turn: turn.number, default=None)
 
     async def ask(self, chat: Chat) -> Reply:
@@ -88,7 +88,7 @@ class Conversation:
         return Reply(number, message, finish, len(before), len(completion.tokens))
 
     def close(self) -> None:
-        """No more answers; those that are awaited are refused."""
+        """Give no more answers; awaited ones are refused."""
         self._closed = True
         for work in self._open:
             work.cancel()

@@ -31,12 +31,12 @@ from actors.agents.counts import TOTALS
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 << 20
 REMEMBERED = 4096
-"""Keys of samples that have ended, of which a late request is told so."""
+"""Number of keys of ended samples to remember, so that a late request is told."""
 _SHUTDOWN_SECONDS = 1.0
 
 
 class Endpoint:
-    """Hands each request to the conversation of its key."""
+    """Passes each request to the conversation of its key."""
 
     def __init__(self) -> None:
         self.base_url = ""
@@ -45,7 +45,7 @@ class Endpoint:
 
     @contextmanager
     def serves(self, conversation: Conversation) -> Iterator[str]:
-        """Answer its agent; gives the key."""
+        """Serve a sample's agent; returns its key."""
         key = f"sk-{secrets.token_urlsafe(32)}"
         self._conversations[key] = conversation
         try:
@@ -144,7 +144,7 @@ _endpoints: dict[asyncio.AbstractEventLoop, tuple[Endpoint, asyncio.Future[None]
 
 
 async def endpoint() -> Endpoint:
-    """The one of this event loop, started where there is none. Raises OSError where it can't listen."""
+    """The endpoint of this event loop, started if there is none. Raises OSError if it cannot listen."""
     loop = asyncio.get_running_loop()
     if loop not in _endpoints:
         made, started = Endpoint(), loop.create_future()

@@ -28,7 +28,7 @@ from typing import IO, Any
 
 Reward = float | list[float] | None
 LAST_WORDS = 2000
-"""Characters of what a program has said that go into an error."""
+"""Characters of a program's output that go into an error."""
 _GUARD = ["sh", "-c", "read _; kill -KILL 0"]
 """Leads the program's process group, and ends it when the pipe to this process breaks, however that comes about."""
 
@@ -38,8 +38,8 @@ class AgentError(RuntimeError):
 
 
 async def play(agent: str | Sequence[str], base_url: str, key: str, row: dict[str, Any]) -> Reward:
-    """Run the agent to its end; when cancelled, it is ended at once. Raises AgentError, and ValueError for an agent
-    that can't be run at all."""
+    """Run the agent to its end; cancelling ends it at once. Raises AgentError, and ValueError for an agent that cannot
+    run at all."""
     if isinstance(agent, str):
         return await _call(agent, base_url, key, row)
     return await _run(list(agent), base_url, key, row)
@@ -71,7 +71,7 @@ async def _run(command: list[str], base_url: str, key: str, row: dict[str, Any])
         finally:
             _kill(guard)
         if code:
-            raise AgentError(f"ended with exit code {code}: {_end_of(errors).strip() or 'without a word'}")
+            raise AgentError(f"ended with exit code {code}: {_end_of(errors).strip() or 'without output'}")
         return _reward_in(_end_of(said))
 
 

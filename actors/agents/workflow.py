@@ -25,7 +25,7 @@ from areal_like.types import Finish, Limits, Prompt, Sample
 
 log = logging.getLogger(__name__)
 END_SECONDS = 2.0
-"""Time that an async function has to end when it is cancelled."""
+"""Seconds that an async function has to end when it is cancelled."""
 
 
 async def agent(  # noqa: PLR0913 (some are knobs)
@@ -122,7 +122,7 @@ async def _sample(
     last = conversation.last
     if last is None:
         why = f"; a request was refused: {conversation.refusal}" if conversation.refusal else ""
-        raise AgentError(f"the agent has not got a single answer{why}")
+        raise AgentError(f"the agent got no answer{why}")
     transcript, finish = last.transcript, _finish(conversation, last)
     TOTALS["agent_turns_left_out"] += len(conversation.turns) - transcript.turns
     if isinstance(earned, list):

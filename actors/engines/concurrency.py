@@ -24,11 +24,11 @@ class Concurrency:
         self._interval, self._peaceful = interval, 0
 
     def pressed(self, running: int) -> None:
-        """So many ran, and it was too much."""
+        """Note that so many sequences outgrew the memory."""
         self.limit, self._peaceful = max(1, running // 2), 0
 
     def step(self) -> None:
-        """A decode step went well."""
+        """Note a decode step without preemption."""
         self._peaceful += 1
         if self._peaceful % self._interval == 0:
             self.limit = min(self._most, self.limit + 1)

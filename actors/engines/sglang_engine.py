@@ -45,12 +45,12 @@ from areal_like.weights.update import Update
 log = logging.getLogger(__name__)
 _BALANCE_SECONDS = 1.0
 _TRIES = 5
-"""Answers in a row without a single token, and without an update that broke them off, before a request is given up."""
+"""Answers in a row without a token, and without an update that interrupted them, before a request is given up."""
 
 
 @dataclass(eq=False)
 class _Call:
-    """A `generate` that is under way: its id at the server that works on it now, if any, and what there is of it."""
+    """A running `generate`: its id at the server that works on it now, if any, and what it has sampled."""
 
     name: str
     work: asyncio.Task | None = None
@@ -239,7 +239,7 @@ class SglangEngine:
                     each.cancel()
 
     def _note_busy(self) -> None:
-        """Busy while a server works on something; who waits for a server makes nobody busy."""
+        """Count as busy while a server works; waiting for a server is not busy."""
         now = monotonic()
         if self._busy_since is not None:
             self._totals["busy_seconds"] += now - self._busy_since
@@ -267,7 +267,7 @@ class SglangEngine:
 
     @staticmethod
     async def _abort(server: Server, rid: str) -> None:
-        """A server that stands still would lose the tokens of what is aborted: it is told afterwards."""
+        """Abort at the servers, after the callers were answered: a hanging server would lose their tokens."""
         with suppress(ServerGone, ServerRefused):
             await server.open.wait()
             await server.post("/abort_request", {"rid": rid})
@@ -294,7 +294,7 @@ class SglangEngine:
             self._totals["apply_seconds"] += monotonic() - begin
 
     async def _give(self, server: Server, patch: np.ndarray, base: str, mode: Any = None) -> None:
-        """Weights for one server. One that does not take them is out of service, and starts anew."""
+        """Give weights to one server. A server that refuses them is taken out of service, and restarted."""
         weights = sglang_weights.Weights(self._held, self._held_digest, self._label, patch, base)
         mode, running = mode or self._mode, server.load > 0
         flush = self._flush and mode != "in_place"
@@ -313,7 +313,7 @@ class SglangEngine:
     # ---- servers ----------------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Start the servers and keep them running, for ever. Raises RuntimeError when that does not work any more."""
+        """Start the servers and keep them running. Raises RuntimeError when that no longer works."""
         balance = asyncio.ensure_future(self._balance())
         try:
             await self._fleet.watch(self._equip)
@@ -321,7 +321,7 @@ class SglangEngine:
             balance.cancel()
 
     async def _balance(self) -> None:
-        """Fewer requests at once while servers put some of them back for want of memory, and more again afterwards."""
+        """Lower the number of concurrent requests while servers run out of memory; raise it again later."""
         while True:
             await asyncio.sleep(_BALANCE_SECONDS)
             self._places.note(await self._fleet.count())
@@ -340,7 +340,7 @@ class SglangEngine:
             server.ready.set()
 
     async def until_up(self) -> None:
-        """Waits for the first server that may be given requests."""
+        """Wait for the first server that accepts requests."""
         await self._pick()
 
     @property

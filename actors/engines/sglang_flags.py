@@ -1,4 +1,4 @@
-"""With which arguments our SGLang servers are started, and which servers may be used at all."""
+"""The arguments of our SGLang servers, and which servers may be used at all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PARALLEL = {"dp": "data-parallel-size", "pp": "pipeline-parallel-size", "ep": "
 UNSUPPORTED = {"enable-dp-attention", "kv-cache-dtype", "weight-cache-mode"} | {
     spelling for short, long in _PARALLEL.items() for spelling in (short, f"{short}-size", long)
 }
-"""Arguments under which weights would lie where patches don't reach them, or logprobs would be others."""
+"""Arguments that would put weights where patches do not reach them, or change logprobs."""
 EXPERTS, LATENT = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), "kv_lora_rank"
 """Names in a model's config."""
 

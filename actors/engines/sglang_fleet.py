@@ -26,7 +26,7 @@ from actors.engines.sglang_server import Server, ServerGone, ServerRefused
 
 log = logging.getLogger(__name__)
 _BREAK_OFF_SECONDS = 30.0
-"""Then a server is ended all the same: what it still works on is sampled anew."""
+"""Seconds after which a server is ended all the same: its open requests are sampled again."""
 _ABORT_SECONDS = 0.1
 NOTE_CHARACTERS = 200
 _COUNT_SECONDS = 10.0
@@ -99,7 +99,7 @@ class Fleet:
         return "restarting" if self._proven else "starting", notes[:NOTE_CHARACTERS]
 
     def _arrange(self) -> None:
-        """End all servers, and name those that are to be started."""
+        """End all servers, and choose those to start."""
         for server in self.servers:
             server.kill()
             server.open.set()
@@ -202,7 +202,7 @@ class Fleet:
 
     @staticmethod
     async def _break_off(server: Server) -> None:
-        """Again and again, since a request may still be on its way (which a pause with `abort` would hold for ever)."""
+        """Abort repeatedly: a request may still be on its way, and a pause with `abort` would hold it for ever."""
         with suppress(ServerGone, ServerRefused, TimeoutError):
             async with asyncio.timeout(_BREAK_OFF_SECONDS):
                 while server.load:

@@ -32,11 +32,11 @@ class Pulse:
         self._asking: asyncio.Task[None] | None = None
 
     def beat(self) -> None:
-        """It has just done something."""
+        """Note a sign of work."""
         self._quiet = 0.0
 
     def tick(self, seconds: float) -> str:
-        """So many seconds have passed. Returns what is wrong; "" if nothing is."""
+        """Let seconds pass. Returns what is wrong; "" if nothing is."""
         self._quiet += min(seconds, _LONGEST_TICK)
         if self._quiet >= self.patience:
             return f"was frozen (no token for {self.patience:.0f} s)"
@@ -51,7 +51,7 @@ class Pulse:
             await asyncio.sleep(min(_ASK_AGAIN_SECONDS, self._probe_after))
 
     def stop(self) -> None:
-        """Nobody looks any more."""
+        """Stop watching."""
         if self._asking:
             self._asking.cancel()
         self._asking, self._quiet = None, 0.0

@@ -42,15 +42,15 @@ _STRIDE = 1 << 22
 
 
 class LoaderError(RuntimeError):
-    """Weights that are not right after they were applied."""
+    """The weights are wrong after a patch was applied."""
 
 
 class LoaderUnable(RuntimeError):
-    """Weights that this server stores in a way that can't be followed."""
+    """This server stores the weights in a way that patches cannot follow."""
 
 
 class LoaderRefused(RuntimeError):
-    """A model, or a server, that can't be kept in step with the published weights at all: no other try would help."""
+    """A model or server that can never follow the published weights: another try would not help."""
 
 
 class Box:
@@ -263,7 +263,7 @@ def _agree(problem: str, group: Any, device: torch.device) -> None:
 
 
 def load(model: torch.nn.Module, named_tensors: list[tuple[str, Tensor]]) -> None:
-    """The custom loader where the plugin is missing. Its caller can't be told of a failure; it must not raise."""
+    """The custom loader, for a server without the plugin. Its caller cannot be told of a failure; it must not raise."""
     try:
         apply(model, read(named_tensors[0][1].cpu().numpy()))
     except Exception:

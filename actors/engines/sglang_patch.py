@@ -19,9 +19,9 @@ import numpy as np
 from areal_like.weights.state import BITS, State, TensorSpec
 
 NAME = "areal_like.patch"
-"""What the one tensor is called in which a patch travels."""
+"""Name of the one tensor that carries a patch."""
 WHOLE = -1
-"""In place of a number of changes: the tensor is sent whole."""
+"""Stands for the number of changes of a tensor that is sent whole."""
 _ALIGN = 8
 _MOST_PLACES = 1 << 32
 

@@ -42,7 +42,7 @@ _LOG_LINES = 15
 _GUARD = ["sh", "-c", "read _; kill -KILL 0"]
 _LAUNCH = ["-m", "sglang.launch_server"]
 _PROBE_SECONDS = 25.0
-"""SGLang itself gives a probe up after 20 s."""
+"""Seconds for a probe: SGLang itself gives up after 20 s."""
 _KILL_SECONDS = 10.0
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -52,7 +52,7 @@ class ServerGone(RuntimeError):
 
 
 class ServerRefused(RuntimeError):
-    """The server has answered that it will not, or could not; the text says why."""
+    """The server refused, or failed; the text says why."""
 
 
 def _die_with_parent() -> None:
@@ -173,7 +173,7 @@ class Server:
             self.pulse.stop()
 
     async def _is_there(self) -> bool:
-        """Does anybody listen? One who is slow to answer, or not well, does: what that means is for `pulse` to tell."""
+        """Is somebody listening? A server that answers slowly, or badly, is; `pulse` judges what that means."""
         assert self._session
         try:
             async with self._session.get(self.url + "/ping", timeout=aiohttp.ClientTimeout(total=1)):
@@ -232,7 +232,8 @@ class Server:
         return f"; its log is {self._log}, which ends with\n" + "\n".join(f"  {line}" for line in lines)
 
     def fail(self, failure: str) -> None:
-        """It holds nobody knows what: out of service, until `until_dead` has returned and it is started anew."""
+        """Take the server out of service, since its weights are unknown, until `until_dead` has returned and it is
+        restarted."""
         self.ready.clear()
         self.failure = failure
 

@@ -1,4 +1,4 @@
-"""Actors that join a run that lives, from this host: started, started again, and ended, beside the run's own launcher.
+"""Actors that join a running run from this host: starts, restarts and ends them, beside the run's own launcher.
 
 The run's files and its other processes are not theirs: a guest that dies too often is left out, and nothing else ends.
 """
@@ -14,8 +14,7 @@ from areal_like.launch.restarts import Limits
 
 
 class Guests(LocalLauncher):
-    """As `LocalLauncher`, of actors only; whatever becomes of them, no RunFailed is raised. `keys` are theirs (None:
-    those of the run)."""
+    """As `LocalLauncher`, for actors only; never raises RunFailed. `keys` are the guests' (None: those of the run)."""
 
     def __init__(self, run: Path, limits: Limits, keys: Path | None = None):
         super().__init__(run, limits)
@@ -37,8 +36,8 @@ class Guests(LocalLauncher):
         return not self._running and not self._due
 
     def _judge(self, role: RoleSpec, code: int, words: str) -> None:
-        """The run goes on without a guest."""
+        """Leave a guest out: the run continues without it."""
 
     def stop(self) -> None:
-        """End them all; what there is of their groups goes back to the buffer."""
+        """End all guests; their unfinished groups go back to the buffer."""
         self._end_all()

@@ -1,4 +1,4 @@
-"""Starts a plan as processes of this machine, watches them, restarts actors, and ends them all for certain.
+"""Starts a plan as processes of this machine, watches them, restarts actors, and ends all of them reliably.
 
 Each role leads a process group of its own, so that what it has started ends with it. `poll` is called many times a
 second and doesn't wait, a restart's delay included; only the first role that is forked waits for its imports (and is
@@ -38,14 +38,14 @@ from areal_like.process import (
 from areal_like.run_folder import RENDEZVOUS, has_stepped, room_wanted
 
 TAIL_BYTES, TAIL_LINES = 1 << 14, 5
-"""Of a role's log, what is looked at for its last words."""
+"""Bytes of a role's log in which its last words are searched."""
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-"""Signals that somebody else sends: a death by them says nothing of the actor."""
+"""Signals that come from outside: a death by them says nothing about the actor."""
 
 
 class RunFailed(RuntimeError):
-    """The run can't go on; the text says which process has ended, how, and its last words. `resumable`: may resuming
-    it help, or would the same happen again?"""
+    """The run cannot continue. The text says which process ended, how, and its last words. `resumable`: could a resume
+    help, or would the same happen again?"""
 
     def __init__(self, text: str, resumable: bool = True):
         super().__init__(text)
@@ -53,8 +53,8 @@ class RunFailed(RuntimeError):
 
 
 class RunStopped(RuntimeError):
-    """The run has ended early and can be gone on with; the text says how. `paused`: that is to happen by itself (a
-    signal told the learner to stop, or its node is gone); else a person has stopped it."""
+    """The run ended early and can be resumed; the text says how. `paused`: it resumes by itself (a signal stopped the
+    learner, or its node is gone); otherwise a person stopped it."""
 
     def __init__(self, text: str, paused: bool):
         super().__init__(text)
@@ -63,8 +63,8 @@ class RunStopped(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """An actor's process that died: its name, its id (0: not known here), how it died, how often that has happened, the
-    seconds until it is started again (None: it is left out), and its last error, if it told one."""
+    """An actor's process that died: its name, its id (0: unknown here), how it died, how often this happened, the
+    seconds until its restart (None: it is left out), and its last error, if known."""
 
     name: str
     pid: int
@@ -135,15 +135,15 @@ class LocalLauncher:
         self._check = nothing
 
     def submission(self, roles: list[RoleSpec]) -> Any:
-        """What is to be submitted (`submit`, `describe`) for the plan to be started elsewhere; None: nothing."""
+        """What must be submitted (`submit`, `describe`) to start the plan elsewhere; None: nothing."""
         return None
 
     def placement(self, roles: list[RoleSpec]) -> str:
-        """Where the processes are to be, for people; empty: all are here."""
+        """Describes where the processes will run; empty: all here."""
         return ""
 
     def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
-        """`check` is called again and again where something has to be waited for, and may raise."""
+        """Start all roles. `check` is called repeatedly during waits, and may raise."""
         (self.run / "logs").mkdir(exist_ok=True)
         shutil.rmtree(self.run / RENDEZVOUS, ignore_errors=True)  # of a starter that was killed
         sweep()
@@ -196,8 +196,8 @@ class LocalLauncher:
             self._running["learner"][1].send_signal(signal.SIGUSR1)
 
     def poll(self) -> bool:
-        """See who has died, and start again the actors whose time has come. True once the learner has ended well.
-        Raises RunFailed, RunStopped."""
+        """Check for deaths, and restart the actors whose time has come. True once the learner has ended well. Raises
+        RunFailed, RunStopped."""
         for role, process in list(self._running.values()):
             code = self._code(role, process)
             if code is None:
@@ -224,12 +224,12 @@ class LocalLauncher:
         raise RunFailed(self._obituary(role, code), self._may_resume(code))
 
     def _may_resume(self, code: int) -> bool:
-        """What has ended by an error of its own before it has made a step would do so again."""
+        """An error before the first train step would happen again."""
         own_error = 0 < code < 128 and code != EXIT_NO_SPACE
         return code != EXIT_USER_ERROR and (not own_error or has_stepped(self.run))
 
     def _actor_died(self, role: RoleSpec, process: Any, code: int) -> None:
-        """Have it started again, now or later, or leave it out. Raises RunFailed."""
+        """Restart an actor, now or later, or leave it out. Raises RunFailed."""
         lives = self._lives[role.name]
         self._lives[role.name] += 1
         delay = None if code == EXIT_USER_ERROR else self._restarts.delay(role.name)
@@ -243,7 +243,7 @@ class LocalLauncher:
         self._judge(role, code, words)
 
     def _judge(self, role: RoleSpec, code: int, words: str) -> None:
-        """May the run go on after the death of an actor? Raises RunFailed."""
+        """May the run continue after the death of an actor? Raises RunFailed."""
         if code == EXIT_USER_ERROR:
             raise RunFailed(words, resumable=False)
         cause = "" if _is_from_outside(code) else self._error(self._tail(role)) or in_words(code)
@@ -263,7 +263,7 @@ class LocalLauncher:
         return process.poll()
 
     def _tail(self, role: RoleSpec) -> list[str]:
-        """The last lines of what a role has logged in its last life."""
+        """The last lines that a role logged in its last life."""
         path = self._log(role)
         if not path.exists():
             return []
@@ -273,11 +273,11 @@ class LocalLauncher:
             return file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
 
     def _error(self, lines: list[str]) -> str:
-        """The error that a role has told; empty where it could not."""
+        """The error that a role reported; empty if it could not."""
         return next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
 
     def _obituary(self, role: RoleSpec, code: int) -> str:
-        """One line where the process told its error; how it died and the end of its log where it could not."""
+        """One line if the process reported its error; otherwise how it died, and the end of its log."""
         if not self.run.is_dir():
             return f"the run folder {self.run} is gone: was it removed? ({role.name} {in_words(code)})"
         path, restarts = self._log(role), max(0, self._lives[role.name] - (not role.essential))
@@ -298,7 +298,7 @@ class LocalLauncher:
         return {name: self._pid(process) for name, (_, process) in self._running.items()}
 
     def stop(self) -> None:
-        """End every process: a word, and SIGKILL for what is left after a moment. Leaves no socket file."""
+        """End every process: SIGTERM, then SIGKILL for what is left after a moment. Leaves no socket file."""
         self._end_all()
         shutil.rmtree(self.run / RENDEZVOUS, ignore_errors=True)
         if self._sockets:
@@ -324,7 +324,7 @@ class LocalLauncher:
 
 @contextlib.contextmanager
 def _blocked(number: signal.Signals) -> Iterator[None]:
-    """A process that is started here has the signal wait until it is ready for it."""
+    """Block the signal in a process started here, until it is ready for it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
@@ -346,10 +346,10 @@ def in_words(code: int) -> str:
 
 
 def _signal_of(code: int) -> int:
-    """The number of the signal that has ended a process, as subprocess, a shell or srun says it; 0: none has."""
+    """The number of the signal that ended a process, as subprocess, a shell or srun reports it; 0: none."""
     return -code if code < 0 else code - 128 if 128 < code < EXIT_FORKS_GONE else 0
 
 
 def _is_from_outside(code: int) -> bool:
-    """Has an actor died of something else than itself?"""
+    """Did something outside kill the actor?"""
     return code in (EXIT_NODE_FAILED, EXIT_FORKS_GONE, EXIT_NO_SPACE) or _signal_of(code) in _FROM_OUTSIDE

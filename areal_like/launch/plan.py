@@ -41,12 +41,12 @@ def plan(config: Any) -> list[RoleSpec]:
 
 
 def has_model(kind: str, spec: Any) -> bool:
-    """Will the component import torch, and leave CUDA alone? Nothing is imported to find out."""
+    """Will the component import torch, without CUDA? Found out without importing it."""
     return "needs_model" in marks(kind, spec.name) and spec.get("device", "cpu") == "cpu"
 
 
 def limits(config: Any) -> Limits:
-    """How often actors are started again."""
+    """How often actors are restarted."""
     actors = config.actors
     return Limits(actors.max_restarts, actors.restart_window, actors.min_alive)
 

@@ -31,16 +31,16 @@ from areal_like.launch.restarts import Limits
 from areal_like.process import EXIT_NODE_FAILED, REPOSITORY
 
 GRACE_SECONDS = 10
-"""What the learner has to write a checkpoint after SIGTERM."""
+"""Seconds that the learner has for a checkpoint after SIGTERM."""
 SECONDS_BETWEEN_ASKING = 1.0
-"""Whether a host that Ray moves to another node is there."""
+"""Seconds between checks whether a host that Ray moves has arrived."""
 SECONDS_OF_WAITING = 0.2
-"""For places, before signals are looked at."""
+"""Seconds to wait for places between checks for signals."""
 CALLS_AT_ONCE = 4
 """Of a host: one waits for the end of its role, while others send signals."""
 
 HOLD_SECONDS = 30.0
-"""For a host to reach the starter."""
+"""Seconds for a host to reach the starter."""
 _KEEPALIVE = {  # a machine that has vanished is noticed after three minutes
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 60,
@@ -81,7 +81,7 @@ class Host:
         return self._process.wait()
 
     def signal(self, number: int, whole_group: bool) -> None:
-        """Send the role, or all of its group, a signal."""
+        """Send a signal to the role, or to all of its group."""
         if self._process:
             send = self._process.end if whole_group else self._process.send_signal
             send(signal.Signals(number))

@@ -1,8 +1,7 @@
-"""Which Ray cluster a run is to use: whether one answers, and one of the run's own where there is none.
+"""Chooses the Ray cluster of a run: one that answers, or a new one of the run's own.
 
-Ray itself waits for a cluster for ever, does not hear signals meanwhile, and writes its troubles to the terminal. So a
-process of its own asks first (`answering`), with a time limit; only then does the starter connect.
-"""
+Ray itself waits for a cluster without limit, ignores signals meanwhile, and writes its problems to the terminal. So a
+process of its own asks first (`answering`), with a time limit; only then does the starter connect."""
 
 from __future__ import annotations
 
@@ -17,9 +16,9 @@ from collections.abc import Callable, Mapping
 from areal_like.launch.local import RunFailed
 
 LOCAL = "local"
-"""As address: always a cluster of the run's own."""
+"""The address that always means a cluster of the run's own."""
 ANSWER_SECONDS = 45.0
-"""What a cluster has to answer, Python's start included."""
+"""Seconds that a cluster has to answer, including the start of Python."""
 POLL_SECONDS = 0.1
 _NONE = 3
 _PROBE = f"""
@@ -87,7 +86,7 @@ def keep_to_oneself() -> None:
 
 
 def check_place(kind: str, place: Mapping[str, object]) -> None:
-    """Raises ValueError where Ray could not make sense of a place (it would wait for ever, or die)."""
+    """Raises ValueError for a place that Ray could not understand: it would wait without limit, or die."""
     for name, amount in place.items():
         good = isinstance(amount, int | float) and not isinstance(amount, bool) and 0 <= amount < float("inf")
         if not good or (name == "GPU" and float(amount) > 1 and float(amount) % 1):  # type: ignore[arg-type]

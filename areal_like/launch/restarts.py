@@ -1,7 +1,7 @@
-"""When a dead actor is started again: at once the first time, then after delays that double, and not for ever.
+"""When a dead actor is restarted: at once the first time, then after delays that double, up to a limit.
 
 Deaths are counted per actor in a sliding window, as systemd does (StartLimitIntervalSec, StartLimitBurst): an actor
-that dies once a day is restarted for years, one that dies at every start is soon left out. Nothing here waits.
+that dies once a day is restarted for years; one that dies at every start is soon left out. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Restarts:
 
 
 class CommonFault:
-    """Tells a fault that strikes every actor from the troubles of one: then a restart can't help."""
+    """Tells a fault of all actors from a fault of one: then a restart cannot help."""
 
     def __init__(self) -> None:
         self._deaths = 0

@@ -91,7 +91,7 @@ def test_the_last_line_may_be_a_reward(program, source, reward):
 @pytest.mark.parametrize(
     "source, words",
     [
-        ("sys.exit(3)", "exit code 3: without a word"),
+        ("sys.exit(3)", "exit code 3: without output"),
         ("raise KeyError('no such word')", "exit code 1: .*no such word"),
         ("os.kill(os.getpid(), 9)", "exit code -9"),
         ('print(\'{"reward": "good"}\')', "'good' is no reward"),
