@@ -135,7 +135,8 @@ def actor_of(plain: dict[str, Any], shape: Any, count: int, longest: Lengths) ->
     heads = shape.num_attention_heads
     dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
     kv_heads = getattr(shape, "num_key_value_heads", None) or heads
-    token = 2 * shape.num_hidden_layers * kv_heads * dim * FLOAT
+    width = FLOAT if engine["compute_dtype"] == "float32" else FLOAT // 2
+    token = 2 * shape.num_hidden_layers * kv_heads * dim * width
     return summed(
         {
             "weights": FLOAT * count,

@@ -1,11 +1,15 @@
 """How the embedded engine computes a model: transformers' own forward, or a leaner one for Llama-like models.
 
-Both read and write the same `SlotCache` and the same parameters, so a weight update needs to know of neither.
+Both read and write the same `SlotCache` and the same parameters, so a weight update needs to know of neither. With the
+compute dtype bfloat16 both hold the layers' matrices in it, once and exactly (it is what is published), and round what
+goes into them; embedding, norms, rotary angles, the residual stream and the head stay in float32, as they do for a
+learner under autocast with a float32 head.
 
 - `ModelDecoder` runs the forward of any transformers model with full attention, switched to `slot_attention`.
 - `FusedDecoder` runs the Llama-like ones (Llama, Mistral, Qwen2, Qwen3) with one matrix product for query, key and
-  value, one for gate and up, and fewer small operations. On the CPU, small models spend much of a decode step in those:
-  it is 1.3 times as fast at hidden size 128, twice at 32. `ModelDecoder` is the truth that tests hold it against.
+  value, one for gate and up, and fewer small operations. On the CPU, small models spend much of a decode step in those,
+  and larger ones in matrix products, for which it takes oneDNN (`products`). `ModelDecoder` is the truth that tests
+  hold it against.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
+from actors.engines.products import Product, product
 from actors.engines.slot_cache import ATTENTION, SlotCache
 
 LLAMA_LIKE = {"llama", "mistral", "qwen2", "qwen3"}
@@ -36,7 +41,7 @@ class Decoder(Protocol):
 
 
 def decoder_for(model: PreTrainedModel, cache: SlotCache) -> Decoder:
-    """The fastest decoder that fits the model."""
+    """The fastest decoder that fits the model; it multiplies matrices in the dtype of the cache."""
     return FusedDecoder(model, cache) if FusedDecoder.fits(model) else ModelDecoder(model, cache)
 
 
@@ -51,6 +56,8 @@ class ModelDecoder:
         if others:
             raise ValueError(f"the embedded engine runs full attention only; this model has {sorted(others)}")
         model.set_attn_implementation(ATTENTION)
+        if cache.dtype != model.dtype:
+            _round_linear_layers(model, cache.dtype)
         self._model, self._cache = model, cache
 
     def prefill(self, tokens: torch.Tensor, positions: torch.Tensor) -> None:
@@ -61,16 +68,27 @@ class ModelDecoder:
         return output.logits[:, -1]
 
 
+def _round_linear_layers(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Hold the matrices of all linear layers but the head in `dtype`, and have their inputs rounded to it."""
+
+    def rounded(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(arg.to(dtype) for arg in args)
+
+    head = model.get_output_embeddings()
+    for module in model.modules():
+        if type(module) is nn.Linear and module is not head:
+            module.to(dtype).register_forward_pre_hook(rounded)
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One decoder layer's tensors; `*_t` are transposed views [in, out] of the parameters' own memory."""
+    """One decoder layer; its matrices are views of the parameters' own memory."""
 
     scale: float
-    qkv_t: torch.Tensor
-    qkv_bias: torch.Tensor | None
-    out_t: torch.Tensor
-    gate_up_t: torch.Tensor
-    down_t: torch.Tensor
+    qkv: Product
+    out: Product
+    gate_up: Product
+    down: Product
     activation: Callable[[torch.Tensor], torch.Tensor]
     norms: tuple[Any, Any]
     head_norms: tuple[Any, Any] | None
@@ -92,12 +110,13 @@ class FusedDecoder:
 
     def __init__(self, model: PreTrainedModel, cache: SlotCache):
         body: Any = model.base_model
+        head: Any = model.get_output_embeddings()
         self._cache = cache
         self._embedding = body.embed_tokens
         self._rotary = body.rotary_emb
         self._norm = body.norm
-        self._head: Any = model.get_output_embeddings()
-        self._layers = [_fuse(layer) for layer in _layers(model)]
+        self._head = product(head.weight, head.bias)
+        self._layers = [_fuse(layer, cache.dtype) for layer in _layers(model)]
 
     def prefill(self, tokens: torch.Tensor, positions: torch.Tensor) -> None:
         self._hidden(tokens, positions, keys_only=True)
@@ -114,9 +133,9 @@ class FusedDecoder:
             mixed = self._attend(index, layer, _normed(layer.norms[0], x), (*tokens.shape, cos, sin))
             if keys_only and index + 1 == len(self._layers):
                 break
-            x = torch.addmm(x, mixed, layer.out_t)
-            gate, up = torch.mm(_normed(layer.norms[1], x), layer.gate_up_t).chunk(2, dim=-1)
-            x = torch.addmm(x, layer.activation(gate).mul_(up), layer.down_t)
+            x = layer.out(mixed, x)
+            gate, up = layer.gate_up(_normed(layer.norms[1], x)).chunk(2, dim=-1)
+            x = layer.down(layer.activation(gate).mul_(up), x)
         return x
 
     def _attend(
@@ -124,9 +143,8 @@ class FusedDecoder:
     ) -> torch.Tensor:
         b, t, cos, sin = place
         kv_heads, dim = self._cache.heads, self._cache.dim
-        qkv = torch.mm(x, layer.qkv_t) if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, x, layer.qkv_t)
-        qkv = qkv.view(b, t, -1, dim)
-        qk, value = qkv[:, :, :-kv_heads], qkv[:, :, -kv_heads:]
+        qkv = layer.qkv(x).view(b, t, -1, dim)
+        qk, value = qkv[:, :, :-kv_heads].float(), qkv[:, :, -kv_heads:]
         if layer.head_norms is not None:
             query, key = qk[:, :, :-kv_heads], qk[:, :, -kv_heads:]
             qk = torch.cat([_normed(layer.head_norms[0], query), _normed(layer.head_norms[1], key)], dim=2)
@@ -141,25 +159,25 @@ def _layers(model: PreTrainedModel) -> list[Any]:
     return list(body.layers)
 
 
-def _fuse(layer: Any) -> _Layer:
+def _fuse(layer: Any, dtype: torch.dtype) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+    bias = None if attention.q_proj.bias is None else _joined([linear.bias for linear in qkv], dtype)
     return _Layer(
         scale=attention.scaling,
-        qkv_t=_joined([linear.weight for linear in qkv]).t(),
-        qkv_bias=None if attention.q_proj.bias is None else _joined([linear.bias for linear in qkv]),
-        out_t=attention.o_proj.weight.detach().t(),
-        gate_up_t=_joined([mlp.gate_proj.weight, mlp.up_proj.weight]).t(),
-        down_t=mlp.down_proj.weight.detach().t(),
+        qkv=product(_joined([linear.weight for linear in qkv], dtype), bias),
+        out=product(_joined([attention.o_proj.weight], dtype)),
+        gate_up=product(_joined([mlp.gate_proj.weight, mlp.up_proj.weight], dtype)),
+        down=product(_joined([mlp.down_proj.weight], dtype)),
         activation=mlp.act_fn,
         norms=(layer.input_layernorm, layer.post_attention_layernorm),
         head_norms=(attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None,
     )
 
 
-def _joined(parameters: list[nn.Parameter]) -> torch.Tensor:
+def _joined(parameters: list[nn.Parameter], dtype: torch.dtype) -> torch.Tensor:
     """One tensor that holds the parameters along their first dimension; they become views of it."""
-    whole = torch.cat([parameter.detach() for parameter in parameters])
+    whole = torch.cat([parameter.detach().to(dtype) for parameter in parameters])
     for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
         parameter.data = part
     return whole

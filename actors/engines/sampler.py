@@ -1,9 +1,15 @@
-"""From logits to tokens and behaviour logprobs, for all sequences of a decode step at once. Pure."""
+"""From logits to tokens and behaviour logprobs, for all sequences of a decode step at once."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+
+WIDTH = 128
+"""Tokens per block of a large vocabulary: first a block is drawn, then one of its tokens."""
+BLOCKS_FROM = 4096
+"""Vocabulary from which that is faster than one running sum in float64."""
 
 
 def sample(logits: torch.Tensor, temperatures: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -11,24 +17,49 @@ def sample(logits: torch.Tensor, temperatures: np.ndarray, draws: np.ndarray | N
 
     `temperatures` float32 [n]: 0 takes the likeliest token, with the logprob at temperature 1. `draws` float64 [n] in
     [0, 1) picks the token by the inverse CDF (summed in float64, so that no token of a large vocabulary is lost);
-    None where no row samples. Raises RuntimeError if a logprob is not a number.
+    None where no row samples. The logits are overwritten. Raises RuntimeError if a logprob is not a number.
     """
     logits = logits.float()
     greedy = torch.from_numpy(temperatures == 0).to(logits.device)
     if not (temperatures == 1).all():
         scale = torch.from_numpy(temperatures).to(logits.device).masked_fill(greedy, 1.0)
-        logits = logits / scale[:, None]
-    top, likeliest = logits.max(dim=-1, keepdim=True)
-    weights = (logits - top).exp_()
+        logits.div_(scale[:, None])
+    # In place: so large a tensor is new memory each time, and the system's pages cost more than the arithmetic.
+    likeliest = None if draws is not None and not (temperatures == 0).any() else logits.argmax(dim=-1, keepdim=True)
+    weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
     if draws is None:
-        tokens, total = likeliest, weights.sum(dim=-1, keepdim=True)
+        tokens, total = likeliest, weights.sum(dim=-1, keepdim=True).double()
     else:
-        cdf = weights.cumsum(dim=-1, dtype=torch.float64)
-        total = cdf[:, -1:]
-        targets = torch.from_numpy(draws).to(logits.device)[:, None] * total
-        drawn = torch.searchsorted(cdf, targets, right=True).clamp_(max=logits.shape[-1] - 1)
-        tokens = torch.where(greedy[:, None], likeliest, drawn)
-    logprobs = (logits.gather(-1, tokens) - top - total.log()).float().flatten().cpu().numpy()
+        tokens, total = _drawn(weights, torch.from_numpy(draws).to(logits.device)[:, None])
+        if likeliest is not None:
+            tokens = torch.where(greedy[:, None], likeliest, tokens)
+    assert tokens is not None
+    logprobs = (weights.gather(-1, tokens) / total).log().float().flatten().cpu().numpy()
     if np.isnan(logprobs).any():
         raise RuntimeError("the model's logits are NaN or infinite: its weights are broken")
     return tokens.flatten().cpu().numpy(), logprobs
+
+
+def _drawn(weights: torch.Tensor, draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights float32 [n, vocab], draws float64 [n, 1] → tokens int64 [n, 1], sums of the weights float64 [n, 1]."""
+    vocab = weights.shape[1]
+    if vocab < BLOCKS_FROM:
+        ends = weights.cumsum(dim=-1, dtype=torch.float64)
+        return _passed(ends, draws * ends[:, -1:]), ends[:, -1:]
+    blocks = F.pad(weights, (0, -vocab % WIDTH)) if vocab % WIDTH else weights
+    blocks = blocks.view(len(weights), -1, WIDTH)
+    sums = blocks.sum(dim=-1, keepdim=True).double()
+    ends = sums.squeeze(-1).cumsum(dim=-1)
+    targets = draws * ends[:, -1:]
+    block = _passed(ends, targets)
+    rows = torch.arange(len(weights), device=weights.device)[:, None]
+    rest = (targets - (ends.gather(-1, block) - sums[rows, block, 0])).clamp_(min=0)
+    within = blocks[rows, block, :].squeeze(1).cumsum(dim=-1, dtype=torch.float64)
+    return block * WIDTH + _passed(within, rest), ends[:, -1:]
+
+
+def _passed(ends: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Where running sums [n, m] pass their targets [n, 1] → int64 [n, 1]; never at a weight of 0, however it rounds."""
+    last = ends[:, -1:]
+    targets = torch.minimum(targets, last.nextafter(torch.zeros_like(last)))
+    return torch.searchsorted(ends, targets, right=True).clamp_(max=ends.shape[1] - 1)  # NaN passes nowhere

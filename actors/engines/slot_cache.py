@@ -35,7 +35,7 @@ class SlotCache:
         heads = config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        self.heads, self.dim = kv_heads, dim
+        self.heads, self.dim, self.dtype = kv_heads, dim, dtype
         self._empty = torch.zeros(config.num_hidden_layers, 0, kv_heads, 0, dim, device=device, dtype=dtype)
         self.clear()
 
@@ -92,7 +92,9 @@ class SlotCache:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """Write key and value [b, kv_heads, t, dim], attend with query [b, heads, t, dim] → the same shape."""
+        """Write key and value [b, kv_heads, t, dim], attend with query [b, heads, t, dim] → the same shape, in the
+        cache's dtype."""
+        query, key, value = query.to(self.dtype), key.to(self.dtype), value.to(self.dtype)
         if self._prefill is not None:
             return self._attend_prefill(layer, query, key, value, scale)
         n, time = self._shape

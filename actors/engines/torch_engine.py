@@ -47,6 +47,8 @@ class TorchEngine:
     `interruptible` False: an update waits for the running sequences instead of changing their weights. `kv_tokens`:
     most tokens whose keys and values are held, padding included (None: as many as the slots need): where running
     sequences outgrow it the newest are preempted and go on later, and fewer run for a while (`concurrency`).
+    `compute_dtype`: of matrix products and of the KV cache; sums over tokens and the head are float32 in any case
+    (`decoders`).
     Raises ValueError for a knob out of range.
     """
 
@@ -60,6 +62,7 @@ class TorchEngine:
         kv_policy: Literal["recompute", "keep"] = "recompute",
         interruptible: bool = True,
         kv_tokens: Annotated[int, "[1, inf)"] | None = None,
+        compute_dtype: Literal["float32", "bfloat16"] = "float32",
     ):
         if slots < 1:
             raise ValueError(f"slots must be at least 1, not {slots}")
@@ -67,6 +70,8 @@ class TorchEngine:
             raise ValueError(f"kv_policy must be 'recompute' or 'keep', not {kv_policy!r}")
         if kv_tokens is not None and kv_tokens < 1:
             raise ValueError(f"kv_tokens must be at least 1, not {kv_tokens}")
+        if compute_dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"compute_dtype must be 'float32' or 'bfloat16', not {compute_dtype!r}")
         self.slots = slots
         self._kv_tokens = kv_tokens
         self._concurrency = Concurrency(slots)
@@ -77,7 +82,7 @@ class TorchEngine:
         self._recompute = kv_policy == "recompute"
         self._interruptible = interruptible
         self._table = SlotTable(slots)
-        self._cache = SlotCache(model.config, slots, self._device, model.dtype, kv_tokens)
+        self._cache = SlotCache(model.config, slots, self._device, getattr(torch, compute_dtype), kv_tokens)
         self._decoder = decoder_for(model, self._cache)
         self._parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._waiting: deque[Request] = deque()
