@@ -5,9 +5,10 @@ A model's own forward is switched to `slot_attention` (registered with transform
 the cache among the forward's keyword arguments. So each architecture that transformers can run with full attention
 runs here unchanged.
 
-Driven by `torch_engine`: `reserve`, then `begin_prefill` or `begin_decode` says which slots the next forward is for,
-then that forward (see `decoders`) calls `attend` once per layer. Invariants: no value in the tensors is NaN (a masked
-position has weight 0, and 0 · NaN is NaN), hence zeros and not empty memory; everything here runs under inference mode.
+Driven by `torch_engine`: `reserve`, then one of `begin_prefill`, `begin_prefill_behind` and `begin_decode` says which
+slots the next forward is for, then that forward (see `decoders`) calls `attend` once per layer. Invariants: no value in
+the tensors is NaN (a masked position has weight 0, and 0 · NaN is NaN), hence zeros and not empty memory; everything
+here runs under inference mode.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class SlotCache:
         """Forget every sequence and give the memory back."""
         self.keys = self.values = self._empty
         self._prefill: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        self._behind: tuple[torch.Tensor, torch.Tensor] | None = None
         self._mask: torch.Tensor | None = None
 
     @property
@@ -74,7 +76,17 @@ class SlotCache:
         leaves in the cache is masked until it is overwritten.
         """
         shared = int(rows[-1]) + 1 < len(rows)
+        self._behind = None
         self._prefill = (torch.from_numpy(slots), torch.from_numpy(rows) if shared else None)
+
+    def begin_prefill_behind(self, slots: np.ndarray, places: np.ndarray) -> None:
+        """The next forward is over right-padded tokens [b, t] at positions `places` int64 [b, t] of `slots` int64 [b],
+        behind what these have there already. Positions of padding must lie in the cache, behind the sequence."""
+        device = self.keys.device
+        at = torch.from_numpy(places).to(device)
+        end = int(places.max()) + 1
+        self._prefill = (torch.from_numpy(slots).to(device), None)
+        self._behind = (at, (torch.arange(end, device=device) <= at[:, :, None])[:, None])
 
     def begin_decode(self, lengths: np.ndarray) -> None:
         """The next forward is over one token [n, 1] of each slot 0..n-1: the last of `lengths` int64 [n] tokens."""
@@ -111,10 +123,16 @@ class SlotCache:
     def _attend_prefill(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float):
         assert self._prefill is not None
         slots, rows = self._prefill
+        grouped = query.shape[1] != key.shape[1]
+        if self._behind is not None:
+            places, mask = self._behind
+            for each, new in ((self.keys, key), (self.values, value)):
+                each[layer].transpose(1, 2)[slots[:, None], places] = new.transpose(1, 2)
+            keys, values = (each[layer][slots, :, : mask.shape[-1]] for each in (self.keys, self.values))
+            return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, enable_gqa=grouped)
         time = key.shape[2]
         self.keys[layer][slots, :, :time] = key if rows is None else key[rows]
         self.values[layer][slots, :, :time] = value if rows is None else value[rows]
-        grouped = query.shape[1] != key.shape[1]
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
 
 

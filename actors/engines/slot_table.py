@@ -20,8 +20,9 @@ NO_TOKEN = -1
 @dataclass(eq=False, slots=True)
 class Request:
     """One caller's sequence. `slot` is None while it waits for one; `runs` holds the runs of past versions; `joined` is
-    its place in the order of getting a slot. One that was preempted goes on behind its tokens so far: they are part of
-    its `prompt` then, and stand, with their logprobs, in `before`."""
+    its place in the order of getting a slot; `prefilled`: how many updates there had been when its prompt was computed.
+    One that was preempted goes on behind its tokens so far: they are part of its `prompt` then, and stand, with their
+    logprobs, in `before`."""
 
     name: str
     prompt: np.ndarray
@@ -29,6 +30,7 @@ class Request:
     future: asyncio.Future[Completion]
     slot: int | None = None
     joined: int = 0
+    prefilled: int = -1
     before: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     runs: Runs = field(default_factory=list)
 

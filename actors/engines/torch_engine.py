@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from time import perf_counter
 from typing import Annotated, Literal
@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 
 from actors.engines.concurrency import Concurrency
 from actors.engines.decoders import decoder_for
+from actors.engines.prefill_plan import Span, plan
 from actors.engines.sampler import sample
 from actors.engines.slot_cache import SlotCache
 from actors.engines.slot_table import Request, SlotTable, whole
@@ -103,6 +104,8 @@ class TorchEngine:
                 "pauses",
                 "recompute_seconds",
                 "preemptions",
+                "prefill_tokens",
+                "shared_tokens",
             ),
             0.0,
         )
@@ -163,7 +166,8 @@ class TorchEngine:
         `busy_seconds`: in steps, prefill included. `apply_seconds`: writing new weights. `pause_seconds`: from the
         start of an update to the start of the next step, where sequences were running (`pauses` of them).
         `recompute_seconds`: renewing their KV cache. `joins`: sequences that got a slot; `preemptions`: that lost it
-        for want of memory, and `limit`: how many may run now.
+        for want of memory, and `limit`: how many may run now. `prefill_tokens`: that went through prefills;
+        `shared_tokens`: that did not, since another sequence has the same prompt.
         """
         return {
             **self._totals,
@@ -270,32 +274,39 @@ class TorchEngine:
         return self._kv_tokens is None or not running or (running + 1) * longest <= self._kv_tokens
 
     def _prefill(self, slots: list[int]) -> None:
-        """Fill the KV cache of the slots for all but their last token; equal token sequences are computed once."""
-        table = self._table
-        sharers: dict[bytes, list[int]] = {}
-        for slot in slots:
-            if table.lengths[slot] > 1:
-                sharers.setdefault(table.tokens[slot, : table.lengths[slot] - 1].tobytes(), []).append(slot)
-        chunk: list[list[int]] = []
-        for same in sorted(sharers.values(), key=lambda same: int(table.lengths[same[0]])):
-            if chunk and (len(chunk) + 1) * int(table.lengths[same[0]]) > PREFILL_TOKENS:
+        """Fill the KV cache of the slots for all but their last token; equal prompts are computed once."""
+        if not slots:
+            return
+        table, now, joining = self._table, int(self._totals["updates"]), set(slots)
+        sources = (i for i, r in enumerate(table.requests) if r.prefilled == now and i not in joining)
+        planned = plan(table, slots, sources)
+        for source, target, time in planned.copies:
+            self._cache.move(source, target, time)
+        for spans in (planned.whole, planned.rests):
+            for chunk in _chunks(spans):
                 self._prefill_forward(chunk)
-                chunk = []
-            chunk.append(same)
-        if chunk:
-            self._prefill_forward(chunk)
+        for slot in slots:
+            table.requests[slot].prefilled = now
+        self._totals["prefill_tokens"] += planned.computed
+        self._totals["shared_tokens"] += planned.shared
 
-    def _prefill_forward(self, chunk: list[list[int]]) -> None:
-        """One forward over one row per set of equal sequences; the last row is the longest."""
+    def _prefill_forward(self, chunk: list[Span]) -> None:
+        """One forward over one row per span, which is for all of its slots; the last span is the longest."""
         table = self._table
-        time = int(table.lengths[chunk[-1][0]]) - 1
-        slots = np.array([slot for same in chunk for slot in same])
-        rows = np.repeat(np.arange(len(chunk)), [len(same) for same in chunk])
-        self._cache.begin_prefill(slots, rows, time)
-        # Beyond a sequence's end lie ids of earlier ones: valid, and hidden by causality.
-        tokens = torch.from_numpy(table.tokens[[same[0] for same in chunk], :time]).to(self._device)
-        positions = torch.arange(time, device=tokens.device)[None]
-        self._decoder.prefill(tokens, positions)
+        time = chunk[-1].stop - chunk[-1].start
+        starts = np.array([span.start for span in chunk])
+        slots = np.array([slot for span in chunk for slot in span.slots])
+        rows = np.repeat(np.arange(len(chunk)), [len(span.slots) for span in chunk])
+        # Beyond a span's end lie ids of earlier sequences: valid, and hidden by causality.
+        places = np.minimum(starts[:, None] + np.arange(time), self._cache.capacity - 1)
+        if starts.any():
+            self._cache.begin_prefill_behind(slots, places)
+        else:
+            self._cache.begin_prefill(slots, rows, time)
+            places = places[:1]
+        first = np.array([span.slots[0] for span in chunk])[:, None]
+        tokens = torch.from_numpy(table.tokens[first, np.minimum(places, table.tokens.shape[1] - 1)]).to(self._device)
+        self._decoder.prefill(tokens, torch.from_numpy(places).to(self._device))
 
     def _decode(self) -> tuple[np.ndarray, np.ndarray]:
         """Feed each sequence's last token → the next ones int64 [n] and their logprobs float32 [n]."""
@@ -365,3 +376,15 @@ class TorchEngine:
             if not applied.done():
                 applied.set_result(None)
         self._loads.clear()
+
+
+def _chunks(spans: list[Span]) -> Iterator[list[Span]]:
+    """Of rising length, as many at a time as one forward may have."""
+    chunk: list[Span] = []
+    for span in spans:
+        if chunk and (len(chunk) + 1) * (span.stop - span.start) > PREFILL_TOKENS:
+            yield chunk
+            chunk = []
+        chunk.append(span)
+    if chunk:
+        yield chunk

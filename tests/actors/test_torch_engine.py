@@ -6,18 +6,13 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config
 
 from actors.engines import decoders
-from actors.engines.products import product
-from actors.engines.sampler import sample
 from actors.engines.torch_engine import TorchEngine
 from actors.worker import Rollout, Worker
-from areal_like.models import publishable, state_of
 from areal_like.sampling import uniforms
 from areal_like.types import Lease, Limits, Prompt
-from areal_like.weights.update import Update
 from tests.actors.tiny_models import (
     CONFIGS,
     FUSED,
@@ -32,7 +27,6 @@ from tests.actors.tiny_models import (
     steps,
     update_of,
 )
-from tests.seeds import seeded
 
 
 @pytest.mark.parametrize("own_forward", [False, True])
@@ -103,69 +97,6 @@ def test_offset_goes_on_where_an_earlier_call_ended():
         await engine.close()
 
     asyncio.run(main())
-
-
-def test_a_token_without_weight_is_never_drawn():
-    for vocab in (3, 5000):  # the second is drawn in two steps
-        logits = torch.full((3, vocab), -torch.inf)
-        logits[:, vocab // 2] = 0.0
-        tokens, logprobs = sample(logits, np.ones(3, np.float32), np.array([0.0, 0.5, 1 - 2.0**-53]))
-        assert (tokens == vocab // 2).all() and (logprobs == 0).all()
-
-
-@pytest.mark.parametrize("vocab", [4097, 8192])
-def test_a_large_vocabulary_is_drawn_from_by_the_same_inverse_cdf(vocab):
-    rng, rows = seeded(3), 200
-    logits = torch.from_numpy(rng.normal(0, 3, (rows, vocab)).astype(np.float32))
-    draws, temperatures = rng.random(rows), rng.choice([0.0, 0.7, 1.0], rows).astype(np.float32)
-    scaled = logits.double() / torch.from_numpy(np.where(temperatures == 0, 1, temperatures)).double()[:, None]
-    cdf = scaled.softmax(-1).cumsum(-1).numpy()
-    drawn = (cdf <= draws[:, None]).sum(-1)
-    expected = np.where(temperatures == 0, logits.argmax(-1).numpy(), drawn)
-    tokens, logprobs = sample(logits.clone(), temperatures, draws)
-    clear = np.abs(cdf - draws[:, None]).min(-1) > 1e-6  # else rounding may decide
-    np.testing.assert_array_equal(tokens[clear], expected[clear])
-    np.testing.assert_allclose(logprobs, scaled.log_softmax(-1).numpy()[np.arange(rows), tokens], atol=1e-5)
-
-
-def test_products_by_onednn_follow_the_weights():
-    """They are neither packed nor copied: an update in place is seen."""
-    weight, bias = torch.randn(256, 300), torch.randn(256)
-    fast = product(weight, bias)
-    assert type(fast) is not type(product(weight[:8]))
-    for _ in range(2):
-        x, residual = torch.randn(5, 300), torch.randn(5, 256)
-        expected = torch.nn.functional.linear(x, weight, bias)
-        torch.testing.assert_close(fast(x), expected, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(fast(x, residual.clone()), residual + expected, atol=1e-4, rtol=1e-4)
-        weight.normal_()
-
-
-@pytest.mark.parametrize("own_forward", [False, True])
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "granite"])
-def test_bfloat16_keeps_the_published_bits_and_close_logprobs(kind, own_forward, monkeypatch):
-    if own_forward:
-        monkeypatch.setattr(decoders.FusedDecoder, "fits", lambda model: False)
-    model, new = new_model(kind), new_model(kind, seed=1)
-    published = publishable(new, "bfloat16")
-    prompts = prompts_of(4, 30, 4)
-
-    async def main():
-        engine = TorchEngine(model, compute_dtype="bfloat16")
-        await engine.load(Update(1, published.digest(), published))
-        done = await asyncio.gather(*(engine.generate(p, Limits(20, key=i)) for i, p in enumerate(prompts)))
-        assert engine._cache.keys.dtype == torch.bfloat16
-        await engine.close()
-        return done
-
-    done = asyncio.run(main())
-    dtypes = {name: tensor.dtype for name, tensor in model.named_parameters()}
-    assert all(dtypes[name] == torch.bfloat16 for name in dtypes if name.endswith("proj.weight"))
-    assert model.get_output_embeddings().weight.dtype == torch.float32
-    assert state_of(model, "bfloat16").digest() == published.digest()
-    exact = [logprobs_of(new, p, c.tokens) for p, c in zip(prompts, done, strict=True)]
-    off = np.abs(np.concatenate([c.logprobs for c in done]) - np.concatenate(exact))
-    assert 0 < off.mean() < 0.05 and off.max() < 0.4
 
 
 def test_stop_token_ends_the_response_and_is_part_of_it():
@@ -243,6 +174,30 @@ def test_equal_prompts_are_prefilled_once():
 
     asyncio.run(main())
     assert rows == [(2, 11)]
+
+
+@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
+def test_the_prompt_of_a_group_is_prefilled_once_whenever_its_samples_come(compute_dtype):
+    """Fewer slots than samples, and two groups in turns: who joins later copies from who runs."""
+    model = new_model()
+    reference = copy.deepcopy(model)
+    groups = prompts_of(9, 12)
+    prompts, counts = [groups[i // 5 % 2] for i in range(20)], [3 + i % 7 for i in range(20)]
+
+    async def main():
+        engine = TorchEngine(model, slots=4, compute_dtype=compute_dtype)
+        calls = (engine.generate(p, Limits(n, key=i)) for i, (p, n) in enumerate(zip(prompts, counts, strict=True)))
+        done = await asyncio.gather(*calls)
+        stats = engine.stats()
+        await engine.close()
+        return done, stats
+
+    done, stats = asyncio.run(main())
+    assert stats["prefill_tokens"] + stats["shared_tokens"] == sum(len(p) - 1 for p in prompts)
+    assert stats["prefill_tokens"] == 2 * (8 + 11), "one prefill each time that a group begins"
+    for prompt, completion in zip(prompts, done, strict=True):
+        expected = logprobs_of(reference, prompt, completion.tokens)
+        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4 if compute_dtype == "float32" else 0.4)
 
 
 def test_refused_requests_harm_nobody():

@@ -34,6 +34,7 @@ def test_update_in_flight(policy, kind):
     model, new = new_model(kind), new_model(kind, seed=1)
     old = copy.deepcopy(model)
     prompts = prompts_of(4, 11, 1, 11)
+    prompts += [prompts[1], prompts[2], prompts[1], prompts[3]]  # groups: their prompt is computed once, also anew
 
     async def main():
         engine = TorchEngine(model, kv_policy=policy)
@@ -45,6 +46,7 @@ def test_update_in_flight(policy, kind):
         stats = engine.stats()
         assert stats["updates"] == 1 and stats["pause_seconds"] > 0
         assert (stats["recompute_seconds"] > 0) == (policy == "recompute")
+        assert stats["shared_tokens"] == 30 * (1 + (policy == "recompute")), "by 2, 1 and 1 samples"
         await engine.close()
         return done
 
@@ -58,6 +60,26 @@ def test_update_in_flight(policy, kind):
             made_by_old = logprobs_of(old, prompt, tokens)[:switch]
             expected = np.concatenate([made_by_old, logprobs_of(new, prompt, tokens)[switch:]])
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
+
+
+def test_a_prompt_that_old_weights_have_read_is_not_shared():
+    model, new = new_model(), new_model(seed=1)
+    (prompt,) = prompts_of(9)
+
+    async def main():
+        engine = TorchEngine(model, kv_policy="keep")
+        (old,) = await started(engine, engine.generate(prompt, Limits(40)))
+        await engine.load(update_of(new, 1))
+        first = asyncio.create_task(engine.generate(prompt, Limits(20, temperature=0.0)))
+        await steps(2)
+        second = await engine.generate(prompt, Limits(10, temperature=0.0))
+        assert engine.stats()["shared_tokens"] == 8, "the second from the first, which the new weights have read"
+        np.testing.assert_array_equal(second.tokens, greedy_of(new, prompt, 10))
+        np.testing.assert_array_equal((await first).tokens, greedy_of(new, prompt, 20))
+        old.cancel()
+        await engine.close()
+
+    asyncio.run(main())
 
 
 def test_loaded_weights_are_the_published_bits():

@@ -1,0 +1,69 @@
+"""What a prefill computes, so that each prompt goes through the model once, however many sequences share it.
+
+The unit of sharing is a request's prompt without its last token: samples of a group have it in common when they join,
+in whatever step each of them gets its slot, and again when a weight update has all running sequences computed anew.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from actors.engines.slot_table import SlotTable
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions [start, stop) of the sequences in `slots`, in which these are equal up to `stop`."""
+
+    slots: list[int]
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """In this order: `copies` (source slot, target slot, positions from 0 on), `whole` (spans that start at 0), `rests`
+    (spans of what comes behind a shared prompt), both the shortest first."""
+
+    copies: list[tuple[int, int, int]] = field(default_factory=list)
+    whole: list[Span] = field(default_factory=list)
+    rests: list[Span] = field(default_factory=list)
+
+    @property
+    def computed(self) -> int:
+        """Tokens that go through the model."""
+        return sum(span.stop - span.start for span in [*self.whole, *self.rests])
+
+    @property
+    def shared(self) -> int:
+        """Tokens that would have, if no sequence took them from another."""
+        return sum(time for _, _, time in self.copies) + sum((len(s.slots) - 1) * s.stop for s in self.whole)
+
+
+def plan(table: SlotTable, slots: Iterable[int], sources: Iterable[int]) -> Plan:
+    """How to fill the KV cache of `slots` for all but their last token; that of `sources` may be copied from."""
+    found = Plan()
+    held = {_prompt(table, slot): slot for slot in sources}
+    sharers: dict[bytes, list[int]] = {}
+    for slot in slots:
+        sharers.setdefault(_prompt(table, slot), []).append(slot)
+    for prompt, same in sharers.items():
+        bare = len(table.requests[same[0]].prompt) - 1
+        source = held.get(prompt)
+        if source is not None:
+            found.copies += [(source, slot, bare) for slot in same]
+        else:
+            if len(same) == 1:  # nothing to share: all in one forward
+                bare = int(table.lengths[same[0]]) - 1
+            found.whole.append(Span(same, 0, bare))
+        found.rests += [Span([slot], bare, int(table.lengths[slot]) - 1) for slot in same]
+    found.whole = sorted((span for span in found.whole if span.stop), key=lambda span: span.stop)
+    rests = (span for span in found.rests if span.stop > span.start)
+    found.rests = sorted(rests, key=lambda span: span.stop - span.start)
+    return found
+
+
+def _prompt(table: SlotTable, slot: int) -> bytes:
+    return table.tokens[slot, : len(table.requests[slot].prompt) - 1].tobytes()
