@@ -3,7 +3,8 @@
 #   test.sh --fast    style and unit tests only: about a minute. It leaves out types, the tests that start real processes
 #                     (integration, faults, sglang, slurm), those of commands (scripts), and the files that
 #                     tests/conftest.py lists as slow.
-# VENV names another environment than .venv (.ci/run uses a fresh one). As root on Debian it also installs Slurm, of which
+# VENV names another environment than .venv (.ci/run uses a fresh one), WORKERS how many processes run tests (2; `-n 0`:
+# this one alone, for a debugger). As root on Debian it also installs Slurm, of which
 # tests/slurm starts a cluster of its own; without Slurm those tests are skipped. AREAL_TEST_SEED=7 gives the numerical
 # tests other random numbers (tests/seeds.py); scripts/test_kernels.sh runs them with other kernels of torch.
 set -euo pipefail
@@ -37,4 +38,5 @@ echo "== ruff"
 echo "== mypy"
 "$venv/bin/mypy"
 echo "== pytest"
-exec "$venv/bin/python" -m pytest "$@"
+# Each file is one worker's, so that what its tests share is made once. Many tests wait: two workers for two processors.
+exec "$venv/bin/python" -m pytest -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@"

@@ -3,6 +3,7 @@
 It also says which files are slow. `scripts/test.sh --fast` leaves those out.
 """
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,14 +45,31 @@ SLOW = {
 }
 """Files that take more than three seconds → why. A new one that does belongs here."""
 
+LONG = ("tests/slurm/", "tests/integration/test_ray.py", "tests/faults/", "tests/integration/", "tests/learners/")
+"""Where files take long, the longest first."""
 MANY_TESTS = 10
 """Of fewer, each run starts its own fork server: waiting for a common one would take as long."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Workers of pytest-xdist share the fork server of the process that starts them."""
+    if session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput"):
+        shared = contextlib.ExitStack()
+        shared.enter_context(forks.listening())
+        session.config.add_cleanup(shared.close)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark slow files. With several workers long files begin first, so that no worker is left with one in the end."""
     for item in items:
         if item.path.relative_to(TESTS).as_posix() in SLOW:
             item.add_marker(pytest.mark.slow)
+    if hasattr(config, "workerinput"):
+        items.sort(key=_place_in_line)
+
+
+def _place_in_line(item: pytest.Item) -> int:
+    return next((number for number, folder in enumerate(LONG) if item.nodeid.startswith(folder)), len(LONG))
 
 
 @pytest.fixture(scope="session", autouse=True)

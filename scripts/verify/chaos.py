@@ -45,6 +45,8 @@ PATIENCE = 120.0
 """Seconds within which a run must make a step, or end."""
 MOMENT_SECONDS = 10.0
 """How long a special moment is waited for; then the kill happens at any moment."""
+LOOK_SECONDS = 0.02
+"""Between looks at the list of processes: each costs as much of a processor."""
 NO_END = 1_000_000_000
 
 
@@ -96,15 +98,15 @@ class Victim:
         assert self.process is not None
         return {STARTER: self.process.pid} | children(self.process.pid)
 
-    def until(self, what: str, event: Callable[[], bool], seconds: float = PATIENCE) -> None:
-        """Wait for an event, looking often. Raises Stuck."""
+    def until(self, what: str, event: Callable[[], bool], seconds: float = PATIENCE, every: float = 0.0005) -> None:
+        """Wait for an event, looking `every` so many seconds. Raises Stuck."""
         deadline = time.monotonic() + seconds
         while not event():
             if self.ended:
                 raise Stuck(f"the run ended before {what}:\n{self.last_words()}")
             if time.monotonic() > deadline:
                 raise Stuck(f"waited {seconds:.0f} s in vain for {what}:\n{self.last_words()}")
-            time.sleep(0.0005)
+            time.sleep(every)
 
     def wait(self) -> int:
         """The exit code; waited for as long as the run makes steps."""
@@ -219,7 +221,7 @@ class Chaos:
 
     def _pid(self, who: str) -> int:
         while (pid := self.victim.pids().get(who)) is None:  # it is being started again
-            self.victim.until(f"{who} is there", partial(self._lives, who))
+            self.victim.until(f"{who} is there", partial(self._lives, who), every=LOOK_SECONDS)
         return pid
 
     def _lives(self, who: str) -> bool:
@@ -228,7 +230,7 @@ class Chaos:
     def _await_moment(self, what: str, role: str) -> str:
         victim, begin = self.victim, self.victim.steps()
         if role != faults.LIAR:
-            victim.until("its processes are there", partial(self._lives, role))
+            victim.until("its processes are there", partial(self._lives, role), every=LOOK_SECONDS)
         if what in ("kill", "stop") and self.random.random() < 0.2:
             self._sleep()
             return "starting or training"

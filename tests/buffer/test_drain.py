@@ -11,7 +11,7 @@ from buffer.sizing import Fixed
 from tests.buffer.house import B, House, asynchronous
 from tests.buffer.test_tail_batching import SIZINGS, Run
 
-HISTORIES = int(os.environ.get("HISTORIES", "2400")) // 40
+HISTORIES = int(os.environ.get("HISTORIES", "1200")) // 40
 
 
 def drain(house: House) -> None:

@@ -24,7 +24,7 @@ from tests.buffer.house import B, House
 from tests.buffer.paper import Paper
 from tests.buffer.rounds import SIZINGS, Run, head_of
 
-HISTORIES = int(os.environ.get("HISTORIES", "2400")) // 20
+HISTORIES = int(os.environ.get("HISTORIES", "1200")) // 20
 FOUR = [Load("a", 10, 3), Load("b", 10, 1), Load("c", 10, 4), Load("d", 10, 2)]
 
 

@@ -28,7 +28,7 @@ from buffer.replay import Replay
 from tests.buffer.paper import Paper
 
 ACTORS = ("a", "b", "c")
-HISTORIES = int(os.environ.get("HISTORIES", "2400"))
+HISTORIES = int(os.environ.get("HISTORIES", "1200"))
 PICK = st.integers(0, 999)
 
 

@@ -23,7 +23,7 @@ from scripts.preflight import preflight
 from tests.buffer.house import B, House, table
 from tests.buffer.rounds import SIZINGS, Run, head_of
 
-HISTORIES = int(os.environ.get("HISTORIES", "2400")) // 20
+HISTORIES = int(os.environ.get("HISTORIES", "1200")) // 20
 
 
 @pytest.mark.parametrize("staleness", [0, 2])

@@ -17,7 +17,7 @@ from tests.faults.hosts import Network, missing
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(missing()), reason=missing())]
 
 ROLES = ("buffer", "learner", "actor-0", "actor-1")
-DELAY, LOSS, CUT_SECONDS, TIMEOUT = 0.005, 0.01, 20.0, 5.0
+DELAY, LOSS, CUT_SECONDS, TIMEOUT = 0.005, 0.01, 10.0, 3.0
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def network() -> Iterator[Network]:
     network.close()
 
 
-def test_a_network_that_falls_in_two_for_20_seconds(network: Network, tmp_path: Path) -> None:
+def test_a_network_that_falls_in_two_for_10_seconds(network: Network, tmp_path: Path) -> None:
     """The learner and an actor are cut off from the buffer and the other actor for longer than the time-out. Weights
     are real ones, and go from the learner to the actors over the same network."""
     run = ["groups_per_batch=4", "eval.prompts=4", "eval.every=5", "run.target_reward=null", f"run.steps={NO_END}"]

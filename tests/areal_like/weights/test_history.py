@@ -148,13 +148,13 @@ def disturbed(actor: Actor, chance: np.random.Generator) -> Actor | None:
 
 
 @pytest.mark.parametrize(("mode", "parts"), [("ulp", 1), ("absolute", 1), ("ulp", 3)])
-def test_a_thousand_versions_with_every_mishap(mode: str, parts: int) -> None:
+def test_hundreds_of_versions_with_every_mishap(mode: str, parts: int) -> None:
     """Joins, restarts, sleep, losses, broken messages, bits that rot: after each acknowledged version the actor's bits
     are the learner's, and at every other moment it knows that it holds nothing, or what."""
     learner, chance = Learner(mode=mode, parts=parts), seeded(1)
     actors, acknowledged, spoil = [Actor(parts) for _ in range(3)], 0, Mishaps(chance)
     reasons: set[str] = set()
-    for _ in range(1000):
+    for _ in range(400):
         learner.step(float(chance.choice([0.0, 0.0005, 0.01, 0.01, 0.1, 0.6])))
         for i, actor in enumerate(actors):
             awake = disturbed(actor, chance)
@@ -167,7 +167,7 @@ def test_a_thousand_versions_with_every_mishap(mode: str, parts: int) -> None:
                 assert learner.digests[learner.version] == learner.whole.digest()
             assert awake.replica.version == NOTHING or holds(awake, learner)
             reasons |= set(awake.desyncs)
-    assert acknowledged > 1500 and {"broken delta", "wrong base"} <= reasons
+    assert acknowledged > 600 and {"broken delta", "wrong base"} <= reasons
     for actor in actors:
         assert actor.replica.version == learner.version or actor.sync(learner, learner.version)
         assert holds(actor, learner)
