@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import chaos
+from scripts.verify import chaos
 
 pytestmark = pytest.mark.integration
 

@@ -173,7 +173,7 @@ class Cluster:
         while time.monotonic() < deadline:
             if result := event():
                 return result
-            time.sleep(0.2)
+            time.sleep(0.1)
         raise AssertionError(f"waited in vain for {what}\n{self.last_words()}")
 
     def last_words(self) -> str:

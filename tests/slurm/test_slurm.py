@@ -58,7 +58,9 @@ class Job:
         self.cluster, self.folder = cluster, place / name
         command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", "launcher=slurm"]
         said = cluster.run(*command, f"run.dir={place}", f"run.name={name}", *overrides, cwd=REPOSITORY)
-        self.id = said.split()[1]
+        submitted = re.search(r"^job (\d+) is submitted", said, re.MULTILINE)
+        assert submitted, said
+        self.id = submitted[1]
 
     def steps(self) -> int:
         path = self.folder / "metrics.jsonl"
@@ -132,14 +134,14 @@ def test_a_heterogeneous_job_has_the_learner_here_and_the_actors_there(cluster: 
 
 def test_usr1_makes_a_checkpoint_and_the_job_goes_on_by_itself(cluster: Cluster, place: Path) -> None:
     """The end is that of an undisturbed run over the same batches, bit for bit."""
-    job = Job(cluster, place, "requeued", *TRAINED, "run.steps=30", "checkpoint.every=1000", "buffer.keep_journal=true")
+    job = Job(cluster, place, "requeued", *TRAINED, "run.steps=40", "checkpoint.every=1000", "buffer.keep_journal=true")
     job.until("some train steps", lambda: job.steps() >= 5)
     cluster.run("scancel", "--signal=USR1", job.id)
     job.until("the checkpoint", lambda: any((job.folder / "checkpoints").glob("step-*/meta.json")))
     found = job.finish()
     told = job.log()
     assert "paused at a checkpoint" in told and told.count("resuming") == 2
-    assert [row["step"] for row in rows(job.folder)] == list(range(1, 31))
+    assert [row["step"] for row in rows(job.folder)] == list(range(1, 41))
     undisturbed = train(place, "undisturbed", *TRAINED, f"replay={job.folder}")
     assert summary(undisturbed)["weights_digest"] == found["weights_digest"]
     assert not any(audit(job.folder).findings.values())
