@@ -11,8 +11,8 @@ from areal_like.groups import Head, check_payload
 from areal_like.partials import check_partial
 from areal_like.ring import DESCRIPTOR_BYTES, MappedRing
 from areal_like.wire import WireError
-from buffer.entries import Entry
 from buffer.fleet import Actor
+from buffer.store import Entry
 
 log = logging.getLogger(__name__)
 MAX_NAME, MAX_SLOTS, MAX_STATS = 100, 1 << 20, 100
@@ -51,7 +51,7 @@ def faults_of_push(
     for head, payload in zip(heads, payloads, strict=True):
         entry = entries.get(head.id)
         try:
-            if entry and head.samples != entry.need and not entry.deferred:
+            if entry and head.samples != entry.need and not entry.was_deferred:
                 raise WireError(f"group {head.id}: {head.samples} samples where {entry.need} were asked for")
             _check_digests(head.id, head.digests, entry, digests)
             if payload is not None and len(payload) != head.size:

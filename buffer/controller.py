@@ -19,14 +19,13 @@ from areal_like.bus import BusError
 from areal_like.groups import pack_heads
 from areal_like.ring import frame_of
 from buffer.deadlines import Deadlines
-from buffer.entries import Entry
 from buffer.handlers import Handlers
 from buffer.injection import lets_train
-from buffer.journal import JournalError
 from buffer.leasing import admit, can_serve, evaluate, park
-from buffer.payloads import load
+from buffer.payloads import JournalError, load
 from buffer.run_state import RunState
 from buffer.status import levels, status, waits
+from buffer.store import Entry
 
 log = logging.getLogger(__name__)
 STALL_SECONDS = 20.0

@@ -21,11 +21,11 @@ import logging
 import math
 from collections import Counter, defaultdict
 
-from buffer.entries import Entry, Stage
 from buffer.fleet import Actor
 from buffer.hedges import is_idle_for, may_be_hedged
 from buffer.leasing import lease_to_second
 from buffer.run_state import RunState
+from buffer.store import Entry
 
 log = logging.getLogger(__name__)
 MOST_IN_A_ROW = 3
@@ -61,7 +61,7 @@ class Deadlines:
                 self._revoke(actor, sorted(late), now)
             self._look_after_benched(actor, now)
             half = [each for each in actor.running if now - actor.moved[each] > self.timeout * HEDGE_AT]
-            self._slow += [self.state.replay.entries[group_id] for group_id in half]
+            self._slow += [self.state.store.entries[group_id] for group_id in half]
         self._take_back_heldout(now)
 
     def hedge(self, now: float) -> None:
@@ -72,10 +72,10 @@ class Deadlines:
         if not slow or state.started_at is None or state.finishing or state.outbox.blocked:
             return
         for entry in slow:
-            if entry.stage is not Stage.RUNNING or not may_be_hedged(entry, state.hedges):
+            if not may_be_hedged(entry, state.hedges):
                 continue
             idle = [actor for actor in state.fleet.at_work(now) if is_idle_for(actor, entry)]
-            slots, bound = state.replay.slots, state.replay.bound
+            slots, bound = state.store.slots, state.replay.bound
             idle = [each for each in idle if slots.fits(entry.slot, each.version)]
             idle = [each for each in idle if bound.admits(entry.slot, each.version)]
             if idle:
@@ -96,7 +96,7 @@ class Deadlines:
         state.router.send(actor.peer, "cancel", {"ids": group_ids, "give_back": False})
         for group_id in group_ids:
             actor.running.discard(group_id)
-            entry = state.replay.entries[group_id]
+            entry = state.store.entries[group_id]
             entry.timeouts, entry.avoid = entry.timeouts + 1, actor.name
             if state.hedges.leave_to_other(entry, actor.name):
                 continue

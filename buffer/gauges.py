@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from areal_like.groups import ROW, Head
-from buffer.entries import Entry
 from buffer.fleet import Fleet
 from buffer.sizing import Lengths
+from buffer.store import Entry
 
 
 class Gauges:

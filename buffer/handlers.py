@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from functools import partial
 from typing import Any
 
 from areal_like.groups import Head, unpack_heads
@@ -22,14 +21,14 @@ from buffer.checks import (
     faults_of_push,
     read_payloads,
 )
-from buffer.entries import Stage
+from buffer.events import LeaveOut
 from buffer.fleet import MOST_REFUSED, Actor
 from buffer.partials import Partial
-from buffer.recovery import payloads, snapshot
 from buffer.run_state import RunState
 from buffer.set_aside import set_aside
 from buffer.sizing import Lengths
 from buffer.status import status
+from buffer.store import LEASED, Stage
 
 log = logging.getLogger(__name__)
 KEPT_DIGESTS = 10_000
@@ -138,7 +137,7 @@ class Handlers:
             self._refuse_groups(actor, dict.fromkeys(named, error))
             raise
         state, now = self.state, time.monotonic()
-        faults = faults_of_push(heads, payloads, state.replay.entries, state.digests, state.vocab_size)
+        faults = faults_of_push(heads, payloads, state.store.entries, state.digests, state.vocab_size)
         foreign = [head.id for head in heads if not self.state.may_push(actor, head.id)]
         here = [pair for pair in zip(heads, payloads, strict=True) if pair[1] is not None]
         pushed = [(head, payload) for head, payload in here if head.id not in (*foreign, *faults)]
@@ -163,7 +162,7 @@ class Handlers:
         again is dropped; raises RolloutsFail where no actor is left whose groups are accepted."""
         state = self.state
         for group_id in sorted(faults.keys() & actor.running):
-            entry = state.replay.entries[group_id]
+            entry = state.store.entries[group_id]
             actor.running.discard(group_id)
             actor.refused += not entry.refused or entry.avoid != actor.name  # the same group again tells nothing new
             entry.refused, entry.avoid = entry.refused + 1, actor.name
@@ -183,15 +182,14 @@ class Handlers:
 
     def _take(self, head: Head, payload: Any, now: float, maker: str) -> bool:
         state = self.state
-        entry = state.replay.entries.get(head.id)
+        entry = state.store.entries.get(head.id)
         cut = entry.cut if entry else ()
         owner = state.fleet.by_name.get(entry.actor) if entry else None
-        new = state.replay.push(head, payload, state.version, now)
+        new = state.replay.push(head, payload, state.version, now, maker)
         state.end_hedges(maker)
-        if owner and head.id not in state.replay.running:  # else the push came late: the lease of now goes on
+        if owner and entry and entry.stage not in LEASED:  # else the push came late: the lease of now goes on
             state.end_lease(owner, head.id, told=owner.name != maker)
         if new and entry:
-            entry.maker = maker
             if finisher := state.fleet.by_name.get(maker):
                 finisher.has_finished()
             state.gauges.tokens_pushed += head.tokens
@@ -204,15 +202,15 @@ class Handlers:
 
     def _on_left_out(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         group_id, cut, redrawn = message.body["id"], message.body["cut"], message.body["redrawn"]
-        entry = self.state.replay.entries.get(group_id)
+        entry = self.state.store.entries.get(group_id)
         if entry is None or actor is None or not self.state.hedges.holds(entry, actor.name):
             return
         check_left_out(cut, redrawn, entry)
-        self.state.replay.leave_out(group_id, tuple(cut), redrawn)
+        self.state.replay.commit(LeaveOut(group_id, tuple(cut), redrawn))
 
     def _on_failed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         group_id, reason = message.body["id"], message.body["reason"]
-        entry = self.state.replay.entries.get(group_id)
+        entry = self.state.store.entries.get(group_id)
         if entry is None or actor is None or not self.state.hedges.holds(entry, actor.name):
             return
         actor.running.discard(group_id)
@@ -229,15 +227,15 @@ class Handlers:
         state, metas, left = self.state, message.body["partials"], {}
         ids = {each for each in message.body["ids"] if isinstance(each, int)} & actor.running
         try:
-            check_give_back(metas, message.payloads, state.replay.entries, state.digests, state.vocab_size)
+            check_give_back(metas, message.payloads, state.store.entries, state.digests, state.vocab_size)
             left = {meta["id"]: Partial(meta, part) for meta, part in zip(metas, message.payloads, strict=True)}
         finally:
             for group_id in sorted(ids):
                 actor.running.discard(group_id)
-                entry = self.state.replay.entries[group_id]
+                entry = self.state.store.entries[group_id]
                 if self.state.hedges.leave_to_other(entry, actor.name):
                     continue  # the other has begun without what comes back here
-                cut = group_id in left and entry.recalled and not entry.moves
+                cut = group_id in left and entry.stage is Stage.RECALLED
                 if cut and self.state.scheduler.sizing.looks:
                     self.state.gauges.see(left[group_id].lengths.of(entry.launch))
                 self.state.replay.hand_back(group_id, left.get(group_id))
@@ -311,7 +309,7 @@ class Handlers:
 
     def _trained_before(self, steps: int) -> None:
         """Batches before `steps` are trained: also those of which word was lost on its way; none is counted twice."""
-        served = [entry.batch for entry in self.state.replay.in_stage(Stage.SERVED)]
+        served = [entry.batch for entry in self.state.store.of(Stage.SERVED)]
         if steps > max(self.state.steps, max(served, default=-1) + 1):
             raise WireError(f"batch {steps - 1} was not served")
         for index in range(self.state.steps, steps):
@@ -331,7 +329,7 @@ class Handlers:
     def _on_checkpointed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         self._only_the_learner(peer)
         if message.body["step"] == self.state.steps:  # an older one lacks batches that the journal then would not have
-            self.state.outbox.rotate(partial(snapshot, self.state.replay), payloads(self.state.replay))
+            self.state.outbox.rotate(self.state.store.snapshot, self.state.store.payloads())
 
     def _on_finish(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         """No more batches: what is still active is dropped, the last evaluation runs, then the report goes out."""
@@ -344,7 +342,7 @@ class Handlers:
             self.state.router.send(each.peer, "cancel", {"ids": sorted(each.running), "give_back": False})
             each.running.clear()
         self.state.hedges.pairs.clear()
-        for group_id in list(self.state.replay.entries):
+        for group_id in list(self.state.store.entries):
             self.state.replay.drop(group_id, "end of run")
         self.state.evaluation.finish_with(self.state.version)
 

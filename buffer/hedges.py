@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from buffer.entries import NO_SLOT, Entry, Stage
 from buffer.fleet import Actor
+from buffer.store import ASKED_BACK, LEASED, Entry, Stage
 
 
 class Hedges:
@@ -36,12 +36,12 @@ class Hedges:
 
     def holds(self, entry: Entry, actor: str) -> bool:
         """Has this actor a lease of a group that runs?"""
-        return entry.stage is Stage.RUNNING and (entry.actor == actor or actor in self.pairs.get(entry.id, ()))
+        return entry.stage in LEASED and (entry.actor == actor or actor in self.pairs.get(entry.id, ()))
 
     def leave_to_other(self, entry: Entry, actor: str) -> bool:
-        """The lease of `actor` ends without a group: if another has one as well, the group stays RUNNING there."""
+        """The lease of `actor` ends without a group: if another has one as well, the group runs on there."""
         pair = self.pairs.get(entry.id)
-        if pair is None or actor not in pair or entry.stage is not Stage.RUNNING:
+        if pair is None or actor not in pair or entry.stage not in LEASED:
             return False
         del self.pairs[entry.id]
         entry.leased_to(pair[1] if actor == pair[0] else pair[0])
@@ -53,10 +53,10 @@ class Hedges:
         ended: list[tuple[str, int]] = []
         for group_id, (first, second) in list(self.pairs.items()):
             entry = entries.get(group_id)
-            if entry is None or entry.stage is not Stage.RUNNING:
+            if entry is None or entry.stage not in LEASED:
                 ended += [(first, group_id), (second, group_id)]
                 self.overtaken += [first] * (winner == second)
-            elif entry.recalled:
+            elif entry.stage in ASKED_BACK:
                 ended.append((second, group_id))
             else:
                 continue
@@ -66,7 +66,7 @@ class Hedges:
 
 def may_be_hedged(entry: Entry, hedges: Hedges) -> bool:
     """Spare groups are not: another of the round takes their place."""
-    return entry.slot != NO_SLOT and not entry.recalled and entry.id not in hedges.pairs
+    return entry.stage is Stage.RUNNING and entry.id not in hedges.pairs
 
 
 def is_idle_for(actor: Actor, entry: Entry) -> bool:

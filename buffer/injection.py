@@ -22,9 +22,10 @@ from areal_like.checkpoints import is_due
 from areal_like.registry import ConfigError
 from areal_like.sampling import stream_key, uniforms
 from buffer.admission import Bound
-from buffer.entries import Entry, Stage
+from buffer.events import Advance
 from buffer.replay import Replay
 from buffer.slots import Slots
+from buffer.store import UNFINISHED, Entry, Store
 
 _STREAM = 3
 
@@ -83,13 +84,11 @@ class AgedSlots(Slots):
         batch, place = divmod(slot, self.bound.groups_per_batch)
         return self.bound.slot_version(slot) - int(self._ages_of(batch)[place])
 
-    def start_at(self, version: int) -> None:
-        """The run begins, or goes on after a crash, with weights of `version`."""
+    def begin(self, version: int) -> None:
         self.floor = version
         self._open(version)
 
     def advance(self, version: int) -> None:
-        """All that needs the version before has been rolled out."""
         self._open(version)
         self.passed = max(self.passed, self._first_of(version))
         self._taken = {slot for slot in self._taken if slot >= self.passed}
@@ -144,48 +143,34 @@ class AgedSlots(Slots):
         )
 
     def state(self) -> list[Any]:
-        return [self.version, self.floor, self.passed, sorted(self._taken), list(self.free)]
+        return [*super().state(), self.version, self.floor, self.passed, sorted(self._taken)]
 
     def load(self, state: list[Any]) -> None:
-        self.version, self.floor, self.passed, taken, free = state
-        self._taken, self.free = set(taken), list(free)
-        self.end = self._first_of(self.version + self.ages.oldest + 1)
-
-
-def start_at(replay: Replay, version: int) -> None:
-    """The run begins or goes on; to be said before anything is admitted."""
-    if isinstance(replay.slots, AgedSlots):
-        replay.record("start", [version], b"")
-        replay.slots.start_at(version)
+        super().load(state)
+        self.version, self.floor, self.passed, taken = state[2:]
+        self._taken = set(taken)
 
 
 def lets_go_to(replay: Replay, version: int) -> bool:
     """May the actors be given this version? If so, slots that need it are open from now on."""
-    if isinstance(replay.slots, AgedSlots) and version > replay.slots.version:
-        if not _rolled_out(replay, replay.slots):
+    slots = replay.store.slots
+    if isinstance(slots, AgedSlots) and version > slots.version:
+        if not _rolled_out(replay.store, slots):
             return False
-        advance(replay, version)
+        replay.commit(Advance(version))
     return True
-
-
-def advance(replay: Replay, version: int) -> None:
-    """Slots that need `version` are open, and no others."""
-    if isinstance(replay.slots, AgedSlots):
-        replay.record("advance", [version], b"")
-        replay.slots.advance(version)
 
 
 def lets_train(replay: Replay, batch: int) -> bool:
     """May this batch be trained? What it publishes must not overtake what the actors still need; and what goes into a
     checkpoint is the only version that there is after a resume, so then nothing may need an earlier one."""
-    slots, version = replay.slots, replay.bound.batch_version(batch)
+    slots, version = replay.store.slots, replay.bound.batch_version(batch)
     if not isinstance(slots, AgedSlots):
         return True
     if is_due(batch + 1, slots.checkpoint_every, slots.bound.interval):
-        return version == slots.version and _rolled_out(replay, slots)
-    return version <= slots.version or (version == slots.version + 1 and _rolled_out(replay, slots))
+        return version == slots.version and _rolled_out(replay.store, slots)
+    return version <= slots.version or (version == slots.version + 1 and _rolled_out(replay.store, slots))
 
 
-def _rolled_out(replay: Replay, slots: AgedSlots) -> bool:
-    begun = [*replay.in_stage(Stage.RUNNING), *replay.in_stage(Stage.QUEUED)]
-    return not slots.free and not any(slots.needs(entry.slot) == slots.version for entry in begun)
+def _rolled_out(store: Store, slots: AgedSlots) -> bool:
+    return not slots.free and not any(slots.needs(entry.slot) == slots.version for entry in store.of(*UNFINISHED))

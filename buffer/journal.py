@@ -24,14 +24,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from buffer.payloads import Extent, Payload, Read, Stored
+from buffer.events import Copy, Event, Snapshot
+from buffer.payloads import Extent, JournalError, Payload, Read, Stored
 from buffer.segment_file import (
-    COPY,
     MAGIC,
     Item,
-    JournalError,
     Record,
     SegmentFile,
     number_of,
@@ -45,9 +43,8 @@ from buffer.segment_file import (
 )
 
 log = logging.getLogger(__name__)
-SNAPSHOT = "snapshot"
 COPY_BYTES = 64 << 20
-__all__ = ["MAGIC", "SNAPSHOT", "Journal", "JournalError", "Record"]
+__all__ = ["MAGIC", "Journal", "JournalError", "Record"]
 
 
 def segments(folder: Path) -> list[Path]:
@@ -85,12 +82,12 @@ class Journal:
         if self.sync:
             sync_folder(self.folder)
 
-    def append(self, kind: str, fields: list[Any], payload: Payload = b"") -> Payload:
+    def append(self, event: Event, payload: Payload = b"") -> Payload:
         """Add a record to the next commit. Returns the payload as it is to be held from now on; its bytes must not
         change until the commit. Raises JournalError if the record is too large."""
         if len(payload) and not isinstance(payload, Stored):
             payload = Stored(self._read, data=payload)
-        self._pending.append(pack(kind, fields, payload))
+        self._pending.append(pack(event, payload))
         self.appended += 1
         return payload
 
@@ -133,7 +130,7 @@ class Journal:
         self._in_flight, self.committed = [], self._in_flight_until
         self.commits += 1
 
-    def rotate(self, snapshot: Callable[[], list[Any]], held: Sequence[Stored] = ()) -> None:
+    def rotate(self, snapshot: Callable[[], Snapshot], held: Sequence[Stored] = ()) -> None:
         """Begin a segment with what `snapshot` returns, asked once all of `held`, the payloads that the state refers
         to, know where they lie. Takes time by the number of groups, and for `COPY_BYTES`, not for all payloads. Raises
         OSError, JournalError (too large a snapshot); then the segments are as they were."""
@@ -143,7 +140,7 @@ class Journal:
         number = self._number + 1
         beside, named = self.folder / "next.tmp", path_of(self.folder, number)
         try:
-            write_first(beside, number, pack(SNAPSHOT, snapshot()))
+            write_first(beside, number, pack(snapshot()))
             new = SegmentFile(beside, number, sync=self.sync)
         except OSError:
             beside.unlink(missing_ok=True)  # on a full disk it would take what the earlier segment can still have
@@ -178,7 +175,7 @@ class Journal:
                 left -= each.size
         try:
             if copies:
-                self._file.append([pack(COPY, [], copy) for _, copy in copies])
+                self._file.append([pack(Copy(), copy) for _, copy in copies])
         except OSError as error:
             log.warning("payloads of older segments can't be copied (%s): these segments stay", error)
             return
@@ -219,13 +216,14 @@ def since_snapshot(folder: Path, *, repair: bool = False, check: bool = True) ->
 
 
 class Recorded:
-    """What `since_snapshot` gives, without a look at the payloads: read anew each time that it is gone through."""
+    """What `since_snapshot` gives or, if `whole`, `scan`, without a look at the payloads: read anew each time that it
+    is gone through."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, *, whole: bool = False):
+        self.folder, self._read = folder, scan if whole else since_snapshot
 
     def __iter__(self) -> Iterator[Record]:
-        return since_snapshot(self.folder, check=False)
+        return self._read(self.folder, check=False)
 
 
 def check_payloads(folder: Path, held: Iterable[Stored]) -> None:

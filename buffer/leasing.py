@@ -9,14 +9,14 @@ import math
 from functools import partial
 
 from areal_like.types import Lease
-from buffer.entries import Entry, Stage
+from buffer.events import Forget
 from buffer.fleet import Actor
-from buffer.journal import JournalError
 from buffer.parking import Load
 from buffer.partials import Partial
-from buffer.payloads import load
+from buffer.payloads import JournalError, load
 from buffer.run_state import RunState
 from buffer.schedulers import GroupPlan, Round, View
+from buffer.store import LEASED, TO_LEASE, UNFINISHED, Entry, Stage
 
 log = logging.getLogger(__name__)
 Granted = tuple[Lease, Partial | None, list[int]]
@@ -52,7 +52,7 @@ def park(state: RunState) -> None:
     now, spares = view.round(), scheduler.wants_spares(view)
     if not now.unfinished:
         return
-    to_start = (now.left + state.replay.count(Stage.QUEUED) + spares) * scheduler.launch
+    to_start = (now.left + state.store.count(*TO_LEASE) + spares) * scheduler.launch
     groups = state.replay.bound.batches.size(state.steps) + now.spares + spares
     left = to_start + sum(actor.sequences for actor in state.fleet)
     done = 1 - left / (groups * scheduler.launch)
@@ -73,7 +73,7 @@ def admit(state: RunState, now: float) -> None:
     """Hand out leases, one at a time to the actor that holds the fewest."""
     if state.started_at is None or state.finishing or state.outbox.blocked:
         return
-    queued = state.replay.count(Stage.QUEUED)
+    queued = state.store.count(*TO_LEASE)
     running = sum(len(actor.running) for actor in state.fleet) - len(state.hedges.pairs)
     view = _view(state, state.version, running)
     to_start = view.room + queued + state.scheduler.wants_spares(view)
@@ -118,9 +118,9 @@ def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, n
         carried = state.replay.assign(entry, actor.name, actor.version)
     elif state.stopping and not _completes_a_batch(state):
         return None
-    elif _bytes_to_come(state) > state.max_bytes and state.replay.slots.next >= _slots_wanted(state):
+    elif _bytes_to_come(state) > state.max_bytes and state.store.slots.next >= _slots_wanted(state):
         # Never the slots that the learner waits for: its batch is what frees memory.
-        state.replay.slots.check_memory(state.max_bytes)
+        state.store.slots.check_memory(state.max_bytes)
         return None
     else:
         plan = state.scheduler.admit(_view(state, actor.version, running))
@@ -145,9 +145,9 @@ def _next_queued(state: RunState, actor: Actor, now: float) -> Entry | None:
 def _start(state: RunState, actor: Actor, plan: GroupPlan, now: float) -> tuple[Entry, dict[int, int]]:
     """The group of a plan, RUNNING, and what the lease carries of it."""
     replay = state.replay
-    waits_longest = replay.first_deferred() if plan.deferred else None
-    if waits_longest is not None:
-        entry = replay.take_up(waits_longest, plan.launch, plan.need)
+    entry = state.store.first(Stage.DEFERRED) if plan.deferred else None
+    if entry is not None:
+        replay.take_up(entry, plan.launch, plan.need)
         return entry, replay.assign(entry, actor.name, actor.version)
     group_id, row = state.prompts.next()
     return replay.admit(group_id, row, plan.launch, plan.need, actor.name, actor.version, now, plan.spare), {}
@@ -157,7 +157,7 @@ def _open_batch(state: RunState) -> None:
     """Settle how large the groups of a batch are, before the first of them starts."""
     replay, scheduler = state.replay, state.scheduler
     batches = replay.bound.batches
-    batch = batches.of(replay.slots.next)
+    batch = batches.of(state.store.slots.next)
     while batches.opened <= batch and scheduler.ready_to_open(batches.opened, state.steps):
         if batches.opened < batch:  # open as far as slots tell; they were not written down, since all were alike
             replay.open_batch(batches.usual, None)
@@ -173,7 +173,7 @@ def _least_groups(state: RunState, batch: int) -> int:
     """So many groups a batch must have, or not all that wait for a place would be trained before the data ends."""
     if state.last_batch is None or state.last_batch <= batch:
         return 0
-    waiting = state.replay.count(Stage.DEFERRED) + len(state.replay.spares)
+    waiting = state.store.count(Stage.DEFERRED) + len(state.store.spares)
     return math.ceil(waiting / (state.last_batch - batch))
 
 
@@ -182,26 +182,26 @@ def _view(state: RunState, version: int, running: int) -> View:
     be."""
     replay = state.replay
     room = replay.room(version)
-    if room > 0 and replay.slots.next >= replay.bound.batches.end:
+    if room > 0 and state.store.slots.next >= replay.bound.batches.end:
         _open_batch(state)
         room = replay.room(version)
-    return View(room, running, replay.count(Stage.DEFERRED), partial(_round, state, version))
+    return View(room, running, state.store.count(Stage.DEFERRED), partial(_round, state, version))
 
 
 def _round(state: RunState, version: int) -> Round:
-    replay, batches = state.replay, state.replay.bound.batches
-    unfinished = replay.count(Stage.RUNNING) + replay.count(Stage.QUEUED) - len(replay.spares)
+    store, batches = state.store, state.replay.bound.batches
+    unfinished = store.count(*UNFINISHED) - len(store.spares)
     to_come = math.inf
     lasts = [last for last in (state.last_batch, _drains_to(state)) if last is not None]
     if lasts:
-        to_come = (min(lasts) - state.steps) * batches.size(state.steps) - len(replay.entries)
-    left = batches.first(state.steps + 1) - replay.admitted_slots
-    return Round(left, unfinished, len(replay.spares), to_come, version >= replay.bound.batch_version(state.steps))
+        to_come = (min(lasts) - state.steps) * batches.size(state.steps) - len(store.entries)
+    left = batches.first(state.steps + 1) - store.slots.used
+    return Round(left, unfinished, len(store.spares), to_come, version >= state.replay.bound.batch_version(state.steps))
 
 
 def _bytes_to_come(state: RunState) -> int:
     """Payloads that are held, and those of groups that run: taken to be as large as the largest one so far."""
-    return state.replay.bytes + state.largest_payload * state.replay.count(Stage.RUNNING)
+    return state.store.bytes + state.largest_payload * state.store.count(*LEASED)
 
 
 def _slots_wanted(state: RunState) -> int:
@@ -219,7 +219,7 @@ def _send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> N
             metas.append([left.meta, carried])
         except JournalError as error:
             log.error("group %d begins anew: %s", lease.group_id, error)
-            state.replay.keep(state.replay.entries[lease.group_id], None)
+            state.replay.commit(Forget(lease.group_id))
     body = {"leases": [lease for lease, _, _ in all_granted], "partials": metas}
     state.router.send(actor.peer, "lease", body, payloads)
 
@@ -230,17 +230,17 @@ def _drains_to(state: RunState) -> int | None:
     if state.stopping != "drain":
         return None
     batches = state.replay.bound.batches
-    return batches.of(batches.first(state.steps) + len(state.replay.entries) - 1) + 1
+    return batches.of(batches.first(state.steps) + len(state.store.entries) - 1) + 1
 
 
 def _completes_a_batch(state: RunState) -> bool:
     """Where a run drains: is the next slot one of a batch that it still trains?"""
     last = _drains_to(state)
-    return last is not None and state.replay.slots.next < state.replay.bound.batches.first(last)
+    return last is not None and state.store.slots.next < state.replay.bound.batches.first(last)
 
 
 def can_serve(state: RunState, batch: int) -> bool:
     """Where a run drains: may this batch still come? Not if it is beyond the last, nor if nothing is under way."""
     last = _drains_to(state)
-    under_way = state.replay.count(Stage.RUNNING) + state.replay.count(Stage.QUEUED)
+    under_way = state.store.count(*UNFINISHED)
     return last is not None and batch < last and (under_way > 0 or _completes_a_batch(state))

@@ -17,10 +17,10 @@ from areal_like.registry import bind, build
 from buffer import recovery
 from buffer.admission import Bound
 from buffer.controller import Controller
-from buffer.entries import record_nothing
 from buffer.evaluation import Evaluation
+from buffer.events import record_nothing
 from buffer.gauges import Gauges
-from buffer.injection import AgedSlots, Ages, start_at
+from buffer.injection import AgedSlots, Ages
 from buffer.journal import Journal, JournalError, Recorded, check_payloads, reader, since_snapshot
 from buffer.outbox import Outbox
 from buffer.playback import Playback
@@ -55,20 +55,20 @@ def restore(role: Role, replay: Replay) -> tuple[int, Journal | None]:
         sys.setswitchinterval(SWITCH_SECONDS)
     record = journal.append if journal else record_nothing
     recovery.restore(replay, Recorded(folder), steps, time.monotonic(), record, reader(folder))
-    check_payloads(folder, recovery.payloads(replay))
+    check_payloads(folder, replay.store.payloads())
     if found:
-        log.info("restored from the journal: %s; the learner goes on at batch %d", replay.ledger(), steps)
+        log.info("restored from the journal: %s; the learner goes on at batch %d", replay.store.ledger(), steps)
     return steps, journal
 
 
 def go_on(scheduler: Scheduler, replay: Replay, gauges: Gauges) -> None:
     """The scheduler as it was; and why batches that are to be served (again) are as they are."""
-    for batch, held in replay.decided.items():
+    for batch, held in replay.store.decided.items():
         scheduler.load_state_dict(held)
         known = {name: value for name, value in scheduler.metrics().items() if name != "rounds/parked"}
         gauges.note_decision(batch, known)  # who was parked is not written down
-    if replay.scheduler_state:
-        scheduler.load_state_dict(replay.scheduler_state)
+    if replay.store.scheduler:
+        scheduler.load_state_dict(replay.store.scheduler)
 
 
 def verifier_of(task: Any) -> str:
@@ -91,14 +91,13 @@ def main(role: Role) -> None:
     slots = Slots() if ages is None else AgedSlots(Ages(ages, config.run.seed), bound, config.checkpoint.every)
     replay = Replay(bound, policy, config.staleness_policy, group_filter, resume, slots)
     steps, journal = restore(role, replay)
-    start_at(replay, bound.batch_version(steps))
     heldout = min(config.eval.prompts, task.size("heldout"))
     state = RunState(
         router,
         Outbox(router, journal),
         replay,
         scheduler,
-        PromptCursor(task.size("train"), config.run.seed, position=replay.admitted),
+        PromptCursor(task.size("train"), config.run.seed, position=replay.store.admitted),
         Evaluation(config.eval.every, heldout, config.eval.temperature),
         config.actors.count,
         config.buffer.max_bytes,

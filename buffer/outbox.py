@@ -9,8 +9,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from areal_like.bus import Router
-from buffer.journal import Journal, JournalError
-from buffer.payloads import Stored
+from buffer.events import Snapshot
+from buffer.journal import Journal
+from buffer.payloads import JournalError, Stored
 
 log = logging.getLogger(__name__)
 COMMIT_POLL_SECONDS = 0.001
@@ -69,7 +70,7 @@ class Outbox:
             del self._messages[name]
             self.router.send(*message)
 
-    def rotate(self, snapshot: Callable[[], list[Any]], held: Sequence[Stored]) -> None:
+    def rotate(self, snapshot: Callable[[], Snapshot], held: Sequence[Stored]) -> None:
         """Begin a new segment of the journal: see `Journal.rotate`."""
         try:
             if self.journal:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
+
+
+class JournalError(ValueError):
+    """A journal that can't be read: damaged in the middle, or not a journal. Or a record that is too large for one."""
 
 
 class Extent(NamedTuple):
@@ -16,6 +20,11 @@ class Extent(NamedTuple):
 
 
 Read = Callable[[Extent], bytes]
+
+
+def cannot_read(extent: Extent) -> NoReturn:
+    """In place of a reader, where no snapshot is expected to name payloads."""
+    raise JournalError(f"nobody can read the payload at {extent}")
 
 
 class Stored:

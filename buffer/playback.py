@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from areal_like.bus import Router
-from areal_like.groups import Head, unpack_heads
+from areal_like.groups import Head
 from areal_like.wire import Message, WireError
-from buffer.journal import SNAPSHOT, JournalError, scan
+from buffer.admission import Bound
+from buffer.events import Finish, Serve
+from buffer.journal import Recorded
 from buffer.outbox import Outbox
 from buffer.payloads import Payload, load
+from buffer.recovery import history
 from buffer.shares import Shares
+from buffer.store import Stage, Store
 
 log = logging.getLogger(__name__)
 RecordedGroup = tuple[Head, Payload]
@@ -32,30 +37,19 @@ def recorded_batches(folder: Path) -> Iterator[tuple[list[RecordedGroup], int]]:
 
     Raises JournalError where the journal lacks its beginning.
     """
-    pushed: dict[int, RecordedGroup] = {}
-    served: dict[int, tuple[list[int], int]] = {}
-    next_batch = 0
-    for number, record in enumerate(scan(folder, check=False)):
-        if record.kind == SNAPSHOT and number == 0:
-            raise JournalError(f"{folder} lacks its beginning: only runs with buffer.keep_journal=true can be replayed")
-        if record.kind == "push":
-            (head,) = unpack_heads(record.fields[0])
-            pushed[head.id] = (head, record.payload)
-        elif record.kind in ("drop", "filter", "requeue"):
-            pushed.pop(record.fields[0], None)
-        elif record.kind == "serve" and record.fields[0] >= next_batch:
-            served[record.fields[0]] = (record.fields[1], record.fields[2])
-        elif record.kind == "finish" and record.fields[0] == next_batch:
-            ids, oldest_allowed = served.pop(next_batch)
-            if missing := [group_id for group_id in ids if group_id not in pushed]:
-                raise JournalError(f"batch {next_batch} has groups {missing} of an earlier one: it can't be replayed")
-            yield [pushed.pop(group_id) for group_id in ids], oldest_allowed
-            next_batch += 1
+    store, allowed = Store(Bound(math.inf, 1)), dict[int, int]()
+    for event, payload in history(Recorded(folder, whole=True)):
+        if isinstance(event, Serve):
+            allowed[event.batch] = event.oldest_allowed
+        elif isinstance(event, Finish):
+            entries = [entry for entry in store.of(Stage.SERVED) if entry.batch == event.batch]
+            yield [(entry.head, entry.payload) for entry in entries if entry.head], allowed.pop(event.batch)
+        store.apply(event, payload)
 
 
 def count_batches(folder: Path) -> int:
     """How many batches a journal holds. Raises JournalError."""
-    return sum(1 for _ in recorded_batches(folder))
+    return sum(isinstance(each.event, Finish) for each in history(Recorded(folder, whole=True)))
 
 
 class Playback:

@@ -1,4 +1,8 @@
-"""Which groups make a batch, and who is too old for one: serving, on top of `buffer.lifecycle`. No I/O."""
+"""What is to happen to groups: decided here, made an event, told to the journal, and applied (`buffer.store`). No I/O.
+
+Time is passed in. All changes go through `Replay.commit`, so that what a crash leaves in the journal makes the same
+store again.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,26 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from buffer import filters
+from areal_like.groups import Head
+from buffer import events, filters
 from buffer.admission import Bound
-from buffer.entries import NO_SLOT, Entry, Stage
-from buffer.lifecycle import Filter, LifeCycle
+from buffer.partials import Partial
+from buffer.payloads import Payload
 from buffer.policies import WAIT_FOR_GAPS, Waiting
 from buffer.slots import Holder, Slots, place, rescue
+from buffer.store import ASKED_BACK, LEASED, NO_SLOT, TO_LEASE, UNFINISHED, Entry, Stage, Store
 
 Policy = Callable[..., Sequence[int]]
+Filter = Callable[..., str]
 
 
-class Replay(LifeCycle):
-    """Picks batches; see `serve`. `policy` see `buffer.policies`, the other arguments `LifeCycle`."""
+class Replay:
+    """Decides what becomes of each group, and picks the groups of batches.
+
+    `policy` see `buffer.policies`, `group_filter` see `buffer.filters`. `staleness_policy` says what becomes of a group
+    that breaks the bound: see `serve`. `resume`: what actors hand back of unfinished groups is gone on from; else they
+    begin anew. `record` is told of every event.
+    """
 
     def __init__(
         self,
@@ -29,31 +41,206 @@ class Replay(LifeCycle):
         resume: bool = True,
         slots: Slots | None = None,
     ):
-        super().__init__(bound, staleness_policy, group_filter, resume, slots)
-        self.policy = policy
+        self.bound, self.policy, self.staleness_policy, self.resume = bound, policy, staleness_policy, resume
+        self.group_filter = None if getattr(group_filter, "func", group_filter) is filters.none else group_filter
+        self.record: events.Recorder = events.record_nothing
+        self.store = Store(bound, slots)
+        self.duplicates = 0
         self._waits_for_gaps = getattr(policy, "func", policy) in WAIT_FOR_GAPS
-        self._undecided: tuple[Any, ...] = ()  # a batch, and the facts by which there was nothing to serve
-        self.planned: dict[int, list[int]] = {}  # batch → ids: served before a crash, to be served again
-        self._plan_is_void = False  # since the last look
+        self._eldest = -math.inf  # no group that waits or runs has a youth below this: see `_expire`
+        self._replans = 0  # `Store.replans` when that was looked at last
+        self._undecided = (-1, -1)  # a batch, and `Store.changes` when there was nothing to serve
+        self._losers_recalled_at = -1  # `Store.changes`
+        self._revoked: list[tuple[str, int]] = []
+        self._recalled: list[tuple[str, int]] = []
+
+    def commit(self, event: events.Event, payload: Payload = b"", now: float = 0.0) -> None:
+        """It happens: the journal is told first."""
+        self.store.apply(event, self.record(event, payload), now)
+
+    # ---- leases -----------------------------------------------------------------------------------------------------
+
+    def room(self, version: int) -> float:
+        """How many groups an actor that holds `version` could start before the bound stops it (may be inf)."""
+        return self.store.slots.open_to(version, self.bound.horizon(version))
+
+    def admit(
+        self,
+        group_id: int,
+        row: int,
+        launch: int,
+        need: int,
+        actor: str,
+        version: int,
+        now: float,
+        spare: bool = False,
+    ) -> Entry:
+        """A new group, RUNNING on an actor that holds `version`, in the next slot or, `spare`, in none."""
+        self.commit(events.Admit(group_id, row, launch, need, actor, version, spare), now=now)
+        entry = self.store.entries[group_id]
+        self._note_age(entry)
+        return entry
+
+    def queued_for(self, version: int, avoided_by: str = "") -> Entry | None:
+        """The group that needs a lease and has the lowest slot that weights of `version` may still fill; spare ones
+        come last, and those not at all that the actor `avoided_by` could not do."""
+        entry = self.store.first_to_lease
+        if entry and not self._fits(entry, version, avoided_by):  # rare: `injection`, `Entry.avoid`
+            found = [each for each in self.store.of(*TO_LEASE) if self._fits(each, version, avoided_by)]
+            entry = min(found, key=lambda entry: (entry.slot == NO_SLOT, entry.slot), default=None)
+        slot = self._aim(entry) if entry else None
+        return entry if slot is not None and self.bound.admits(slot, version) else None
+
+    def _fits(self, entry: Entry, version: int, avoided_by: str) -> bool:
+        avoided = avoided_by and entry.avoid == avoided_by
+        return not avoided and (entry.slot == NO_SLOT or self.store.slots.fits(entry.slot, version))
+
+    def _aim(self, entry: Entry) -> int | None:
+        """The slot that a group is rolled out for: its own, or the first that a spare one may still win."""
+        if entry.slot != NO_SLOT:
+            return entry.slot
+        lowest = self.store.lowest_open
+        return lowest[0] if lowest else None
+
+    def assign(self, entry: Entry, actor: str, version: int) -> dict[int, int]:
+        """A group that needs a lease runs on an actor that holds `version`.
+
+        Returns which samples of `entry.partial` the lease may carry (see `Partial.usable`): those that the bound allows
+        in the group's slot. A partial of which none is left is let go.
+        """
+        carried = self.usable(entry)
+        self.commit(events.Lease(entry.id, actor, min([version, *carried.values()]), bool(carried)))
+        self._note_age(entry)
+        return carried
+
+    def usable(self, entry: Entry) -> dict[int, int]:
+        """Of what earlier leases have left: sample → version of its oldest token, as far as a lease may carry it."""
+        slot = self._aim(entry)
+        carried = entry.partial.usable(self._oldest_resumable(slot)) if entry.partial and slot is not None else {}
+        return {index: oldest for index, oldest in carried.items() if index < entry.launch}
+
+    def _oldest_resumable(self, slot: int) -> float:
+        """Tokens of this version or newer may be trained in `slot`; with `mask_tokens` older ones do no harm."""
+        return -math.inf if self.staleness_policy == "mask_tokens" else self.bound.oldest(slot)
+
+    def recall(self, group_id: int, move: bool = False) -> None:
+        """Ask the actor that has a group's lease to hand it back (`take_recalled`); until it does, the group runs.
+        `move`: it is to go on elsewhere, also if it is a spare one."""
+        entry = self.store.entries[group_id]
+        if entry.stage not in ASKED_BACK:
+            self.commit(events.Recall(group_id, move))
+            self._recalled.append((entry.actor, group_id))
+
+    def hand_back(self, group_id: int, left: Partial | None) -> None:
+        """The actor does not go on; what it has sampled, if anything, replaces what the lease had carried."""
+        if left and self.resume:
+            self.commit(events.HandBack(group_id, left.meta), left.payload)
+        else:
+            self.requeue(group_id)
+
+    def requeue(self, group_id: int) -> None:
+        """A group that was leased, or WAITING, needs another lease: what was rolled out is lost or too old, save
+        `Entry.partial`. A spare group is DEFERRED, unless it only moves."""
+        self.commit(events.Requeue(group_id))
+
+    def drop(self, group_id: int, reason: str) -> None:
+        """Any stage → gone, counted under `reason`; its slot is free again."""
+        self.commit(events.Drop(group_id, reason))
+
+    def take_revoked(self) -> list[tuple[str, int]]:
+        """(actor, group id) of the leases that have ended because their groups got too old while they ran."""
+        revoked, self._revoked = self._revoked, []
+        return revoked
+
+    def take_recalled(self) -> list[tuple[str, int]]:
+        """(actor, group id) of the leases that are to be handed back."""
+        recalled, self._recalled = self._recalled, []
+        return recalled
+
+    # ---- pushes -----------------------------------------------------------------------------------------------------
+
+    def push(self, head: Head, payload: Payload, version: int, now: float, actor: str = "") -> bool:
+        """A group that needs a lease or has one → WAITING, or gone if the filter rejects it. `version`: the newest that
+        is published; `actor` has made it.
+
+        False if the group is not expected (a duplicate, dropped before, or deferred meanwhile). Taken from whoever has
+        it: a lease that was given anew keeps its id, and the first push wins.
+        """
+        entry = self.store.entries.get(head.id)
+        if entry is None or not self._expected(entry, head):
+            self.duplicates += 1
+            return False
+        if reason := self.group_filter(head.rewards, head.lengths) if self.group_filter else "":
+            self.commit(events.Push(head, version, actor))  # for whoever reads the journal: its payload is not needed
+            self.commit(events.Filter(entry.id, reason))
+            return True
+        if entry.slot == NO_SLOT and not self._wins_place(entry, head):
+            self.commit(events.Defer(entry.id))
+            return False
+        self.commit(events.Push(head, version, actor), payload, now)
+        self._note_age(entry)
+        return True
+
+    def _expected(self, entry: Entry, head: Head) -> bool:
+        """What was rolled out before its group was deferred is of no use after."""
+        if entry.stage not in UNFINISHED:
+            return False
+        if not entry.was_deferred or entry.slot == NO_SLOT:
+            return True
+        return head.samples == entry.need and self.bound.admits(entry.slot, head.oldest)
+
+    def _wins_place(self, entry: Entry, head: Head) -> bool:
+        """A free slot that may hold these tokens, or that of the first group that is not there yet. Who was recalled
+        has lost: a place that is open now is one of a later round, whose groups may be of another size."""
+        lowest = self.store.lowest_open
+        if entry.stage is Stage.RECALLED or lowest is None or not self.bound.admits(lowest[0], head.oldest):
+            return False
+        self.commit(events.Place(entry.id, lowest[1]))
+        return True
+
+    # ---- spare groups, and the queue --------------------------------------------------------------------------------
 
     @property
     def deferred(self) -> int:
         """Groups in the queue, and those that will be there as soon as their actors have handed them back."""
-        recalled = sum(entry.recalled and not entry.moves for entry in self.spares.values())
-        return len(self._stages[Stage.DEFERRED]) + recalled
+        recalled = sum(entry.stage is Stage.RECALLED for entry in self.store.spares.values())
+        return self.store.count(Stage.DEFERRED) + recalled
 
-    def first_deferred(self) -> int | None:
-        """The group that waits longest in the queue."""
-        return next(iter(self._stages[Stage.DEFERRED]), None)
+    def take_up(self, entry: Entry, launch: int, need: int) -> None:
+        """DEFERRED → QUEUED, in the next slot, with as many samples as its new batch asks for."""
+        self.commit(events.TakeUp(entry.id, launch, need))
+
+    def recall_losers(self) -> None:
+        """Recall spare groups for which there is no place left that could hold their tokens; those that are between two
+        actors are DEFERRED now."""
+        if not self.store.spares or self._losers_recalled_at == self.store.changes:
+            return
+        racing = [entry for entry in self.store.spares.values() if entry.stage is not Stage.RECALLED]
+        lowest = self.store.lowest_open if racing else None
+        for entry in racing:
+            if lowest is None or not self.bound.admits(lowest[0], entry.lease_version):
+                if entry.stage is Stage.MOVED:
+                    self.commit(events.Defer(entry.id))
+                elif entry.stage is Stage.MOVING:
+                    self.commit(events.Recall(entry.id, False))  # its actor knows
+                else:
+                    self.recall(entry.id)
+        self._losers_recalled_at = self.store.changes
+
+    # ---- batches ----------------------------------------------------------------------------------------------------
+
+    def open_batch(self, groups: int, scheduler: Any) -> None:
+        """The next batch has so many groups. `scheduler`: the scheduler's state, if it keeps any."""
+        self.commit(events.Open(self.bound.batches.opened, groups, scheduler))
 
     def finished_of(self, batch: int) -> list[Entry]:
         """Groups that will be in a batch whatever comes, in the order in which it will be served `as_finished`. They
         are only known where each batch takes its own slots (`policy: in_order`)."""
         batches = self.bound.batches
-        if batch >= batches.opened or batch in self.planned:
+        if batch >= batches.opened or batch in self.store.planned:
             return []
         slots = range(batches.first(batch), batches.first(batch + 1))
-        return sorted((e for e in self._stages[Stage.WAITING].values() if e.slot in slots), key=lambda e: e.pushed)
+        return sorted((e for e in self.store.of(Stage.WAITING) if e.slot in slots), key=lambda e: e.pushed)
 
     def serve(self, batch: int, as_finished: bool = False) -> list[Entry]:
         """The groups of batch `batch`, WAITING → SERVED, or [] if they are not all there.
@@ -72,22 +259,26 @@ class Replay(LifeCycle):
         """
         ids = self._planned_for(batch)
         if not ids:
-            if self._undecided == (batch, self._facts):
+            if self._undecided == (batch, self.store.changes):
                 return []
             self._expire(self.bound.batch_version(batch))
-            if self._plan_is_void:
+            if self._replans != self.store.replans:
                 self._requeue_what_is_too_new(self.bound.batch_version(batch))
             ids = self._choose(batch)
             if not self._within_bound(batch, ids):
                 raise RuntimeError(f"batch {batch} would break the staleness bound of {self.bound.max_staleness}")
             if as_finished:
-                ids = sorted(ids, key=lambda group_id: self.entries[group_id].pushed)
-            self._undecided = () if ids else (batch, self._facts)
-        if ids:
-            self._check_on_policy(batch, ids)
-            self._settle(batch, ids)
-            self.record("serve", [batch, list(ids), self.oldest_allowed(batch)], b"")
-        return self.mark_served(batch, ids)
+                ids = sorted(ids, key=lambda group_id: self.store.entries[group_id].pushed)
+        if not ids:
+            self._undecided = batch, self.store.changes
+            return []
+        self._check_on_policy(batch, ids)
+        self._settle(batch, ids)
+        served = [self.store.entries[group_id] for group_id in ids]
+        for entry in served:
+            self.store.slots.check(entry, self.bound.batch_version(batch))
+        self.commit(events.Serve(batch, list(ids), self.oldest_allowed(batch)))
+        return served
 
     def oldest_allowed(self, batch: int) -> int:
         """Tokens of older versions are not to be trained in `batch`. 0 but for `staleness_policy: mask_tokens`."""
@@ -95,26 +286,32 @@ class Replay(LifeCycle):
             return 0
         return max(0, self.bound.batch_version(batch) - int(self.bound.max_staleness))
 
-    def take_revoked(self) -> list[tuple[str, int]]:
-        """(actor, group id) of the leases that have ended because their groups got too old while they ran."""
-        revoked, self._revoked = self._revoked, []
-        return revoked
+    def unserve(self, batch: int) -> list[Entry]:
+        """The learner can't train `batch`: its groups, which are returned, and those of batches that were served ahead
+        wait again, and no batch is to be served as it was before a crash."""
+        faulty = [entry for entry in self.store.of(Stage.SERVED) if entry.batch == batch]
+        self.commit(events.Unserve(batch))
+        self._eldest = -math.inf
+        return faulty
 
-    def take_recalled(self) -> list[tuple[str, int]]:
-        """(actor, group id) of the leases that are to be handed back."""
-        recalled, self._recalled = self._recalled, []
-        return recalled
+    def finish(self, batch: int) -> int:
+        """The learner has trained `batch`: its groups leave. Returns how many."""
+        before = self.store.trained
+        self.commit(events.Finish(batch))
+        return self.store.trained - before
 
     def _planned_for(self, batch: int) -> Sequence[int]:
-        ids = self.planned.pop(batch, ())
-        if self._stages[Stage.WAITING].keys() >= set(ids) and self._within_bound(batch, ids):
+        ids = self.store.planned.get(batch, ())
+        if not ids:
+            return ()
+        waits = all((entry := self.store.entries.get(each)) and entry.stage is Stage.WAITING for each in ids)
+        if waits and self._within_bound(batch, ids):
             return ids
-        self._plan_is_void |= bool(ids or self.planned)
-        self.planned.clear()  # a group has left since, or the bound is another: the order of before can't be kept
+        self.commit(events.Replan())  # a group has left since, or the bound is another
         return ()
 
     def _within_bound(self, batch: int, ids: Iterable[int]) -> bool:
-        oldest = (self.entries[group_id].oldest_trained(self.oldest_allowed(batch)) for group_id in ids)
+        oldest = (self.store.entries[group_id].oldest_trained(self.oldest_allowed(batch)) for group_id in ids)
         ages = (self.bound.batch_version(batch) - each for each in oldest if each is not None)
         return max(ages, default=0) <= self.bound.max_staleness
 
@@ -123,7 +320,7 @@ class Replay(LifeCycle):
         if self.bound.max_staleness > 0:
             return
         version = self.bound.batch_version(batch)
-        for entry in (self.entries[group_id] for group_id in ids):
+        for entry in (self.store.entries[group_id] for group_id in ids):
             oldest = entry.oldest_trained(self.oldest_allowed(batch))
             if entry.newest > version or oldest not in (None, version):
                 made = f"versions {oldest} to {entry.newest}"
@@ -131,17 +328,31 @@ class Replay(LifeCycle):
                     f"group {entry.id} of {made} in batch {batch} would be off-policy at version {version}"
                 )
 
+    # ---- ages -------------------------------------------------------------------------------------------------------
+
+    def _youth(self, entry: Entry) -> float:
+        """The version that says how long a group can still wait."""
+        masks = self.staleness_policy == "mask_tokens"
+        if entry.stage is Stage.WAITING and entry.head:
+            return entry.head.newest if masks else entry.head.oldest
+        if entry.slot != NO_SLOT and not masks and entry.stage in LEASED:
+            return entry.lease_version
+        return math.inf  # its tokens are yet to come, or served, or it has no place to be trained in
+
+    def _note_age(self, entry: Entry) -> None:
+        self._eldest = min(self._eldest, self._youth(entry))
+
     def _expire(self, version: int) -> None:
         """Part with what is too old to be trained at `version`. Looks only if there may be something."""
         if version - self._eldest <= self.bound.max_staleness:
             return
         kept: list[float] = []
-        for entry in list(self.entries.values()):
+        for entry in list(self.store.entries.values()):
             youth = self._youth(entry)
             if version - youth <= self.bound.max_staleness:
                 kept.append(youth)
                 continue
-            if entry.stage is Stage.RUNNING:
+            if entry.stage in LEASED:
                 if self.staleness_policy == "wait":
                     kept.append(youth)
                     continue  # its actor may have had newer weights when it began
@@ -159,23 +370,25 @@ class Replay(LifeCycle):
     def _requeue_what_is_too_new(self, version: int) -> None:
         """With a bound of 0, groups of weights that are still to come are of before a crash. They can be trained where
         all is served again as it was; but now what leads to those weights, and so the weights, will be others."""
-        self._plan_is_void = False
+        self._replans = self.store.replans
         if self.bound.max_staleness == 0:
-            for entry in self.in_stage(Stage.WAITING):
+            for entry in self.store.of(Stage.WAITING):
                 if entry.newest > version:
                     self.requeue(entry.id)
 
+    # ---- which groups make a batch, and the slots of the others -----------------------------------------------------
+
     def _choose(self, batch: int) -> Sequence[int]:
         """The policy's choice, corrected where `staleness_policy: wait` asks for it."""
-        want, version = self.bound.batches.size(batch), self.bound.batch_version(batch)
-        if len(self._stages[Stage.WAITING]) < want:
+        want, version, store = self.bound.batches.size(batch), self.bound.batch_version(batch), self.store
+        if store.count(Stage.WAITING) < want:
             return ()
         end = self.bound.batches.first(batch + 1)
         if self._waits_for_gaps and self._has_gap(batch, end):
             return ()
-        waiting = [self._view(entry, version) for entry in self._stages[Stage.WAITING].values()]
-        missing = {entry.slot for stage in (Stage.RUNNING, Stage.QUEUED) for entry in self._stages[stage].values()}
-        ids = self.policy(waiting, (missing - {NO_SLOT}) | self.slots.unfilled(end), want)
+        waiting = [self._view(entry, version) for entry in store.of(Stage.WAITING)]
+        missing = {entry.slot for entry in store.of(*UNFINISHED) if entry.slot != NO_SLOT}
+        ids = self.policy(waiting, missing | store.slots.unfilled(end), want)
         if ids and (len(ids) != want or len(set(ids)) != want or not {each.id for each in waiting}.issuperset(ids)):
             raise ValueError(f"the policy chose {list(ids)} where {want} of the waiting groups make a batch")
         if ids and self.staleness_policy == "wait":
@@ -185,7 +398,7 @@ class Replay(LifeCycle):
     def _has_gap(self, batch: int, end: int) -> bool:
         """Is a slot of the batch known to be missing? Then those before it are too few for a batch, as none that waits
         is of an earlier one: a policy that takes the lowest slots without gaps need not be asked."""
-        lowest, first = self.lowest_open(), self._stages.first(Stage.WAITING)
+        lowest, first = self.store.lowest_open, self.store.first_waiting
         from_here = first is not None and first.slot >= self.bound.batches.first(batch)
         return from_here and lowest is not None and lowest[0] < end
 
@@ -201,70 +414,23 @@ class Replay(LifeCycle):
                 entry.slot,
                 self.bound.horizon(self._youth(entry)),
                 here=entry.stage is Stage.WAITING,
-                running=entry.stage is Stage.RUNNING,
+                running=entry.stage in LEASED,
                 wish=self._wish(entry),
             )
-            for entry in self.entries.values()
+            for entry in self.store.entries.values()
             if entry.stage is not Stage.SERVED and entry.slot != NO_SLOT
         ]
 
     def _wish(self, entry: Entry) -> float:
         """The deadline of a group that begins anew if it is missed."""
-        queued = entry.stage is Stage.QUEUED and entry.partial and self.staleness_policy != "mask_tokens"
+        queued = entry.stage in TO_LEASE and entry.partial and self.staleness_policy != "mask_tokens"
         return self.bound.horizon(entry.partial.oldest) if queued and entry.partial else math.inf
 
     def _settle(self, batch: int, ids: Sequence[int]) -> None:
-        """The batch gets its own slots. If they were not those of its groups, all others get new ones behind it."""
+        """The batch gets its own slots. If they were not those of its groups, all others get new ones behind it: the
+        oldest tokens first, and no gaps."""
         first, end = self.bound.batches.first(batch), self.bound.batches.first(batch + 1)
-        in_its_slots = {self.entries[group_id].slot for group_id in ids} == set(range(first, end))
-        for slot, group_id in enumerate(ids, first):
-            self._stages.set_slot(self.entries[group_id], slot)
-        if not in_its_slots:
-            self.place_all(end, leave_out=ids)
-
-    def place_all(self, first: int, leave_out: Iterable[int]) -> None:
-        """New slots for what is not served, from `first` on: the oldest tokens first, and no gaps."""
-        skip = set(leave_out)
-        slots = place((holder for holder in self._holders() if holder.id not in skip), first)
-        for group_id, slot in slots.items():
-            self._stages.set_slot(self.entries[group_id], slot)
-        self.slots = Slots(first + len(slots))
-
-    def set_slot(self, group_id: int, slot: int) -> None:
-        """To be followed by `place_all` for the others."""
-        self._stages.set_slot(self.entries[group_id], slot)
-
-    def mark_served(self, batch: int, ids: Iterable[int]) -> list[Entry]:
-        version, allowed = self.bound.batch_version(batch), self.oldest_allowed(batch)
-        picked = [self.entries[group_id] for group_id in ids]
-        for entry in picked:
-            self.slots.check(entry, version)
-            entry.batch = batch
-            self.move(entry, Stage.SERVED)
-            oldest = entry.oldest_trained(allowed)
-            self.staleness_max = max(self.staleness_max, 0 if oldest is None else version - oldest)
-        return picked
-
-    def unserve(self, batch: int) -> list[Entry]:
-        """The learner can't train `batch`: its groups, which are returned, and those of batches that were served ahead
-        wait again, and no batch is to be served as it was before a crash."""
-        self.record("unserve", [batch], b"")
-        entries = [entry for entry in self.in_stage(Stage.SERVED) if entry.batch >= batch]
-        faulty = [entry for entry in entries if entry.batch == batch]
-        for entry in entries:
-            entry.batch = -1
-            self.move(entry, Stage.WAITING)
-        self.planned = {earlier: ids for earlier, ids in self.planned.items() if earlier < batch}
-        self._plan_is_void = True
-        return faulty
-
-    def finish(self, batch: int) -> int:
-        """The learner has trained `batch`: its groups leave. Returns how many."""
-        self.record("finish", [batch], b"")
-        done = [entry for entry in self.in_stage(Stage.SERVED) if entry.batch == batch]
-        for entry in done:
-            self._forget(entry.id)
-        self.trained += len(done)
-        self.decided.pop(batch, None)
-        self.bound.batches.forget(batch + 1)
-        return len(done)
+        slots = dict(zip(ids, range(first, end), strict=True))
+        if {self.store.entries[group_id].slot for group_id in ids} != set(slots.values()):
+            slots |= place((holder for holder in self._holders() if holder.id not in slots), end)
+            self.commit(events.Settle(slots, first + len(slots)))

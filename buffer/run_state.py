@@ -14,7 +14,6 @@ from typing import Any, Literal
 from areal_like.bus import Router
 from areal_like.wire import Message
 from buffer.checks import Failures
-from buffer.entries import Stage
 from buffer.evaluation import Evaluation
 from buffer.fleet import Actor, Fleet
 from buffer.gauges import Gauges
@@ -27,6 +26,7 @@ from buffer.replay import Replay
 from buffer.schedulers import Scheduler
 from buffer.shares import Shares
 from buffer.sizing import check_sizes
+from buffer.store import Stage, Store
 from buffer.verifiers import Verifiers
 
 log = logging.getLogger(__name__)
@@ -79,10 +79,12 @@ class RunState:
     redo: int = 0
     folder: Path | None = None
     failures: Failures = field(init=False)
+    store: Store = field(init=False)
     samples_per_batch: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.samples_per_batch = check_sizes(self.scheduler.sizing, self.replay.bound.groups_per_batch)
+        self.store = self.replay.store
         self.gauges.since_step = self.steps
         self.failures = Failures(most=4 * self.replay.bound.groups_per_batch)
 
@@ -103,7 +105,7 @@ class RunState:
     def may_push(self, actor: Actor, group_id: int) -> bool:
         """Has this actor, or had it, a lease of the group? A lease that went to another does not void the work of who
         had it before: the first push wins. Of groups that are here already, or gone, pushes change nothing."""
-        entry = self.replay.entries.get(group_id)
+        entry = self.store.entries.get(group_id)
         return entry is None or entry.stage in (Stage.WAITING, Stage.SERVED) or actor.name in entry.holders
 
     def age(self, now: float) -> float:
@@ -119,7 +121,7 @@ class RunState:
 
     def end_hedges(self, winner: str = "") -> None:
         """Cancel the leases of hedged groups that have come (from `winner`), or need not come from two."""
-        for name, group_id in self.hedges.take_over(self.replay.entries, winner):
+        for name, group_id in self.hedges.take_over(self.store.entries, winner):
             if actor := self.fleet.by_name.get(name):
                 self.end_lease(actor, group_id, told=name != winner)
 
@@ -135,7 +137,7 @@ class RunState:
         if not actor.parked:
             self.fleet.unpark()
         for group_id in actor.running:
-            if not self.hedges.leave_to_other(self.replay.entries[group_id], actor.name):
+            if not self.hedges.leave_to_other(self.store.entries[group_id], actor.name):
                 self.replay.requeue(group_id)
         self.evaluation.lost(actor.name)
         self.fleet.leave(actor)

@@ -5,7 +5,7 @@ admission enforces), how large the groups of a batch are, and, asked with a `Vie
 class that inherits from `Scheduler`; `module:Name` names it in a config.
 
 A scheduler may start *spare* groups: more than there are places in a batch. The buffer sees to the rest, whatever the
-scheduler (`buffer.lifecycle`): the first to finish get the places, the others are recalled at once and wait in a queue,
+scheduler (`buffer.store`): the first to finish get the places, the others are recalled at once and wait in a queue,
 first in, first out, for `GroupPlan(deferred=True)`. Nothing is lost: their prompts are trained in a later batch.
 """
 

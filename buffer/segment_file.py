@@ -22,19 +22,19 @@ import mmap
 import os
 import struct
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import msgpack
+import msgspec
 import xxhash
 
-from buffer.payloads import Extent, Payload, Stored, load
+from buffer.events import Copy, Event, Padding, Written, decode, encode
+from buffer.payloads import Extent, JournalError, Payload, Stored, load
 
-_FORMAT = b"areal-journal-"
-MAGIC = _FORMAT + b"4\n"  # the number is that of the format
-PADDING, COPY = "padding", "copy"
-"""Kinds of records that are no events: what fills a block, and what holds a payload of an older file."""
+FORMAT = 5
+"""Of the records (`buffer.events`) and of how they stand in a file."""
+_NAME = b"areal-journal-"
+MAGIC = _NAME + b"%d\n" % FORMAT
 MAX_FIELDS_BYTES, MAX_PAYLOAD_BYTES = 1 << 30, 1 << 32
 _MARK = b"\xd7JR\x04"
 _HEAD = struct.Struct("<4sIQQQ")
@@ -47,30 +47,27 @@ _ROOM_BYTES = 4 << 20
 _READ_BYTES = 1 << 20
 
 
-class JournalError(ValueError):
-    """A journal that can't be read: damaged in the middle, or not a journal. Or a record that is too large for one."""
+class Record(NamedTuple):
+    """What has happened, and the payload that belongs to it."""
 
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    kind: str
-    fields: list[Any]
+    event: Event
     payload: Payload = b""
 
 
 Item = tuple[bytes, Payload]
-"""What is to be appended: kind and fields as msgpack, and the payload."""
+"""What is to be appended: the event's bytes, and the payload."""
 
 
-def pack(kind: str, fields: list[Any], payload: Payload = b"") -> Item:
+def pack(event: Written, payload: Payload = b"") -> Item:
     """Raises JournalError for what no reader would take."""
-    packed = msgpack.packb([kind, fields])
+    packed = encode(event)
     for what, size, most in (
         ("fields", len(packed), MAX_FIELDS_BYTES),
         ("a payload", len(payload), MAX_PAYLOAD_BYTES),
     ):
         if size > most:
-            raise JournalError(f"a record {kind!r} with {what} of {size} bytes: the journal takes {most} at most")
+            tag = event.__struct_config__.tag
+            raise JournalError(f"a record {tag!r} with {what} of {size} bytes: the journal takes {most} at most")
     return packed, payload
 
 
@@ -90,7 +87,7 @@ def _pieces(number: int, at: int, durable: int, item: Item) -> tuple[list[Any], 
 
 def _padding(end: int) -> Item:
     """A record that ends on a block, for a file of `end` bytes."""
-    packed, _ = pack(PADDING, [])
+    packed = encode(Padding())
     return packed, bytes((-end - _HEAD_BYTES - len(packed)) % _BLOCK)
 
 
@@ -212,10 +209,9 @@ def sync_folder(folder: Path) -> None:
 
 
 class _Found(NamedTuple):
-    """A record whose head and fields are whole: where its payload lies, and `durable` (see the top)."""
+    """A record whose head and event are whole: the event's bytes, where its payload lies, `durable` (see the top)."""
 
-    kind: str
-    fields: list[Any]
+    packed: bytes
     extent: Extent
     durable: int
 
@@ -235,8 +231,7 @@ def _record_at(file: BinaryIO, number: int, at: int) -> _Found | None:
     (check,) = _CHECK.unpack_from(head, _HEAD.size)
     if xxhash.xxh3_64_intdigest(head[: _HEAD.size] + packed, seed=_seed(number, at)) != check:
         return None
-    kind, fields = msgpack.unpackb(packed, strict_map_key=False)
-    return _Found(kind, fields, Extent(number, at + _HEAD_BYTES + length, size, checksum), durable)
+    return _Found(packed, Extent(number, at + _HEAD_BYTES + length, size, checksum), durable)
 
 
 def _is_whole(file: BinaryIO, extent: Extent) -> bool:
@@ -256,19 +251,31 @@ def read(path: Path, read_payload: Any, *, check: bool = True) -> Generator[Reco
     with path.open("rb") as file:
         size, magic = os.fstat(file.fileno()).st_size, file.read(len(MAGIC))
         if magic != MAGIC:
-            if len(magic) == len(MAGIC) and magic.startswith(_FORMAT):
-                raise JournalError(f"{path} was written by another version of this program: resume with that one")
+            if len(magic) == len(MAGIC) and magic.startswith(_NAME):
+                raise JournalError(
+                    f"{path} was written by another version of this program (its format is "
+                    f"{magic[len(_NAME) : -1].decode(errors='replace')}, ours {FORMAT}): use that version for this run"
+                )
             return 0, size
         good, number = len(MAGIC), number_of(path)
         while (found := _record_at(file, number, good)) and found.end <= size:
             if check and not _is_whole(file, found.extent):
                 break
             good = found.end
-            if found.kind not in (PADDING, COPY):
-                yield Record(
-                    found.kind, found.fields, Stored(read_payload, extent=found.extent) if found.extent.size else b""
-                )
+            event = _event(path, found)
+            if not isinstance(event, Padding | Copy):
+                yield Record(event, Stored(read_payload, extent=found.extent) if found.extent.size else b"")
         return good, size
+
+
+def _event(path: Path, found: _Found) -> Written:
+    """Its bytes are those that were written. Raises JournalError if they are none of our events all the same."""
+    try:
+        return decode(found.packed)
+    except msgspec.DecodeError as error:
+        raise JournalError(
+            f"{path} has a record of another version of this program ({error}): use that version for this run"
+        ) from None
 
 
 def written_later(path: Path, start: int, size: int) -> bool:

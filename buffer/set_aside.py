@@ -15,10 +15,9 @@ import msgpack
 
 from areal_like.groups import decode_group, pack_heads, unpack_heads
 from areal_like.types import Group
-from buffer.entries import Entry
-from buffer.journal import JournalError
-from buffer.payloads import load
+from buffer.payloads import JournalError, load
 from buffer.run_state import RunState
+from buffer.store import Entry
 
 log = logging.getLogger(__name__)
 FOLDER, REASON = "untrainable", "untrainable"

@@ -45,6 +45,16 @@ class Slots:
         self.changes += 1
         heapq.heappush(self.free, slot)
 
+    def reset(self, end: int) -> None:
+        """All below `end` are in use or trained."""
+        self.end, self.free = end, []
+
+    def begin(self, version: int) -> None:
+        """The run begins, or goes on after a crash, with weights of `version`."""
+
+    def advance(self, version: int) -> None:
+        """Slots that need `version` are open, and no others: see `buffer.injection`."""
+
     def open_to(self, version: int, horizon: float) -> float:
         """How many an actor that holds `version` could fill: those below the `horizon` of that version."""
         return self.below(horizon)

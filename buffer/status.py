@@ -9,9 +9,9 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from buffer.entries import Stage
 from buffer.fleet import MOST_REFUSED
 from buffer.gauges import rewards
+from buffer.store import PHASES, UNFINISHED, Stage
 
 if TYPE_CHECKING:
     from buffer.run_state import RunState
@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 
 def levels(state: RunState, now: float) -> dict[str, Any]:
     """Gauges of this moment, for the metrics of a train step."""
-    stages = {stage: state.replay.count(stage) for stage in Stage}
-    found: dict[str, Any] = {f"buffer/{stage.value}": n for stage, n in stages.items()}
-    ledger = state.replay.ledger()
+    found: dict[str, Any] = {f"buffer/{phase}": state.store.count(*stages) for phase, stages in PHASES.items()}
+    ledger = state.store.ledger()
     found |= {f"ledger/{key}": ledger[key] for key in ("admitted", "trained", "active")}
     for kind in ("filtered", "dropped"):
         found |= {f"ledger/{kind}/{reason}": n for reason, n in ledger[kind].items()}
     found |= {f"refused/{column}": n for column, n in state.gauges.refused.items()}
-    found |= {"buffer/bytes": state.replay.bytes, "buffer/max_bytes": state.max_bytes, "seconds": state.age(now)}
+    found |= {"buffer/bytes": state.store.bytes, "buffer/max_bytes": state.max_bytes, "seconds": state.age(now)}
     found |= {"rollout/lease_timeouts": state.lease_timeouts, "rollout/hedges": state.hedges.made}
     if math.isfinite(state.replay.bound.max_staleness):
         found["staleness/bound"] = int(state.replay.bound.max_staleness)
@@ -43,13 +42,13 @@ def status(state: RunState) -> dict[str, Any]:
         "trained_seconds": state.gauges.trained_seconds,
         "version": state.version,
         "steps": state.steps,
-        "ledger": state.replay.ledger(),
-        "staleness_max": state.replay.staleness_max,
+        "ledger": state.store.ledger(),
+        "staleness_max": state.store.staleness_max,
         "staleness_bound": bound if math.isfinite(bound) else None,
         "since_step": state.gauges.since_step,  # where a resume has begun to count the next three anew
         "staleness_mean": state.gauges.staleness_mean,
         "duplicates": state.replay.duplicates,
-        "resumed": state.replay.resumed,
+        "resumed": state.store.resumed,
         "refused": state.router.refused,
         "evaluations": state.gauges.evaluations,
         "actors": {
@@ -85,9 +84,9 @@ def waits(state: RunState) -> list[str]:
     if state.failures.count:
         lines.append(f"{state.failures.count} groups failed in a row, the last: {state.failures.last}")
     if state.wanted:
-        missing = [entry for entry in state.replay.entries.values() if entry.stage in (Stage.RUNNING, Stage.QUEUED)]
+        missing = state.store.of(*UNFINISHED)
         owners = sorted({entry.actor or "no actor" for entry in missing})
-        waiting = state.replay.count(Stage.WAITING)
+        waiting = state.store.count(Stage.WAITING)
         lines.append(
             f"learner waits for batch {state.wanted.body['index']}: {waiting} groups wait, "
             f"{len(missing)} run on {', '.join(owners) or 'nobody'}"

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,154 +23,124 @@ from rich.table import Table
 
 from areal_like import config as configs
 from areal_like.config import ConfigError
-from areal_like.groups import Head, unpack_heads
 from areal_like.registry import build
-from buffer.journal import SNAPSHOT, JournalError, Record, scan
+from buffer.admission import Bound
+from buffer.events import Admit, Drop, Event, Filter, Finish, HandBack, Push, Serve, Snapshot
+from buffer.journal import JournalError, Record, Recorded, scan
 from buffer.prompts import PromptCursor
+from buffer.recovery import standing
+from buffer.store import LEASED, UNFINISHED, Stage, Store
 from scripts import output
 from scripts.arguments import command, refuse
 
-WITHOUT_FATE = ("place", "defer", "take_up", "partial", "left_out", "start", "advance")
-"""Kinds of records that change when a group is rolled out, not what becomes of it."""
 RULES = ("prompts", "fates", "batches", "bound", "weights", "ledger")
 
 
-@dataclass
 class Audit:
-    """Takes a journal's records in order; `findings` maps a rule to what breaks it, in words.
+    """Takes a journal's events in order, looks at each before it is applied; `findings` maps a rule to what breaks it,
+    in words. An event that breaks a rule is not applied. `bound` as the run has it; `prompts`: the order that it should
+    have followed."""
 
-    `groups_per_batch`, `interval` (train steps per version) and `max_staleness` (inf: none) as the run has them;
-    `prompts` the order that it should have followed.
-    """
-
-    prompts: PromptCursor
-    groups_per_batch: int
-    interval: int
-    max_staleness: float
-    findings: dict[str, list[str]] = field(default_factory=lambda: {rule: [] for rule in RULES})
-    admitted: int = 0
-    pushed: dict[int, Head] = field(default_factory=dict)
-    active: set[int] = field(default_factory=set)
-    gone: dict[int, str] = field(default_factory=dict)  # filtered or dropped: why
-    served: dict[int, list[int]] = field(default_factory=dict)
-    served_again: int = 0
-    batch_of: dict[int, int] = field(default_factory=dict)  # of groups that were served: their batch
-    trained: list[int] = field(default_factory=list)  # batches, in the order in which they were trained first
-    digests: dict[int, str] = field(default_factory=dict)
-    sizes: dict[int, int] = field(default_factory=dict)  # batch → groups, of those that a scheduler has opened
+    def __init__(self, prompts: PromptCursor, bound: Bound):
+        self.prompts, self.bound, self.store = prompts, bound, Store(bound)
+        self.findings: dict[str, list[str]] = {rule: [] for rule in RULES}
+        self.gone: dict[int, str] = {}  # groups that have left, and how
+        self.trained = self.served_again = 0
+        self.digests: dict[int, str] = {}
 
     def read(self, records: Iterable[Record]) -> Audit:
-        for number, record in enumerate(records):
-            if record.kind == SNAPSHOT and number == 0:
+        """Goes through `records` twice. Raises JournalError where they lack their beginning."""
+        for number, (event, _) in enumerate(standing(records)):
+            if isinstance(event, Snapshot) and number == 0:
                 raise JournalError("the journal lacks its beginning: an audit needs buffer.keep_journal=true")
-            if record.kind not in WITHOUT_FATE:
-                getattr(self, f"_on_{record.kind}")(*record.fields)
+            before = sum(map(len, self.findings.values()))
+            self._look_at(event)
+            if sum(map(len, self.findings.values())) == before and not isinstance(event, Snapshot):
+                self.store.apply(event)
         return self
-
-    def ledger(self) -> dict[str, Any]:
-        """As the buffer reports it; groups of batches that were not trained yet are active."""
-        trained = {group_id for batch in self.trained for group_id in self.served[batch]}
-        kinds = {kind: Counter[str]() for kind in ("filtered", "dropped")}
-        for fate in self.gone.values():
-            kind, _, reason = fate.partition(": ")
-            kinds[kind][reason] += 1
-        left = {kind: dict(counts) for kind, counts in kinds.items()}
-        return {"admitted": self.admitted, "trained": len(trained), **left, "active": len(self.active - trained)}
 
     def _find(self, rule: str, text: str) -> None:
         self.findings[rule].append(text)
 
-    # ---- records ----------------------------------------------------------------------------------------------------
+    def _look_at(self, event: Event) -> None:
+        match event:
+            case Admit():
+                self._admit(event)
+            case Push():
+                self._push(event)
+            case HandBack() if self._stage_of(event.id) not in LEASED:
+                self._find("fates", f"group {event.id} was handed back after it had been pushed, or had left")
+            case Drop() | Filter():
+                kind = "dropped" if isinstance(event, Drop) else "filtered"
+                self._leave(event.id, f"{kind}: {event.reason}")
+            case Serve():
+                self._serve(event)
+            case Finish():
+                self._finish(event.batch)
+            case Snapshot():
+                self._compare(event)
 
-    def _on_open(self, batch: int, groups: int, scheduler_state: Any) -> None:
-        self.sizes[batch] = groups
+    def _stage_of(self, group_id: int) -> Stage | None:
+        """None: it is not active."""
+        entry = self.store.entries.get(group_id)
+        return entry.stage if entry else None
 
-    def _on_admit(self, group_id: int, row: int, launch: int, need: int, spare: bool = False) -> None:
+    def _admit(self, event: Admit) -> None:
         expected = self.prompts.next()
-        if (group_id, row) != expected:
-            self._find("prompts", f"group {group_id} of row {row} was admitted where {expected} was next")
-        if group_id in self.active or group_id in self.gone:
-            self._find("prompts", f"group {group_id} was admitted twice")
-        self.active.add(group_id)
-        self.admitted += 1
+        if (event.id, event.row) != expected:
+            self._find("prompts", f"group {event.id} of row {event.row} was admitted where {expected} was next")
+        if event.id in self.store.entries or event.id in self.gone:
+            self._find("prompts", f"group {event.id} was admitted twice")
 
-    def _on_push(self, groups: dict[str, Any], version: int) -> None:
-        (head,) = unpack_heads(groups)
-        if head.id not in self.active or head.id in self.pushed:
+    def _push(self, event: Push) -> None:
+        head = event.head
+        if self._stage_of(head.id) not in UNFINISHED:
             self._find("fates", f"group {head.id} was taken twice, or after it had left")
-        self.pushed[head.id] = head
         for made, digest in head.digests.items():
             if self.digests.setdefault(made, digest) != digest:
                 self._find("weights", f"version {made} has the digests {self.digests[made]} and {digest}")
 
-    def _on_requeue(self, group_id: int) -> None:
-        self.pushed.pop(group_id, None)
-
-    def _on_partial(self, meta: dict[str, Any]) -> None:
-        if meta["id"] not in self.active or meta["id"] in self.pushed:
-            self._find("fates", f"group {meta['id']} was handed back after it had been pushed, or had left")
-
-    def _on_start(self, version: int) -> None:
-        """Ages were set: no group moves."""
-
-    _on_advance = _on_start
-
-    def _on_drop(self, group_id: int, reason: str) -> None:
-        self._leave(group_id, f"dropped: {reason}")
-
-    def _on_filter(self, group_id: int, reason: str) -> None:
-        self._leave(group_id, f"filtered: {reason}")
-
     def _leave(self, group_id: int, fate: str) -> None:
-        if group_id not in self.active:
+        if group_id not in self.store.entries:
             self._find("fates", f"group {group_id}, {fate}, was {self.gone.get(group_id, 'never admitted')}")
-        if self.batch_of.get(group_id) in self.trained:
-            self._find("fates", f"group {group_id}, {fate}, was trained in batch {self.batch_of[group_id]}")
-        elif group_id in self.batch_of:  # the batch can't be served again as it was
-            for each in self.served.pop(self.batch_of[group_id]):
-                del self.batch_of[each]
-        self.active.discard(group_id)
         self.gone[group_id] = fate
 
-    def _on_serve(self, batch: int, ids: list[int], oldest_allowed: int) -> None:
-        self.served_again += batch in self.served
-        if len(set(ids)) != self.sizes.get(batch, self.groups_per_batch):
+    def _serve(self, event: Serve) -> None:
+        batch, ids, version = event.batch, event.ids, self.bound.batch_version(event.batch)
+        if len(set(ids)) != self.bound.batches.size(batch):
             self._find("batches", f"batch {batch} has {len(set(ids))} groups")
-        if self.served.setdefault(batch, ids) != ids:
+        planned = self.store.planned.get(batch) or [e.id for e in self.store.of(Stage.SERVED) if e.batch == batch]
+        if planned and planned != ids:
             self._find("batches", f"batch {batch} was served again with other groups")
+        self.served_again += bool(planned)
         for group_id in ids:
-            if self.batch_of.setdefault(group_id, batch) != batch:
-                self._find("fates", f"group {group_id} is in batches {self.batch_of[group_id]} and {batch}")
-            if group_id not in self.pushed or group_id not in self.active:
-                self._find("fates", f"group {group_id} of batch {batch} had not been pushed, or had left")
+            entry = self.store.entries.get(group_id)
+            if entry is None or entry.head is None:
+                fate = self.gone.get(group_id, "not pushed")
+                self._find("fates", f"group {group_id} of batch {batch} was {fate}")
                 continue
-            made = self.pushed[group_id].versions
-            oldest = min((version for version in made if version >= oldest_allowed), default=None)
-            if oldest is not None and batch // self.interval - oldest > self.max_staleness:
+            if entry.stage is not Stage.WAITING:
+                self._find("fates", f"group {group_id} is in batches {entry.batch} and {batch}")
+            oldest = entry.oldest_trained(event.oldest_allowed)
+            if oldest is not None and version - oldest > self.bound.max_staleness:
                 self._find("bound", f"group {group_id} of batch {batch} has tokens of version {oldest}")
 
-    def _on_unserve(self, batch: int) -> None:
-        """The learner could not train it: this batch, and those that were served ahead, are made anew."""
-        for each in [number for number in self.served if number >= batch and number not in self.trained]:
-            for group_id in self.served.pop(each):
-                del self.batch_of[group_id]
-
-    def _on_finish(self, batch: int) -> None:
-        if batch not in self.served:
+    def _finish(self, batch: int) -> None:
+        groups = [entry.id for entry in self.store.of(Stage.SERVED) if entry.batch == batch]
+        if not groups:
             self._find("batches", f"batch {batch} was trained and never served")
-            self.served[batch] = []
-        if batch not in self.trained:  # else it was trained again because the checkpoint did not have it
-            if batch != len(self.trained):
-                self._find("batches", f"batch {batch} was trained where {len(self.trained)} was next")
-            self.trained.append(batch)
+        if batch != self.trained:
+            self._find("batches", f"batch {batch} was trained where {self.trained} was next")
+        self.trained += 1
+        self.gone.update(dict.fromkeys(groups, f"trained in batch {batch}"))
 
-    def _on_snapshot(self, counts: list[Any], slots: list[Any], plan: list[Any], rows: list[Any], *_: Any) -> None:
-        admitted, trained, filtered, dropped = counts[:4]
-        ours = self.ledger()
-        if (admitted, filtered, dropped) != (ours["admitted"], ours["filtered"], ours["dropped"]):
-            self._find("ledger", f"a snapshot says {admitted}, {filtered}, {dropped} where the records say {ours}")
-        if admitted != trained + sum(filtered.values()) + sum(dropped.values()) + len(rows):
-            self._find("ledger", f"a snapshot's {admitted} admitted groups do not add up")
+    def _compare(self, event: Snapshot) -> None:
+        said = {"admitted": event.admitted, "trained": event.trained, "filtered": event.filtered}
+        said |= {"dropped": event.dropped, "active": len(event.groups)}
+        if said != (ours := self.store.ledger()):
+            self._find("ledger", f"a snapshot says {said} where the records say {ours}")
+        if wrong := {held.id for held in event.groups} ^ self.store.entries.keys():
+            self._find("ledger", f"groups {sorted(wrong)} are active in a snapshot or by the records, not in both")
 
 
 def audit(run: Path) -> Audit:
@@ -181,29 +149,31 @@ def audit(run: Path) -> Audit:
     task = build("task", config.task, config.run.seed)
     scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
     prompts = PromptCursor(task.size("train"), config.run.seed)
-    found = Audit(prompts, config.groups_per_batch, config.weight_sync_interval, scheduler.max_staleness)
-    found.read(scan(run / "journal"))
+    bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
+    for _ in scan(run / "journal"):
+        pass  # its payloads are as they were written
+    found = Audit(prompts, bound).read(Recorded(run / "journal", whole=True))
     if (run / "summary.json").exists():
         _compare(found, json.loads((run / "summary.json").read_text()))
     return found
 
 
 def _compare(found: Audit, summary: dict[str, Any]) -> None:
-    if summary["ledger"] != found.ledger():
-        found.findings["ledger"].append(f"the summary says {summary['ledger']}, the journal {found.ledger()}")
-    if summary["steps"] != len(found.trained):
-        found.findings["batches"].append(f"{summary['steps']} train steps, {len(found.trained)} batches")
+    if summary["ledger"] != found.store.ledger():
+        found.findings["ledger"].append(f"the summary says {summary['ledger']}, the journal {found.store.ledger()}")
+    if summary["steps"] != found.trained:
+        found.findings["batches"].append(f"{summary['steps']} train steps, {found.trained} batches")
 
 
 def table(found: Audit) -> Table:
     """A line per rule."""
-    counts = found.ledger()
+    counts = found.store.ledger()
     left = sum(counts["filtered"].values()) + sum(counts["dropped"].values())
     seen = {
-        "prompts": f"{found.admitted} admitted in order",
+        "prompts": f"{counts['admitted']} admitted in order",
         "fates": f"{counts['trained']} trained, {left} filtered or dropped, {counts['active']} active",
-        "batches": f"{len(found.trained)} trained, {found.served_again} served again",
-        "bound": f"at most {found.max_staleness} versions",
+        "batches": f"{found.trained} trained, {found.served_again} served again",
+        "bound": f"at most {found.bound.max_staleness} versions",
         "weights": f"{len(found.digests)} versions, one digest each",
         "ledger": "agrees",
     }
@@ -224,7 +194,7 @@ def main() -> int:
         found = audit(args.run)
     except (ConfigError, JournalError, OSError) as error:
         refuse(error)
-    if not found.admitted:
+    if not found.store.admitted:
         refuse(f"{args.run} has no journal (buffer.journal=off, or no run folder)")
     output.console().print(table(found))
     return 1 if any(found.findings.values()) else 0

@@ -83,6 +83,7 @@ def _check_journal(earlier: Config, config: Config, folder: Path) -> None:
 
 def holds_progress(config: Config, folder: Path) -> bool:
     """Is there anything in the folder that a resume would go on from?"""
+    from buffer.events import Begin
     from buffer.journal import scan
 
     if config.buffer.journal == "off" or not (folder / CONFIG).is_file():
@@ -90,7 +91,7 @@ def holds_progress(config: Config, folder: Path) -> bool:
     if checkpoints.latest(folder):
         return True
     try:
-        return next(scan(folder / "journal"), None) is not None
+        return any(not isinstance(each.event, Begin) for each in scan(folder / "journal"))
     except (ValueError, OSError):
         return False
 

@@ -17,18 +17,18 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.table import Table
 
 from areal_like import checkpoints
-from areal_like.groups import Head, unpack_heads
-from buffer.journal import SNAPSHOT, JournalError, Record, scan
-from buffer.partials import Partial
-from buffer.sizing import Lengths
+from areal_like.groups import Head
+from buffer.admission import Bound
+from buffer.events import Admit, Drop, Event, Filter, Finish, LeaveOut, Snapshot
+from buffer.journal import JournalError, Record, Recorded
+from buffer.recovery import standing
+from buffer.store import Entry, Stage, Store
 from scripts import output
 from scripts.arguments import command, picture, refuse
 from scripts.offered import Offer, lengths
@@ -62,84 +62,59 @@ class Books:
 
     def __init__(self) -> None:
         self.accounts: dict[str, Account] = {}
-        self._active: dict[int, Head | None] = {}
-        self._served: dict[int, list[int]] = {}
-        self._trained_batches: set[int] = set()
-        self._left_out: dict[int, tuple[list[int], list[str]]] = {}
-        self._partial: dict[int, Lengths] = {}
         self.offers: list[Offer] = []
         self.admitted: list[tuple[int, int, int]] = []  # group, row of the task, samples that were started
+        self._store = Store(Bound(math.inf, 1))
+        self._redrawn: dict[int, list[str]] = {}
 
     def read(self, records: Iterable[Record], steps: float = math.inf) -> dict[str, Account]:
-        """All records, or those until so many batches were trained."""
-        for record in records:
-            self._enter(record)
-            if len(self._trained_batches) >= steps:
+        """All records, which are gone through twice, or those until so many batches were trained."""
+        batches = 0
+        for number, (event, _) in enumerate(standing(records)):
+            if isinstance(event, Snapshot) and number:
+                continue  # the records before it are here, too
+            self._enter(event)
+            self._store.apply(event)
+            batches += isinstance(event, Finish)
+            if batches >= steps:
                 break
-        for group_id in list(self._active):
-            self._close(ACTIVE, group_id)
+        for entry in self._store.entries.values():
+            self._close(ACTIVE, entry)
         return self.accounts
-
-    def _close(self, fate: str, group_id: int) -> None:
-        """A group has its fate."""
-        head = self._active.pop(group_id, None)
-        cut, redrawn = self._left_out.pop(group_id, ([], []))
-        partial = self._partial.pop(group_id, None)
-        self.account(fate).add(head, len(cut), redrawn)
-        if head:
-            self.offers.append(Offer(head.lengths, cut))
-        elif partial:
-            pairs = list(zip(partial.tokens, partial.cut, strict=True))
-            self.offers.append(Offer([n for n, cut in pairs if not cut], [n for n, cut in pairs if cut]))
 
     def account(self, fate: str) -> Account:
         return self.accounts.setdefault(fate, Account())
 
-    def _enter(self, record: Record) -> None:
-        match record.kind:
-            case "snapshot":
-                self._start_from(record.fields)
-            case "admit":
-                self._active[record.fields[0]] = None
-                self.admitted.append((record.fields[0], record.fields[1], record.fields[2]))
-            case "push":
-                (head,) = unpack_heads(record.fields[0])
-                self._active[head.id] = head
-            case "requeue":
-                self._active[record.fields[0]] = None
-            case "drop" | "filter":
-                kind = "dropped" if record.kind == "drop" else "filtered"
-                self._close(f"{kind}: {record.fields[1]}", record.fields[0])
-            case "left_out":
-                self._left_out[record.fields[0]] = (record.fields[1], record.fields[2])
-            case "partial":
-                self._partial[record.fields[0]["id"]] = Partial(record.fields[0], b"").lengths
-            case "serve":
-                self._served[record.fields[0]] = record.fields[1]
-            case "finish":
-                self._finish(record.fields[0])
+    def _enter(self, event: Event) -> None:
+        """What is about to happen."""
+        entries = self._store.entries
+        match event:
+            case Admit():
+                self.admitted.append((event.id, event.row, event.launch))
+            case LeaveOut():
+                self._redrawn[event.id] = event.redrawn
+            case Drop():
+                self._close(f"dropped: {event.reason}", entries[event.id])
+            case Filter():
+                self._close(f"filtered: {event.reason}", entries[event.id])
+            case Finish():
+                for entry in self._store.of(Stage.SERVED):
+                    if entry.batch == event.batch:
+                        self._close(TRAINED, entry)
+            case Snapshot():  # a journal that begins with one: its counts stand for what came before
+                self.account(TRAINED).count = event.trained
+                for kind, counts in (("filtered", event.filtered), ("dropped", event.dropped)):
+                    for reason, count in counts.items():
+                        self.account(f"{kind}: {reason}").count = count
 
-    def _finish(self, batch: int) -> None:
-        """A batch that was trained again after a crash counts once."""
-        if batch not in self._trained_batches:
-            self._trained_batches.add(batch)
-            for group_id in self._served.get(batch, ()):
-                self._close(TRAINED, group_id)
-
-    def _start_from(self, fields: list[Any]) -> None:
-        """A journal that begins with a snapshot: its counts stand for what came before."""
-        if self.accounts or self._active:
-            return  # the records before it are here, too
-        (_, trained, filtered, dropped, *_), _, _, rows = fields[:4]
-        counts = Counter({TRAINED: trained})
-        counts.update({f"filtered: {reason}": count for reason, count in filtered.items()})
-        counts.update({f"dropped: {reason}": count for reason, count in dropped.items()})
-        for fate, count in counts.items():
-            self.account(fate).count = count
-        for group_id, *_, batch, table, _, _, _ in rows:
-            self._active[group_id] = unpack_heads(table)[0] if table else None
-            if batch >= 0:
-                self._served.setdefault(batch, []).append(group_id)
+    def _close(self, fate: str, entry: Entry) -> None:
+        """A group has its fate."""
+        self.account(fate).add(entry.head, len(entry.cut), self._redrawn.pop(entry.id, ()))
+        if entry.head:
+            self.offers.append(Offer(entry.head.lengths, list(entry.cut)))
+        elif entry.partial:
+            pairs = list(zip(entry.partial.lengths.tokens, entry.partial.lengths.cut, strict=True))
+            self.offers.append(Offer([n for n, cut in pairs if not cut], [n for n, cut in pairs if cut]))
 
 
 def table(accounts: dict[str, Account]) -> Table:
@@ -205,12 +180,12 @@ def main() -> int:
     parser.add_argument("--plot", type=picture, help="write a picture of the distributions here")
     args = parser.parse_args()
     try:
-        records = scan(args.run / "journal", check=False)
-        first = next(records, None)
+        records = Recorded(args.run / "journal", whole=True)
+        first = next(iter(records), None)
         if first is None:
             refuse(f"{args.run} has no journal (buffer.journal=off, or no run folder)")
         books = Books()
-        accounts = books.read(chain([first], records), args.steps or math.inf)
+        accounts = books.read(records, args.steps or math.inf)
     except (JournalError, OSError) as error:
         refuse(error)
     console = output.console()
@@ -221,7 +196,7 @@ def main() -> int:
     shorter = bias(accounts, books.offers)
     if not math.isnan(shorter):
         console.print(f"trained responses against all that were offered: mean length {shorter:+.1%}", highlight=False)
-    if first.kind == SNAPSHOT:
+    if isinstance(first.event, Snapshot):
         step = checkpoints.latest(args.run)
         console.print(f"lengths and rewards since step {step[0] if step else '?'} only; buffer.keep_journal keeps all")
     if args.plot:

@@ -29,11 +29,8 @@ BAD_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 MAY_NAME_THE_MODE = ("areal_like/config.py", "buffer/schedulers.py", "scripts/", "tests/")
 
 LONGEST_FUNCTION = 60
-LONGEST_FILE = 400
 LONG_FUNCTIONS: dict[str, str] = {}
 """`path:function` → why it stays long."""
-LONG_FILES: dict[str, str] = {}
-"""path → why it stays long."""
 
 
 def modules() -> list[str]:
@@ -271,10 +268,3 @@ def test_functions_are_short_or_excused() -> None:
     long = {f"{path}:{name}": lines for path in MODULES for name, lines in long_functions(tree_of(path)).items()}
     assert not {name: lines for name, lines in long.items() if name not in LONG_FUNCTIONS}
     assert set(LONG_FUNCTIONS) <= set(long), "an excuse that is no longer needed"
-
-
-def test_files_are_short_or_excused() -> None:
-    lengths = {path: len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in MODULES}
-    long = {path: lines for path, lines in lengths.items() if lines > LONGEST_FILE}
-    assert not {path: lines for path, lines in long.items() if path not in LONG_FILES}
-    assert set(LONG_FILES) <= set(long), "an excuse that is no longer needed"

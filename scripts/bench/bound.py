@@ -27,12 +27,12 @@ import numpy as np
 
 from areal_like.groups import make_head
 from buffer.admission import Bound
-from buffer.entries import Stage
 from buffer.filters import zero_variance
 from buffer.policies import Waiting, fifo, in_order, priority, windowed
 from buffer.replay import Replay
 from buffer.schedulers import AsyncScheduler, Round, View
 from buffer.sizing import Fixed
+from buffer.store import LEASED
 from scripts import output
 from scripts.bench.figures import bench_parser
 
@@ -109,7 +109,7 @@ class OurBuffer:
     def start(self, version: int, trained: int) -> int | None:
         """The next group to roll out, on weights of `version`."""
         replay = self.replay
-        running = len(replay.in_stage(Stage.RUNNING))
+        running = replay.store.count(*LEASED)
         entry = replay.queued_for(version) if running < CONCURRENT else None
         if entry:
             replay.assign(entry, "actor", version)
@@ -141,7 +141,7 @@ class OurBuffer:
         self.replay.finish(batch)
 
     def tell(self, outcome: Outcome) -> None:
-        outcome.dropped, outcome.requeued = self.replay.dropped["stale"], self.replay.requeued
+        outcome.dropped, outcome.requeued = self.replay.store.dropped["stale"], self.replay.store.requeued
 
 
 class CountingBuffer:

@@ -117,7 +117,7 @@ class House:
 
     def finish(self, group_id: int, version: int) -> None:
         """Push a group by the actor that has its lease."""
-        self.push(self.state.replay.entries[group_id].actor, group_id, version)
+        self.push(self.state.store.entries[group_id].actor, group_id, version)
 
     def evaluate(self, reward: float, version: int) -> None:
         """All held-out leases so far, each by the actor that has it."""

@@ -2,13 +2,16 @@
 
 from typing import Any
 
-import msgpack
 import xxhash
 
-from buffer.journal import SNAPSHOT, Record
-from buffer.payloads import Extent, Payload, Stored
-from buffer.recovery import restore, snapshot
+from areal_like.groups import Head
+from buffer.admission import Bound
+from buffer.events import Admit, Event, Push, Snapshot, decode, encode
+from buffer.journal import Record
+from buffer.payloads import Extent, Payload, Stored, load
+from buffer.recovery import restore, standing
 from buffer.replay import Replay
+from buffer.store import Store
 
 
 class Paper:
@@ -18,14 +21,14 @@ class Paper:
         self.records: list[Record] = []
         self._payloads: list[bytes] = []
 
-    def append(self, kind: str, fields: list[Any], payload: Payload = b"") -> Payload:
+    def append(self, event: Event, payload: Payload = b"") -> Payload:
         held: Payload = b""
         if len(payload):
             data = payload.load() if isinstance(payload, Stored) else bytes(payload)
             extent = Extent(1, len(self._payloads), len(data), xxhash.xxh3_64_intdigest(data))
             self._payloads.append(data)
             held = Stored(self.read, extent=extent)
-        self.records.append(Record(*msgpack.unpackb(msgpack.packb([kind, fields]), strict_map_key=False), held))
+        self.records.append(Record(decode(encode(event)), held))
         return held
 
     def read(self, extent: Extent) -> bytes:
@@ -35,11 +38,49 @@ class Paper:
 
     def rotate(self, replay: Replay) -> None:
         """Nothing is left but a snapshot."""
-        fields = snapshot(replay)
+        snapshot = replay.store.snapshot()
         self.records.clear()
-        self.append(SNAPSHOT, fields)
+        self.append(snapshot)
 
-    def restore(self, replay: Replay, next_batch: int, *, recorded: bool = True) -> None:
-        """What the records say; if `recorded`, what changes from then on is added to them."""
-        restore(replay, tuple(self.records), next_batch, 0.0, *[self.append][:recorded], read=self.read)
-        replay.record = self.append
+    def restore(self, replay: Replay, next_batch: int) -> None:
+        """What the records say; what happens from then on is added to them."""
+        restore(replay, tuple(self.records), next_batch, 0.0, self.append, read=self.read)
+
+    def check(self, replay: Replay, bound: Bound) -> None:
+        """The events that still count make the very store that the live buffer has."""
+        again = Store(Bound(bound.max_staleness, bound.groups_per_batch, bound.interval))
+        again.read = self.read
+        for each in standing(tuple(self.records)):
+            again.apply(each.event, each.payload)
+        assert content(again) == content(replay.store)
+
+
+def content(store: Store) -> dict[str, Any]:
+    """All that must not differ between a store and one that the same events have made."""
+    facts = ["slot", "stage", "actor", "lease_version", "launch", "need", "head", "maker", "batch", "pushed"]
+    facts += ["version_at_push", "was_deferred", "cut"]
+    groups = {
+        entry.id: [getattr(entry, fact) for fact in facts]
+        + [bytes(load(entry.payload)), entry.partial and (entry.partial.meta, bytes(load(entry.partial.payload)))]
+        for entry in store.entries.values()
+    }
+    counts = ["bytes", "requeued", "resumed", "deferrals", "pushes", "staleness_max", "planned", "decided", "scheduler"]
+    found = {name: getattr(store, name) for name in counts} | {"ledger": store.ledger(), "groups": groups}
+    found["stages"] = {stage: [entry.id for entry in store.of(stage)] for stage in ("deferred", "served")}
+    found["first"] = store.first_to_lease and store.first_to_lease.id
+    return found | {"slots": (store.slots.end, sorted(store.slots.free))}
+
+
+def note(said: Any) -> Snapshot:
+    """A snapshot that says this and nothing else."""
+    return Snapshot(0, 0, {}, {}, 0, 0, 0, 0, 0, [0, []], [1, 0, [0]], said, {}, {}, [])
+
+
+def admitted(group_id: int) -> Record:
+    """That it was, to be recorded."""
+    return Record(Admit(group_id, group_id, 8, 8, "a", 0))
+
+
+def rolled_out(head: Head, payload: bytes, version: int = 0) -> list[Record]:
+    """Records of a group from its admission to its push."""
+    return [admitted(head.id), Record(Push(head, version, "a"), payload)]

@@ -15,9 +15,9 @@ from areal_like.groups import encode_group
 from areal_like.partials import encode_partial
 from areal_like.types import Completion, Group, Sample, SoFar
 from buffer import filters
-from buffer.entries import NO_SLOT, Stage
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed, Lengths, Sagc, Sizing
+from buffer.store import ASKED_BACK, NO_SLOT, Stage
 from tests.buffer.house import B, House, table
 from tests.buffer.paper import Paper
 
@@ -99,9 +99,9 @@ class Run:
         self.house = House(scheduler, actors=3, last_batch=self.batches, rows=self.rows, **rules)
         state = self.house.state
         self.journal.restore(state.replay, self.checkpoint)
-        state.steps, state.prompts.position = self.checkpoint, state.replay.admitted
-        if state.replay.scheduler_state:
-            scheduler.load_state_dict(state.replay.scheduler_state)
+        state.steps, state.prompts.position = self.checkpoint, state.store.admitted
+        if state.store.scheduler:
+            scheduler.load_state_dict(state.store.scheduler)
         del self.trained[self.checkpoint :]
         self.held = dict.fromkeys(self.house.names, -1)
         self.leased: dict[str, dict[int, tuple[int, int, int]]] = {name: {} for name in self.house.names}
@@ -217,8 +217,8 @@ class Run:
         self.listen()
 
     def recalled(self, name: str) -> list[int]:
-        entries = self.house.state.replay.entries
-        return [each for each in self.leased[name] if entries[each].recalled and entries[each].actor == name]
+        entries = self.house.state.store.entries
+        return [each for each in self.leased[name] if entries[each].stage in ASKED_BACK and entries[each].actor == name]
 
     def give_back(self, name: str, ids: list[int]) -> None:
         left = []
@@ -236,7 +236,7 @@ class Run:
     def push_late(self) -> None:
         """Of a group that was broken off: it had been pushed before, and comes again."""
         name, group_id, need, version = self.late.pop(self.dice.randrange(len(self.late)))
-        entry = self.house.state.replay.entries.get(group_id)
+        entry = self.house.state.store.entries.get(group_id)
         head, payload = head_of(group_id, version, need)
         self.house.say(name, "push", table(head), payload)
         for other in self.house.names:
@@ -280,19 +280,22 @@ class Run:
                 self.house.say(name, "failed", {"id": group_id, "reason": "rejected", "detail": ""})
                 self.listen()
             case "crash" if dice.random() < 0.2:
+                self.journal.check(self.house.state.replay, self.house.state.replay.bound)
                 self.begin()
         self.check()
 
     def check(self) -> None:
         replay = self.house.state.replay
-        ledger = replay.ledger()
+        ledger = replay.store.ledger()
         gone = ledger["trained"] + sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
         assert ledger["admitted"] == gone + ledger["active"]
-        held = [entry.slot for entry in replay.entries.values() if entry.slot != NO_SLOT]
-        assert sorted(held + replay.slots.free) == list(range(replay.trained, replay.slots.end))
-        for entry in replay.entries.values():
-            assert (entry.slot == NO_SLOT) == (entry.stage is Stage.DEFERRED or entry.id in replay.spares)
-            assert not entry.moves or entry.stage in (Stage.RUNNING, Stage.QUEUED)
+        held = [entry.slot for entry in replay.store.entries.values() if entry.slot != NO_SLOT]
+        assert sorted(held + replay.store.slots.free) == list(range(replay.store.trained, replay.store.slots.end))
+        for entry in replay.store.entries.values():
+            assert (entry.slot == NO_SLOT) == (entry.stage is Stage.DEFERRED or entry.id in replay.store.spares)
+            has_slot = {Stage.QUEUED, Stage.RUNNING, Stage.WAITING, Stage.SERVED}
+            assert entry.slot == NO_SLOT or entry.stage not in (Stage.SPARE, Stage.DEFERRED)
+            assert entry.slot != NO_SLOT or entry.stage not in has_slot
         ids = [each for batch in self.served for each in batch]
         assert len(ids) == len(set(ids)), "a prompt was trained twice"
         self.check_parked()
@@ -301,7 +304,7 @@ class Run:
         """They hold nothing but what they are about to hand back, and somebody is always left."""
         state = self.house.state
         parked = [actor for actor in state.fleet if actor.parked]
-        assert all(state.replay.entries[group_id].recalled for actor in parked for group_id in actor.running)
+        assert all(state.store.entries[group_id].stage in ASKED_BACK for actor in parked for group_id in actor.running)
         assert len(parked) < len(state.fleet)
         self.parked += bool(parked)
 

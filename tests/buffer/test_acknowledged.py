@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from buffer.events import Defer, Push, Serve, Snapshot
 from buffer.journal import Journal, scan
 from buffer.outbox import MOST_ACKNOWLEDGEMENTS, Outbox
-from buffer.recovery import payloads
 from tests.buffer.house import B, FakeRouter, House, asynchronous
 
 
@@ -90,11 +90,11 @@ def test_a_push_is_acknowledged_once_the_journal_has_it(tmp_path: Path, disk: Di
     for _ in range(5):
         buffer.controller.step(0)
     assert said(buffer, "pushed") == 0
-    assert not any(record.kind == "push" for record in scan(tmp_path)), "the disk does not have it"
+    assert not any(isinstance(record.event, Push) for record in scan(tmp_path)), "the disk does not have it"
     disk.go_on()
     settle(buffer)
     assert said(buffer, "pushed") == 2
-    assert sum(record.kind == "push" for record in scan(tmp_path)) == 2
+    assert sum(isinstance(record.event, Push) for record in scan(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(("sync", "how"), [(False, "full"), (True, "full"), (True, "slow")])
@@ -107,11 +107,11 @@ def test_a_batch_is_sent_once_the_journal_has_it(tmp_path: Path, disk: Disk, syn
     for _ in range(3):  # it asks again
         buffer.say("learner", "want", {"index": 0, "version": 0})
     assert said(buffer, "batch") == 0
-    assert not any(record.kind == "serve" for record in scan(tmp_path)), "the disk does not have it"
+    assert not any(isinstance(record.event, Serve) for record in scan(tmp_path)), "the disk does not have it"
     disk.go_on()
     settle(buffer)
     assert said(buffer, "batch") == 1, "it waited once, though it was asked for three times"
-    assert [record.fields[0] for record in scan(tmp_path) if record.kind == "serve"] == [0]
+    assert [event.batch for event, _ in scan(tmp_path) if isinstance(event, Serve)] == [0]
 
 
 def test_a_part_of_a_batch_is_sent_once_the_journal_has_it(tmp_path: Path, disk: Disk) -> None:
@@ -143,7 +143,7 @@ def test_acknowledgements_of_anything_are_bounded(tmp_path: Path, disk: Disk) ->
     journal, router = Journal(tmp_path, sync=False, keep=False), FakeRouter()
     outbox = Outbox(router, journal)
     disk.stop("full")
-    journal.append("admit", [0])
+    journal.append(Defer(0))
     for each in range(MOST_ACKNOWLEDGEMENTS + 1000):
         outbox.put(b"peer", "pushed", {"ids": [each]})
     outbox.put(b"learner", "batch", {"index": 0})
@@ -159,10 +159,10 @@ def test_an_acknowledgement_that_waits_for_an_earlier_push_covers_a_later_one_to
     journal, router = Journal(tmp_path, sync=True, keep=False), FakeRouter()
     outbox = Outbox(router, journal)
     disk.stop("slow")
-    journal.append("push", [1])
+    journal.append(Defer(1))
     outbox.put(b"actor", "pushed", {"ids": [1]})
     outbox.flush()  # the first record is on its way
-    journal.append("push", [1])
+    journal.append(Defer(1))
     outbox.put(b"actor", "pushed", {"ids": [1]})
     disk.go_on()
     while journal.committed == 0:
@@ -177,13 +177,13 @@ def test_a_checkpoint_makes_a_segment_that_says_where_the_payloads_lie(tmp_path:
     buffer = house(tmp_path, sync=False)
     push_all(buffer, 2)
     settle(buffer)
-    before = {entry.id: bytes(entry.payload.load()) for entry in buffer.state.replay.entries.values() if entry.head}
+    before = {entry.id: bytes(entry.payload.load()) for entry in buffer.state.store.entries.values() if entry.head}
     written = sum(path.stat().st_size for path in tmp_path.iterdir())
     buffer.say("learner", "checkpointed", {"step": 0})
-    (snapshot,) = [record for record in scan(tmp_path) if record.kind == "snapshot"]
+    (snapshot,) = [record for record in scan(tmp_path) if isinstance(record.event, Snapshot)]
     assert not len(snapshot.payload) and len(before) == 4
-    for each in payloads(buffer.state.replay):
+    for each in buffer.state.store.payloads():
         each.data = None  # as after a resume
-    read = {entry.id: entry.payload.load() for entry in buffer.state.replay.entries.values() if entry.head}
+    read = {entry.id: entry.payload.load() for entry in buffer.state.store.entries.values() if entry.head}
     assert read == before
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) > written

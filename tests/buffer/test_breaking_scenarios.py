@@ -22,8 +22,8 @@ def test_the_bound_holds_and_training_goes_on(scenario: str, policy: str, stalen
     buffer = OurBuffer(BOUND, policy, staleness_policy)
     outcome = simulate(buffer, SCENARIOS[scenario], BATCHES)  # raises Deadlock where nothing can go on
     assert outcome.batches == BATCHES and max(outcome.staleness) <= BOUND
-    assert buffer.replay.staleness_max <= BOUND
-    ledger = buffer.replay.ledger()
+    assert buffer.replay.store.staleness_max <= BOUND
+    ledger = buffer.replay.store.ledger()
     gone = ledger["trained"] + sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
     assert ledger["admitted"] == gone + ledger["active"]
     assert bool(ledger["filtered"]) == (scenario == "rejections")
@@ -41,6 +41,6 @@ def test_capacity_does_not_drift_when_half_is_rejected() -> None:
     """Groups ahead of the learner stay what the bound allows, however many were rejected."""
     buffer = OurBuffer(BOUND, "fifo", "drop")
     simulate(buffer, SCENARIOS["rejections"], BATCHES)
-    assert buffer.replay.filtered["zero variance"] > 10 * BATCHES
-    ahead = buffer.replay.admitted_slots - buffer.replay.trained
+    assert buffer.replay.store.filtered["zero variance"] > 10 * BATCHES
+    ahead = buffer.replay.store.slots.used - buffer.replay.store.trained
     assert ahead + buffer.replay.room(BATCHES) <= (BOUND + 1) * 16

@@ -13,13 +13,14 @@ from areal_like.bus import BusError
 from areal_like.groups import encode_group
 from areal_like.ring import DESCRIPTOR_BYTES, Ring
 from areal_like.types import Group, Sample
-from buffer.entries import Stage
+from buffer.events import LeaveOut
 from buffer.filters import zero_variance
 from buffer.policies import fifo
 from buffer.run_state import RunState
 from buffer.schedulers import AsyncScheduler, SyncScheduler
 from buffer.sizing import Fixed
 from buffer.status import status
+from buffer.store import LEASED, Stage
 from scripts.status import render
 from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group, table
 from tests.buffer.rounds import SIZE, SIZINGS, head_of
@@ -75,7 +76,7 @@ def test_a_lost_actors_leases_go_to_the_others_and_its_late_push_still_counts_on
     house.say("learner", "heartbeat", SIGN_OF_LIFE)
     assert sorted(house.leases("actor-0")[before:]) == lost
     house.push("actor-1", lost[0], 0)
-    assert house.state.replay.entries[lost[0]].stage is Stage.RUNNING, "not before hello"
+    assert house.state.store.entries[lost[0]].stage is Stage.RUNNING, "not before hello"
     assert "say hello" in house.router.sent[-1][2]["reason"]
     house.hello("actor-1")
     house.push("actor-1", lost[0], 0)
@@ -104,7 +105,7 @@ def test_a_failed_group_gives_its_slot_to_the_next_prompt() -> None:
         house.finish(group_id, 0)
     house.say("learner", "want", {"index": 0, "version": 0})
     assert house.batches() == [[4, 1, 2, 3]], "group 4 stands in slot 0"
-    assert house.state.replay.ledger()["dropped"] == {"rejected": 1}
+    assert house.state.store.ledger()["dropped"] == {"rejected": 1}
 
 
 def test_a_filtered_group_gives_its_slot_to_the_next_prompt_at_once() -> None:
@@ -112,8 +113,8 @@ def test_a_filtered_group_gives_its_slot_to_the_next_prompt_at_once() -> None:
     house.start()
     assert len(house.leases()) == B
     house.finish(0, 0)
-    assert sorted(house.leases()) == [0, 1, 2, 3, 4] and house.state.replay.entries[4].slot == 0
-    assert house.state.replay.ledger()["filtered"] == {"zero variance": 1}
+    assert sorted(house.leases()) == [0, 1, 2, 3, 4] and house.state.store.entries[4].slot == 0
+    assert house.state.store.ledger()["filtered"] == {"zero variance": 1}
     assert [body["ids"] for _, kind, body in house.router.sent if kind == "pushed"] == [[0]]
 
 
@@ -121,8 +122,8 @@ def test_a_straggler_that_got_too_old_is_cancelled() -> None:
     house = House(asynchronous(max_staleness=1), policy=fifo)
     house.start()
     (straggler, *_), batch = house.leases("actor-0"), 0
-    while straggler in house.state.replay.entries and batch < 4:
-        for group_id, entry in list(house.state.replay.entries.items()):
+    while straggler in house.state.store.entries and batch < 4:
+        for group_id, entry in list(house.state.store.entries.items()):
             if group_id != straggler and entry.stage is Stage.RUNNING:
                 house.push(entry.actor, group_id, batch)
         house.say("learner", "want", {"index": batch, "version": batch})
@@ -133,7 +134,7 @@ def test_a_straggler_that_got_too_old_is_cancelled() -> None:
             house.apply(batch)
     assert batch == 3, "batch 2 is the first for which version 0 is too old"
     assert ("actor-0", "cancel", {"ids": [straggler], "give_back": False}) in house.router.sent
-    assert house.state.replay.ledger()["dropped"] == {"stale": 1}
+    assert house.state.store.ledger()["dropped"] == {"stale": 1}
     assert straggler not in house.state.fleet.by_name["actor-0"].running
 
 
@@ -143,9 +144,9 @@ def test_the_learner_is_told_which_tokens_to_mask_and_staleness_leaves_them_out(
     sample = Sample(np.zeros(7, np.int32), 1, np.zeros(6, np.float32), np.ones(6, bool), [(0, 4), (2, 2)], 1.0, "stop")
     for batch in range(3):
         for _ in range(B):
-            entry = next(e for e in house.state.replay.in_stage(Stage.RUNNING) if e.id != 0)
+            entry = next(e for e in house.state.store.of(*LEASED) if e.id != 0)
             house.push(entry.actor, entry.id, batch)
-            if batch == 2 and 0 in house.state.replay.entries:
+            if batch == 2 and 0 in house.state.store.entries:
                 head, payload = encode_group(Group(0, [sample] * 8, {0: "d0", 2: "d2"}))
                 house.say("actor-0", "push", table(head), payload)
         house.say("learner", "want", {"index": batch, "version": batch})
@@ -156,7 +157,7 @@ def test_the_learner_is_told_which_tokens_to_mask_and_staleness_leaves_them_out(
     assert [body["oldest_allowed"] for body in bodies] == [0, 0, 1]
     assert 0 in [name[0] for name in bodies[2]["groups"]]
     assert bodies[2]["info"]["staleness/in_flight_mean"] == bodies[2]["info"]["staleness/in_queue_mean"] == 0
-    assert house.state.replay.staleness_max == 0
+    assert house.state.store.staleness_max == 0
 
 
 def test_staleness_is_split_into_flight_and_queue() -> None:
@@ -198,7 +199,7 @@ def test_a_payload_in_shared_memory_is_served_by_its_place_and_its_block_release
         push_shared(house, ring, group_id)
     house.say("learner", "want", {"index": 0, "version": 0})
     assert house.batches() == [[0, 1, 2, 3]]
-    assert [bytes(entry.payload) for entry in house.state.replay.in_stage(Stage.SERVED)] == [bytes(group(0, 0)[1])] * 4
+    assert [bytes(entry.payload) for entry in house.state.store.of(Stage.SERVED)] == [bytes(group(0, 0)[1])] * 4
     assert all(len(frame) == DESCRIPTOR_BYTES for frame in house.state.shares.served[0].payloads)
     assert not [kind for _, kind, _ in house.router.sent if kind == "released"]
     house.say("learner", "trained", {"index": 0})
@@ -214,7 +215,7 @@ def test_a_shared_push_that_comes_again_late_is_acknowledged_and_not_read() -> N
     house.say("actor-0", "heartbeat", SIGN_OF_LIFE)
     house.say("actor-0", "push", table(group(0, 0)[0]), descriptor)
     assert house.router.sent[-1] == ("actor-0", "pushed", {"ids": [0]})
-    assert house.state.replay.entries[0].head is None, "the memory may be another group's by now"
+    assert house.state.store.entries[0].head is None, "the memory may be another group's by now"
 
 
 def test_memory_of_another_host_is_not_looked_for() -> None:
@@ -229,13 +230,13 @@ def test_memory_of_another_host_is_not_looked_for() -> None:
 def test_samples_that_were_cut_are_seen_by_who_sizes_groups_and_written_down() -> None:
     house = House(asynchronous(max_staleness=1, oversample_responses=1.25))
     records = []
-    house.state.replay.record = lambda kind, fields, payload: records.append((kind, fields)) or payload
+    house.state.replay.record = lambda event, payload: records.append(event) or payload
     house.state.scheduler.sizing.looks = True
     house.start()
     name = next(name for name in house.names if 0 in house.leases(name))
     house.say(name, "left_out", {"id": 0, "cut": [70, 90], "redrawn": ["reward crashed: no"]})
     house.push(name, 0, 0)
-    assert ("left_out", [0, [70, 90], ["reward crashed: no"]]) in records
+    assert LeaveOut(0, (70, 90), ["reward crashed: no"]) in records
     (seen,) = house.state.gauges.take_seen()
     assert seen.tokens == (2,) * 8 + (70, 90) and seen.cut == (False,) * 8 + (True, True) and seen.closed
 
@@ -248,7 +249,7 @@ def test_groups_change_their_size_between_batches_in_async_mode_too(sizing: str)
         house.say("learner", "want", {"index": index, "version": index})
         for name in house.names:
             for group_id in sorted(house.state.fleet.by_name[name].running):
-                head, payload = head_of(group_id, index, house.state.replay.entries[group_id].need)
+                head, payload = head_of(group_id, index, house.state.store.entries[group_id].need)
                 house.say(name, "push", table(head), payload)
         house.say("learner", "trained", {"index": index})
         house.publish(index + 1)
@@ -274,9 +275,9 @@ def test_samples_that_a_group_can_not_have_left_out_are_refused(wrong: dict) -> 
     house.start()
     name = next(name for name in house.names if 0 in house.leases(name))
     house.say(name, "left_out", {"id": 0, "cut": [], "redrawn": []} | wrong)
-    assert house.router.refused == 1 and house.state.replay.entries[0].cut == ()
+    assert house.router.refused == 1 and house.state.store.entries[0].cut == ()
     house.say("actor-9", "left_out", {"id": 0, "cut": [5], "redrawn": []})
-    assert house.state.replay.entries[0].cut == (), "of a stranger nothing is taken"
+    assert house.state.store.entries[0].cut == (), "of a stranger nothing is taken"
 
 
 FROZEN = "its SGLang server was frozen (no token for 120 s), restarting"

@@ -5,7 +5,7 @@ import pytest
 from areal_like.bus import BusError
 from areal_like.wire import Message
 from buffer.checks import RolloutsFail
-from buffer.entries import Stage
+from buffer.store import LEASED, Stage
 from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group
 
 
@@ -69,7 +69,7 @@ def test_a_full_buffer_still_fills_a_gap_that_the_next_batch_waits_for() -> None
     house.finish(1, 0)
     house.say("learner", "want", {"index": 0, "version": 0})
     house.say("actor-0", "failed", {"id": 0, "reason": "rejected", "detail": ""})
-    assert house.state.replay.entries[3].slot == 0, "the slot that was left is taken first"
+    assert house.state.store.entries[3].slot == 0, "the slot that was left is taken first"
     for group_id in (2, 3, 4):
         house.finish(group_id, 0)
     assert house.batches() == [[3, 1, 2, 4]]
@@ -80,24 +80,24 @@ def test_a_group_is_taken_from_who_has_or_had_its_lease_and_from_nobody_else() -
     house = House(asynchronous(max_staleness=1))
     house.start()
     first, second, *_ = house.leases("actor-0")
-    before = house.state.replay.ledger()
+    before = house.state.store.ledger()
     house.push("stranger", first, 0)
     assert "say hello" in house.router.sent[-1][2]["reason"], "and so one who has only lost its hello says it again"
     house.push("actor-1", first, 0)
     answers = {kind: body for who, kind, body in house.router.sent[-2:] if who == "actor-1"}
     assert f"actor-1 has had no lease of group {first}" in answers["refused"]["reason"]
     assert answers["pushed"] == {"ids": [first]}, "or it would come for ever"
-    entry = house.state.replay.entries[first]
-    assert (entry.stage, entry.actor, house.state.replay.ledger()) == (Stage.RUNNING, "actor-0", before)
+    entry = house.state.store.entries[first]
+    assert (entry.stage, entry.actor, house.state.store.ledger()) == (Stage.RUNNING, "actor-0", before)
     assert first in house.state.fleet.by_name["actor-0"].running, "its lease goes on"
     house.state.fleet.by_name["actor-0"].seen -= 2e9
     house.say("learner", "heartbeat", SIGN_OF_LIFE)  # a turn: what the silent one had goes to the other
     house.hello("actor-0")
-    assert all(house.state.replay.entries[each].holders == ("actor-0", "actor-1") for each in (first, second))
+    assert all(house.state.store.entries[each].holders == ("actor-0", "actor-1") for each in (first, second))
     house.push("actor-0", first, 0)
     house.push("actor-1", first, 0)
     house.push("actor-1", second, 0)
-    stages = [house.state.replay.entries[each] for each in (first, second)]
+    stages = [house.state.store.entries[each] for each in (first, second)]
     assert [(entry.stage, entry.maker) for entry in stages] == [(Stage.WAITING, "actor-0"), (Stage.WAITING, "actor-1")]
     assert house.state.replay.duplicates == 1
 
@@ -153,9 +153,9 @@ def test_endless_failure_ends_the_run_with_its_reason() -> None:
 def test_messages_that_nobody_should_send_change_nothing(kind: str, body: dict) -> None:
     house = House(asynchronous(max_staleness=0))
     house.start()
-    before = house.state.replay.ledger(), house.state.version, len(house.leases())
+    before = house.state.store.ledger(), house.state.version, len(house.leases())
     house.say("actor-0", kind, body)
-    assert (house.state.replay.ledger(), house.state.version, len(house.leases())) == before
+    assert (house.state.store.ledger(), house.state.version, len(house.leases())) == before
     assert house.state.learner == b"learner" and not house.state.finishing
     house.say("learner", "want", {"index": 0, "version": 0})
     for name in house.names:
@@ -171,7 +171,7 @@ def test_an_evaluation_is_made_once_and_of_the_weights_of_its_step() -> None:
         house.evaluate(0.5, version=0)
         for name in house.names:
             for group_id in house.leases(name):
-                if group_id in house.state.replay.entries:
+                if group_id in house.state.store.entries:
                     house.push(name, group_id, step)
         house.say("learner", "want", {"index": step, "version": step})
         house.say("learner", "trained", {"index": step})
@@ -236,7 +236,7 @@ def test_a_checkpoint_of_long_ago_does_not_shorten_the_journal() -> None:
     for step in range(3):
         for name in house.names:
             for group_id in house.leases(name):
-                if group_id in house.state.replay.entries:
+                if group_id in house.state.store.entries:
                     house.push(name, group_id, step)
         house.say("learner", "want", {"index": step, "version": step})
         house.say("learner", "trained", {"index": step})
@@ -257,10 +257,10 @@ def test_what_runs_counts_against_the_memory_before_it_comes() -> None:
     for group_id in range(20):
         for name in house.names:
             house.say(name, "credit", {"ended": 8 * (group_id + 1)})
-        if group_id in house.state.replay.entries:
+        if group_id in house.state.store.entries:
             house.finish(group_id, 0)
-        assert house.state.replay.bytes + size * house.state.replay.count(Stage.RUNNING) <= 7 * size
-    assert house.state.replay.bytes >= 4 * size, "it is used, too"
+        assert house.state.store.bytes + size * house.state.store.count(*LEASED) <= 7 * size
+    assert house.state.store.bytes >= 4 * size, "it is used, too"
 
 
 def test_a_filter_that_fails_ends_the_run_with_its_error() -> None:

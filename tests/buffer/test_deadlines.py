@@ -6,8 +6,8 @@ import pytest
 
 from buffer.checks import RolloutsFail
 from buffer.deadlines import MOST_IN_A_ROW, MOST_PER_GROUP
-from buffer.entries import Stage
 from buffer.status import levels, status
+from buffer.store import LEASED, Stage
 from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous
 
 TIMEOUT = 100.0
@@ -172,9 +172,9 @@ def test_a_group_that_hangs_everywhere_is_dropped_and_its_slot_goes_to_another_p
         for name in house.names:
             moved = dict.fromkeys(set(running(house, name)) - {bad}, 1)
             house.say(name, "heartbeat", SIGN_OF_LIFE | {"progress": moved})
-    ledger = house.state.replay.ledger()
+    ledger = house.state.store.ledger()
     assert ledger["dropped"] == {"timed out": 1} and ledger["admitted"] == 5 and ledger["active"] == 4
-    assert house.state.lease_timeouts == MOST_PER_GROUP and house.state.replay.entries[4].slot == bad
+    assert house.state.lease_timeouts == MOST_PER_GROUP and house.state.store.entries[4].slot == bad
     assert set(house.leases("actor-0")) & set(house.leases("actor-1")) == {bad}, "both have tried it"
 
 
@@ -256,10 +256,10 @@ def hedged(clock: Clock) -> House:
 
 
 def balances(house: House) -> bool:
-    ledger = house.state.replay.ledger()
+    ledger = house.state.store.ledger()
     gone = ledger["trained"] + sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
     held = sum(len(actor.running) for actor in house.state.fleet) - len(house.state.hedges.pairs)
-    return ledger["admitted"] == gone + ledger["active"] and held == house.state.replay.count(Stage.RUNNING)
+    return ledger["admitted"] == gone + ledger["active"] and held == house.state.store.count(*LEASED)
 
 
 @pytest.mark.parametrize(("winner", "loser"), [("actor-0", "actor-1"), ("actor-1", "actor-0")])
@@ -267,7 +267,7 @@ def test_of_a_hedged_group_the_first_push_wins_and_the_other_lease_is_cancelled(
     hedged: House, winner: str, loser: str
 ) -> None:
     hedged.push(winner, 0, 0)
-    assert hedged.state.replay.entries[0].maker == winner and 0 not in running(hedged, loser)
+    assert hedged.state.store.entries[0].maker == winner and 0 not in running(hedged, loser)
     assert {"ids": [0], "give_back": False} in told(hedged, loser, "cancel")
     hedged.push(loser, 0, 0)
     assert hedged.state.replay.duplicates == 1 and balances(hedged)
@@ -290,7 +290,7 @@ def test_when_one_lease_of_a_hedged_group_ends_the_other_goes_on(hedged: House, 
     else:
         for group_id in (0, 2):
             hedged.push(who, group_id, 7)  # of a version that was never published
-    assert all(hedged.state.replay.entries[each].actor == other for each in (0, 2)), "nothing is dropped or begun anew"
+    assert all(hedged.state.store.entries[each].actor == other for each in (0, 2)), "nothing is dropped or begun anew"
     assert running(hedged, other) == [0, 2] and not hedged.state.hedges.pairs and balances(hedged)
     for group_id in (0, 2):
         hedged.push(other, group_id, 0)
@@ -314,7 +314,7 @@ def test_a_hedged_group_that_is_recalled_or_too_old_runs_in_two_places_no_more(h
     assert running(hedged, "actor-0")[:1] == [0] and 0 not in running(hedged, "actor-1")
     assert 2 not in running(hedged, "actor-0") + running(hedged, "actor-1")
     hedged.say("actor-0", "give_back", {"ids": [0], "partials": [], "leaving": False})
-    assert hedged.state.replay.entries[0].stage is Stage.RUNNING and balances(hedged)
+    assert hedged.state.store.entries[0].stage is Stage.RUNNING and balances(hedged)
 
 
 def test_an_actor_that_hedges_overtake_again_and_again_is_told_to_quit(hedged: House, clock: Clock) -> None:

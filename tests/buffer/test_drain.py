@@ -56,7 +56,7 @@ def test_the_last_batch_is_made_whole() -> None:
     assert not stops(house)
     train(house, 1)
     assert stops(house) == [{"drain": True}] and len(house.leases()) == 8
-    ledger = house.state.replay.ledger()
+    ledger = house.state.store.ledger()
     assert ledger["admitted"] == ledger["trained"] == 8
 
 
@@ -67,7 +67,7 @@ def test_a_group_that_leaves_untrained_is_replaced() -> None:
     house.say(name, "failed", {"id": failed, "reason": "rejected", "detail": ""})
     assert len(house.leases()) == 5 and push_all(house, 0) == 4
     train(house, 0)
-    assert stops(house) and house.state.replay.ledger()["trained"] == 4
+    assert stops(house) and house.state.store.ledger()["trained"] == 4
 
 
 def test_nothing_here_ends_at_once() -> None:
@@ -75,22 +75,22 @@ def test_nothing_here_ends_at_once() -> None:
     push_all(house, 0)
     house.state.stopping = "drain"
     train(house, 0)
-    assert stops(house) and house.state.replay.ledger()["trained"] == B == len(house.leases())
+    assert stops(house) and house.state.store.ledger()["trained"] == B == len(house.leases())
 
 
 def test_a_queue_of_deferred_groups_is_trained_too() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
     drain(house)
     for group_id in (5, 4, 3, 2):
-        house.push(house.state.replay.entries[group_id].actor, group_id, 0)
+        house.push(house.state.store.entries[group_id].actor, group_id, 0)
     for group_id in (0, 1):
-        actor = house.state.replay.entries[group_id].actor
+        actor = house.state.store.entries[group_id].actor
         house.say(actor, "give_back", {"ids": [group_id], "partials": [], "leaving": False})
     train(house, 0)
     assert push_all(house, 1) == B
     train(house, 1)
     assert stops(house)
-    ledger = house.state.replay.ledger()
+    ledger = house.state.store.ledger()
     assert ledger["trained"] == ledger["admitted"] == 2 * B
 
 
@@ -109,5 +109,5 @@ def test_whatever_has_happened_a_drained_run_leaves_nothing(sizing: str, stalene
             run.step(calm=True)
         else:
             pytest.fail(f"history {number}: the buffer is stuck")
-        ledger = run.house.state.replay.ledger()
+        ledger = run.house.state.store.ledger()
         assert ledger["active"] == 0 and not set(ledger["dropped"]) - {"rejected"}, (number, ledger)

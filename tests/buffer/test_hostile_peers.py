@@ -29,6 +29,7 @@ from buffer.policies import in_order
 from buffer.prompts import PromptCursor
 from buffer.replay import Replay
 from buffer.run_state import RunState
+from buffer.store import LEASED
 from tests.buffer.house import SIGN_OF_LIFE, asynchronous
 
 B, BATCHES, ATTACKED = 4, 5, 2
@@ -152,7 +153,7 @@ class Run:
             if done():
                 return
             self.turn()
-        raise AssertionError(f"stuck: {self.state.replay.ledger()}, {len(self.learner.batches)} batches")
+        raise AssertionError(f"stuck: {self.state.store.ledger()}, {len(self.learner.batches)} batches")
 
     def trained(self, batches: int) -> None:
         self.until(lambda: self.state.steps >= batches)
@@ -160,14 +161,14 @@ class Run:
     def result(self) -> dict[str, Any]:
         """After the last batch, when all that may start has been pushed."""
         self.trained(BATCHES)
-        self.until(lambda: self.state.replay.admitted == (BATCHES + 2) * B and not self.state.replay.slots.free)
-        self.until(lambda: all(entry.payload for entry in self.state.replay.entries.values()))
+        self.until(lambda: self.state.store.admitted == (BATCHES + 2) * B and not self.state.store.slots.free)
+        self.until(lambda: all(entry.payload for entry in self.state.store.entries.values()))
         return {
             "batches": self.learner.batches,
-            "ledger": self.state.replay.ledger(),
+            "ledger": self.state.store.ledger(),
             "version": self.state.version,
             "evaluations": self.state.gauges.evaluations,
-            "staleness": self.state.replay.staleness_max,
+            "staleness": self.state.store.staleness_max,
         }
 
     def close(self) -> None:
@@ -266,16 +267,16 @@ def pushes_of_groups_that_others_have_and_nobody_has(run: Run) -> None:
     thief.send_multipart(encode("hello", {"role": "actor", "name": "thief", "pid": 1, "slots": 8}))
     while "thief" not in run.state.fleet.by_name:
         run.controller.step(0.001)
-    while not run.state.replay.running:
+    while not run.state.store.count(*LEASED):
         for each in (run.learner, *run.actors):  # all: without new weights nothing more may start
             each.turn()
         run.controller.step(0.001)
-    stolen = sorted(run.state.replay.running)
+    stolen = sorted(entry.id for entry in run.state.store.of(*LEASED))
     for group_id in (*stolen, 500, 10**9, 2**60):
         thief.send_multipart(push_frames(group_id, run.state.version, token=99))
     for _ in range(200):
         run.controller.step(0.001)
-    assert run.state.replay.running >= set(stolen)
+    assert {entry.id for entry in run.state.store.of(*LEASED)} >= set(stolen)
     run.state.lose(run.state.fleet.by_name["thief"])
 
 
@@ -393,6 +394,6 @@ def test_nothing_changes_for_the_others(run: Run, undisturbed: dict[str, Any], a
 
 def test_the_comparison_would_see_a_change(run: Run, undisturbed: dict[str, Any]) -> None:
     run.trained(ATTACKED)
-    run.state.replay.drop(next(entry.id for entry in run.state.replay.entries.values()), "test")
+    run.state.replay.drop(next(entry.id for entry in run.state.store.entries.values()), "test")
     with pytest.raises(AssertionError):
         assert run.result() == undisturbed

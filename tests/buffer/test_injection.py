@@ -9,10 +9,10 @@ import pytest
 from areal_like.groups import make_head
 from areal_like.registry import ConfigError
 from buffer.admission import Bound
-from buffer.entries import Stage
-from buffer.injection import AgedSlots, Ages, InjectionBroken, lets_go_to, lets_train, start_at
+from buffer.injection import AgedSlots, Ages, InjectionBroken, lets_go_to, lets_train
 from buffer.policies import in_order
 from buffer.replay import Replay
+from buffer.store import LEASED
 from tests.buffer.paper import Paper
 
 B, BATCHES, CHECKPOINT = 4, 18, 4
@@ -39,10 +39,9 @@ class Run:
 
     def open(self) -> None:
         self.replay = Replay(self.bound, in_order, slots=AgedSlots(self.ages, self.bound, CHECKPOINT))
-        self.journal.restore(self.replay, self.checkpoint, recorded=False)
+        self.journal.restore(self.replay, self.checkpoint)
         self.batches, self.trained = self.checkpoint, self.trained[: self.checkpoint]
         self.published = self.bound.batch_version(self.batches)
-        start_at(self.replay, self.published)
         self.held = dict.fromkeys(self.held, self.published)
 
     def admit(self, actor: str) -> None:
@@ -55,7 +54,7 @@ class Run:
             self.next_id += 1
 
     def push(self, actor: str, event: str = "push") -> None:
-        running = [entry for entry in self.replay.in_stage(Stage.RUNNING) if entry.actor == actor]
+        running = [entry for entry in self.replay.store.of(*LEASED) if entry.actor == actor]
         if running and event == "drop":
             self.replay.drop(self.chance.choice(running).id, "failed")
         elif running and event == "requeue":
@@ -109,7 +108,7 @@ def test_every_batch_has_its_ages_whatever_happens(spec, interval: int, seed: in
     assert run.batches >= BATCHES, "stuck"
     trained = [group_id for batch in run.trained for group_id in batch]
     assert len(set(trained)) == len(trained) == BATCHES * B
-    ledger = run.replay.ledger()
+    ledger = run.replay.store.ledger()
     assert ledger["admitted"] == ledger["trained"] + sum(ledger["dropped"].values()) + ledger["active"]
 
 

@@ -8,23 +8,32 @@ from collections.abc import Iterable
 from concurrent.futures import wait
 from pathlib import Path
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_like.groups import make_head, pack_heads
+from areal_like.groups import make_head
 from areal_like.wire import Message
-from buffer.journal import Journal, JournalError, Record, scan, segments, since_snapshot
+from buffer import segment_file
+from buffer.admission import Bound
+from buffer.events import Begin, Drop, Finish, HandBack, Open, Push, Requeue, Serve, Settle
+from buffer.journal import Journal, JournalError, Record, Recorded, scan, segments, since_snapshot
 from buffer.outbox import Outbox
 from buffer.payloads import load
 from buffer.playback import Playback, count_batches, recorded_batches
+from buffer.prompts import PromptCursor
+from scripts.audit import Audit
+from scripts.ledger import Books
 from tests.buffer.house import FakeRouter
+from tests.buffer.paper import admitted, note, rolled_out
 
 RECORDS = st.lists(
     st.builds(
         Record,
-        st.sampled_from(["admit", "push", "leave"]),
-        st.lists(st.integers(-(2**60), 2**60) | st.text(max_size=5) | st.floats(allow_nan=False), max_size=4),
+        st.builds(Drop, st.integers(-(2**60), 2**60), st.text(max_size=5))
+        | st.builds(Settle, st.dictionaries(st.integers(0, 9), st.integers(0, 2**40), max_size=4), st.integers(0, 9))
+        | st.builds(Open, st.integers(0, 9), st.integers(1, 9), st.none() | st.floats(allow_nan=False)),
         st.binary(max_size=200),
     ),
     max_size=8,
@@ -33,13 +42,13 @@ RECORDS = st.lists(
 
 def loaded(records: Iterable[Record]) -> list[Record]:
     """With their payloads."""
-    return [Record(record.kind, record.fields, load(record.payload)) for record in records]
+    return [Record(event, load(payload)) for event, payload in records]
 
 
 def write(folder: Path, records: list[Record], **knobs: bool) -> None:
     journal = Journal(folder, **{"sync": False, "keep": False, **knobs})
     for record in records:
-        journal.append(record.kind, record.fields, record.payload)
+        journal.append(*record)
     journal.commit()
     journal.close()
 
@@ -63,8 +72,8 @@ def test_a_torn_tail_is_cut_and_writing_goes_on(tmp_path_factory, records, data)
     os.truncate(path, data.draw(st.integers(0, path.stat().st_size - 1)))
     kept = loaded(scan(folder, repair=True))
     assert kept == records[: len(kept)] and len(kept) < len(records)
-    write(folder, [Record("more", [1])])
-    assert loaded(scan(folder)) == [*kept, Record("more", [1])]
+    write(folder, [Record(Drop(1, "more"))])
+    assert loaded(scan(folder)) == [*kept, Record(Drop(1, "more"))]
 
 
 @settings(max_examples=80, deadline=None)
@@ -87,8 +96,8 @@ def test_a_flipped_bit_never_gives_a_record_that_was_not_written(tmp_path_factor
 
 def test_damage_before_the_newest_segment_is_an_error(tmp_path: Path) -> None:
     journal = Journal(tmp_path, sync=False, keep=True)
-    journal.append("admit", [1])
-    journal.rotate(lambda: ["state"])
+    journal.append(Requeue(1))
+    journal.rotate(lambda: note("state"))
     journal.close()
     os.truncate(segments(tmp_path)[0], 20)
     with pytest.raises(JournalError, match="damaged at byte 16"):
@@ -98,12 +107,12 @@ def test_damage_before_the_newest_segment_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_snapshot_makes_earlier_segments_needless(tmp_path: Path, keep: bool) -> None:
     journal = Journal(tmp_path, sync=True, keep=keep)
-    journal.append("admit", [1])
-    journal.rotate(lambda: ["state"])
-    journal.append("admit", [2])
+    journal.append(Requeue(1))
+    journal.rotate(lambda: note("state"))
+    journal.append(Requeue(2))
     journal.commit()
     journal.close()
-    assert loaded(since_snapshot(tmp_path)) == [Record("snapshot", ["state"]), Record("admit", [2])]
+    assert loaded(since_snapshot(tmp_path)) == [Record(note("state")), Record(Requeue(2))]
     assert len(segments(tmp_path)) == (2 if keep else 1)
 
 
@@ -111,7 +120,7 @@ def test_a_full_disk_leaves_the_file_whole_and_the_records_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(tmp_path, sync=False, keep=False)
-    journal.append("admit", [1])
+    journal.append(Requeue(1))
     journal.commit()
     real, calls = os.writev, []
 
@@ -122,21 +131,21 @@ def test_a_full_disk_leaves_the_file_whole_and_the_records_waiting(
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(file, [views[0][: len(views[0]) // 2]])
 
-    journal.append("admit", [2])
-    journal.append("push", [3], b"payload")
+    journal.append(Requeue(2))
+    journal.append(HandBack(3, {}), b"payload")
     monkeypatch.setattr(os, "writev", half_then_full)
     with pytest.raises(OSError, match="No space"):
         journal.commit()
     monkeypatch.setattr(os, "writev", real)
-    assert loaded(scan(tmp_path)) == [Record("admit", [1])]
+    assert loaded(scan(tmp_path)) == [Record(Requeue(1))]
     journal.commit()
-    assert loaded(scan(tmp_path)) == [Record("admit", [1]), Record("admit", [2]), Record("push", [3], b"payload")]
+    assert loaded(scan(tmp_path)) == [Record(Requeue(1)), Record(Requeue(2)), Record(HandBack(3, {}), b"payload")]
 
 
 def test_a_write_that_the_kernel_cuts_short_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.writev
     monkeypatch.setattr(os, "writev", lambda file, views: real(file, [b"".join(views)[:7]]))
-    records = [Record("push", [n], bytes([n]) * n) for n in range(5)]
+    records = [Record(HandBack(n, {}), bytes([n]) * n) for n in range(5)]
     write(tmp_path, records)
     assert loaded(scan(tmp_path)) == records
 
@@ -147,9 +156,9 @@ def test_what_is_written_in_the_background_counts_once_the_disk_has_it(
     journal = Journal(tmp_path, sync=True, keep=False)
     disk_has_it, real = threading.Event(), os.fdatasync
     monkeypatch.setattr(os, "fdatasync", lambda file: disk_has_it.wait(30) and real(file))
-    journal.append("admit", [1])
+    journal.append(Requeue(1))
     assert journal.advance() == 0 and journal.busy
-    journal.append("admit", [2])
+    journal.append(Requeue(2))
     assert journal.advance() == 0, "nothing is durable before the disk has it"
     disk_has_it.set()
     while (durable := journal.advance()) == 0:
@@ -157,7 +166,7 @@ def test_what_is_written_in_the_background_counts_once_the_disk_has_it(
     assert durable == 1, "the second record came after that write had begun"
     journal.commit()
     assert journal.advance() == 2 and not journal.busy
-    assert loaded(scan(tmp_path)) == [Record("admit", [1]), Record("admit", [2])]
+    assert loaded(scan(tmp_path)) == [Record(Requeue(1)), Record(Requeue(2))]
 
 
 def test_a_full_disk_in_the_background_leaves_the_records_in_order(
@@ -172,15 +181,15 @@ def test_a_full_disk_in_the_background_leaves_the_records_in_order(
         real(file)
 
     monkeypatch.setattr(os, "fdatasync", sync)
-    journal.append("admit", [1])
+    journal.append(Requeue(1))
     journal.advance()
-    journal.append("admit", [2])
+    journal.append(Requeue(2))
     with pytest.raises(OSError, match="No space"):
         while True:
             journal.advance()
     full = False
     journal.commit()
-    assert loaded(scan(tmp_path)) == [Record("admit", [1]), Record("admit", [2])]
+    assert loaded(scan(tmp_path)) == [Record(Requeue(1)), Record(Requeue(2))]
 
 
 def test_recorded_batches_come_once_each_and_in_order(tmp_path: Path) -> None:
@@ -188,14 +197,15 @@ def test_recorded_batches_come_once_each_and_in_order(tmp_path: Path) -> None:
 
     def push(group_id: int, payload: bytes) -> Record:
         head = make_head(group_id, [(1, 2, 0, 1, 0.0)], [(0, 2)], {0: "digest"})
-        return Record("push", [pack_heads([head]), 0], payload)
+        return Record(Push(head, 0, "a"), payload)
 
     def train(batch: int, *ids: int) -> list[Record]:
-        return [Record("serve", [batch, list(ids), 0]), Record("finish", [batch])]
+        return [Record(Serve(batch, list(ids), 0)), Record(Finish(batch))]
 
-    first = [push(0, b"0"), push(1, b"1"), *train(0, 0, 1), push(2, b"2"), push(3, b"old"), Record("requeue", [3])]
-    second = [push(3, b"3"), *train(1, 2, 3), *train(1, 2, 3), push(4, b"4"), *train(2, 4), push(5, b"5")]
-    write(tmp_path, [*first, *second, Record("serve", [3, [5], 0])])
+    first = [push(0, b"0"), push(1, b"1"), *train(0, 0, 1), push(2, b"2"), push(3, b"old"), Record(Requeue(3))]
+    second = [push(3, b"3"), *train(1, 2, 3), Record(Begin(1)), *train(1, 2, 3), push(4, b"4"), *train(2, 4)]
+    third = [push(5, b"5"), Record(Serve(3, [5], 0))]
+    write(tmp_path, [Record(Begin(0)), *map(admitted, range(6)), *first, *second, *third])
     found = [[load(payload) for _, payload in groups] for groups, _ in recorded_batches(tmp_path)]
     assert found == [[b"0", b"1"], [b"2", b"3"], [b"4"]], "batch 3 was served and never trained"
     assert count_batches(tmp_path) == 3
@@ -205,8 +215,7 @@ def test_a_replay_serves_a_batch_again_that_was_lost_on_its_way(tmp_path: Path) 
     records = []
     for group_id in range(3):
         head = make_head(group_id, [(1, 2, 0, 1, 0.0)], [(0, 2)], {0: "digest"})
-        records += [Record("push", [pack_heads([head]), 0], b"p"), Record("serve", [group_id, [group_id], 0])]
-        records.append(Record("finish", [group_id]))
+        records += [*rolled_out(head, b"p"), Record(Serve(group_id, [group_id], 0)), Record(Finish(group_id))]
     write(tmp_path, records)
     router = FakeRouter()
     for index in (0, 0, 1, 1, 2, 3, 3):
@@ -218,17 +227,41 @@ def test_a_replay_serves_a_batch_again_that_was_lost_on_its_way(tmp_path: Path) 
     assert [body["groups"][0][0] for _, kind, body in router.sent if kind == "batch"] == [0, 0, 1, 1, 2]
 
 
-def test_a_journal_of_another_format_is_refused_and_left_alone(tmp_path: Path) -> None:
+def resume(folder: Path) -> None:
+    list(since_snapshot(folder, repair=True))
+
+
+def count(folder: Path) -> None:
+    Books().read(Recorded(folder, whole=True))
+
+
+def audit(folder: Path) -> None:
+    Audit(PromptCursor(9, 0), Bound(1, 4)).read(Recorded(folder, whole=True))
+
+
+@pytest.mark.parametrize("use", [resume, count_batches, count, audit])
+def test_a_journal_of_another_format_is_refused_in_one_sentence_and_left_alone(tmp_path: Path, use) -> None:
+    """Format 4 had lists of fields where events are now."""
     path = tmp_path / "000001.wal"
-    path.write_bytes(b"areal-journal-1\nwhatever")
-    with pytest.raises(JournalError, match="another version"):
-        loaded(scan(tmp_path, repair=True))
-    assert path.read_bytes() == b"areal-journal-1\nwhatever"
+    for magic in (b"areal-journal-1\n", b"areal-journal-4\n"):
+        path.write_bytes(magic + b"whatever")
+        with pytest.raises(JournalError, match=r"by another version .*format is [14], ours \d\): use that"):
+            use(tmp_path)
+        assert path.read_bytes() == magic + b"whatever"
+
+
+def test_a_record_that_is_no_event_of_ours_is_refused_and_not_taken_for_damage(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(segment_file, "encode", lambda event: msgpack.packb(["admit", 1, "of another version"]))
+    write(tmp_path, [Record(Requeue(1))])
+    before = segments(tmp_path)[0].read_bytes()
+    with pytest.raises(JournalError, match="another version of this program"):
+        resume(tmp_path)
+    assert segments(tmp_path)[0].read_bytes() == before
 
 
 def test_a_journal_without_its_beginning_is_not_replayed(tmp_path: Path) -> None:
     journal = Journal(tmp_path, sync=False, keep=False)
-    journal.rotate(lambda: ["state"])
+    journal.rotate(lambda: note("state"))
     journal.close()
     with pytest.raises(JournalError, match="keep_journal"):
         count_batches(tmp_path)
@@ -250,8 +283,8 @@ def test_whatever_the_sizes_each_record_comes_back_once(tmp_path_factory, sizes,
     for number, commits in enumerate(sizes):
         journal = Journal(folder, sync=(sync + [True] * 5)[number], keep=False)
         for size in commits:
-            journal.append("push", [size], bytes([size % 251]) * size)
-            written.append(Record("push", [size], bytes([size % 251]) * size))
+            journal.append(HandBack(size, {}), bytes([size % 251]) * size)
+            written.append(Record(HandBack(size, {}), bytes([size % 251]) * size))
             if size % 3:
                 journal.commit()
         journal.commit()
@@ -263,13 +296,13 @@ def test_a_commit_larger_than_the_room_for_it(tmp_path: Path) -> None:
     payloads = [os.urandom(3 << 20) for _ in range(4)]
     journal = Journal(tmp_path, sync=True, keep=False)
     for number, payload in enumerate(payloads):
-        journal.append("push", [number], payload)
+        journal.append(HandBack(number, {}), payload)
     journal.commit()
-    journal.append("admit", [9])
+    journal.append(Requeue(9))
     journal.commit()
     journal.close()
-    expected = [Record("push", [number], payload) for number, payload in enumerate(payloads)]
-    assert loaded(scan(tmp_path)) == [*expected, Record("admit", [9])]
+    expected = [Record(HandBack(number, {}), payload) for number, payload in enumerate(payloads)]
+    assert loaded(scan(tmp_path)) == [*expected, Record(Requeue(9))]
     assert segments(tmp_path)[0].stat().st_size % 4096 == 0 or not direct(tmp_path / "other")
 
 
@@ -277,7 +310,7 @@ def test_a_disk_that_fills_up_past_the_cache_leaves_the_file_whole(tmp_path: Pat
     if not direct(tmp_path / "other"):
         pytest.skip("this file system is not written past the page cache")
     journal = Journal(tmp_path / "one", sync=True, keep=False)
-    journal.append("admit", [1])
+    journal.append(Requeue(1))
     journal.commit()
     real, size = os.pwrite, segments(tmp_path / "one")[0].stat().st_size
 
@@ -287,13 +320,13 @@ def test_a_disk_that_fills_up_past_the_cache_leaves_the_file_whole(tmp_path: Pat
         return real(file, data[:4096], at)
 
     monkeypatch.setattr(os, "pwrite", half_then_full)
-    journal.append("push", [2], os.urandom(20_000))
+    journal.append(HandBack(2, {}), os.urandom(20_000))
     with pytest.raises(OSError, match="no space"):
         journal.commit()
     assert segments(tmp_path / "one")[0].stat().st_size == size
     monkeypatch.setattr(os, "pwrite", real)
     journal.commit()
-    assert [record.fields for record in scan(tmp_path / "one")] == [[1], [2]]
+    assert [record.event for record in scan(tmp_path / "one")] == [Requeue(1), HandBack(2, {})]
 
 
 def test_a_segment_that_finds_no_room_leaves_none_of_it_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +338,7 @@ def test_a_segment_that_finds_no_room_leaves_none_of_it_taken(tmp_path: Path, mo
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError):
-        journal.rotate(lambda: ["state", bytes(1000)])
+        journal.rotate(lambda: note(["state", bytes(1000)]))
     assert [path.name for path in tmp_path.iterdir()] == ["000001.wal"]
     journal.close()
 
@@ -328,7 +361,7 @@ def test_while_the_disk_is_full_nothing_is_started_between_two_attempts(
             wait([journal._writing], timeout=10)
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
-    journal.append("admit", [0])
+    journal.append(Requeue(0))
     turn()
     for _ in range(6):
         turn()

@@ -1,22 +1,25 @@
 """What a crash tears is cut off; what no crash can have torn is an error, and nothing durable is hidden or lost."""
 
-import ast
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from areal_like.groups import make_head
 from buffer import journal as module
 from buffer import segment_file
+from buffer.events import Copy, Drop, Event, HandBack, Padding, Requeue
 from buffer.journal import Journal, JournalError, scan, since_snapshot
 from buffer.payloads import Extent, Stored
+from tests.buffer.paper import note
 
 
 def write(folder: Path, sync: bool, records: int = 10, size: int = 20_000) -> Path:
     journal = Journal(folder, sync=sync, keep=False)
     for number in range(records):
-        journal.append("admit", [number, number, 8, 8], bytes([number]) * size)
+        journal.append(HandBack(number, {}), bytes([number]) * size)
         journal.commit()
     journal.close()
     return module.segments(folder)[0]
@@ -39,45 +42,45 @@ def test_what_was_written_last_may_be_torn(tmp_path: Path, sync: bool, lost: int
     path = write(tmp_path, sync)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) - 5_000 * sync - lost])  # into the last record: padding is at most 4 KB
-    assert [record.fields[0] for record in since_snapshot(tmp_path, repair=True)] == list(range(9))
+    assert [record.event.id for record in since_snapshot(tmp_path, repair=True)] == list(range(9))
     again = Journal(tmp_path, sync=sync, keep=False)
-    again.append("drop", [1, "why"])
+    again.append(Drop(1, "why"))
     again.commit()
     again.close()
-    assert [record.kind for record in since_snapshot(tmp_path)] == ["admit"] * 9 + ["drop"]
+    assert [type(record.event) for record in since_snapshot(tmp_path)] == [HandBack] * 9 + [Drop]
 
 
 def test_blocks_of_the_last_append_may_have_reached_the_disk_in_any_order(tmp_path: Path) -> None:
     journal = Journal(tmp_path, sync=True, keep=False)
-    journal.append("admit", [0, 0, 8, 8])
+    journal.append(HandBack(0, {}))
     journal.commit()
     durable = module.segments(tmp_path)[0].stat().st_size
     for number in range(1, 9):
-        journal.append("admit", [number, number, 8, 8], b"x" * 10_000)
+        journal.append(HandBack(number, {}), b"x" * 10_000)
     journal.commit()  # one append: a power cut may leave its end without its beginning
     journal.close()
     path = module.segments(tmp_path)[0]
     data = bytearray(path.read_bytes())
     data[durable : durable + 8192] = bytes(8192)
     path.write_bytes(data)
-    assert [record.fields[0] for record in since_snapshot(tmp_path, repair=True)] == [0]
+    assert [record.event.id for record in since_snapshot(tmp_path, repair=True)] == [0]
 
 
 def test_a_new_segment_that_fails_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(tmp_path, sync=True, keep=False)
-    journal.append("admit", [0, 0, 8, 8])
+    journal.append(HandBack(0, {}))
     with monkeypatch.context() as patch:
         patch.setattr(module, "sync_folder", lambda folder: (_ for _ in ()).throw(OSError(24, "Too many open files")))
         with pytest.raises(OSError, match="Too many"):
-            journal.rotate(lambda: [1])
-    journal.append("admit", [1, 1, 8, 8])
+            journal.rotate(lambda: note(1))
+    journal.append(HandBack(1, {}))
     journal.commit()
-    assert [record.fields[0] for record in since_snapshot(tmp_path)] == [0, 1]
-    journal.rotate(lambda: [2])
-    journal.append("admit", [2, 2, 8, 8])
+    assert [record.event.id for record in since_snapshot(tmp_path)] == [0, 1]
+    journal.rotate(lambda: note(2))
+    journal.append(HandBack(2, {}))
     journal.commit()
     journal.close()
-    assert [record.kind for record in since_snapshot(tmp_path)] == ["snapshot", "admit"]
+    assert [record.event for record in since_snapshot(tmp_path)] == [note(2), HandBack(2, {})]
 
 
 def test_a_segment_that_is_being_written_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,42 +97,27 @@ def test_a_segment_that_is_being_written_is_not_damaged(tmp_path: Path, monkeypa
     assert len(list(since_snapshot(tmp_path))) == 8
 
 
-def recorded_kinds() -> list[str]:
-    """Every kind of record that the code can write: the first argument of each call of `record` or `pack`."""
-    kinds = set()
-    for path in Path("buffer").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
-                continue
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
-            first = node.args[0] if node.args else None
-            if called in ("record", "pack") and isinstance(first, ast.Constant):
-                kinds.add(first.value)
-            elif called in ("record", "pack") and isinstance(first, ast.Name) and first.id.isupper():
-                kinds.add(getattr(segment_file, first.id, None) or getattr(module, first.id))
-    return sorted(kind for kind in kinds if isinstance(kind, str))
-
-
-def test_the_kinds_of_records_are_found() -> None:
-    assert {"admit", "push", "serve", "finish", "open", "place", "take_up", "defer", "left_out"} < set(recorded_kinds())
-    assert {"snapshot", "padding", "copy"} < set(recorded_kinds())
-
-
 @pytest.mark.parametrize("sync", [True, False])
-@pytest.mark.parametrize("kind", recorded_kinds())
-def test_damage_is_told_from_a_torn_tail_whatever_stands_behind_it(tmp_path: Path, kind: str, sync: bool) -> None:
+@pytest.mark.parametrize("kind", [*Event.__args__, Padding, Copy], ids=lambda kind: kind.__name__)
+def test_damage_is_told_from_a_torn_tail_whatever_stands_behind_it(tmp_path: Path, kind: type, sync: bool) -> None:
     journal = Journal(tmp_path, sync=sync, keep=False)
-    for name in ["admit", "requeue", *[kind] * 3]:
-        journal.append(name, [1])
+    for event in [Requeue(1), Drop(1, "is damaged"), *[made_up(kind)] * 3]:
+        journal.append(event)
         journal.commit()
     journal.close()
     (path,) = module.segments(tmp_path)
     data = bytearray(path.read_bytes())
-    data[data.index(b"requeue")] ^= 1
+    data[data.index(b"is damaged")] ^= 1
     path.write_bytes(data)
     with pytest.raises(JournalError, match="no crash has torn it"):
         list(since_snapshot(tmp_path, repair=True))
     assert path.read_bytes() == bytes(data)
+
+
+def made_up(kind: type) -> Any:
+    """An event of that type, whatever it says."""
+    said = {"head": make_head(1, [(1, 2, 0, 1, 0.0)], [(0, 2)], {0: "digest"}), "actor": "a", "reason": "why"}
+    return kind(**{name: said.get(name, 1) for name in kind.__struct_fields__})
 
 
 @pytest.mark.parametrize("sync", [True, False])
@@ -149,7 +137,7 @@ def test_a_payload_that_looks_like_records_proves_nothing(tmp_path: Path) -> Non
     earlier = write(tmp_path / "earlier", sync=False).read_bytes()
     journal = Journal(tmp_path / "now", sync=False, keep=False)
     for _ in range(2):
-        journal.append("push", [0], earlier)
+        journal.append(HandBack(0, {}), earlier)
     journal.commit()
     journal.close()
     (path,) = module.segments(tmp_path / "now")
@@ -162,7 +150,7 @@ def test_a_payload_that_looks_like_records_proves_nothing(tmp_path: Path) -> Non
 def test_a_segment_whose_snapshot_is_damaged_is_never_cut_off(tmp_path: Path, at: int) -> None:
     """It was on disk before the segment got its name."""
     journal = Journal(tmp_path, sync=False, keep=False)
-    journal.rotate(lambda: [list(range(100))])
+    journal.rotate(lambda: note(list(range(100))))
     journal.close()
     (path,) = module.segments(tmp_path)
     data = bytearray(path.read_bytes())
@@ -180,21 +168,21 @@ def test_a_segment_whose_snapshot_is_damaged_is_never_cut_off(tmp_path: Path, at
 def test_a_record_that_no_reader_would_take_is_not_written(tmp_path: Path, monkeypatch, what: str) -> None:
     monkeypatch.setattr(segment_file, what, 1000)
     journal = Journal(tmp_path, sync=False, keep=False)
-    journal.append("push", [1], bytes(900))
-    with pytest.raises(JournalError, match=r"a record 'push' with .* of \d+ bytes: the journal takes 1000 at most"):
-        journal.append("push", ["x" * 1001], bytes(1001))
+    journal.append(HandBack(1, {}), bytes(900))
+    with pytest.raises(JournalError, match=r"a record 'handback' with .* of \d+ bytes: the journal takes 1000 at most"):
+        journal.append(HandBack(1, {"x": "x" * 1001}), bytes(1001))
     with pytest.raises(JournalError, match="a record 'snapshot' with fields") if "FIELDS" in what else nullcontext():
-        journal.rotate(lambda: ["x" * 1001])
-    journal.append("admit", [1])
+        journal.rotate(lambda: note("x" * 1001))
+    journal.append(Requeue(1))
     journal.commit()
     journal.close()
-    assert [record.kind for record in scan(tmp_path)][-1] == "admit"
+    assert [record.event for record in scan(tmp_path)][-1] == Requeue(1)
 
 
 def test_a_payload_that_is_damaged_is_noticed_when_it_is_read(tmp_path: Path) -> None:
     journal = Journal(tmp_path, sync=False, keep=False)
-    held = journal.append("push", [0], b"x" * 1000)
-    journal.rotate(lambda: [list(held.extent)], [held])
+    held = journal.append(HandBack(0, {}), b"x" * 1000)
+    journal.rotate(lambda: note(held.extent), [held])
     journal.close()
     first = module.segments(tmp_path)[0]
     data = bytearray(first.read_bytes())
@@ -202,7 +190,7 @@ def test_a_payload_that_is_damaged_is_noticed_when_it_is_read(tmp_path: Path) ->
     first.write_bytes(data)
     (snapshot,) = since_snapshot(tmp_path)
     with pytest.raises(JournalError, match=r"000001\.wal is damaged: the payload of 1000 bytes at byte \d+"):
-        module.reader(tmp_path)(Extent(*snapshot.fields[0]))
+        module.reader(tmp_path)(Extent(*snapshot.event.scheduler))
     os.truncate(first, 500)
     with pytest.raises(JournalError, match=r"000001\.wal has 500 bytes where payloads of groups that wait reach up to"):
-        module.check_payloads(tmp_path, [Stored(module.reader(tmp_path), extent=Extent(*snapshot.fields[0]))])
+        module.check_payloads(tmp_path, [Stored(module.reader(tmp_path), extent=Extent(*snapshot.event.scheduler))])

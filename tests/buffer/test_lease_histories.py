@@ -11,9 +11,9 @@ import time
 import pytest
 
 from buffer.checks import RolloutsFail
-from buffer.entries import Stage
 from buffer.policies import fifo, in_order
 from buffer.replay import Replay
+from buffer.store import LEASED, Stage
 from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous
 from tests.buffer.paper import Paper
 
@@ -98,7 +98,7 @@ class History:
             faulty = set(self.served)
             self.redo += 1
             self.say("learner", "untrainable", {"index": self.trained, "reason": "by the dice"})
-            assert not faulty & self.state.replay.entries.keys()
+            assert not faulty & self.state.store.entries.keys()
             self.want()
 
     # ---- actors -----------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class History:
         if self.late:
             name, group_id, version = self.late.pop(self.dice.randrange(len(self.late)))
             self.house.push(self.peers[name], group_id, version)
-            if group_id not in self.state.replay.running:
+            if group_id not in {entry.id for entry in self.state.store.of(*LEASED)}:
                 self.leases[name].pop(group_id, None)  # a lease that it was given again meanwhile
             self.listen()
 
@@ -180,18 +180,20 @@ class History:
         state, replay = self.state, self.state.replay
         for actor in state.fleet:
             for group_id in actor.running:
-                assert state.hedges.holds(replay.entries[group_id], actor.name), "a lease of a group that does not run"
+                assert state.hedges.holds(replay.store.entries[group_id], actor.name), (
+                    "a lease of a group that does not run"
+                )
             assert actor.running == self.leases[actor.name].keys(), "both know the same leases"
-        for entry in replay.in_stage(Stage.RUNNING):
+        for entry in replay.store.of(*LEASED):
             owners = set(state.hedges.pairs.get(entry.id, (entry.actor,)))
             assert entry.actor in owners and all(entry.id in state.fleet.by_name[each].running for each in owners)
             assert owners <= set(entry.holders)
-        assert all(replay.entries[each].stage is Stage.RUNNING for each in state.hedges.pairs)
-        ledger = replay.ledger()
+        assert all(replay.store.entries[each].stage is Stage.RUNNING for each in state.hedges.pairs)
+        ledger = replay.store.ledger()
         gone = ledger["trained"] + sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
         assert ledger["admitted"] == gone + ledger["active"] and ledger["trained"] == B * self.trained
-        held = [entry.slot for entry in replay.entries.values()]
-        assert sorted(held + replay.slots.free) == list(range(replay.trained, replay.slots.end))
+        held = [entry.slot for entry in replay.store.entries.values()]
+        assert sorted(held + replay.store.slots.free) == list(range(replay.store.trained, replay.store.slots.end))
 
     def step(self) -> None:
         name = self.dice.choice(self.house.names)
@@ -231,7 +233,7 @@ class History:
                     self.evaluate(name)
             self.time_passes(1.0)
             self.check()
-        pytest.fail(f"stuck: {self.state.replay.ledger()}")
+        pytest.fail(f"stuck: {self.state.store.ledger()}")
 
     def after_a_crash(self) -> None:
         """The journal has the same groups in the same stages, but that nothing runs."""
@@ -239,15 +241,15 @@ class History:
         house = House(asynchronous(max_staleness=self.staleness), **self.rules)
         again: Replay = house.state.replay
         self.journal.restore(again, self.trained)
-        assert again.admitted == replay.admitted and again.trained == replay.trained
-        assert again.filtered == replay.filtered and again.dropped == replay.dropped
-        assert again.entries.keys() == replay.entries.keys()
+        assert again.store.admitted == replay.store.admitted and again.store.trained == replay.store.trained
+        assert again.store.filtered == replay.store.filtered and again.store.dropped == replay.store.dropped
+        assert again.store.entries.keys() == replay.store.entries.keys()
         here = {Stage.WAITING, Stage.SERVED}
-        assert {e.id for e in replay.entries.values() if e.stage in here} == {
-            e.id for e in again.entries.values() if e.stage in here
+        assert {e.id for e in replay.store.entries.values() if e.stage in here} == {
+            e.id for e in again.store.entries.values() if e.stage in here
         }
         if self.served:
-            assert again.planned[self.trained] == self.served
+            assert again.store.planned[self.trained] == self.served
 
 
 @pytest.mark.parametrize("first", range(0, 200, 50))

@@ -1,8 +1,8 @@
 """Messages that a broken connection has swallowed, said again: nothing is counted, served or trained twice."""
 
-from buffer.entries import NO_SLOT, Stage
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed
+from buffer.store import LEASED, NO_SLOT, Stage
 from tests.buffer.house import B, House, asynchronous
 
 
@@ -29,7 +29,7 @@ def test_a_batch_that_is_asked_for_again_is_the_same_and_its_evaluations_come_ag
         want(house, 0)
     bodies = [body for _, kind, body in house.router.sent if kind == "batch"]
     assert len(bodies) == 3 and bodies[0] == bodies[1] == bodies[2]
-    assert len(house.state.replay.in_stage(Stage.SERVED)) == B
+    assert len(house.state.store.of(Stage.SERVED)) == B
 
 
 def test_a_batch_that_was_trained_is_not_served_again() -> None:
@@ -52,7 +52,7 @@ def test_trained_counts_once_however_often_it_is_said_and_tells_of_those_before(
     assert len(house.batches()) == 2
     for _ in range(2):  # the word of batch 0 was lost
         house.say("learner", "trained", {"index": 1})
-    assert house.state.replay.ledger()["trained"] == 2 * B and house.state.steps == 2
+    assert house.state.store.ledger()["trained"] == 2 * B and house.state.steps == 2
     house.say("learner", "trained", {"index": 7})
     assert "was not served" in refusals(house)[-1] and house.state.steps == 2
 
@@ -70,11 +70,11 @@ def test_the_end_counts_what_was_trained_and_reports_as_often_as_asked() -> None
 def test_a_learner_that_says_all_again_changes_nothing() -> None:
     house = begun()
     want(house, 0)
-    before = house.state.replay.ledger()
+    before = house.state.store.ledger()
     house.hello("learner")
     house.publish(0)
     want(house, 0)
-    assert house.state.replay.ledger() == before and refusals(house) == []
+    assert house.state.store.ledger() == before and refusals(house) == []
     assert house.batches()[0] == house.batches()[-1]
 
 
@@ -88,7 +88,7 @@ def test_an_actor_that_says_hello_again_gives_its_groups_to_others() -> None:
     house.apply(0, "actor-0")
     leased = [row[0] for _, kind, body in house.router.sent[held:] if kind == "lease" for row in body["leases"]]
     assert running == set(leased), "each has a new lease"
-    assert house.state.replay.ledger()["active"] == house.state.replay.admitted
+    assert house.state.store.ledger()["active"] == house.state.store.admitted
 
 
 def test_a_late_push_of_a_deferred_group_takes_nothing_from_the_lease_of_now() -> None:
@@ -96,13 +96,13 @@ def test_a_late_push_of_a_deferred_group_takes_nothing_from_the_lease_of_now() -
     house = House(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5), actors=3, last_batch=2)
     house.start()
     replay = house.state.replay
-    group_id = min(replay.spares)
-    entry, first = replay.entries[group_id], replay.entries[group_id].actor
+    group_id = min(replay.store.spares)
+    entry, first = replay.store.entries[group_id], replay.store.entries[group_id].actor
     house.say("starter", "lost", {"name": first, "pid": 0, "how": "was cut off", "for_good": False})
     want(house, 0)
-    for each in [each for each in replay.in_stage(Stage.RUNNING) if each.slot != NO_SLOT]:
+    for each in [each for each in replay.store.of(*LEASED) if each.slot != NO_SLOT]:
         house.push(each.actor, each.id, 0)
-    for each in replay.in_stage(Stage.RUNNING):
+    for each in replay.store.of(*LEASED):
         house.say(each.actor, "give_back", {"ids": [each.id], "partials": [], "leaving": False})
     house.say("learner", "trained", {"index": 0})
     house.publish(1)

@@ -11,7 +11,6 @@ from rich.console import Console
 from areal_like.partials import encode_partial
 from areal_like.types import Completion, SoFar
 from buffer.admission import Bound
-from buffer.entries import NO_SLOT, Stage
 from buffer.parking import Load, Parking
 from buffer.partials import Partial
 from buffer.policies import in_order
@@ -19,6 +18,7 @@ from buffer.replay import Replay
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed
 from buffer.status import status
+from buffer.store import LEASED, NO_SLOT, Stage
 from scripts.status import render
 from tests.buffer.house import B, House
 from tests.buffer.paper import Paper
@@ -38,7 +38,7 @@ def test_every_prompt_is_trained_once_though_actors_are_parked(sizing: str, stal
         for _ in range(dice.randint(0, 160)):
             run.step()
         run.go_to_the_end()
-        ledger = run.house.state.replay.ledger()
+        ledger = run.house.state.store.ledger()
         assert not set(ledger["dropped"]) - {"rejected"}, ledger
         assert ledger["active"] == 0, "the end of the data has flushed the queue"
         left = sum(ledger["filtered"].values()) + ledger["dropped"].get("rejected", 0)
@@ -173,7 +173,7 @@ def test_who_is_parked_takes_over_at_once_if_another_is_lost(handed_back: bool) 
     assert not parked(house)
     if not handed_back:
         hand_back(house, "actor-0")
-    running = house.state.replay.in_stage(Stage.RUNNING)
+    running = house.state.store.of(*LEASED)
     assert len(running) == 4 and {entry.actor for entry in running} == {"actor-0"}
 
 
@@ -181,7 +181,7 @@ def test_a_parked_actor_that_is_lost_takes_nothing_with_it() -> None:
     house = started()
     half_done(house)
     house.say("supervisor", "lost", {"name": "actor-0", "pid": 0, "how": "was killed", "for_good": False})
-    assert {entry.actor for entry in house.state.replay.in_stage(Stage.RUNNING)} == {"actor-1"}
+    assert {entry.actor for entry in house.state.store.of(*LEASED)} == {"actor-1"}
     house.hello("actor-0")
     house.apply(0, "actor-0")
     assert not parked(house)
@@ -200,7 +200,7 @@ def test_nobody_is_parked_while_the_others_have_no_room() -> None:
 
 def test_what_is_yet_to_start_needs_room_as_well() -> None:
     house = started(slots=8)
-    assert house.state.replay.count(Stage.RUNNING) == 2
+    assert house.state.store.count(*LEASED) == 2
     for ended, group_id in ((8, 0), (0, 1)):
         house.say("actor-0", "credit", {"ended": ended})
         assert not parked(house), group_id
@@ -208,29 +208,29 @@ def test_what_is_yet_to_start_needs_room_as_well() -> None:
 
 def test_a_spare_group_is_moved_and_not_put_into_the_queue() -> None:
     house = started(oversample=1.5)
-    spares = set(house.state.replay.spares)
+    spares = set(house.state.store.spares)
     assert len(spares) == 2
     house.say("actor-0", "credit", {"ended": 12})
     assert parked(house) == ["actor-0"]
     (mine,) = spares & set(house.leases("actor-0"))
     assert house.state.replay.deferred == 0, "the next round would take it for a loser"
     hand_back(house, "actor-0")
-    entry = house.state.replay.entries[mine]
-    assert (entry.slot, entry.stage, entry.actor) == (NO_SLOT, Stage.RUNNING, "actor-1")
-    assert len(house.leases()) == 6 + 3 and house.state.replay.deferrals == 0, "no new prompt in its place"
+    entry = house.state.store.entries[mine]
+    assert (entry.slot, entry.stage, entry.actor) == (NO_SLOT, Stage.SPARE, "actor-1")
+    assert len(house.leases()) == 6 + 3 and house.state.store.deferrals == 0, "no new prompt in its place"
     house.push("actor-1", mine, 0)
-    assert house.state.replay.entries[mine].slot == 0, "it wins a place as if it had not been moved"
+    assert house.state.store.entries[mine].slot == 0, "it wins a place as if it had not been moved"
 
 
 def test_a_spare_group_that_loses_while_it_is_moved_is_queued() -> None:
     house = started(oversample=1.5)
     house.say("actor-0", "credit", {"ended": 12})
-    (mine,) = set(house.state.replay.spares) & set(house.leases("actor-0"))
+    (mine,) = set(house.state.store.spares) & set(house.leases("actor-0"))
     for group_id in [each for each in range(6) if each != mine][:B]:
-        house.push(house.state.replay.entries[group_id].actor, group_id, 0)
+        house.push(house.state.store.entries[group_id].actor, group_id, 0)
     assert len(house.batches()) == 1 and house.state.replay.deferred == 2
     hand_back(house, "actor-0")
-    assert house.state.replay.entries[mine].stage is Stage.DEFERRED
+    assert house.state.store.entries[mine].stage is Stage.DEFERRED
     assert mine not in house.leases("actor-1")
 
 
@@ -246,7 +246,7 @@ def test_moved_groups_are_not_seen_as_cut_short() -> None:
 
 
 def test_places_that_moved_groups_lose_and_win_are_redone_after_a_crash() -> None:
-    """Group 0 is moved, loses its place to the spare one, and wins that of group 1. Who ran where is not on record."""
+    """Group 0 is moved, loses its place to the spare one, and wins that of group 1."""
     journal, replay = Paper(), Replay(Bound(0, 2), partial(in_order))
     replay.record = journal.append
     for group_id in range(3):
@@ -264,8 +264,8 @@ def test_places_that_moved_groups_lose_and_win_are_redone_after_a_crash() -> Non
     again = Replay(Bound(0, 2), partial(in_order))
     journal.restore(again, 0)
     for each in (replay, again):
-        assert {e.id: (e.slot, e.stage) for e in each.entries.values() if e.slot != NO_SLOT} == {
+        assert {e.id: (e.slot, e.stage) for e in each.store.entries.values() if e.slot != NO_SLOT} == {
             2: (0, Stage.WAITING),
             0: (1, Stage.WAITING),
         }
-    assert again.entries[1].stage is Stage.DEFERRED and [e.id for e in again.serve(0)] == [2, 0]
+    assert again.store.entries[1].stage is Stage.DEFERRED and [e.id for e in again.serve(0)] == [2, 0]

@@ -5,9 +5,9 @@ import pytest
 
 from areal_like.partials import encode_partial
 from areal_like.types import Completion, SoFar
-from buffer.entries import Stage
 from buffer.policies import fifo
 from buffer.slots import Holder, place, rescue
+from buffer.store import LEASED, Stage
 from tests.buffer.house import B, House, asynchronous
 
 
@@ -41,9 +41,9 @@ def test_an_actor_that_leaves_has_its_groups_gone_on_with_by_the_others() -> Non
     assert "actor-1" not in house.state.fleet.by_name
     assert carried(house, "actor-0") == {first: [0, 1], second: [0]}
     assert set(lost) <= set(house.leases("actor-0")), "what it did not name goes to others, too"
-    assert house.state.replay.resumed == 2
+    assert house.state.store.resumed == 2
     house.push("actor-0", first, 0)
-    assert house.state.replay.entries[first].partial is None
+    assert house.state.store.entries[first].partial is None
 
 
 def test_with_restart_nothing_is_carried() -> None:
@@ -52,7 +52,7 @@ def test_with_restart_nothing_is_carried() -> None:
     first, *_ = lost = house.leases("actor-1")
     give_back(house, "actor-1", lost, left_of(first, 0), leaving=True)
     assert first in house.leases("actor-0") and carried(house, "actor-0") == {}
-    assert house.state.replay.bytes == 0
+    assert house.state.store.bytes == 0
 
 
 def overtaken(house: House) -> int:
@@ -60,7 +60,7 @@ def overtaken(house: House) -> int:
     straggler = house.leases("actor-0")[0]
     for batch in range(2):
         for _ in range(B):
-            entry = next(e for e in house.state.replay.in_stage(Stage.RUNNING) if e.id != straggler)
+            entry = next(e for e in house.state.store.of(*LEASED) if e.id != straggler)
             house.push(entry.actor, entry.id, batch)
         house.say("learner", "want", {"index": batch, "version": batch})
         house.say("learner", "trained", {"index": batch})
@@ -74,9 +74,9 @@ def test_a_straggler_that_got_too_old_is_recalled_and_its_young_samples_are_kept
     house = House(asynchronous(max_staleness=1), policy=fifo, staleness_policy="requeue")
     house.start()
     straggler = overtaken(house)
-    entry = house.state.replay.entries[straggler]
+    entry = house.state.store.entries[straggler]
     assert ("actor-0", "cancel", {"ids": [straggler], "give_back": True}) in house.router.sent
-    assert entry.stage is Stage.RUNNING, "it runs until its actor answers"
+    assert entry.stage is Stage.RECALLED, "it runs until its actor answers"
     train_version = house.state.replay.bound.slot_version(entry.slot)
     meta, payload = left_of(straggler, 0, 2, 1)
     give_back(house, "actor-0", [straggler], (meta, payload))
@@ -105,8 +105,8 @@ def test_a_lie_ends_the_lease_and_carries_nothing(lie: str) -> None:
     give_back(house, "actor-0", ids, (meta, payload))
     again = house.leases("actor-0") + house.leases("actor-1")
     assert again.count(group_id) == 2
-    assert (house.state.replay.entries[group_id].partial is None) == (lie != "ids")
-    assert house.state.replay.bytes == (0 if lie != "ids" else len(payload))
+    assert (house.state.store.entries[group_id].partial is None) == (lie != "ids")
+    assert house.state.store.bytes == (0 if lie != "ids" else len(payload))
 
 
 def test_only_the_owner_hands_a_group_back() -> None:
@@ -115,7 +115,7 @@ def test_only_the_owner_hands_a_group_back() -> None:
     group_id = house.leases("actor-0")[0]
     for name in ("actor-1", "a stranger"):
         give_back(house, name, [group_id], left_of(group_id, 0))
-    assert house.state.replay.entries[group_id].actor == "actor-0" and house.state.replay.bytes == 0
+    assert house.state.store.entries[group_id].actor == "actor-0" and house.state.store.bytes == 0
 
 
 def test_a_wish_is_granted_only_where_it_costs_nobody_a_deadline() -> None:

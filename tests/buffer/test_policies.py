@@ -7,10 +7,10 @@ import pytest
 from areal_like.groups import make_head
 from areal_like.registry import ConfigError, check
 from buffer.admission import Bound
-from buffer.entries import Stage
 from buffer.policies import Waiting, fifo, in_order, priority, windowed
 from buffer.replay import Replay
 from buffer.slots import Holder, place, rescue
+from buffer.store import LEASED, Stage
 
 B = 2
 
@@ -64,7 +64,7 @@ def history(staleness_policy: str, policy=fifo) -> tuple[Replay, list[list[int]]
         while replay.room(batch) > 0:
             replay.admit(next_id, 0, 1, 1, "slow" if next_id == 0 else "quick", batch, 0.0)
             next_id += 1
-        for entry in replay.in_stage(Stage.RUNNING):
+        for entry in replay.store.of(*LEASED):
             if entry.actor == "quick":
                 push(replay, entry.id, batch)
         entries = replay.serve(batch)
@@ -85,54 +85,56 @@ def push(replay: Replay, group_id: int, *versions: int) -> bool:
 def test_wait_holds_the_last_batch_that_can_take_the_straggler(policy) -> None:
     replay, served = history("wait", policy)
     assert len(served) == 1, "batch 1 is the last in which version 0 is young enough"
-    assert replay.entries[0].stage is Stage.RUNNING
+    assert replay.store.entries[0].stage is Stage.RUNNING
     push(replay, 0, 0)
     assert 0 in [entry.id for entry in replay.serve(1)]
-    assert not replay.dropped and replay.staleness_max == 1
+    assert not replay.store.dropped and replay.store.staleness_max == 1
 
 
 def test_drop_goes_on_without_the_straggler_and_ends_its_lease() -> None:
     replay, served = history("drop")
     assert len(served) == 4
-    assert replay.dropped == {"stale": 1} and replay.take_revoked() == [("slow", 0)] and replay.take_revoked() == []
+    assert (
+        replay.store.dropped == {"stale": 1} and replay.take_revoked() == [("slow", 0)] and replay.take_revoked() == []
+    )
     assert not push(replay, 0, 0), "it comes too late"
 
 
 def test_requeue_gives_the_straggler_a_new_lease() -> None:
     replay, served = history("requeue")
-    assert len(served) == 4 and not replay.dropped
+    assert len(served) == 4 and not replay.store.dropped
     assert replay.take_recalled() == [("slow", 0)] and replay.take_recalled() == []
     replay.hand_back(0, None)
-    assert replay.entries[0].stage is Stage.QUEUED
-    assert replay.queued_for(3) is replay.entries[0]
+    assert replay.store.entries[0].stage is Stage.QUEUED
+    assert replay.queued_for(3) is replay.store.entries[0]
 
 
 def test_mask_tokens_serves_the_straggler_for_its_young_tokens() -> None:
     replay, served = history("mask_tokens")
-    assert len(served) == 4 and not replay.dropped and replay.entries[0].stage is Stage.RUNNING
+    assert len(served) == 4 and not replay.store.dropped and replay.store.entries[0].stage is Stage.RUNNING
     push(replay, 0, 0, 2, 3)
     for batch in (4, 5):
         while replay.room(batch) > 0:
-            replay.admit(100 + replay.admitted, 0, 1, 1, "quick", batch, 0.0)
-            push(replay, 99 + replay.admitted, batch)
+            replay.admit(100 + replay.store.admitted, 0, 1, 1, "quick", batch, 0.0)
+            push(replay, 99 + replay.store.admitted, batch)
         entries = replay.serve(batch)
         if 0 in [entry.id for entry in entries]:
             break
     assert batch == 4 and replay.oldest_allowed(4) == 3
-    assert replay.entries[0].oldest_trained(3) == 3 and replay.staleness_max == 1
+    assert replay.store.entries[0].oldest_trained(3) == 3 and replay.store.staleness_max == 1
 
 
 def test_mask_tokens_drops_what_has_no_young_token_left() -> None:
     replay, _ = history("mask_tokens")
     push(replay, 0, 0, 1)
     replay.serve(4)
-    assert replay.dropped == {"stale": 1}
+    assert replay.store.dropped == {"stale": 1}
 
 
 @pytest.mark.parametrize("staleness_policy", ["wait", "drop", "requeue", "mask_tokens"])
 def test_in_order_waits_whatever_is_said_of_stale_groups(staleness_policy: str) -> None:
     replay, served = history(staleness_policy, in_order)
-    assert served == [] and not replay.dropped and not replay.requeued
+    assert served == [] and not replay.store.dropped and not replay.store.requeued
 
 
 def test_a_choice_that_is_no_batch_is_refused() -> None:

@@ -4,10 +4,11 @@ import pytest
 
 from areal_like.groups import make_head
 from buffer.admission import Bound
-from buffer.entries import Stage
+from buffer.events import Begin, Finish
 from buffer.journal import JournalError
 from buffer.policies import fifo
 from buffer.replay import Replay
+from buffer.store import Stage
 from tests.buffer.paper import Paper
 
 B = 2
@@ -42,7 +43,7 @@ def test_a_batch_that_was_trained_before_and_after_a_crash_is_trained_once() -> 
     replay = reborn(journal, 0)
     assert train(replay, 0) == [3, 2]
     replay = reborn(journal, 1)
-    assert replay.ledger() == {"admitted": 4, "trained": 2, "filtered": {}, "dropped": {}, "active": 2}
+    assert replay.store.ledger() == {"admitted": 4, "trained": 2, "filtered": {}, "dropped": {}, "active": 2}
     assert train(replay, 1) == [1, 0]
 
 
@@ -55,7 +56,7 @@ def test_a_plan_whose_groups_have_left_is_forgotten() -> None:
     for group_id in (0, 1):
         replay.drop(group_id, "end of run")
     replay = reborn(journal, 0)
-    assert replay.serve(0) == [] and not replay.planned
+    assert replay.serve(0) == [] and not replay.store.planned
     admit_and_push(replay, 2, 3)
     assert train(replay, 0) == [3, 2]
 
@@ -66,7 +67,7 @@ def test_what_ran_is_leased_anew_and_finishing_order_survives() -> None:
     replay.admit(9, 0, 1, 1, "actor", 0, 0.0)
     admit_and_push(replay, 0, 1, 2)
     replay = reborn(journal, 0)
-    assert replay.queued_for(0) is replay.entries[9] and replay.entries[9].stage is Stage.QUEUED
+    assert replay.queued_for(0) is replay.store.entries[9] and replay.store.entries[9].stage is Stage.QUEUED
     assert train(replay, 0) == [2, 1]
 
 
@@ -92,7 +93,7 @@ def test_a_batch_that_a_snapshot_has_as_served_is_trained_before_and_after_a_cra
     replay = reborn(journal, 0)
     assert train(replay, 0) == [1, 0]
     replay = reborn(journal, 1)
-    assert replay.ledger()["trained"] == 2 and not replay.entries
+    assert replay.store.ledger()["trained"] == 2 and not replay.store.entries
 
 
 def test_a_batch_that_was_trained_before_word_of_it_was_recorded_is_recorded_at_the_restart() -> None:
@@ -102,7 +103,7 @@ def test_a_batch_that_was_trained_before_word_of_it_was_recorded_is_recorded_at_
     admit_and_push(replay, 0, 1)
     replay.serve(0)
     reborn(journal, 1)
-    assert [(record.kind, record.fields) for record in journal.records[-1:]] == [("finish", [0])]
+    assert [record.event for record in journal.records[-2:]] == [Finish(0), Begin(1)]
 
 
 def test_a_plan_that_a_smaller_bound_forbids_is_forgotten() -> None:
@@ -113,7 +114,7 @@ def test_a_plan_that_a_smaller_bound_forbids_is_forgotten() -> None:
     strict = Replay(Bound(0, B), fifo)
     journal.restore(strict, 0)
     assert len(strict.serve(0)) == B
-    assert strict.serve(1) == [] and strict.dropped == {"stale": B}
+    assert strict.serve(1) == [] and strict.store.dropped == {"stale": B}
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -141,7 +142,7 @@ def test_on_policy_what_newer_weights_made_before_a_crash_is_rolled_out_again_wh
     replay.unserve(0)
     replay.requeue(0) if lost else [replay.drop(group_id, "untrainable") for group_id in (0, 1)]
     assert replay.serve(0) == []
-    assert [replay.entries[each].stage for each in (2, 3)] == [Stage.QUEUED] * 2
+    assert [replay.store.entries[each].stage for each in (2, 3)] == [Stage.QUEUED] * 2
     while entry := replay.queued_for(0):
         replay.assign(entry, "actor", 0)
         head = make_head(entry.id, [(1, 2, 0, 1, 0.0)], [(0, 2)], {0: "digest"})
@@ -164,7 +165,7 @@ def test_no_choice_breaks_the_bound(bound: int) -> None:
         replay.serve(batch)
         return replay
 
-    assert serving(bound + 4, 4, 4).staleness_max == bound
+    assert serving(bound + 4, 4, 4).store.staleness_max == bound
     for versions in [(0, 0), (0, bound + 1), (bound + 1, 0)]:
         with pytest.raises(RuntimeError, match=f"batch {bound + 1} would break the staleness bound of {bound}"):
             serving(bound + 1, *versions)
@@ -178,6 +179,6 @@ def test_a_checkpoint_that_lacks_what_the_snapshot_counts_as_trained_is_refused(
     train(replay, 0)
     train(replay, 1)
     journal.rotate(replay)
-    assert reborn(journal, 2).trained == 4
+    assert reborn(journal, 2).store.trained == 4
     with pytest.raises(JournalError, match="4 trained groups, and the newest checkpoint, of step 1, has 2"):
         reborn(journal, 1)

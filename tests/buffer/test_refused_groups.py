@@ -10,7 +10,7 @@ from areal_like.groups import Head, encode_group
 from areal_like.partials import encode_partial
 from areal_like.types import Completion, Group, Sample, SoFar
 from buffer.checks import RolloutsFail
-from buffer.entries import Stage
+from buffer.store import Stage
 from tests.buffer.house import B, House, asynchronous, group, table
 
 
@@ -25,7 +25,7 @@ def test_a_push_that_does_not_fit_its_lease_ends_the_lease(samples: int, version
     house.push("actor-1", house.leases("actor-1")[0], 0)
     assert house.leases("actor-1").count(bad) == 1, "another actor rolls it out again"
     assert house.router.refused == 1 and house.state.gauges.refused == {"form": 1}
-    assert sum(house.state.replay.ledger()["dropped"].values()) == 0
+    assert sum(house.state.store.ledger()["dropped"].values()) == 0
 
 
 def bad_group(group_id: int, **changes: Any) -> tuple[Head, Any]:
@@ -57,7 +57,7 @@ def test_a_group_that_nobody_could_train_on_is_refused_and_rolled_out_by_another
     bad = house.leases("actor-0")[0]
     good_head, good = bad_group(house.leases("actor-1")[0])
     house.say("actor-1", "push", table(good_head), bytes(good))
-    assert house.state.replay.count(Stage.WAITING) == 1, "the group of which one sample is changed is in order"
+    assert house.state.store.count(Stage.WAITING) == 1, "the group of which one sample is changed is in order"
     head, payload = bad_group(bad, **changes)
     house.say("actor-0", "push", table(head), bytes(payload))
     told = [body["reason"] for who, kind, body in house.router.sent if who == "actor-0" and kind == "refused"]
@@ -65,7 +65,7 @@ def test_a_group_that_nobody_could_train_on_is_refused_and_rolled_out_by_another
     assert ("actor-0", "pushed", {"ids": [bad]}) in house.router.sent, "or it would come again"
     assert house.state.gauges.refused == {column: 1}
     assert house.leases("actor-1").count(bad) == 1 and house.leases("actor-0").count(bad) == 1
-    assert house.state.replay.entries[bad].stage is Stage.RUNNING
+    assert house.state.store.entries[bad].stage is Stage.RUNNING
 
 
 def test_an_actor_whose_groups_are_refused_in_a_row_gets_no_more_and_without_any_other_the_run_ends() -> None:
@@ -98,7 +98,7 @@ def test_a_bad_group_takes_nothing_from_those_that_are_pushed_with_it() -> None:
     wrong = {ids[1]: {"tokens": np.array([1, 13, 1], np.int32)}}
     made = [bad_group(each, **wrong.get(each, {})) for each in ids]
     house.say("actor-0", "push", table(*(head for head, _ in made)), *(bytes(payload) for _, payload in made))
-    entries = house.state.replay.entries
+    entries = house.state.store.entries
     assert [entries[each].stage is Stage.WAITING for each in ids] == [True, False, True, True]
     assert house.state.gauges.refused == {"tokens": 1} and house.router.refused == 1
     acknowledged = [each for _, kind, body in house.router.sent if kind == "pushed" for each in body["ids"]]
@@ -115,7 +115,7 @@ def test_one_prompt_of_which_nothing_can_be_made_does_not_end_a_run_of_one_actor
     for _ in range(3):
         head, payload = bad_group(bad, tokens=np.array([1, 13, 1], np.int32))
         house.say("actor-0", "push", table(head), bytes(payload))
-    assert house.state.replay.ledger()["dropped"] == {"malformed": 1}
+    assert house.state.store.ledger()["dropped"] == {"malformed": 1}
     assert len(set(house.leases())) == B + 1, "its slot goes to the next prompt"
 
 
@@ -125,10 +125,10 @@ def test_a_group_that_several_actors_fail_at_is_dropped() -> None:
     house.say("learner", "model", {"vocab_size": 13})
     bad = house.leases("actor-0")[0]
     for _ in range(3):
-        owner = house.state.replay.entries[bad].actor
+        owner = house.state.store.entries[bad].actor
         head, payload = bad_group(bad, tokens=np.array([1, 13, 1], np.int32))
         house.say(owner, "push", table(head), bytes(payload))
-    assert house.state.replay.ledger()["dropped"] == {"malformed": 1}
+    assert house.state.store.ledger()["dropped"] == {"malformed": 1}
     assert len(set(house.leases())) == B + 1, "its slot goes to the next prompt"
 
 
@@ -141,4 +141,4 @@ def test_a_partial_group_that_nobody_could_go_on_from_is_not_kept() -> None:
     meta, payload = encode_partial(lease, {0: SoFar({(1, 0): call})}, {0: "d0"})
     meta = msgpack.unpackb(msgpack.packb(meta), strict_map_key=False)
     house.say("actor-0", "give_back", {"ids": [lease], "partials": [meta], "leaving": False}, payload)
-    assert house.router.refused == 1 and house.state.replay.entries[lease].partial is None
+    assert house.router.refused == 1 and house.state.store.entries[lease].partial is None

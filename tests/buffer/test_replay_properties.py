@@ -20,11 +20,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from areal_like.groups import Head, make_head
 from buffer import filters
 from buffer.admission import Bound
-from buffer.entries import Entry, Stage
+from buffer.events import Drop, Filter
 from buffer.partials import Partial
 from buffer.payloads import load
 from buffer.policies import Waiting, fifo, in_order, priority, windowed
 from buffer.replay import Replay
+from buffer.store import LEASED, UNFINISHED, Entry, Stage, Store
 from tests.buffer.paper import Paper
 
 ACTORS = ("a", "b", "c")
@@ -94,11 +95,15 @@ class BufferHistory(RuleBasedStateMachine):
         self.replay = self.new_replay()
         self.replay.record = self.journal.append
 
+    @property
+    def store(self) -> Store:
+        return self.replay.store
+
     def new_replay(self) -> Replay:
         return Replay(self.bound, POLICIES[self.policy], self.staleness_policy, self.filter, self.resume)
 
     def running(self, actor: str) -> list[Entry]:
-        return [e for e in self.replay.in_stage(Stage.RUNNING) if e.actor == actor]
+        return [e for e in self.store.of(*LEASED) if e.actor == actor]
 
     # ---- actors -----------------------------------------------------------------------------------------------------
 
@@ -109,7 +114,7 @@ class BufferHistory(RuleBasedStateMachine):
             entry = self.replay.queued_for(version)
             if entry:
                 self.carry_on(entry, actor, version)
-            elif self.replay.room(version) > 0 and (len(self.replay.entries) < 40 or self.is_awaited):
+            elif self.replay.room(version) > 0 and (len(self.store.entries) < 40 or self.is_awaited):
                 self.replay.admit(self.next_id, self.next_id, 8, 8, actor, version, 0.0)
                 self.next_id += 1
             else:
@@ -118,7 +123,7 @@ class BufferHistory(RuleBasedStateMachine):
     @property
     def is_awaited(self) -> bool:
         """The next slot: by the batch that is to be trained."""
-        return self.replay.slots.next < self.bound.batches.first(self.batches + 1)
+        return self.store.slots.next < self.bound.batches.first(self.batches + 1)
 
     def carry_on(self, entry: Entry, actor: str, version: int) -> None:
         """A lease carries what may be trained in the group's slot, and nothing that may be is thrown away."""
@@ -146,7 +151,7 @@ class BufferHistory(RuleBasedStateMachine):
 
     @rule(pick=PICK)
     def recall(self, pick: int) -> None:
-        entries = self.replay.in_stage(Stage.RUNNING)
+        entries = self.store.of(*LEASED)
         if entries:
             self.replay.recall(entries[pick % len(entries)].id)
 
@@ -176,7 +181,7 @@ class BufferHistory(RuleBasedStateMachine):
     @rule(pick=PICK)
     def push_from_a_liar(self, pick: int) -> None:
         """A rollout on weights that are older than its lease says: only the check at serving can catch it."""
-        entries = self.replay.in_stage(Stage.RUNNING) + self.replay.in_stage(Stage.QUEUED)
+        entries = self.store.of(*UNFINISHED)
         if entries:
             self.honest = False
             head = head_of(entries[pick % len(entries)].id, 0, 0, (0.0, 1.0))
@@ -184,10 +189,10 @@ class BufferHistory(RuleBasedStateMachine):
 
     @rule(pick=PICK, filtered=st.booleans())
     def leave_untrained(self, pick: int, filtered: bool) -> None:
-        ids = [e.id for e in self.replay.entries.values() if e.stage in (Stage.RUNNING, Stage.QUEUED)]
+        ids = [entry.id for entry in self.store.of(*UNFINISHED)]
         if ids:
             group_id = ids[pick % len(ids)]
-            self.replay.filter(group_id, "dull") if filtered else self.replay.drop(group_id, "failed")
+            self.replay.commit(Filter(group_id, "dull") if filtered else Drop(group_id, "failed"))
 
     @rule(actor=st.sampled_from(ACTORS))
     def die(self, actor: str) -> None:
@@ -229,9 +234,9 @@ class BufferHistory(RuleBasedStateMachine):
         entries = self.replay.serve(batch)
         for actor, group_id in self.replay.take_revoked():
             assert actor in ACTORS and self.staleness_policy in ("drop", "requeue") and self.policy != "in_order"
-            assert group_id not in self.replay.entries or self.replay.entries[group_id].stage is Stage.QUEUED
+            assert group_id not in self.store.entries or self.store.entries[group_id].stage is Stage.QUEUED
         for actor, group_id in self.replay.take_recalled():
-            assert group_id not in self.replay.entries or actor in ACTORS
+            assert group_id not in self.store.entries or actor in ACTORS
         if entries:
             ids = [entry.id for entry in entries]
             assert ids == self.composition.setdefault(batch, ids), "after a crash, a batch was put together differently"
@@ -282,14 +287,15 @@ class BufferHistory(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         """Of everything: what is left is the journal and the learner's checkpoint."""
-        admitted = self.replay.admitted
-        left = {e.id: content(e.partial) for e in self.replay.entries.values() if e.partial}
+        self.journal.check(self.replay, self.bound)
+        admitted = self.store.admitted
+        left = {e.id: content(e.partial) for e in self.store.entries.values() if e.partial}
         self.replay = self.new_replay()
-        self.journal.restore(self.replay, self.checkpoint, recorded=False)
-        assert self.replay.admitted == admitted
-        kept = {e.id: content(e.partial) for e in self.replay.entries.values()}
+        self.journal.restore(self.replay, self.checkpoint)
+        assert self.store.admitted == admitted
+        kept = {e.id: content(e.partial) for e in self.store.entries.values()}
         assert {group_id: kept.get(group_id) for group_id in left} == left
-        assert all(load(e.payload) == payload_of(e.head) for e in self.replay.entries.values() if e.head)
+        assert all(load(e.payload) == payload_of(e.head) for e in self.store.entries.values() if e.head)
         self.batches = self.checkpoint
         self.published = self.bound.batch_version(self.batches)
         self.held = dict.fromkeys(ACTORS, self.published)
@@ -300,20 +306,20 @@ class BufferHistory(RuleBasedStateMachine):
     @invariant()
     def ledger_balances(self) -> None:
         if hasattr(self, "replay"):
-            ledger = self.replay.ledger()
+            ledger = self.store.ledger()
             gone = ledger["trained"] + sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
             assert ledger["admitted"] == gone + ledger["active"] == self.next_id
             assert ledger["trained"] == self.batches * self.bound.groups_per_batch
-            assert self.replay.bytes == sum(
-                len(e.payload) + (len(e.partial.payload) if e.partial else 0) for e in self.replay.entries.values()
+            assert self.store.bytes == sum(
+                len(e.payload) + (len(e.partial.payload) if e.partial else 0) for e in self.store.entries.values()
             )
 
     @invariant()
     def every_slot_is_accounted_for(self) -> None:
         """Each is held by one active group, free, or trained: capacity can't drift."""
         if hasattr(self, "replay"):
-            held = [entry.slot for entry in self.replay.entries.values()]
-            assert sorted(held + self.replay.slots.free) == list(range(self.replay.trained, self.replay.slots.end))
+            held = [entry.slot for entry in self.store.entries.values()]
+            assert sorted(held + self.store.slots.free) == list(range(self.store.trained, self.store.slots.end))
 
     @invariant()
     def trained_at_most_once(self) -> None:
@@ -324,7 +330,7 @@ class BufferHistory(RuleBasedStateMachine):
     @invariant()
     def nothing_is_stale_while_all_wait(self) -> None:
         if hasattr(self, "replay") and self.honest and (self.staleness_policy == "wait" or self.policy == "in_order"):
-            assert self.replay.dropped["stale"] == 0
+            assert self.store.dropped["stale"] == 0
 
     def teardown(self) -> None:
         """Progress: if everybody goes on honestly, the next batches can always be completed."""

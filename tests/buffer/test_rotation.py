@@ -11,15 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from areal_like.groups import Head, make_head, pack_heads
+from areal_like.groups import Head, make_head
 from buffer import journal as module
 from buffer.admission import Bound
+from buffer.events import Drop, Finish, HandBack, LeaveOut, Requeue, Serve, Snapshot
 from buffer.journal import Journal, Recorded, check_payloads, reader, scan, segments, since_snapshot
 from buffer.payloads import Extent, Stored, load
 from buffer.playback import count_batches, recorded_batches
 from buffer.policies import fifo
-from buffer.recovery import payloads, restore, snapshot
+from buffer.recovery import restore
 from buffer.replay import Replay
+from tests.buffer.paper import note, rolled_out
 
 MIB = 1 << 20
 
@@ -32,21 +34,21 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def refer(held: list[Stored]) -> Callable[[], list]:
+def refer(held: list[Stored]) -> Callable[[], Snapshot]:
     """A snapshot that says where these lie."""
-    return lambda: [list(each.extent) for each in held]
+    return lambda: note([each.extent for each in held])
 
 
 def reread(folder: Path) -> list[bytes]:
     """The payloads that the newest snapshot names."""
     first = next(iter(since_snapshot(folder)))
-    return [reader(folder)(Extent(*extent)) for extent in first.fields]
+    return [reader(folder)(Extent(*extent)) for extent in first.event.scheduler]
 
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_rotation_refers_to_payloads_and_copies_none(tmp_path: Path, sync: bool) -> None:
     journal = Journal(tmp_path, sync=sync, keep=False)
-    held = [journal.append("push", [number], bytes([number]) * MIB) for number in range(4)]
+    held = [journal.append(HandBack(number, {}), bytes([number]) * MIB) for number in range(4)]
     journal.commit()
     before = size(tmp_path)
     for _ in range(3):
@@ -60,9 +62,9 @@ def test_a_rotation_refers_to_payloads_and_copies_none(tmp_path: Path, sync: boo
 
 def test_what_has_not_been_written_yet_is_before_the_snapshot_says_where_it_lies(tmp_path: Path) -> None:
     journal = Journal(tmp_path, sync=True, keep=False)
-    held = [journal.append("push", [0], b"a" * 5000)]
+    held = [journal.append(HandBack(0, {}), b"a" * 5000)]
     journal.advance()
-    held.append(journal.append("push", [1], b"b" * 5000))
+    held.append(journal.append(HandBack(1, {}), b"b" * 5000))
     journal.rotate(refer(held), held)
     journal.close()
     assert reread(tmp_path) == [b"a" * 5000, b"b" * 5000]
@@ -74,7 +76,7 @@ def test_stragglers_move_on_and_their_segments_go(tmp_path: Path, monkeypatch, k
     monkeypatch.setattr(module, "COPY_BYTES", 2500)
     journal, held = Journal(tmp_path, sync=False, keep=keep), []
     for number in range(3):
-        held += [journal.append("push", [number, place], bytes([10 * number + place]) * 1000) for place in range(10)]
+        held += [journal.append(HandBack(number, {}), bytes([10 * number + place]) * 1000) for place in range(10)]
         journal.rotate(refer(held), held)
     held = [held[0], held[1], held[13], *held[20:]]
     expected = [bytes(load(each)) for each in held]
@@ -84,14 +86,13 @@ def test_stragglers_move_on_and_their_segments_go(tmp_path: Path, monkeypatch, k
     assert names(tmp_path) == ([1, 2, 3, 4, 5, 6] if keep else [3, 4, 5, 6]), "4 has the copies of 1, 5 that of 2"
     journal.rotate(refer(held), held)
     assert reread(tmp_path) == expected
-    kinds = [record.kind for record in scan(tmp_path)]
-    assert set(kinds) <= {"push", "snapshot"}, "copies are no events"
+    assert {type(record.event) for record in scan(tmp_path)} <= {HandBack, Snapshot}, "copies are no events"
     journal.close()
 
 
 def test_copies_that_find_no_room_are_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(tmp_path, sync=False, keep=False)
-    all_held = [journal.append("push", [number], bytes([number]) * 1000) for number in range(10)]
+    all_held = [journal.append(HandBack(number, {}), bytes([number]) * 1000) for number in range(10)]
     journal.rotate(refer(all_held), all_held)
     held = all_held[:2]
 
@@ -108,7 +109,7 @@ def test_copies_that_find_no_room_are_done_without(tmp_path: Path, monkeypatch: 
 def test_old_segments_stay_until_the_new_one_has_been_read_back(tmp_path: Path, monkeypatch) -> None:
     """A disk that takes everything and keeps something else."""
     journal = Journal(tmp_path, sync=False, keep=False)
-    held = [journal.append("push", [0], b"x" * 1000)]
+    held = [journal.append(HandBack(0, {}), b"x" * 1000)]
     real = os.fsync
 
     def fsync(file: int) -> None:
@@ -123,10 +124,10 @@ def test_old_segments_stay_until_the_new_one_has_been_read_back(tmp_path: Path, 
         patch.setattr(os, "fsync", fsync)
         with pytest.raises(OSError, match="not what can be read"):
             journal.rotate(refer(held), held)
-    journal.append("admit", [1])
+    journal.append(Requeue(1))
     journal.commit()
     assert [path.name for path in tmp_path.iterdir()] == ["000001.wal"]
-    assert [record.kind for record in since_snapshot(tmp_path)] == ["push", "admit"]
+    assert [record.event for record in since_snapshot(tmp_path)] == [HandBack(0, {}), Requeue(1)]
     journal.close()
 
 
@@ -143,17 +144,17 @@ def test_whatever_is_held_is_there_after_any_history(tmp_path: Path, monkeypatch
         match dice.choice(["push"] * 4 + ["leave"] * 3 + ["commit", "rotate", "die"]):
             case "push":
                 data = dice.randbytes(dice.randint(1, 2000))
-                held[number] = journal.append("push", [number], data), data  # type: ignore[assignment]
+                held[number] = journal.append(HandBack(number, {}), data), data  # type: ignore[assignment]
                 number += 1
             case "leave" if held:
                 group = dice.choice(list(held))
                 del held[group]
-                journal.append("leave", [group])
+                journal.append(Drop(group, "left"))
             case "commit":
                 journal.commit()
             case "rotate":
                 mine = {group: stored for group, (stored, _) in held.items()}
-                journal.rotate(lambda mine=mine: [[g, list(s.extent)] for g, s in mine.items()], list(mine.values()))
+                journal.rotate(lambda mine=mine: note({g: s.extent for g, s in mine.items()}), list(mine.values()))
                 assert set(names(folder)[:-1]) <= {stored.extent.segment for stored in mine.values()}
             case "die":
                 journal.commit()
@@ -172,13 +173,15 @@ def test_whatever_is_held_is_there_after_any_history(tmp_path: Path, monkeypatch
 
 def replayed(folder: Path) -> dict[int, Stored]:
     found: dict[int, Stored] = {}
-    for record in since_snapshot(folder, repair=True):
-        if record.kind == "snapshot":
-            found = {group: Stored(reader(folder), extent=Extent(*extent)) for group, extent in record.fields}
-        elif record.kind == "push":
-            found[record.fields[0]] = record.payload  # type: ignore[assignment]
-        else:
-            del found[record.fields[0]]
+    for event, payload in since_snapshot(folder, repair=True):
+        match event:
+            case Snapshot():
+                extents = event.scheduler.items()
+                found = {group: Stored(reader(folder), extent=Extent(*extent)) for group, extent in extents}
+            case HandBack():
+                found[event.id] = payload  # type: ignore[assignment]
+            case Drop():
+                del found[event.id]
     return found
 
 
@@ -208,9 +211,10 @@ def test_a_replay_holds_a_batch_and_not_the_run(tmp_path: Path) -> None:
     for batch in range(batches):
         for group_id in (2 * batch, 2 * batch + 1):
             head, payload = big(group_id)
-            journal.append("push", [pack_heads([head]), 0], payload)
-        journal.append("serve", [batch, [2 * batch, 2 * batch + 1], 0])
-        journal.append("finish", [batch])
+            for event, held in rolled_out(head, payload):
+                journal.append(event, held)
+        journal.append(Serve(batch, [2 * batch, 2 * batch + 1], 0))
+        journal.append(Finish(batch))
         journal.commit()
     journal.close()
     one, all_of_it = 2 * big(0)[0].size, size(tmp_path)
@@ -233,9 +237,9 @@ def test_a_resume_reads_no_payload_and_keeps_no_record(tmp_path: Path, rotated: 
         assert replay.push(*big(group_id), 0, 0.0)
         journal.commit()
     if rotated:
-        journal.rotate(lambda: snapshot(replay), payloads(replay))
+        journal.rotate(replay.store.snapshot, replay.store.payloads())
     for _ in range(4000):
-        journal.append("left_out", [0, [], ["x" * 2000]])
+        journal.append(LeaveOut(0, (), ["x" * 2000]))
     journal.commit()
     journal.close()
     again = Replay(Bound(100, 2), fifo)
@@ -245,6 +249,6 @@ def test_a_resume_reads_no_payload_and_keeps_no_record(tmp_path: Path, rotated: 
         restore(again, Recorded(tmp_path), 0, 0.0, read=reader(tmp_path))
 
     assert peak_of(resume) < 4 * MIB < size(tmp_path) // 10, "less than the records alone, without their payloads"
-    assert again.ledger() == replay.ledger() and again.bytes == replay.bytes
+    assert again.store.ledger() == replay.store.ledger() and again.store.bytes == replay.store.bytes
     served = again.serve(0)
     assert [load(entry.payload) for entry in served] == [big(entry.id)[1] for entry in served] and len(served) == 2

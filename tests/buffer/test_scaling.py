@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 
 from areal_like.groups import make_head
-from buffer import lifecycle
+from buffer import store
 from buffer.admission import Bound
-from buffer.entries import Entry, Stage
 from buffer.policies import in_order
 from buffer.replay import Replay
+from buffer.store import Entry, Stage
 from tests.buffer.house import House, asynchronous
 
 FEW, MANY = 100, 1600
@@ -31,7 +31,7 @@ class Counting(Entry):
 
 @pytest.fixture(autouse=True)
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(lifecycle, "Entry", Counting)
+    monkeypatch.setattr(store, "Entry", Counting)
     yield
 
 
@@ -98,7 +98,7 @@ def test_the_place_that_a_spare_group_can_win_is_known() -> None:
         yield
         for number, spare in enumerate(range(n, n + 50)):
             push(replay, spare)
-            assert replay.entries[spare].slot == number
+            assert replay.store.entries[spare].slot == number
             yield
 
     few, many = looks_per_group(scenario)
@@ -129,8 +129,8 @@ def test_turns_of_the_loop_in_which_nothing_happens_look_at_no_group() -> None:
     house.start()
     house.say("learner", "want", {"index": 0, "version": 0})
     for group_id in range(1, 9):
-        house.push(house.state.replay.entries[group_id].actor, group_id, 0)
-    assert house.state.replay.count(Stage.WAITING) == 8 and house.batches() == []
+        house.push(house.state.store.entries[group_id].actor, group_id, 0)
+    assert house.state.store.count(Stage.WAITING) == 8 and house.batches() == []
     house.controller.step(0)
     LOOKS[0] = 0
     for _ in range(10):
@@ -142,6 +142,6 @@ def test_outdated_items_do_not_pile_up() -> None:
     replay = filled(4, 4)
     for _ in range(2000):
         replay.requeue(3)
-        replay.assign(replay.entries[3], "a", 0)
-    heaps = replay._stages._by_slot
-    assert all(len(heap._heap) < 200 for heap in heaps.values())
+        replay.assign(replay.store.entries[3], "a", 0)
+    heaps = [each for each in vars(replay.store).values() if isinstance(each, store.BySlot)]
+    assert len(heaps) == 3 and all(len(heap._heap) < 200 for heap in heaps)

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from buffer.admission import Bound
-from buffer.entries import Stage
+from buffer.events import Drop
 from buffer.journal import JournalError
 from buffer.policies import fifo, in_order
 from buffer.replay import Replay
 from buffer.set_aside import read
+from buffer.store import LEASED, Stage
 from tests.buffer.house import B, House, asynchronous
 from tests.buffer.paper import Paper
 
@@ -29,7 +30,7 @@ def play(house: House, journal: Paper) -> None:
     house.state.replay.record = journal.append
     house.start()
     for group_id in range(3 * B):
-        house.push(house.state.replay.entries[group_id].actor, group_id, 0)
+        house.push(house.state.store.entries[group_id].actor, group_id, 0)
     for index in range(2):
         house.say("learner", "want", {"index": index, "version": index})
     house.say("learner", "trained", {"index": 0})
@@ -45,7 +46,7 @@ def test_its_groups_are_dropped_and_others_take_their_places(policy, tmp_path: P
     play(house, Paper())
     replay = house.state.replay
     assert batches(house)[1:] == [(1, 0, [4, 5, 6, 7]), (2, 0, [8, 9, 10, 11])]
-    assert replay.ledger()["dropped"] == {"untrainable": 4} and not replay.in_stage(Stage.SERVED)
+    assert replay.store.ledger()["dropped"] == {"untrainable": 4} and not replay.store.of(Stage.SERVED)
     assert ("learner", "set_aside", {"index": 1, "redo": 1}) in house.router.sent
     ((index, reason, groups),) = [read(path) for path in (tmp_path / "untrainable").iterdir()]
     assert (index, reason, [group.id for group in groups]) == (1, "a token of 1000000", [4, 5, 6, 7])
@@ -55,7 +56,7 @@ def test_its_groups_are_dropped_and_others_take_their_places(policy, tmp_path: P
     assert house.router.sent[-1] == ("learner", "set_aside", {"index": 1, "redo": 1}), "it is set aside once"
     house.apply(1)
     house.say("learner", "want", {"index": 1, "version": 1})
-    for entry in replay.in_stage(Stage.RUNNING):
+    for entry in replay.store.of(*LEASED):
         house.push(entry.actor, entry.id, 1)
     house.say("learner", "trained", {"index": 1})
     house.publish(2)
@@ -64,7 +65,7 @@ def test_its_groups_are_dropped_and_others_take_their_places(policy, tmp_path: P
     assert redo == 1 and not {4, 5, 6, 7} & {*first, *second}
     if policy is in_order:
         assert sorted(first) == [12, 13, 14, 15] and second == [8, 9, 10, 11]
-    ledger = replay.ledger()
+    ledger = replay.store.ledger()
     assert ledger["admitted"] == ledger["trained"] + sum(ledger["dropped"].values()) + ledger["active"]
 
 
@@ -76,7 +77,7 @@ def test_a_payload_that_can_not_be_kept_for_inspection_holds_up_nobody(tmp_path:
     house = House(asynchronous(max_staleness=2))
     house.state.folder = tmp_path
     play(house, Paper())
-    assert house.state.replay.ledger()["dropped"] == {"untrainable": 4}
+    assert house.state.store.ledger()["dropped"] == {"untrainable": 4}
     assert ("learner", "set_aside", {"index": 1, "redo": 1}) in house.router.sent
 
 
@@ -87,7 +88,7 @@ def test_evaluations_that_were_told_with_it_are_told_again() -> None:
         house.say("actor-0", "evaluated", {"id": lease, "reward": 0.5, "oldest": 0, "newest": 0, "length": 4})
     for _ in range(2):
         house.say("learner", "want", {"index": 0, "version": 0})
-        for entry in house.state.replay.in_stage(Stage.RUNNING):
+        for entry in house.state.store.of(*LEASED):
             house.push(entry.actor, entry.id, 0)
         house.say("learner", "untrainable", {"index": 0, "reason": ""})
     told = [len(body["info"]["evaluations"]) for _, kind, body in house.router.sent if kind == "batch"]
@@ -97,10 +98,10 @@ def test_evaluations_that_were_told_with_it_are_told_again() -> None:
 def test_only_the_next_batch_can_be_set_aside_and_only_by_the_learner() -> None:
     house = House(asynchronous(max_staleness=2))
     play(house, Paper())
-    before = house.state.replay.ledger()
+    before = house.state.store.ledger()
     for who, index in (("actor-0", 1), ("learner", 0), ("learner", 2)):
         house.say(who, "untrainable", {"index": index, "reason": ""})
-    assert house.state.replay.ledger() == before and house.router.refused == 3
+    assert house.state.store.ledger() == before and house.router.refused == 3
 
 
 @pytest.mark.parametrize("policy", [in_order, fifo])
@@ -110,22 +111,24 @@ def test_a_resume_does_not_serve_it_again(policy, checkpoint: int) -> None:
     house, journal = House(asynchronous(max_staleness=2), policy=policy), Paper()
     play(house, journal)
     records = journal.records
-    whole = max(number for number, record in enumerate(records) if record.kind == "drop") + 1
+    whole = max(number for number, record in enumerate(records) if isinstance(record.event, Drop)) + 1
     for cut in range(whole, len(records) + 1):
         replay = Replay(Bound(2, B), policy)
         journal.records = records[:cut]
-        journal.restore(replay, checkpoint, recorded=False)
-        assert replay.ledger()["dropped"] == {"untrainable": 4}
-        assert replay.planned == ({} if checkpoint else {0: [0, 1, 2, 3]})
-        waiting = sorted(entry.id for entry in replay.in_stage(Stage.WAITING))
+        journal.restore(replay, checkpoint)
+        assert replay.store.ledger()["dropped"] == {"untrainable": 4}
+        assert replay.store.planned == ({} if checkpoint else {0: [0, 1, 2, 3]})
+        waiting = sorted(entry.id for entry in replay.store.of(Stage.WAITING))
         assert waiting == [*([] if checkpoint else range(4)), 8, 9, 10, 11]
         if not checkpoint:
             assert [entry.id for entry in replay.serve(0)] == [0, 1, 2, 3]
             replay.finish(0)
-        while any(entry.stage is Stage.QUEUED for entry in replay.entries.values()) or replay.slots.next < 3 * B:
+        while replay.store.count(Stage.QUEUED) or replay.store.slots.next < 3 * B:
             queued = replay.queued_for(1)
             if queued:
                 replay.assign(queued, "actor", 1)
             else:
-                replay.admit(replay.admitted, 0, 8, 8, "actor", 1, 0.0)
-        assert {entry.slot for entry in replay.entries.values()} >= set(range(B, 3 * B)), "every place can be filled"
+                replay.admit(replay.store.admitted, 0, 8, 8, "actor", 1, 0.0)
+        assert {entry.slot for entry in replay.store.entries.values()} >= set(range(B, 3 * B)), (
+            "every place can be filled"
+        )

@@ -3,14 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_like.groups import pack_heads
+from areal_like.groups import make_head
 from areal_like.wire import Message
-from buffer.entries import Stage
+from buffer.events import Finish, Serve
 from buffer.journal import Record
 from buffer.playback import Playback
 from buffer.shares import split
+from buffer.store import Stage
 from tests.buffer.house import B, FakeRouter, House
-from tests.buffer.test_journal import make_head, write
+from tests.buffer.paper import rolled_out
+from tests.buffer.test_journal import write
 from tests.buffer.test_lost_messages import begun, refusals, want
 
 
@@ -52,7 +54,7 @@ def test_a_rank_that_asks_before_the_learner_gets_its_share_when_the_batch_is_se
     (first, groups, places), (other, others, elsewhere) = served(house.router)
     assert (first, other) == ("learner", "learner-1")
     assert sorted(groups + others) == sorted(places + elsewhere) == list(range(B)) and groups and others
-    assert len(house.state.replay.in_stage(Stage.SERVED)) == B, "served once"
+    assert len(house.state.store.of(Stage.SERVED)) == B, "served once"
     infos = [body["info"] for _, kind, body in house.router.sent if kind == "batch"]
     assert "evaluations" in infos[0] and "evaluations" not in infos[1]
 
@@ -80,8 +82,8 @@ def test_only_ranks_that_there_are_have_shares() -> None:
 
 def test_a_replay_serves_shares(tmp_path) -> None:
     heads = [make_head(group_id, [(1, 2, 0, 1, 0.0)], [(0, 2)], {0: "digest"}) for group_id in range(3)]
-    records = [Record("push", [pack_heads([head]), 0], b"p") for head in heads]
-    write(tmp_path, [*records, Record("serve", [0, [0, 1, 2], 0]), *(Record("finish", [each]) for each in range(3))])
+    records = [each for head in heads for each in rolled_out(head, b"p")]
+    write(tmp_path, [*records, Record(Serve(0, [0, 1, 2], 0)), Record(Finish(0))])
     router = FakeRouter()
     router.incoming.append((b"learner-1", Message("want_share", {"index": 0, "rank": 1})))
     router.incoming.append((b"learner", Message("want", {"index": 0, "version": 0})))

@@ -14,11 +14,11 @@ from areal_like.config import load
 from areal_like.partials import encode_partial
 from areal_like.types import Completion, SoFar
 from buffer.admission import Bound
-from buffer.entries import Stage
 from buffer.policies import in_order
 from buffer.replay import Replay
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed, Lengths, Sizing
+from buffer.store import LEASED, Stage
 from scripts.preflight import preflight
 from tests.buffer.house import B, House, table
 from tests.buffer.rounds import SIZINGS, Run, head_of
@@ -35,7 +35,7 @@ def test_every_prompt_is_trained_once_whatever_happens(sizing: str, staleness: i
         for _ in range(dice.randint(0, 120)):
             run.step()
         run.go_to_the_end()
-        ledger = run.house.state.replay.ledger()
+        ledger = run.house.state.store.ledger()
         assert not set(ledger["dropped"]) - {"rejected"}, ledger
         assert ledger["active"] == 0, "the end of the data has flushed the queue"
         left = sum(ledger["filtered"].values()) + ledger["dropped"].get("rejected", 0)
@@ -75,7 +75,7 @@ def owner(house: House, group_id: int) -> str:
 def test_the_first_done_are_kept_and_the_others_are_recalled_in_the_same_turn() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
     launched = sorted(house.leases())
-    assert launched == list(range(6)) and len(house.state.replay.spares) == 2
+    assert launched == list(range(6)) and len(house.state.store.spares) == 2
     for group_id in (5, 4, 3, 2):
         assert not [body for _, kind, body in house.router.sent if kind == "cancel"]
         house.push(owner(house, group_id), group_id, 0)
@@ -86,9 +86,9 @@ def test_the_first_done_are_kept_and_the_others_are_recalled_in_the_same_turn() 
     )
     for group_id in (0, 1):
         house.say(owner(house, group_id), "give_back", {"ids": [group_id], "partials": [], "leaving": False})
-    assert [entry.id for entry in house.state.replay.in_stage(Stage.DEFERRED)] == [0, 1]
+    assert [entry.id for entry in house.state.store.of(Stage.DEFERRED)] == [0, 1]
     house.push(owner(house, 0), 0, 0)
-    assert house.state.replay.entries[0].stage is Stage.DEFERRED, "too late: its round is closed"
+    assert house.state.store.entries[0].stage is Stage.DEFERRED, "too late: its round is closed"
 
 
 def test_spare_groups_start_in_the_same_turn_as_those_that_have_places() -> None:
@@ -97,7 +97,7 @@ def test_spare_groups_start_in_the_same_turn_as_those_that_have_places() -> None
     house.publish(0)
     assert not house.leases()
     house.apply(0)
-    assert house.leases() == list(range(6)) and set(house.state.replay.spares) == {4, 5}
+    assert house.leases() == list(range(6)) and set(house.state.store.spares) == {4, 5}
 
 
 def test_near_the_end_of_the_data_there_are_as_many_spares_as_prompts() -> None:
@@ -105,20 +105,20 @@ def test_near_the_end_of_the_data_there_are_as_many_spares_as_prompts() -> None:
     house.hello("learner", "actor-0")
     house.publish(0)
     house.apply(0)
-    assert house.leases() == list(range(4)) and not house.state.replay.spares
+    assert house.leases() == list(range(4)) and not house.state.store.spares
 
 
 def test_a_long_round_takes_from_the_queue_alone_first_in_first_out() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
     deferred: list[int] = []
     for batch in range(3):
-        running = sorted(entry.id for entry in house.state.replay.in_stage(Stage.RUNNING))
+        running = sorted(entry.id for entry in house.state.store.of(*LEASED))
         if batch == 2:
             assert running == sorted(deferred) and house.state.scheduler.long
         for group_id in running[-B:]:
-            house.push(house.state.replay.entries[group_id].actor, group_id, batch)
+            house.push(house.state.store.entries[group_id].actor, group_id, batch)
         for group_id in running[:-B]:
-            actor = house.state.replay.entries[group_id].actor
+            actor = house.state.store.entries[group_id].actor
             house.say(actor, "give_back", {"ids": [group_id], "partials": [], "leaving": False})
         deferred += running[:-B]
         house.say("learner", "trained", {"index": batch})
@@ -150,7 +150,7 @@ def test_the_controller_is_told_of_responses_that_had_not_begun() -> None:
     house = started(SyncScheduler(SIZINGS["restless"](), oversample_prompts=1.5))
     last, size = max(house.leases()), house.state.scheduler.group_size
     for group_id in range(last):
-        if house.state.replay.entries[group_id].stage is Stage.RUNNING and not house.batches():
+        if house.state.store.entries[group_id].stage is Stage.RUNNING and not house.batches():
             head, payload = head_of(group_id, 0, size)
             house.say(owner(house, group_id), "push", table(head), payload)
     house.state.gauges.take_seen()
@@ -190,7 +190,7 @@ def test_the_last_rounds_have_places_for_all_that_wait_whatever_the_controller_w
         house.say(owner(house, group_id), "give_back", {"ids": [group_id], "partials": [], "leaving": False})
     house.publish(1)
     house.apply(1)
-    running = house.state.replay.in_stage(Stage.RUNNING)
+    running = house.state.store.of(*LEASED)
     assert [(entry.id, entry.need) for entry in running] == [(0, 16), (1, 16)], "one of 32 would leave a prompt over"
     assert house.state.scheduler.metrics()["sizing/group_size"] == 16
 
@@ -199,10 +199,10 @@ def test_a_group_that_was_recalled_wins_no_place_in_the_next_round() -> None:
     """Two train steps per version: what it has would be young enough, but groups may be of another size now."""
     house = started(SyncScheduler(Growing(then=16), oversample_prompts=1.25), interval=2)
     first_round_done(house)
-    running = house.state.replay.in_stage(Stage.RUNNING)
+    running = house.state.store.of(Stage.RECALLED, Stage.RUNNING)
     assert [(entry.id, entry.need) for entry in running] == [(0, 8), (5, 16), (6, 16)]
     house.push(owner(house, 0), 0, 0)
-    assert house.state.replay.entries[0].stage is Stage.DEFERRED
+    assert house.state.store.entries[0].stage is Stage.DEFERRED
 
 
 def test_cut_samples_go_on_only_where_the_bound_lets_them() -> None:
@@ -219,7 +219,7 @@ def test_groups_that_are_filtered_are_refilled_and_long_prompts_come_all_the_sam
     for _ in range(4000):
         if len(run.trained) == run.batches:
             break
-        for entry in run.house.state.replay.in_stage(Stage.DEFERRED):
+        for entry in run.house.state.store.of(Stage.DEFERRED):
             first_cut.setdefault(entry.id, len(run.trained))
         name = dice.choice(run.house.names)
         if run.leased[name] and dice.random() < 0.8:
@@ -228,7 +228,7 @@ def test_groups_that_are_filtered_are_refilled_and_long_prompts_come_all_the_sam
             run.step(calm=True)
     trained_in = {group_id: number for number, ids in enumerate(run.trained) for group_id in ids}
     waits = [trained_in[each] - cut for each, cut in first_cut.items() if each in trained_in]
-    assert len(run.trained) == 12 and run.house.state.replay.ledger()["active"] == 0 and waits
+    assert len(run.trained) == 12 and run.house.state.store.ledger()["active"] == 0 and waits
     assert max(waits) <= 6, "each 1.5 x 4 start, so every third round is long"
 
 
@@ -241,7 +241,7 @@ def test_a_learner_that_streams_gets_groups_as_they_finish_and_the_batch_in_that
         told = [[name[0] for name in body["groups"]] for _, kind, body in house.router.sent if kind == "part"]
     assert told == [[5], [1], [4]], "the last one comes with the batch"
     assert house.batches() == [[5, 1, 4, 0]]
-    assert house.state.replay.count(Stage.SERVED) == 4 and house.state.replay.entries[5].slot == 0
+    assert house.state.store.count(Stage.SERVED) == 4 and house.state.store.entries[5].slot == 0
 
 
 def test_without_asking_batches_are_in_the_order_of_the_prompts_and_come_whole() -> None:
@@ -263,7 +263,7 @@ def test_strict_rounds_serve_nothing_but_the_current_version(versions: tuple[int
     assert [entry.id for entry in replay.serve(0)] == [0]
     replay.finish(0)
     if versions[0] < 1:
-        assert replay.serve(1) == [] and replay.dropped["stale"] == 1
+        assert replay.serve(1) == [] and replay.store.dropped["stale"] == 1
     else:
         with pytest.raises(RuntimeError, match="off-policy"):
             replay.serve(1)

@@ -8,12 +8,12 @@ import pytest
 from areal_like.partials import encode_partial
 from areal_like.types import Completion, SoFar
 from buffer.admission import Bound
-from buffer.entries import Stage
 from buffer.journal import Recorded, reader
 from buffer.payloads import Stored, load
 from buffer.policies import in_order
 from buffer.recovery import restore
 from buffer.replay import Replay
+from buffer.store import Stage
 from scripts.bench import waiting
 from tests.buffer.house import House
 from tests.buffer.test_acknowledged import house, push_all, said, settle
@@ -48,7 +48,7 @@ def test_a_group_whose_payload_the_disk_has_lost_is_rolled_out_again(
     buffer = house(tmp_path, sync=False)
     push_all(buffer, 2)
     settle(buffer)
-    lost = buffer.state.replay.entries[1]
+    lost = buffer.state.store.entries[1]
     damage(buffer, tmp_path, lost.payload)
     if parts:
         buffer.say("learner", "stream", {})
@@ -62,12 +62,12 @@ def test_a_group_whose_payload_the_disk_has_lost_is_rolled_out_again(
     assert [sorted(ids) for ids in buffer.batches()] == [[0, 1, 2, 3]]
     early = [row[0] for _, kind, body in buffer.router.sent if kind == "part" for row in body["groups"]]
     assert early == buffer.batches()[0][: 3 * parts], "what was taken early is the batch's beginning"
-    assert buffer.state.replay.ledger()["dropped"] == {}
+    assert buffer.state.store.ledger()["dropped"] == {}
     again = Replay(Bound(1, 4), in_order)
     restore(again, Recorded(tmp_path), 0, 0.0, read=reader(tmp_path))
     (batch,) = buffer.batches()
     assert [entry.id for entry in again.serve(0)] == batch
-    assert [bytes(load(entry.payload)) for entry in again.in_stage(Stage.SERVED)]
+    assert [bytes(load(entry.payload)) for entry in again.store.of(Stage.SERVED)]
 
 
 def test_a_partial_group_that_the_disk_has_lost_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -78,7 +78,7 @@ def test_a_partial_group_that_the_disk_has_lost_begins_anew(tmp_path: Path, capl
     for actor in buffer.state.fleet:
         actor.slots = 0  # nobody takes it yet
     buffer.say(name, "give_back", {"ids": [0], "partials": [meta], "leaving": False}, payload)
-    entry = buffer.state.replay.entries[0]
+    entry = buffer.state.store.entries[0]
     assert entry.stage is Stage.QUEUED and entry.partial
     settle(buffer)
     damage(buffer, tmp_path, entry.partial.payload)
@@ -88,4 +88,4 @@ def test_a_partial_group_that_the_disk_has_lost_begins_anew(tmp_path: Path, capl
     (body,) = [body for _, kind, body in buffer.router.sent if kind == "lease"][len(buffer.names) :]
     assert [row[0] for row in body["leases"]] == [0] and body["partials"] == []
     assert entry.partial is None and "group 0 begins anew" in caplog.text
-    assert buffer.state.replay.bytes == sum(each.size for each in buffer.state.replay.entries.values())
+    assert buffer.state.store.bytes == sum(each.size for each in buffer.state.store.entries.values())

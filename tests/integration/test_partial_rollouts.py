@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from buffer.events import HandBack, Serve
 from buffer.journal import scan
 from scripts.running import Running
 from tests.integration.runs import rows, summary, train
@@ -48,7 +49,7 @@ def test_a_sync_run_is_the_same_with_an_actor_that_leaves(tmp_path: Path) -> Non
     run = broken_off(tmp_path, *SYNC, *LONG)
     (begun,) = re.findall(r"actor-1 leaves; (\d+) of its", (run / "logs" / "buffer.log").read_text())
     assert int(begun) > 0, "no group was broken off: the test is too quick to show anything"
-    handed_back = [record.fields[0]["id"] for record in scan(run / "journal") if record.kind == "partial"]
+    handed_back = [event.id for event, _ in scan(run / "journal") if isinstance(event, HandBack)]
     assert len(handed_back) == int(begun)
     for ours, theirs in zip(rows(run), rows(undisturbed), strict=True):
         assert ours["reward/mean"] == theirs["reward/mean"], f"step {ours['step']}: other tokens"
@@ -75,7 +76,7 @@ def test_an_async_run_keeps_its_bound_and_loses_nothing(tmp_path: Path, partial_
     ledger = summary(run)["ledger"]
     assert ledger["trained"] == 12 * 16 and set(ledger["dropped"]) <= {"end of run"}
     assert summary(run)["staleness_max"] <= 2
-    records = list(scan(run / "journal"))
-    handed_back = {record.fields[0]["id"] for record in records if record.kind == "partial"}
-    trained = {each for record in records if record.kind == "serve" for each in record.fields[1]}
+    events = [event for event, _ in scan(run / "journal")]
+    handed_back = {event.id for event in events if isinstance(event, HandBack)}
+    trained = {each for event in events if isinstance(event, Serve) for each in event.ids}
     assert bool(handed_back & trained) == (partial_rollout == "resume")

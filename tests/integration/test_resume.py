@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from areal_like import checkpoints
+from buffer.events import Serve
 from buffer.journal import scan
 from tests.integration.runs import REPOSITORY, rows, summary, train
 
@@ -43,9 +44,9 @@ def pid_of(run: Path, role: str) -> int:
 def trained_ids(run: Path) -> list[list[int]]:
     """The groups of each batch, as the journal has them; a batch that was served again must be the same."""
     batches: dict[int, list[int]] = {}
-    for record in scan(run / "journal"):
-        if record.kind == "serve":
-            batch, ids, _ = record.fields
+    for event, _ in scan(run / "journal"):
+        if isinstance(event, Serve):
+            batch, ids = event.batch, event.ids
             assert batches.setdefault(batch, ids) == ids, f"batch {batch} was served with other groups after the crash"
     return [batches[index] for index in sorted(batches)]
 

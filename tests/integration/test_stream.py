@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.groups import Head, unpack_heads
+from areal_like.groups import Head
+from buffer.events import HandBack, Push
 from buffer.journal import scan
 from tests.integration.runs import rows, summary, train
 from tests.integration.test_resume import pid_of, start, trained_ids, wait_for_step
@@ -29,8 +30,8 @@ STREAM = [
 
 def heads_of(run: Path) -> dict[int, Head]:
     """Of all groups that were pushed; the newest push of each."""
-    pushes = (record.fields[0] for record in scan(run / "journal") if record.kind == "push")
-    return {head.id: head for table in pushes for head in unpack_heads(table)}
+    heads = (event.head for event, _ in scan(run / "journal") if isinstance(event, Push))
+    return {head.id: head for head in heads}
 
 
 @pytest.mark.integration
@@ -51,7 +52,7 @@ def test_a_streamed_run_that_was_killed_within_a_round_ends_as_its_replay(tmp_pa
     assert summary(run)["staleness_max"] == 0
     assert sum(row.get("rounds/parked", 0) for row in rows(run)) > 3, "one of two actors left most rounds early"
     assert sum(row.get("rounds/moved", 0) for row in rows(run)) > 3
-    assert sum(record.kind == "partial" for record in scan(run / "journal")) > 3, "what it had begun went with it"
+    assert sum(isinstance(event, HandBack) for event, _ in scan(run / "journal")) > 3, "what it had begun went with it"
     ledger = summary(run)["ledger"]
     gone = ledger["trained"] + sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
     assert ledger["admitted"] == gone + ledger["active"]

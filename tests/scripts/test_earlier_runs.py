@@ -14,6 +14,7 @@ from areal_like.launch.plan import plan
 from areal_like.launch.restarts import Limits
 from areal_like.launch.slurm import SlurmLauncher
 from areal_like.run_folder import config_file, discard, note_step
+from buffer.events import Admit, Begin
 from buffer.journal import Journal
 from scripts import earlier_runs
 from scripts.earlier_runs import holds_progress, lock, reopen_run_folder
@@ -140,7 +141,10 @@ def test_progress_is_a_checkpoint_or_a_journal_with_something_in_it(tmp_path: Pa
     assert not holds_progress(config, folder)
     journal = Journal(folder / "journal", sync=False, keep=False)
     assert not holds_progress(config, folder)
-    journal.append("admit", [0, 0, 0])
+    journal.append(Begin(0))
+    journal.commit()
+    assert not holds_progress(config, folder), "a run that has begun, and no more"
+    journal.append(Admit(0, 0, 8, 8, "a", 0))
     journal.commit()
     journal.close()
     assert holds_progress(config, folder)

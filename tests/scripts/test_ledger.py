@@ -7,9 +7,9 @@ import numpy as np
 from areal_like.groups import Head, encode_group
 from areal_like.types import Group, Sample
 from buffer.admission import Bound
-from buffer.journal import SNAPSHOT, Record
+from buffer.events import Begin, Filter, Finish, LeaveOut, Push, Serve
+from buffer.journal import Record
 from buffer.policies import in_order
-from buffer.recovery import snapshot
 from buffer.replay import Replay
 from scripts.ledger import ACTIVE, TRAINED, Books, bias, reasons, table
 from scripts.offered import Offer
@@ -33,10 +33,10 @@ def played() -> tuple[Replay, list[Record], int]:
     replay.serve(0)
     replay.finish(0)
     checkpoint = len(records)
-    journal.append(SNAPSHOT, snapshot(replay))
+    journal.append(replay.store.snapshot())
     replay.drop(2, "stale")
     replay.push(*group(3, 30, 1.0), 0, 0.0)
-    replay.filter(3, "zero_variance")
+    replay.commit(Filter(3, "zero_variance"))
     replay.drop(4, "rejected")
     return replay, records, checkpoint
 
@@ -48,7 +48,7 @@ def test_every_group_has_one_fate() -> None:
         counts = {fate: account.count for fate, account in accounts.items()}
         expected = {TRAINED: 2, "dropped: stale": 1, "filtered: zero_variance": 1, "dropped: rejected": 1, ACTIVE: 1}
         assert counts == expected
-        assert sum(counts.values()) == replay.ledger()["admitted"]
+        assert sum(counts.values()) == replay.store.ledger()["admitted"]
         assert accounts["dropped: stale"].lengths == [300], "what was dropped is known by its length"
         assert accounts["dropped: rejected"].lengths == []
     assert whole[TRAINED].lengths == [10, 20] and cut[TRAINED].lengths == []
@@ -56,16 +56,14 @@ def test_every_group_has_one_fate() -> None:
 
 def test_a_batch_that_is_trained_again_after_a_crash_counts_once() -> None:
     _, records, _ = played()
-    again = [record for record in records if record.kind in ("serve", "finish")]
-    assert Books().read(records + again)[TRAINED].count == 2
+    again = [record for record in records if isinstance(record.event, Serve | Finish)]
+    assert Books().read([*records, Record(Begin(0)), *again])[TRAINED].count == 2
 
 
 def test_what_was_cut_or_redrawn_is_shown_and_counts_as_offered() -> None:
     _, records, _ = played()
-    at = next(n for n, record in enumerate(records) if record.kind == "push")
-    records.insert(
-        at, Record("left_out", [0, [40, 60], ["reward crashed: it's late", "reward crashed: it's late"]], b"")
-    )
+    at = next(n for n, record in enumerate(records) if isinstance(record.event, Push))
+    records.insert(at, Record(LeaveOut(0, (40, 60), ["reward crashed: it's late", "reward crashed: it's late"])))
     books = Books()
     accounts = books.read(records)
     assert (accounts[TRAINED].cut, len(accounts[TRAINED].redrawn)) == (2, 2)

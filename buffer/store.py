@@ -1,0 +1,535 @@
+"""All that the buffer holds: each active group with its stage and its slot, and the ledger. No I/O.
+
+    Admit ────► RUNNING ───Push───► WAITING ───Serve──► SERVED ───Finish──► (gone: counted as trained)
+                 │   ▲               │   ▲                │
+         Requeue │   │ Lease         │   └────Unserve─────┘
+        HandBack ▼   │               │
+                QUEUED ◄──Requeue────┘        Drop, Filter: from any stage ──► (gone: counted by reason)
+
+    RUNNING ──Recall──► RECALLED ──HandBack──► QUEUED       it is broken off
+            ──Recall──► MOVING ────HandBack──► MOVED        it goes on elsewhere: Lease, as for one that is QUEUED
+
+A scheduler may start *spare* groups, more than a batch has places. They run without a slot (NO_SLOT), and one that is
+done takes the slot of a group that is not there yet (Place), which is a spare one from then on. What can win no slot
+any more is deferred: a queue, first in, first out, that a scheduler takes from when it likes.
+
+    Admit ──► SPARE ──Place──► RUNNING, and then WAITING
+               │ ▲
+         Defer │ └── the group that had the slot, if it runs; DEFERRED at once if it was QUEUED
+       Requeue ▼
+              DEFERRED ──TakeUp──► QUEUED
+
+RECALLED, MOVING and MOVED may have a slot or none; RUNNING, QUEUED, WAITING and SERVED have one; SPARE and DEFERRED
+have none. A group that leaves untrained gives its slot back, and the next one takes the lowest that is free.
+
+`Store.apply` is the only way in which any of this changes: `buffer.replay` decides and makes an event, the journal
+writes it, the store applies it; after a crash `buffer.recovery` has it apply the same events again.
+Conservation holds after every event: admitted = trained + filtered + dropped (by reason) + active.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from typing import Any
+
+from areal_like.groups import Head
+from buffer import events
+from buffer.admission import Bound
+from buffer.partials import Partial
+from buffer.payloads import Extent, Payload, Read, Stored, cannot_read
+from buffer.slots import Slots
+
+NO_SLOT = -1
+SLACK = 64
+"""Outdated items that a heap may hold beyond as many as there are groups; then it is made anew."""
+
+
+class Stage(StrEnum):
+    DEFERRED = "deferred"
+    QUEUED = "queued"
+    MOVED = "moved"
+    RUNNING = "running"
+    SPARE = "spare"
+    RECALLED = "recalled"
+    MOVING = "moving"
+    WAITING = "waiting"
+    SERVED = "served"
+
+
+TO_LEASE = (Stage.QUEUED, Stage.MOVED)
+LEASED = (Stage.RUNNING, Stage.SPARE, Stage.RECALLED, Stage.MOVING)
+ASKED_BACK = (Stage.RECALLED, Stage.MOVING)
+UNFINISHED = (*LEASED, *TO_LEASE)
+PHASES = {
+    "deferred": (Stage.DEFERRED,),
+    "queued": TO_LEASE,
+    "running": LEASED,
+    "waiting": (Stage.WAITING,),
+    "served": (Stage.SERVED,),
+}
+"""As people are told of them."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One active group. Times are in seconds of the monotonic clock."""
+
+    id: int
+    row: int
+    slot: int
+    launch: int
+    need: int
+    stage: Stage
+    actor: str = ""  # that has its lease
+    lease_version: int = 0  # no token is older: the actor's weights, or those of the oldest token carried
+    admitted_at: float = 0.0
+    pushed_at: float = 0.0
+    pushed: int = -1  # its place in the order of finishing
+    version_at_push: int = 0
+    head: Head | None = None  # of what was pushed, as is the payload
+    payload: Payload = b""
+    maker: str = ""  # the actor that pushed it
+    batch: int = -1
+    partial: Partial | None = None  # what earlier leases have left, until it is pushed
+    was_deferred: bool = False
+    cut: tuple[int, ...] = ()  # tokens of samples that it did not wait for
+
+    # Of its leases, and void with them; set by `buffer.handlers`, `buffer.deadlines` and `buffer.hedges`.
+    holders: tuple[str, ...] = ()  # all actors that have had one, the present one included
+    refused: int = 0  # pushes that could not be accepted
+    timeouts: int = 0  # leases that were revoked for want of progress
+    avoid: str = ""  # the last actor that a push was refused of, or a lease revoked: another is to try
+
+    def leased_to(self, actor: str) -> None:
+        """It runs on `actor` from now on."""
+        self.actor = actor
+        if actor and actor not in self.holders:
+            self.holders = (*self.holders, actor)
+
+    @property
+    def size(self) -> int:
+        """Bytes of payload that it holds."""
+        return len(self.payload) + (len(self.partial.payload) if self.partial else 0)
+
+    @property
+    def to_run(self) -> int:
+        """Sequences that its next lease is going to run: samples that have ended are only answered from the record."""
+        return max(1, self.launch - self.partial.ended) if self.partial else self.launch
+
+    @property
+    def oldest(self) -> int:
+        """Version of its oldest token."""
+        assert self.head is not None
+        return self.head.oldest
+
+    def oldest_trained(self, allowed: int) -> int | None:
+        """Version of its oldest token that is not older than `allowed`. None: there is no such token."""
+        if self.oldest >= allowed:
+            return self.oldest
+        assert self.head is not None
+        return min((version for version in self.head.versions if version >= allowed), default=None)
+
+    @property
+    def newest(self) -> int:
+        """Version of its newest token."""
+        assert self.head is not None
+        return self.head.newest
+
+
+Key = tuple[bool, int, int]
+"""Without a slot, slot, place in the order of arrival."""
+
+
+class BySlot:
+    """Groups, the lowest slot first; those without a slot come last, the longest there first. O(log n) each."""
+
+    def __init__(self) -> None:
+        self._keys: dict[int, Key] = {}
+        self._heap: list[tuple[Key, int]] = []
+        self._arrivals = 0
+
+    def add(self, group_id: int, slot: int) -> None:
+        self._arrivals += 1
+        self._put(group_id, (slot == NO_SLOT, slot, self._arrivals))
+
+    def change(self, group_id: int, slot: int) -> None:
+        """Its slot is another now; its place in the order of arrival stays. Of groups that are not here, nothing."""
+        if group_id in self._keys:
+            self._put(group_id, (slot == NO_SLOT, slot, self._keys[group_id][2]))
+
+    def discard(self, group_id: int) -> None:
+        self._keys.pop(group_id, None)
+
+    def first(self) -> int | None:
+        """The lowest; None without any."""
+        while self._heap:
+            key, group_id = self._heap[0]
+            if self._keys.get(group_id) == key:
+                return group_id
+            heapq.heappop(self._heap)
+        return None
+
+    def _put(self, group_id: int, key: Key) -> None:
+        self._keys[group_id] = key
+        heapq.heappush(self._heap, (key, group_id))
+        if len(self._heap) > 2 * len(self._keys) + SLACK:
+            self._heap = [(key, group_id) for group_id, key in self._keys.items()]
+            heapq.heapify(self._heap)
+
+
+class Store:
+    """`entries` are the active groups by id. `spares`: those of them that need a lease or have one, and have no slot.
+    `planned`: batch → ids, of batches that were served before a crash and are to be served again; `replans` counts how
+    often that became void. `scheduler`: the scheduler's state as of the batch that was opened last; `decided`: the same
+    of all batches that are open and not trained. `changes` counts events: what was decided by looking at nothing else
+    stands while it stays. `read` reads the payloads that a snapshot names."""
+
+    def __init__(self, bound: Bound, slots: Slots | None = None):
+        self.bound, self.slots = bound, slots or Slots()
+        self.read: Read = cannot_read
+        self.entries: dict[int, Entry] = {}
+        self.changes = 0
+        self.admitted = self.trained = self.requeued = self.resumed = self.deferrals = 0
+        self.filtered: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+        self.pushes = self.bytes = self.staleness_max = 0
+        self.scheduler: Any = None
+        self.decided: dict[int, Any] = {}
+        self.planned: dict[int, list[int]] = {}
+        self.replans = 0
+        self._clear()
+        self._appliers: dict[type, Callable[[Any, Payload, float], None]] = {
+            each: getattr(self, f"_{each.__name__.lower()}") for each in events.Event.__args__
+        }
+
+    def apply(self, event: events.Event, payload: Payload = b"", now: float = 0.0) -> None:
+        """What `event` says has happened. Raises KeyError if its group is not active."""
+        self.changes += 1
+        self._appliers[type(event)](event, payload, now)
+
+    # ---- looking in -------------------------------------------------------------------------------------------------
+
+    def of(self, *stages: Stage) -> list[Entry]:
+        """The groups in any of these stages; of each stage in the order in which they came there."""
+        return list(chain.from_iterable(self._in[stage].values() for stage in stages))
+
+    def count(self, *stages: Stage) -> int:
+        return sum(len(self._in[stage]) for stage in stages)
+
+    def first(self, stage: Stage) -> Entry | None:
+        """The group that has been in a stage for longest."""
+        return next(iter(self._in[stage].values()), None)
+
+    @property
+    def first_to_lease(self) -> Entry | None:
+        """Of those that need a lease the one with the lowest slot; spare ones come last."""
+        found = self._to_lease.first()
+        return self.entries[found] if found is not None else None
+
+    @property
+    def first_waiting(self) -> Entry | None:
+        """The WAITING group of the lowest slot."""
+        found = self._waiting.first()
+        return self.entries[found] if found is not None else None
+
+    @property
+    def lowest_open(self) -> tuple[int, int | None] | None:
+        """(slot, its holder) of the first place that was given out and holds nothing to serve yet; the holder is None
+        where the slot is free. None if there is no such place."""
+        held = self._unfinished.first()
+        free = self.slots.next if self.slots.free else None
+        if held is None:
+            return None if free is None else (free, None)
+        slot = self.entries[held].slot
+        return (slot, held) if free is None or slot < free else (free, None)
+
+    def ledger(self) -> dict[str, Any]:
+        """Where every admitted group is: admitted = trained + sum(filtered) + sum(dropped) + active."""
+        return {
+            "admitted": self.admitted,
+            "trained": self.trained,
+            "filtered": dict(self.filtered),
+            "dropped": dict(self.dropped),
+            "active": len(self.entries),
+        }
+
+    def payloads(self) -> list[Stored]:
+        """All that the groups hold and the journal has."""
+        held = [each for e in self.entries.values() for each in (e.payload, e.partial.payload if e.partial else b"")]
+        return [each for each in held if isinstance(each, Stored)]
+
+    # ---- one group --------------------------------------------------------------------------------------------------
+
+    def _admit(self, event: events.Admit, _: Payload, now: float) -> None:
+        slot, stage = (NO_SLOT, Stage.SPARE) if event.spare else (self.slots.take(), Stage.RUNNING)
+        entry = Entry(event.id, event.row, slot, event.launch, event.need, stage, admitted_at=now)
+        entry.lease_version = event.version
+        entry.leased_to(event.actor)
+        self.entries[entry.id] = entry
+        self._enter(entry)
+        self.admitted += 1
+
+    def _lease(self, event: events.Lease, *_: Any) -> None:
+        entry = self.entries[event.id]
+        if event.resumes:
+            self.resumed += 1
+        else:
+            self._keep(entry, None)
+        entry.leased_to(event.actor)
+        entry.lease_version, entry.cut = event.version, ()
+        self._move(entry, Stage.SPARE if entry.slot == NO_SLOT else Stage.RUNNING)
+
+    def _recall(self, event: events.Recall, *_: Any) -> None:
+        self._move(self.entries[event.id], Stage.MOVING if event.move else Stage.RECALLED)
+
+    def _requeue(self, event: events.Requeue, *_: Any) -> None:
+        self._break_off(self.entries[event.id])
+
+    def _handback(self, event: events.HandBack, payload: Payload, _: float) -> None:
+        entry = self.entries[event.id]
+        self._keep(entry, Partial(event.meta, payload))
+        self._break_off(entry)
+
+    def _break_off(self, entry: Entry) -> None:
+        """Its lease, or what it was pushed as, is void. A spare group is deferred, unless it only moves."""
+        self.bytes -= len(entry.payload)
+        entry.actor, entry.head, entry.payload = "", None, b""
+        if entry.stage is Stage.MOVING or entry.stage is Stage.MOVED:
+            self._move(entry, Stage.MOVED)
+        elif entry.slot == NO_SLOT:
+            self._put_off(entry)
+            return
+        else:
+            self._move(entry, Stage.QUEUED)
+        self.requeued += 1
+
+    def _forget(self, event: events.Forget, *_: Any) -> None:
+        self._keep(self.entries[event.id], None)
+
+    def _leaveout(self, event: events.LeaveOut, *_: Any) -> None:
+        self.entries[event.id].cut = event.cut
+
+    def _push(self, event: events.Push, payload: Payload, now: float) -> None:
+        entry = self.entries[event.head.id]
+        self._keep(entry, None)
+        entry.head, entry.payload, entry.maker = event.head, payload, event.actor
+        entry.pushed_at, entry.version_at_push, entry.pushed = now, event.version, self.pushes
+        self._move(entry, Stage.WAITING)
+        self.pushes += 1
+        self.bytes += len(payload)
+
+    def _place(self, event: events.Place, *_: Any) -> None:
+        winner = self.entries[event.id]
+        if event.loser is None:
+            slot = self.slots.take()
+        else:
+            loser = self.entries[event.loser]
+            slot = loser.slot
+            if loser.stage is Stage.QUEUED:
+                self._put_off(loser)
+            else:
+                self._move(loser, Stage.SPARE if loser.stage is Stage.RUNNING else loser.stage, NO_SLOT)
+        self._move(winner, Stage.RUNNING if winner.stage is Stage.SPARE else winner.stage, slot)
+
+    def _defer(self, event: events.Defer, *_: Any) -> None:
+        self._put_off(self.entries[event.id])
+
+    def _put_off(self, entry: Entry) -> None:
+        entry.actor, entry.was_deferred = "", True
+        self._move(entry, Stage.DEFERRED, NO_SLOT)
+        self.deferrals += 1
+
+    def _takeup(self, event: events.TakeUp, *_: Any) -> None:
+        entry = self.entries[event.id]
+        entry.launch, entry.need = event.launch, event.need
+        self._move(entry, Stage.QUEUED, self.slots.take())
+
+    def _drop(self, event: events.Drop, *_: Any) -> None:
+        self._remove(event.id)
+        self.dropped[event.reason] += 1
+
+    def _filter(self, event: events.Filter, *_: Any) -> None:
+        self._remove(event.id)
+        self.filtered[event.reason] += 1
+
+    def _remove(self, group_id: int) -> None:
+        entry = self.entries.pop(group_id)
+        self._leave(entry)
+        self.bytes -= entry.size
+        if entry.slot != NO_SLOT:
+            self.slots.give_back(entry.slot)
+
+    def _keep(self, entry: Entry, left: Partial | None) -> None:
+        """Hold `left` for the next lease, in place of an earlier one."""
+        self.bytes -= entry.size
+        entry.partial = left
+        self.bytes += entry.size
+
+    # ---- batches ----------------------------------------------------------------------------------------------------
+
+    def _open(self, event: events.Open, *_: Any) -> None:
+        if event.scheduler is not None:
+            self.decided[event.batch] = event.scheduler
+        self.scheduler = event.scheduler
+        self.bound.batches.open(event.groups)
+
+    def _settle(self, event: events.Settle, *_: Any) -> None:
+        for group_id, slot in event.slots.items():
+            self.entries[group_id].slot = slot
+            for order in (self._unfinished, self._to_lease, self._waiting):
+                order.change(group_id, slot)
+        self.slots.reset(event.end)
+
+    def _serve(self, event: events.Serve, *_: Any) -> None:
+        version = self.bound.batch_version(event.batch)
+        for slot, group_id in enumerate(event.ids, self.bound.batches.first(event.batch)):
+            entry = self.entries[group_id]
+            entry.batch = event.batch
+            self._move(entry, Stage.SERVED, slot)
+            oldest = entry.oldest_trained(event.oldest_allowed)
+            self.staleness_max = max(self.staleness_max, 0 if oldest is None else version - oldest)
+        self.planned.pop(event.batch, None)
+
+    def _unserve(self, event: events.Unserve, *_: Any) -> None:
+        for entry in self.of(Stage.SERVED):
+            if entry.batch >= event.batch:
+                self._wait_again(entry)
+        self.planned = {batch: ids for batch, ids in self.planned.items() if batch < event.batch}
+        self.replans += 1
+
+    def _wait_again(self, entry: Entry) -> None:
+        entry.batch = -1
+        self._move(entry, Stage.WAITING)
+
+    def _finish(self, event: events.Finish, *_: Any) -> None:
+        for entry in self.of(Stage.SERVED):
+            if entry.batch == event.batch:
+                del self.entries[entry.id]
+                self._leave(entry)
+                self.bytes -= entry.size
+                self.trained += 1
+        self.decided.pop(event.batch, None)
+        self.bound.batches.forget(event.batch + 1)
+
+    def _replan(self, *_: Any) -> None:
+        self.planned = {}
+        self.replans += 1
+
+    def _plan(self, event: events.Plan, *_: Any) -> None:
+        self.planned[event.batch] = event.ids
+
+    # ---- the run ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, event: events.Begin, *_: Any) -> None:
+        """Batches from `event.batch` on are planned anew, and nobody runs anything."""
+        self.slots.begin(self.bound.batch_version(event.batch))
+        served: dict[int, list[int]] = {}  # by a snapshot; a later event of the same batch stands in `planned` already
+        for entry in sorted(self.of(Stage.SERVED), key=lambda entry: entry.slot):
+            served.setdefault(entry.batch, []).append(entry.id)
+            self._wait_again(entry)
+        plans = served | self.planned
+        self.planned = {batch: ids for batch, ids in sorted(plans.items()) if batch >= event.batch}
+        for entry in self.of(*UNFINISHED):
+            entry.actor, entry.holders = "", ()
+            if entry.slot == NO_SLOT:
+                self._put_off(entry)
+            else:
+                self._move(entry, Stage.QUEUED)
+
+    def _advance(self, event: events.Advance, *_: Any) -> None:
+        self.slots.advance(event.version)
+
+    def _snapshot(self, event: events.Snapshot, _: Payload, now: float) -> None:
+        self.admitted, self.trained, self.requeued, self.resumed = (
+            event.admitted, event.trained, event.requeued, event.resumed,
+        )  # fmt: skip
+        self.deferrals, self.pushes, self.staleness_max = event.deferrals, event.pushes, event.staleness_max
+        self.filtered, self.dropped = Counter(event.filtered), Counter(event.dropped)
+        self.slots.load(event.slots)
+        self.bound.batches.load(event.batches)
+        self.scheduler, self.decided, self.planned = event.scheduler, event.decided, event.planned
+        self._clear()
+        for held in event.groups:
+            entry = Entry(held.id, held.row, held.slot, held.launch, held.need, Stage(held.stage), held.actor)
+            entry.lease_version, entry.cut = held.lease_version, held.cut
+            entry.admitted_at = entry.pushed_at = now
+            entry.pushed, entry.version_at_push, entry.batch = held.pushed, held.version_at_push, held.batch
+            entry.maker, entry.was_deferred, entry.head = held.maker, held.was_deferred, held.head
+            entry.payload = self._stored(held.payload)
+            if held.left:
+                entry.partial = Partial(held.left[0], self._stored(held.left[1]))
+            self.entries[entry.id] = entry
+            self._enter(entry)
+        self.bytes = sum(entry.size for entry in self.entries.values())
+
+    def _stored(self, extent: Extent | None) -> Payload:
+        return Stored(self.read, extent=extent) if extent else b""
+
+    def snapshot(self) -> events.Snapshot:
+        """All of it, as an event. Payloads must have been written, since it says where they lie."""
+        return events.Snapshot(
+            self.admitted, self.trained, self.filtered, self.dropped, self.requeued, self.resumed, self.deferrals,
+            self.pushes, self.staleness_max, self.slots.state(), self.bound.batches.state(), self.scheduler,
+            self.decided, self.planned,
+            [_held(entry) for entry in self.of(*Stage)],  # by stage: the order of the queue counts
+        )  # fmt: skip
+
+    # ---- where everything is ----------------------------------------------------------------------------------------
+
+    def _clear(self) -> None:
+        self.entries.clear()
+        self.spares: dict[int, Entry] = {}
+        self._in: dict[Stage, dict[int, Entry]] = {stage: {} for stage in Stage}
+        self._unfinished, self._to_lease, self._waiting = BySlot(), BySlot(), BySlot()
+
+    def _move(self, entry: Entry, stage: Stage, slot: int | None = None) -> None:
+        """To another stage and, if one is named, to another slot."""
+        self._leave(entry)
+        entry.stage = stage
+        if slot is not None:
+            entry.slot = slot
+        self._enter(entry)
+
+    def _enter(self, entry: Entry) -> None:
+        stage = entry.stage
+        self._in[stage][entry.id] = entry
+        if stage is Stage.WAITING:
+            self._waiting.add(entry.id, entry.slot)
+        elif stage in UNFINISHED:
+            if entry.slot == NO_SLOT:
+                self.spares[entry.id] = entry
+            else:
+                self._unfinished.add(entry.id, entry.slot)
+            if stage in TO_LEASE:
+                self._to_lease.add(entry.id, entry.slot)
+
+    def _leave(self, entry: Entry) -> None:
+        stage = entry.stage
+        del self._in[stage][entry.id]
+        if stage is Stage.WAITING:
+            self._waiting.discard(entry.id)
+        elif stage in UNFINISHED:
+            self.spares.pop(entry.id, None)
+            self._unfinished.discard(entry.id)
+            if stage in TO_LEASE:
+                self._to_lease.discard(entry.id)
+
+
+def _held(e: Entry) -> events.Held:
+    left = (e.partial.meta, _extent(e.partial.payload)) if e.partial else None
+    return events.Held(
+        e.id, e.row, e.slot, e.launch, e.need, e.stage.value, e.actor, e.lease_version, e.cut, e.pushed,
+        e.version_at_push, e.batch, e.maker, e.was_deferred, e.head,
+        _extent(e.payload) if len(e.payload) else None, left,
+    )  # fmt: skip
+
+
+def _extent(payload: Payload) -> Extent:
+    if not isinstance(payload, Stored) or payload.extent is None:
+        raise TypeError("a payload that is not in the journal can't be part of a snapshot")
+    return payload.extent
