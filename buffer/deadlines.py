@@ -6,7 +6,7 @@ pushes first, wins. So:
 
     lease ──no progress for the timeout──► revoked: QUEUED again; its actor is benched: no new leases while others work,
        │                                   until it has finished something, or for another timeout
-       ├──at half the timeout, if an actor idles: the group is leased to it as well (`buffer.hedges`)
+       ├──at half the timeout, if an actor idles: the group is leased to it as well (`buffer.fleet`)
        └──the third time for a group────► dropped as "timed out"; its slot goes to another prompt
 
 An actor that loses MOST_IN_A_ROW leases (so, or to a hedge), finishes nothing between and has nothing else that moves,
@@ -21,8 +21,7 @@ import logging
 import math
 from collections import Counter, defaultdict
 
-from buffer.fleet import Actor
-from buffer.hedges import is_idle_for, may_be_hedged
+from buffer.fleet import Actor, is_idle_for, may_be_hedged
 from buffer.leasing import lease_to_second
 from buffer.run_state import RunState
 from buffer.store import Entry
@@ -31,7 +30,7 @@ log = logging.getLogger(__name__)
 MOST_IN_A_ROW = 3
 MOST_PER_GROUP = 3
 HEDGE_AT = 0.5
-"""This part of the deadline without progress, and an idle actor gets the group as well (`buffer.hedges`)."""
+"""This part of the deadline without progress, and an idle actor gets the group as well (`buffer.fleet`)."""
 LOOKS = 8
 """Per deadline: so late, at most, by this part of it, is a lease revoked."""
 

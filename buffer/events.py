@@ -194,7 +194,7 @@ class Advance(_Record):
 
 
 class Held(msgspec.Struct, array_like=True):
-    """One group of a snapshot; see `buffer.store.Entry`. Of payloads it says where they lie in the journal."""
+    """One group of a snapshot: fields of `buffer.store.Entry`, and where its payloads lie in the journal."""
 
     id: int
     row: int
@@ -211,7 +211,7 @@ class Held(msgspec.Struct, array_like=True):
     maker: str
     was_deferred: bool
     head: Head | None
-    payload: Extent | None
+    stored: Extent | None
     left: tuple[dict[str, Any], Extent] | None
 
 

@@ -21,10 +21,9 @@ from areal_like.ages import KEY, shares_of
 from areal_like.checkpoints import is_due
 from areal_like.registry import ConfigError
 from areal_like.sampling import stream_key, uniforms
-from buffer.admission import Bound
 from buffer.events import Advance
 from buffer.replay import Replay
-from buffer.slots import Slots
+from buffer.staleness import Bound, Slots
 from buffer.store import UNFINISHED, Entry, Store
 
 _STREAM = 3

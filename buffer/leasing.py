@@ -11,11 +11,10 @@ from functools import partial
 from areal_like.types import Lease
 from buffer.events import Forget
 from buffer.fleet import Actor
-from buffer.parking import Load
 from buffer.partials import Partial
 from buffer.payloads import JournalError, load
 from buffer.run_state import RunState
-from buffer.schedulers import GroupPlan, Round, View
+from buffer.schedulers import GroupPlan, Load, Round, View
 from buffer.store import LEASED, TO_LEASE, UNFINISHED, Entry, Stage
 
 log = logging.getLogger(__name__)

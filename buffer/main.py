@@ -15,7 +15,6 @@ from areal_like.bus import Router
 from areal_like.process import Role, run_role
 from areal_like.registry import bind, build
 from buffer import recovery
-from buffer.admission import Bound
 from buffer.controller import Controller
 from buffer.evaluation import Evaluation
 from buffer.events import record_nothing
@@ -30,7 +29,7 @@ from buffer.replay import Replay
 from buffer.run_state import RunState
 from buffer.schedulers import Scheduler
 from buffer.shares import Shares
-from buffer.slots import Slots
+from buffer.staleness import Bound, Slots
 from buffer.verifiers import MOST_ANSWERS, Verifiers
 
 log = logging.getLogger(__name__)

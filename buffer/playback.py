@@ -17,13 +17,13 @@ from typing import Any
 from areal_like.bus import Router
 from areal_like.groups import Head
 from areal_like.wire import Message, WireError
-from buffer.admission import Bound
 from buffer.events import Finish, Serve
 from buffer.journal import Recorded
 from buffer.outbox import Outbox
 from buffer.payloads import Payload, load
 from buffer.recovery import history
 from buffer.shares import Shares
+from buffer.staleness import Bound
 from buffer.store import Stage, Store
 
 log = logging.getLogger(__name__)

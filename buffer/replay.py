@@ -13,11 +13,10 @@ from typing import Any
 
 from areal_like.groups import Head
 from buffer import events, filters
-from buffer.admission import Bound
 from buffer.partials import Partial
 from buffer.payloads import Payload
 from buffer.policies import WAIT_FOR_GAPS, Waiting
-from buffer.slots import Holder, Slots, place, rescue
+from buffer.staleness import Bound, Holder, Slots, place, rescue
 from buffer.store import ASKED_BACK, LEASED, NO_SLOT, TO_LEASE, UNFINISHED, Entry, Stage, Store
 
 Policy = Callable[..., Sequence[int]]

@@ -15,9 +15,8 @@ from areal_like.bus import Router
 from areal_like.wire import Message
 from buffer.checks import Failures
 from buffer.evaluation import Evaluation
-from buffer.fleet import Actor, Fleet
+from buffer.fleet import Actor, Fleet, Hedges
 from buffer.gauges import Gauges
-from buffer.hedges import Hedges
 from buffer.injection import lets_go_to
 from buffer.outbox import Outbox
 from buffer.prompts import PromptCursor

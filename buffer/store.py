@@ -39,17 +39,26 @@ from typing import Any
 
 from areal_like.groups import Head
 from buffer import events
-from buffer.admission import Bound
 from buffer.partials import Partial
 from buffer.payloads import Extent, Payload, Read, Stored, cannot_read
-from buffer.slots import Slots
+from buffer.staleness import Bound, Slots
 
 NO_SLOT = -1
 SLACK = 64
 """Outdated items that a heap may hold beyond as many as there are groups; then it is made anew."""
 
 
+COUNTED = (
+    *("admitted", "trained", "requeued", "resumed", "deferrals", "pushes", "staleness_max"),
+    *("scheduler", "decided", "planned"),
+)
+KEPT = tuple(name for name in events.Held.__struct_fields__ if name not in ("stored", "left"))
+"""What a snapshot has of a store, and of an entry, under their own names."""
+
+
 class Stage(StrEnum):
+    __hash__ = str.__hash__  # an enum's own is several times as slow
+
     DEFERRED = "deferred"
     QUEUED = "queued"
     MOVED = "moved"
@@ -99,7 +108,7 @@ class Entry:
     was_deferred: bool = False
     cut: tuple[int, ...] = ()  # tokens of samples that it did not wait for
 
-    # Of its leases, and void with them; set by `buffer.handlers`, `buffer.deadlines` and `buffer.hedges`.
+    # Of its leases, and void with them; set by `buffer.handlers`, `buffer.deadlines` and `buffer.fleet`.
     holders: tuple[str, ...] = ()  # all actors that have had one, the present one included
     refused: int = 0  # pushes that could not be accepted
     timeouts: int = 0  # leases that were revoked for want of progress
@@ -445,22 +454,16 @@ class Store:
         self.slots.advance(event.version)
 
     def _snapshot(self, event: events.Snapshot, _: Payload, now: float) -> None:
-        self.admitted, self.trained, self.requeued, self.resumed = (
-            event.admitted, event.trained, event.requeued, event.resumed,
-        )  # fmt: skip
-        self.deferrals, self.pushes, self.staleness_max = event.deferrals, event.pushes, event.staleness_max
+        for name in COUNTED:
+            setattr(self, name, getattr(event, name))
         self.filtered, self.dropped = Counter(event.filtered), Counter(event.dropped)
         self.slots.load(event.slots)
         self.bound.batches.load(event.batches)
-        self.scheduler, self.decided, self.planned = event.scheduler, event.decided, event.planned
         self._clear()
         for held in event.groups:
-            entry = Entry(held.id, held.row, held.slot, held.launch, held.need, Stage(held.stage), held.actor)
-            entry.lease_version, entry.cut = held.lease_version, held.cut
-            entry.admitted_at = entry.pushed_at = now
-            entry.pushed, entry.version_at_push, entry.batch = held.pushed, held.version_at_push, held.batch
-            entry.maker, entry.was_deferred, entry.head = held.maker, held.was_deferred, held.head
-            entry.payload = self._stored(held.payload)
+            entry = Entry(**{name: getattr(held, name) for name in KEPT}, admitted_at=now, pushed_at=now)
+            entry.stage = Stage(entry.stage)
+            entry.payload = self._stored(held.stored)
             if held.left:
                 entry.partial = Partial(held.left[0], self._stored(held.left[1]))
             self.entries[entry.id] = entry
@@ -472,12 +475,9 @@ class Store:
 
     def snapshot(self) -> events.Snapshot:
         """All of it, as an event. Payloads must have been written, since it says where they lie."""
-        return events.Snapshot(
-            self.admitted, self.trained, self.filtered, self.dropped, self.requeued, self.resumed, self.deferrals,
-            self.pushes, self.staleness_max, self.slots.state(), self.bound.batches.state(), self.scheduler,
-            self.decided, self.planned,
-            [_held(entry) for entry in self.of(*Stage)],  # by stage: the order of the queue counts
-        )  # fmt: skip
+        facts = {name: getattr(self, name) for name in (*COUNTED, "filtered", "dropped")}
+        groups = [_held(entry) for entry in self.of(*Stage)]  # by stage: the order of the queue counts
+        return events.Snapshot(slots=self.slots.state(), batches=self.bound.batches.state(), groups=groups, **facts)
 
     # ---- where everything is ----------------------------------------------------------------------------------------
 
@@ -520,13 +520,10 @@ class Store:
                 self._to_lease.discard(entry.id)
 
 
-def _held(e: Entry) -> events.Held:
-    left = (e.partial.meta, _extent(e.partial.payload)) if e.partial else None
-    return events.Held(
-        e.id, e.row, e.slot, e.launch, e.need, e.stage.value, e.actor, e.lease_version, e.cut, e.pushed,
-        e.version_at_push, e.batch, e.maker, e.was_deferred, e.head,
-        _extent(e.payload) if len(e.payload) else None, left,
-    )  # fmt: skip
+def _held(entry: Entry) -> events.Held:
+    stored = _extent(entry.payload) if len(entry.payload) else None
+    left = (entry.partial.meta, _extent(entry.partial.payload)) if entry.partial else None
+    return events.Held(**{name: getattr(entry, name) for name in KEPT}, stored=stored, left=left)
 
 
 def _extent(payload: Payload) -> Extent:

@@ -24,11 +24,11 @@ from rich.table import Table
 from areal_like import config as configs
 from areal_like.config import ConfigError
 from areal_like.registry import build
-from buffer.admission import Bound
 from buffer.events import Admit, Drop, Event, Filter, Finish, HandBack, Push, Serve, Snapshot
 from buffer.journal import JournalError, Record, Recorded, scan
 from buffer.prompts import PromptCursor
 from buffer.recovery import standing
+from buffer.staleness import Bound
 from buffer.store import LEASED, UNFINISHED, Stage, Store
 from scripts import output
 from scripts.arguments import command, refuse

@@ -24,10 +24,10 @@ from rich.table import Table
 
 from areal_like import checkpoints
 from areal_like.groups import Head
-from buffer.admission import Bound
 from buffer.events import Admit, Drop, Event, Filter, Finish, LeaveOut, Snapshot
 from buffer.journal import JournalError, Record, Recorded
 from buffer.recovery import standing
+from buffer.staleness import Bound
 from buffer.store import Entry, Stage, Store
 from scripts import output
 from scripts.arguments import command, picture, refuse

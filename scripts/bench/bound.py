@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 
 from areal_like.groups import make_head
-from buffer.admission import Bound
 from buffer.filters import zero_variance
 from buffer.policies import Waiting, fifo, in_order, priority, windowed
 from buffer.replay import Replay
 from buffer.schedulers import AsyncScheduler, Round, View
 from buffer.sizing import Fixed
+from buffer.staleness import Bound
 from buffer.store import LEASED
 from scripts import output
 from scripts.bench.figures import bench_parser

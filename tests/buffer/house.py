@@ -9,7 +9,6 @@ import numpy as np
 from areal_like.groups import Head, encode_group, pack_heads
 from areal_like.types import Group, Sample
 from areal_like.wire import Message
-from buffer.admission import Bound
 from buffer.controller import Controller
 from buffer.evaluation import Evaluation
 from buffer.outbox import Outbox
@@ -19,6 +18,7 @@ from buffer.replay import Replay
 from buffer.run_state import RunState
 from buffer.schedulers import AsyncScheduler
 from buffer.sizing import Fixed
+from buffer.staleness import Bound
 
 B = 4
 

@@ -5,12 +5,12 @@ from typing import Any
 import xxhash
 
 from areal_like.groups import Head
-from buffer.admission import Bound
 from buffer.events import Admit, Event, Push, Snapshot, decode, encode
 from buffer.journal import Record
 from buffer.payloads import Extent, Payload, Stored, load
 from buffer.recovery import restore, standing
 from buffer.replay import Replay
+from buffer.staleness import Bound
 from buffer.store import Store
 
 

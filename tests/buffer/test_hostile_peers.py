@@ -21,7 +21,6 @@ from areal_like.bus import Dealer, Router
 from areal_like.groups import encode_group, pack_heads
 from areal_like.types import Group, Sample
 from areal_like.wire import MAX_FRAMES, SCHEMA, encode
-from buffer.admission import Bound
 from buffer.controller import Controller
 from buffer.evaluation import Evaluation
 from buffer.outbox import Outbox
@@ -29,6 +28,7 @@ from buffer.policies import in_order
 from buffer.prompts import PromptCursor
 from buffer.replay import Replay
 from buffer.run_state import RunState
+from buffer.staleness import Bound
 from buffer.store import LEASED
 from tests.buffer.house import SIGN_OF_LIFE, asynchronous
 

@@ -8,10 +8,10 @@ import pytest
 
 from areal_like.groups import make_head
 from areal_like.registry import ConfigError
-from buffer.admission import Bound
 from buffer.injection import AgedSlots, Ages, InjectionBroken, lets_go_to, lets_train
 from buffer.policies import in_order
 from buffer.replay import Replay
+from buffer.staleness import Bound
 from buffer.store import LEASED
 from tests.buffer.paper import Paper
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from areal_like.groups import make_head
 from areal_like.wire import Message
 from buffer import segment_file
-from buffer.admission import Bound
 from buffer.events import Begin, Drop, Finish, HandBack, Open, Push, Requeue, Serve, Settle
 from buffer.journal import Journal, JournalError, Record, Recorded, scan, segments, since_snapshot
 from buffer.outbox import Outbox
 from buffer.payloads import load
 from buffer.playback import Playback, count_batches, recorded_batches
 from buffer.prompts import PromptCursor
+from buffer.staleness import Bound
 from scripts.audit import Audit
 from scripts.ledger import Books
 from tests.buffer.house import FakeRouter

@@ -10,13 +10,12 @@ from rich.console import Console
 
 from areal_like.partials import encode_partial
 from areal_like.types import Completion, SoFar
-from buffer.admission import Bound
-from buffer.parking import Load, Parking
 from buffer.partials import Partial
 from buffer.policies import in_order
 from buffer.replay import Replay
-from buffer.schedulers import SyncScheduler
+from buffer.schedulers import Load, Parking, SyncScheduler
 from buffer.sizing import Fixed
+from buffer.staleness import Bound
 from buffer.status import status
 from buffer.store import LEASED, NO_SLOT, Stage
 from scripts.status import render

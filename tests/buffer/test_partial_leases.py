@@ -6,7 +6,7 @@ import pytest
 from areal_like.partials import encode_partial
 from areal_like.types import Completion, SoFar
 from buffer.policies import fifo
-from buffer.slots import Holder, place, rescue
+from buffer.staleness import Holder, place, rescue
 from buffer.store import LEASED, Stage
 from tests.buffer.house import B, House, asynchronous
 

@@ -6,10 +6,9 @@ import pytest
 
 from areal_like.groups import make_head
 from areal_like.registry import ConfigError, check
-from buffer.admission import Bound
 from buffer.policies import Waiting, fifo, in_order, priority, windowed
 from buffer.replay import Replay
-from buffer.slots import Holder, place, rescue
+from buffer.staleness import Bound, Holder, place, rescue
 from buffer.store import LEASED, Stage
 
 B = 2

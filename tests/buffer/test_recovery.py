@@ -3,11 +3,11 @@
 import pytest
 
 from areal_like.groups import make_head
-from buffer.admission import Bound
 from buffer.events import Begin, Finish
 from buffer.journal import JournalError
 from buffer.policies import fifo
 from buffer.replay import Replay
+from buffer.staleness import Bound
 from buffer.store import Stage
 from tests.buffer.paper import Paper
 

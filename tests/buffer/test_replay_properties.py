@@ -19,12 +19,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from areal_like.groups import Head, make_head
 from buffer import filters
-from buffer.admission import Bound
 from buffer.events import Drop, Filter
 from buffer.partials import Partial
 from buffer.payloads import load
 from buffer.policies import Waiting, fifo, in_order, priority, windowed
 from buffer.replay import Replay
+from buffer.staleness import Bound
 from buffer.store import LEASED, UNFINISHED, Entry, Stage, Store
 from tests.buffer.paper import Paper
 

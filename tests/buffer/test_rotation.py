@@ -13,7 +13,6 @@ import pytest
 
 from areal_like.groups import Head, make_head
 from buffer import journal as module
-from buffer.admission import Bound
 from buffer.events import Drop, Finish, HandBack, LeaveOut, Requeue, Serve, Snapshot
 from buffer.journal import Journal, Recorded, check_payloads, reader, scan, segments, since_snapshot
 from buffer.payloads import Extent, Stored, load
@@ -21,6 +20,7 @@ from buffer.playback import count_batches, recorded_batches
 from buffer.policies import fifo
 from buffer.recovery import restore
 from buffer.replay import Replay
+from buffer.staleness import Bound
 from tests.buffer.paper import note, rolled_out
 
 MIB = 1 << 20

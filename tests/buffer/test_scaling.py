@@ -7,9 +7,9 @@ import pytest
 
 from areal_like.groups import make_head
 from buffer import store
-from buffer.admission import Bound
 from buffer.policies import in_order
 from buffer.replay import Replay
+from buffer.staleness import Bound
 from buffer.store import Entry, Stage
 from tests.buffer.house import House, asynchronous
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from buffer.admission import Bound
 from buffer.events import Drop
 from buffer.journal import JournalError
 from buffer.policies import fifo, in_order
 from buffer.replay import Replay
 from buffer.set_aside import read
+from buffer.staleness import Bound
 from buffer.store import LEASED, Stage
 from tests.buffer.house import B, House, asynchronous
 from tests.buffer.paper import Paper

@@ -13,11 +13,11 @@ import pytest
 from areal_like.config import load
 from areal_like.partials import encode_partial
 from areal_like.types import Completion, SoFar
-from buffer.admission import Bound
 from buffer.policies import in_order
 from buffer.replay import Replay
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed, Lengths, Sizing
+from buffer.staleness import Bound
 from buffer.store import LEASED, Stage
 from scripts.preflight import preflight
 from tests.buffer.house import B, House, table

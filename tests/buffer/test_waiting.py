@@ -7,12 +7,12 @@ import pytest
 
 from areal_like.partials import encode_partial
 from areal_like.types import Completion, SoFar
-from buffer.admission import Bound
 from buffer.journal import Recorded, reader
 from buffer.payloads import Stored, load
 from buffer.policies import in_order
 from buffer.recovery import restore
 from buffer.replay import Replay
+from buffer.staleness import Bound
 from buffer.store import Stage
 from scripts.bench import waiting
 from tests.buffer.house import House

@@ -5,12 +5,12 @@ from functools import partial
 import pytest
 
 from areal_like.groups import make_head
-from buffer.admission import Bound
 from buffer.events import Admit, Begin, Drop, Event, Filter, Finish, Held, Push, Replan, Serve, Snapshot
 from buffer.journal import JournalError, Record
 from buffer.policies import in_order
 from buffer.prompts import PromptCursor
 from buffer.replay import Replay
+from buffer.staleness import Bound
 from scripts.audit import Audit
 from tests.buffer.paper import Paper
 

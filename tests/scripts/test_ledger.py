@@ -6,11 +6,11 @@ import numpy as np
 
 from areal_like.groups import Head, encode_group
 from areal_like.types import Group, Sample
-from buffer.admission import Bound
 from buffer.events import Begin, Filter, Finish, LeaveOut, Push, Serve
 from buffer.journal import Record
 from buffer.policies import in_order
 from buffer.replay import Replay
+from buffer.staleness import Bound
 from scripts.ledger import ACTIVE, TRAINED, Books, bias, reasons, table
 from scripts.offered import Offer
 from tests.buffer.paper import Paper
