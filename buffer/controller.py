@@ -50,6 +50,7 @@ class Controller:
         self.state, self.handlers = state, Handlers(state)
         self.deadlines = Deadlines(state, lease_timeout)
         self.heartbeat_timeout, self.ready_timeout = heartbeat_timeout, ready_timeout
+        self._parts_by: tuple[int, int | None, int] | None = None  # the facts by which parts were looked for last
         self._born = self._last_turn = state.progress_at = time.monotonic()
 
     def run(self) -> None:
@@ -58,7 +59,26 @@ class Controller:
             self.step(timeout=0.2)
 
     def step(self, timeout: float) -> None:
-        """Handle what has arrived, then decide. Separate from `run` so that tests drive it."""
+        """One turn: handle what has arrived, then decide, then say. Separate from `run` so that tests drive it."""
+        self._hear(timeout)  # first: all that is decided rests on all that is known
+        now = time.monotonic()
+        self._miss_the_silent(now)  # before leases: these groups go to others in the same turn
+        self.deadlines.enforce(now)
+        self._start(now)
+        self.state.announce()  # before leases: with `injection` it opens the slots of the version
+        self.state.replay.recall_losers()  # after pushes, which take places, and before the scheduler counts the queue
+        park(self.state)
+        self._revoke()  # before leases: an actor hears of the end of a lease before it gets another of the same group
+        evaluate(self.state, now)  # before training leases, which would take all the room
+        admit(self.state, now)  # before serving: a batch that is still waited for may take memory beyond the limit
+        self.deadlines.hedge(now)  # after leases: whoever has room now is idle
+        self._serve(now)  # what it finds too old is revoked at once: the next turn may be long in coming
+        self._report_when_finished()
+        self.state.outbox.flush()  # last: what was decided is on its way to the disk, and what the disk has is said
+        self._release_blocks()
+        self._watch(now)
+
+    def _hear(self, timeout: float) -> None:
         timeout = self.state.outbox.patience(timeout)
         for _ in range(MESSAGES_PER_TURN):
             received = self.state.router.receive(timeout)
@@ -66,7 +86,8 @@ class Controller:
                 break
             self.handlers.handle(*received)
             timeout = 0
-        now = time.monotonic()
+
+    def _miss_the_silent(self, now: float) -> None:
         if now - self._last_turn > self.heartbeat_timeout / 2:
             self.state.fleet.forgive(now)  # it was this process that stood still: what it did not hear proves nothing
             self.state.evaluation.forgive(now)
@@ -74,20 +95,6 @@ class Controller:
         for actor in self.state.fleet.silent(now, self.heartbeat_timeout):
             log.warning("%s: no sign of life for %.0f s, its leases go to others", actor.name, self.heartbeat_timeout)
             self.state.lose(actor)
-        self.deadlines.enforce(now)
-        self._start(now)
-        self.state.announce()
-        self.state.replay.recall_losers()
-        park(self.state)
-        self._revoke()
-        evaluate(self.state, now)
-        admit(self.state, now)
-        self.deadlines.hedge(now)
-        self._serve(now)
-        self._report_when_finished()
-        self.state.outbox.flush()
-        self._release_blocks()
-        self._watch(now)
 
     def _start(self, now: float) -> None:
         if self.state.started_at is not None:
@@ -97,7 +104,7 @@ class Controller:
         if now - self._born > self.ready_timeout and not starting:
             raise BusError(f"after {self.ready_timeout:.0f} s (launcher.ready_timeout) {'; '.join(waits(self.state))}")
         ready = sum(actor.version >= 0 for actor in self.state.fleet)
-        if self.state.learner and ready >= self.state.expected_actors:
+        if self.state.learner.peer and ready >= self.state.expected_actors:
             self.state.started_at = self.state.progress_at = now
             self.state.gauges.start(now)
             log.info("all %d actors hold version 0: first lease", ready)
@@ -106,18 +113,18 @@ class Controller:
         state = self.state
         if state.shares.wanted:
             state.shares.answer(state.outbox)
-        if state.wanted is None or state.learner is None:
+        if state.learner.wanted is None or state.learner.peer is None:
             return
-        index, version = state.wanted.body["index"], state.wanted.body["version"]
+        index, version = state.learner.wanted.body["index"], state.learner.wanted.body["version"]
         if index in state.shares.served:  # it was lost on its way
-            state.wanted = None
-            state.outbox.put(state.learner, "batch", *state.shares.served[index].share(0))
+            state.learner.wanted = None
+            state.outbox.put(state.learner.peer, "batch", *state.shares.served[index].share(0))
             return
         if state.stopping == "now" and index % state.replay.bound.interval == 0:
             self._tell_to_stop()
             return
         ready = lets_train(state.replay, index)
-        entries = state.replay.serve(index, as_finished=state.parts is not None) if ready else []
+        entries = state.replay.serve(index, as_finished=state.learner.parts is not None) if ready else []
         self._revoke()
         frames = self._frames(entries, index)
         if not frames:
@@ -126,33 +133,35 @@ class Controller:
             if state.stopping == "drain" and not can_serve(state, index):
                 self._tell_to_stop()
             return
-        state.wanted = None
+        state.learner.wanted = None
         state.progress_at = now
         state.gauges.measure_rates(state.fleet, now)
         allowed = state.replay.oldest_allowed(index)
         info = state.gauges.batch_info(entries, version, allowed, now) | levels(state, now)
-        info |= state.gauges.decision(index) | {"redo": state.redo}
+        info |= state.gauges.decision(index) | {"redo": state.learner.redo}
         body = {"index": index, "version": version, "oldest_allowed": allowed, "info": info}
         body["actors"] = [entry.maker for entry in entries]
         heads = [entry.head for entry in entries if entry.head]
         served = state.shares.put(body, heads, frames)
-        state.outbox.put(state.learner, "batch", *served.share(0))
+        state.outbox.put(state.learner.peer, "batch", *served.share(0))
         state.shares.answer(state.outbox)
 
     def _serve_part(self, index: int, version: int) -> None:
         """What is there already of the batch that is wanted, for a learner that takes gradients meanwhile. Its groups
         stay WAITING: they are served, and written down, with the batch."""
-        state = self.state
-        if state.parts is None or state.learner is None:
+        state, begin = self.state, self.state.learner.parts
+        facts = index, begin, state.store.changes
+        if begin is None or state.learner.peer is None or facts == self._parts_by:
             return
-        entries = state.replay.finished_of(index)[state.parts :]
+        self._parts_by = facts
+        entries = state.replay.finished_of(index)[begin:]
         if frames := self._frames(entries):
             allowed = state.replay.oldest_allowed(index)
-            body: dict[str, Any] = {"index": index, "version": version, "oldest_allowed": allowed, "begin": state.parts}
+            body: dict[str, Any] = {"index": index, "version": version, "oldest_allowed": allowed, "begin": begin}
             body |= pack_heads([entry.head for entry in entries if entry.head])
             body["actors"] = [entry.maker for entry in entries]
-            state.outbox.put(state.learner, "part", body, frames)
-            state.parts += len(entries)
+            state.outbox.put(state.learner.peer, "part", body, frames)
+            state.learner.parts = begin + len(entries)
 
     def _frames(self, entries: list[Entry], batch: int | None = None) -> list[Any]:
         """What to send of groups that go out together, those of `batch` if they are SERVED. Empty if the journal has
@@ -172,20 +181,18 @@ class Controller:
 
     def _tell_to_stop(self) -> None:
         state = self.state
-        if state.learner:
-            state.wanted = None  # one who has not heard it asks again
-            state.router.send(state.learner, "stop", {"drain": state.stopping == "drain"})
+        if state.learner.peer:
+            state.learner.wanted = None  # one who has not heard it asks again
+            state.router.send(state.learner.peer, "stop", {"drain": state.stopping == "drain"})
 
     def _revoke(self) -> None:
         """Actors need not finish what got too old while it ran, nor what another has finished."""
         self.state.end_hedges()
-        for name, group_id in self.state.replay.take_revoked():
+        for name, group_id, give_back in self.state.replay.take_cancels():
             if actor := self.state.fleet.by_name.get(name):
-                actor.running.discard(group_id)
-                self.state.router.send(actor.peer, "cancel", {"ids": [group_id], "give_back": False})
-        for name, group_id in self.state.replay.take_recalled():
-            if actor := self.state.fleet.by_name.get(name):
-                self.state.router.send(actor.peer, "cancel", {"ids": [group_id], "give_back": True})
+                if not give_back:
+                    actor.running.discard(group_id)
+                self.state.router.send(actor.peer, "cancel", {"ids": [group_id], "give_back": give_back})
 
     def _release_blocks(self) -> None:
         for actor in self.state.fleet:
@@ -194,9 +201,9 @@ class Controller:
 
     def _report_when_finished(self) -> None:
         state = self.state
-        if state.finishing and not state.reported and state.evaluation.finished and state.learner:
+        if state.finishing and not state.reported and state.evaluation.finished and state.learner.peer:
             state.reported = True
-            state.router.send(state.learner, "report", {"report": status(state)})
+            state.router.send(state.learner.peer, "report", {"report": status(state)})
 
     def _watch(self, now: float) -> None:
         state = self.state

@@ -124,7 +124,7 @@ class Deadlines:
 
     def _look_after_benched(self, actor: Actor, now: float) -> None:
         """An engine that hangs takes no new weights, and without them the actor gets no lease that could time out."""
-        is_behind = actor.timed_out > 0 and actor.version == actor.benched_at < self.state.version
+        is_behind = actor.timed_out > 0 and actor.version == actor.benched_at < self.state.weights.version
         actor.behind_since = min(actor.behind_since, now) if is_behind else math.inf
         is_back = actor.benched_until <= now
         if is_back and not actor.running and now - actor.behind_since > self.timeout:

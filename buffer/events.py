@@ -224,7 +224,6 @@ class Snapshot(_Record):
     dropped: dict[str, int]
     requeued: int
     resumed: int
-    deferrals: int
     pushes: int
     staleness_max: int
     slots: Any

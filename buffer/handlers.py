@@ -57,7 +57,7 @@ class Handlers:
             self.state.router.refuse(peer, f"{message.kind}: {error}")
 
     def _only_the_learner(self, peer: bytes) -> None:
-        if peer != self.state.learner:
+        if peer != self.state.learner.peer:
             raise WireError(ONLY_THE_LEARNER)
 
     # ---- actors -----------------------------------------------------------------------------------------------------
@@ -71,9 +71,9 @@ class Handlers:
             actor = self.state.fleet.join(name, peer, slots, time.monotonic(), message.body["pid"])
             log.info("%s joined (pid %d)", name, actor.pid)
         elif role == "learner":
-            if self.state.learner not in (None, peer):
+            if self.state.learner.peer not in (None, peer):
                 raise WireError("there is a learner already")
-            self.state.learner = peer
+            self.state.learner.peer = peer
         self.state.router.send(peer, "welcome", {})
         if role == "actor":
             self.state.tell(peer, name)
@@ -90,7 +90,7 @@ class Handlers:
             self.state.evaluation.note_moved(actor.name, body["heldout"], now)
             if actor.engine != "serving":
                 self.state.evaluation.forgive(now, actor.name)
-            if actor.version < self.state.version:
+            if actor.version < self.state.weights.version:
                 self.state.tell(peer, actor.name)
 
     def _on_share(self, peer: bytes, actor: Actor | None, message: Message) -> None:
@@ -120,7 +120,7 @@ class Handlers:
 
     def _on_applied(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         version, digest = message.body["version"], message.body["digest"]
-        if self.state.digests.get(version) != digest:
+        if self.state.weights.digests.get(version) != digest:
             raise WireError(f"no version {version} with digest {digest[:40]} was published")
         if actor:
             actor.version = max(actor.version, version)
@@ -137,7 +137,7 @@ class Handlers:
             self._refuse_groups(actor, dict.fromkeys(named, error))
             raise
         state, now = self.state, time.monotonic()
-        faults = faults_of_push(heads, payloads, state.store.entries, state.digests, state.vocab_size)
+        faults = faults_of_push(heads, payloads, state.store.entries, state.weights.digests, state.learner.vocab_size)
         foreign = [head.id for head in heads if not self.state.may_push(actor, head.id)]
         here = [pair for pair in zip(heads, payloads, strict=True) if pair[1] is not None]
         pushed = [(head, payload) for head, payload in here if head.id not in (*foreign, *faults)]
@@ -185,7 +185,7 @@ class Handlers:
         entry = state.store.entries.get(head.id)
         cut = entry.cut if entry else ()
         owner = state.fleet.by_name.get(entry.actor) if entry else None
-        new = state.replay.push(head, payload, state.version, now, maker)
+        new = state.replay.push(head, payload, state.weights.version, now, maker)
         state.end_hedges(maker)
         if owner and entry and entry.stage not in LEASED:  # else the push came late: the lease of now goes on
             state.end_lease(owner, head.id, told=owner.name != maker)
@@ -227,7 +227,9 @@ class Handlers:
         state, metas, left = self.state, message.body["partials"], {}
         ids = {each for each in message.body["ids"] if isinstance(each, int)} & actor.running
         try:
-            check_give_back(metas, message.payloads, state.store.entries, state.digests, state.vocab_size)
+            check_give_back(
+                metas, message.payloads, state.store.entries, state.weights.digests, state.learner.vocab_size
+            )
             left = {meta["id"]: Partial(meta, part) for meta, part in zip(metas, message.payloads, strict=True)}
         finally:
             for group_id in sorted(ids):
@@ -269,16 +271,16 @@ class Handlers:
     def _on_model(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         """What the learner's model takes: groups with other tokens are refused."""
         self._only_the_learner(peer)
-        self.state.vocab_size = message.body["vocab_size"]
+        self.state.learner.vocab_size = message.body["vocab_size"]
 
     def _on_published(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         self._only_the_learner(peer)
         manifest = message.body["manifest"]
         version, digest = int(manifest["version"]), str(manifest["digest"])
-        if self.state.published and version <= self.state.published["version"]:
+        if self.state.weights.published and version <= self.state.weights.published["version"]:
             return  # said before
-        self.state.published, self.state.digests[version] = {**manifest, "version": version}, digest
-        self.state.digests.pop(version - KEPT_DIGESTS, None)
+        self.state.weights.published, self.state.weights.digests[version] = {**manifest, "version": version}, digest
+        self.state.weights.digests.pop(version - KEPT_DIGESTS, None)
         self.state.announce()
 
     def _on_want(self, peer: bytes, actor: Actor | None, message: Message) -> None:
@@ -287,19 +289,19 @@ class Handlers:
         expected = self.state.replay.bound.batch_version(index)
         if version != expected:
             raise WireError(f"batch {index} is trained at version {expected}, not {version}")
-        if index < self.state.steps:
+        if index < self.state.learner.steps:
             raise WireError(f"batch {index} is trained already")
-        self.state.wanted = message
-        if self.state.parts is not None:
-            self.state.parts = 0
+        self.state.learner.wanted = message
+        if self.state.learner.parts is not None:
+            self.state.learner.parts = 0
 
     def _on_stream(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         self._only_the_learner(peer)
-        self.state.parts = 0
+        self.state.learner.parts = 0
 
     def _on_want_share(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         index = message.body["index"]
-        if index < self.state.steps:
+        if index < self.state.learner.steps:
             raise WireError(f"batch {index} is trained already")
         self.state.shares.want(peer, index, message.body["rank"])
 
@@ -310,32 +312,34 @@ class Handlers:
     def _trained_before(self, steps: int) -> None:
         """Batches before `steps` are trained: also those of which word was lost on its way; none is counted twice."""
         served = [entry.batch for entry in self.state.store.of(Stage.SERVED)]
-        if steps > max(self.state.steps, max(served, default=-1) + 1):
+        if steps > max(self.state.learner.steps, max(served, default=-1) + 1):
             raise WireError(f"batch {steps - 1} was not served")
-        for index in range(self.state.steps, steps):
+        for index in range(self.state.learner.steps, steps):
             self.state.replay.finish(index)
-        self.state.steps = max(self.state.steps, steps)
-        self.state.shares.trained(self.state.steps)
+        self.state.learner.steps = max(self.state.learner.steps, steps)
+        self.state.shares.trained(self.state.learner.steps)
 
     def _on_untrainable(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         """The learner asks for other groups in place of those that it can't train."""
         self._only_the_learner(peer)
         index = message.body["index"]
-        if index != self.state.steps:
+        if index != self.state.learner.steps:
             raise WireError(f"batch {index} is not the next one to be trained")
         set_aside(self.state, index, message.body["reason"])
-        self.state.outbox.put(peer, "set_aside", {"index": index, "redo": self.state.redo})
+        self.state.outbox.put(peer, "set_aside", {"index": index, "redo": self.state.learner.redo})
 
     def _on_checkpointed(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         self._only_the_learner(peer)
-        if message.body["step"] == self.state.steps:  # an older one lacks batches that the journal then would not have
+        if (
+            message.body["step"] == self.state.learner.steps
+        ):  # an older one lacks batches that the journal then would not have
             self.state.outbox.rotate(self.state.store.snapshot, self.state.store.payloads())
 
     def _on_finish(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         """No more batches: what is still active is dropped, the last evaluation runs, then the report goes out."""
         self._only_the_learner(peer)
         self._trained_before(message.body["steps"])
-        self.state.finishing, self.state.wanted, self.state.reported = True, None, False
+        self.state.finishing, self.state.learner.wanted, self.state.reported = True, None, False
         self.state.announce()
         self.state.gauges.trained_seconds = self.state.age(time.monotonic())
         for each in self.state.fleet:
@@ -344,7 +348,7 @@ class Handlers:
         self.state.hedges.pairs.clear()
         for group_id in list(self.state.store.entries):
             self.state.replay.drop(group_id, "end of run")
-        self.state.evaluation.finish_with(self.state.version)
+        self.state.evaluation.finish_with(self.state.weights.version)
 
     def _on_stop(self, peer: bytes, actor: Actor | None, message: Message) -> None:
         """A person asks the run to end."""

@@ -26,8 +26,8 @@ def evaluate(state: RunState, now: float) -> None:
     """Leases of held-out prompts, if a round is under way."""
     if state.started_at is None:
         return
-    if not state.finishing and state.version == state.replay.bound.batch_version(state.steps):
-        state.evaluation.start_if_due(state.version, state.steps)
+    if not state.finishing and state.weights.version == state.replay.bound.batch_version(state.learner.steps):
+        state.evaluation.start_if_due(state.weights.version, state.learner.steps)
     state.evaluation.tick()
     if not state.evaluation.has_rows:
         return
@@ -47,15 +47,15 @@ def park(state: RunState) -> None:
         return
     if any(actor.parked for actor in state.fleet):
         return
-    scheduler, view = state.scheduler, _view(state, state.version, 0)
+    scheduler, view = state.scheduler, _view(state, state.weights.version, 0)
     now, spares = view.round(), scheduler.wants_spares(view)
     if not now.unfinished:
         return
     to_start = (now.left + state.store.count(*TO_LEASE) + spares) * scheduler.launch
-    groups = state.replay.bound.batches.size(state.steps) + now.spares + spares
+    groups = state.replay.bound.batches.size(state.learner.steps) + now.spares + spares
     left = to_start + sum(actor.sequences for actor in state.fleet)
     done = 1 - left / (groups * scheduler.launch)
-    current = state.replay.bound.batch_version(state.steps)
+    current = state.replay.bound.batch_version(state.learner.steps)
     loads = [Load(actor.name, actor.slots, actor.sequences) for actor in state.fleet if actor.version >= current]
     parked = [state.fleet.by_name[name] for name in scheduler.park(done, to_start, loads)]
     for actor in parked:
@@ -65,7 +65,7 @@ def park(state: RunState) -> None:
     if parked:
         moved = sum(actor.sequences for actor in parked)
         told = {"rounds/parked": len(parked), "rounds/parked_at": done, "rounds/moved": moved}
-        state.gauges.note_decision(state.steps, told)
+        state.gauges.note_decision(state.learner.steps, told)
 
 
 def admit(state: RunState, now: float) -> None:
@@ -74,7 +74,7 @@ def admit(state: RunState, now: float) -> None:
         return
     queued = state.store.count(*TO_LEASE)
     running = sum(len(actor.running) for actor in state.fleet) - len(state.hedges.pairs)
-    view = _view(state, state.version, running)
+    view = _view(state, state.weights.version, running)
     to_start = view.room + queued + state.scheduler.wants_spares(view)
     if not to_start:
         return
@@ -157,7 +157,7 @@ def _open_batch(state: RunState) -> None:
     replay, scheduler = state.replay, state.scheduler
     batches = replay.bound.batches
     batch = batches.of(state.store.slots.next)
-    while batches.opened <= batch and scheduler.ready_to_open(batches.opened, state.steps):
+    while batches.opened <= batch and scheduler.ready_to_open(batches.opened, state.learner.steps):
         if batches.opened < batch:  # open as far as slots tell; they were not written down, since all were alike
             replay.open_batch(batches.usual, None)
             continue
@@ -193,9 +193,11 @@ def _round(state: RunState, version: int) -> Round:
     to_come = math.inf
     lasts = [last for last in (state.last_batch, _drains_to(state)) if last is not None]
     if lasts:
-        to_come = (min(lasts) - state.steps) * batches.size(state.steps) - len(store.entries)
-    left = batches.first(state.steps + 1) - store.slots.used
-    return Round(left, unfinished, len(store.spares), to_come, version >= state.replay.bound.batch_version(state.steps))
+        to_come = (min(lasts) - state.learner.steps) * batches.size(state.learner.steps) - len(store.entries)
+    left = batches.first(state.learner.steps + 1) - store.slots.used
+    return Round(
+        left, unfinished, len(store.spares), to_come, version >= state.replay.bound.batch_version(state.learner.steps)
+    )
 
 
 def _bytes_to_come(state: RunState) -> int:
@@ -205,7 +207,7 @@ def _bytes_to_come(state: RunState) -> int:
 
 def _slots_wanted(state: RunState) -> int:
     """The slots below this belong to the batch that the learner waits for, or to earlier ones."""
-    return state.replay.bound.batches.first(state.wanted.body["index"] + 1) if state.wanted else 0
+    return state.replay.bound.batches.first(state.learner.wanted.body["index"] + 1) if state.learner.wanted else 0
 
 
 def _send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> None:
@@ -229,7 +231,7 @@ def _drains_to(state: RunState) -> int | None:
     if state.stopping != "drain":
         return None
     batches = state.replay.bound.batches
-    return batches.of(batches.first(state.steps) + len(state.store.entries) - 1) + 1
+    return batches.of(batches.first(state.learner.steps) + len(state.store.entries) - 1) + 1
 
 
 def _completes_a_batch(state: RunState) -> bool:

@@ -26,7 +26,7 @@ from buffer.playback import Playback
 from buffer.prompts import PromptCursor
 from buffer.relays import Relays
 from buffer.replay import Replay
-from buffer.run_state import RunState
+from buffer.run_state import Learner, RunState
 from buffer.schedulers import Scheduler
 from buffer.shares import Shares
 from buffer.staleness import Bound, Slots
@@ -101,9 +101,9 @@ def main(role: Role) -> None:
         config.actors.count,
         config.buffer.max_bytes,
         config.run.steps,
-        steps,
+        role.run,
+        Learner(steps=steps),
         shares=Shares(ranks),
-        folder=role.run,
         verifiers=Verifiers(verifier_of(config.task), config.rewards.timeout, config.rewards.max_timeouts),
         relays=Relays(config.actors.count if config.weights.fanout is None else config.weights.fanout),
     )

@@ -50,8 +50,7 @@ class Replay:
         self._replans = 0  # `Store.replans` when that was looked at last
         self._undecided = (-1, -1)  # a batch, and `Store.changes` when there was nothing to serve
         self._losers_recalled_at = -1  # `Store.changes`
-        self._revoked: list[tuple[str, int]] = []
-        self._recalled: list[tuple[str, int]] = []
+        self._cancels: list[tuple[str, int, bool]] = []
 
     def commit(self, event: events.Event, payload: Payload = b"", now: float = 0.0) -> None:
         """It happens: the journal is told first."""
@@ -123,12 +122,12 @@ class Replay:
         return -math.inf if self.staleness_policy == "mask_tokens" else self.bound.oldest(slot)
 
     def recall(self, group_id: int, move: bool = False) -> None:
-        """Ask the actor that has a group's lease to hand it back (`take_recalled`); until it does, the group runs.
+        """Ask the actor that has a group's lease to hand it back (`take_cancels`); until it does, the group runs.
         `move`: it is to go on elsewhere, also if it is a spare one."""
         entry = self.store.entries[group_id]
         if entry.stage not in ASKED_BACK:
             self.commit(events.Recall(group_id, move))
-            self._recalled.append((entry.actor, group_id))
+            self._cancels.append((entry.actor, group_id, True))
 
     def hand_back(self, group_id: int, left: Partial | None) -> None:
         """The actor does not go on; what it has sampled, if anything, replaces what the lease had carried."""
@@ -146,15 +145,11 @@ class Replay:
         """Any stage → gone, counted under `reason`; its slot is free again."""
         self.commit(events.Drop(group_id, reason))
 
-    def take_revoked(self) -> list[tuple[str, int]]:
-        """(actor, group id) of the leases that have ended because their groups got too old while they ran."""
-        revoked, self._revoked = self._revoked, []
-        return revoked
-
-    def take_recalled(self) -> list[tuple[str, int]]:
-        """(actor, group id) of the leases that are to be handed back."""
-        recalled, self._recalled = self._recalled, []
-        return recalled
+    def take_cancels(self) -> list[tuple[str, int, bool]]:
+        """What actors are to be told: (actor, group id, is the group to be handed back?). Else its lease has ended,
+        because it got too old while it ran."""
+        cancels, self._cancels = self._cancels, []
+        return cancels
 
     # ---- pushes -----------------------------------------------------------------------------------------------------
 
@@ -359,7 +354,7 @@ class Replay:
                     self.recall(entry.id)  # samples that waited for a place in the engine are younger than the lease
                     kept.append(youth)
                     continue
-                self._revoked.append((entry.actor, entry.id))
+                self._cancels.append((entry.actor, entry.id, False))
             if self.staleness_policy == "requeue":
                 self.requeue(entry.id)
             else:

@@ -32,16 +32,31 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
+class Learner:
+    """What the learner has asked for and done."""
+
+    peer: bytes | None = None
+    wanted: Message | None = None  # its open request
+    parts: int | None = None  # groups of the wanted batch that were sent ahead of it (None: it takes batches whole)
+    steps: int = 0  # batches that it has trained
+    redo: int = 0  # batches that were set aside
+    vocab_size: int | None = None  # tokens that its model knows (None: it has not said)
+
+
+@dataclass(slots=True)
+class Weights:
+    """`published` describes the learner's newest weights, `manifest` those that actors were told of: of `version` (-1:
+    none yet). `digests` are those of all recent versions."""
+
+    published: dict[str, Any] | None = None
+    manifest: dict[str, Any] | None = None
+    version: int = -1
+    digests: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class RunState:
-    """`expected_actors` must hold version 0 before the first lease; over `max_bytes` of payloads nothing is started but
-    what the learner's next batch lacks; `largest_payload` is that of one group so far. The data ends with `last_batch`
-    (None: the end is not known). `version` is the newest that the actors were told of (-1: none), `manifest` its
-    description; `published` is the learner's newest; `digests` has the digests of all recent ones; `vocab_size` tokens
-    are known to the learner's model (None: it has not said). `steps` batches have been trained; `wanted` is the
-    learner's open request; `parts`: it wants groups as they finish, and so many of that batch have been sent (None: it
-    does not); `shares` the batches sent, until they are trained: they may be asked for
-    again. `stopping`: the run is to end, "now" or ("drain") once what was admitted is trained. `redo` batches were set
-    aside, as files in the run's `folder` (None: nowhere). Times are those of the monotonic clock, in seconds."""
+    """Times are those of the monotonic clock, in seconds."""
 
     router: Router
     outbox: Outbox
@@ -49,57 +64,50 @@ class RunState:
     scheduler: Scheduler
     prompts: PromptCursor
     evaluation: Evaluation
-    expected_actors: int
-    max_bytes: int
-    last_batch: int | None = None
-    steps: int = 0
-    largest_payload: int = 0
-    version: int = -1
-    manifest: dict[str, Any] | None = None
-    published: dict[str, Any] | None = None
-    digests: dict[int, str] = field(default_factory=dict)
-    vocab_size: int | None = None
-    learner: bytes | None = None
-    wanted: Message | None = None
-    parts: int | None = None
-    started_at: float | None = None
-    progress_at: float = 0.0
-    stopping: Literal["", "now", "drain"] = ""
-    finishing: bool = False
-    reported: bool = False
+    expected_actors: int  # that must hold version 0 before the first lease
+    max_bytes: int  # over so many of payloads nothing is started but what the learner's next batch lacks
+    last_batch: int | None = None  # the data ends with it (None: the end is not known)
+    folder: Path | None = None  # of the run (None: nothing is to be kept in files)
+    learner: Learner = field(default_factory=Learner)
+    weights: Weights = field(default_factory=Weights)
+    fleet: Fleet = field(default_factory=Fleet)
     hedges: Hedges = field(default_factory=Hedges)
+    relays: Relays = field(default_factory=Relays)
+    shares: Shares = field(default_factory=Shares)  # batches that were sent, until they are trained
+    verifiers: Verifiers = field(default_factory=Verifiers)
+    gauges: Gauges = field(default_factory=Gauges)
+    store: Store = field(init=False)
+    failures: Failures = field(init=False)
+    samples_per_batch: int = field(init=False)
+    largest_payload: int = 0  # bytes of one group, so far
     lease_timeouts: int = 0  # leases revoked for want of progress
     left_out: dict[str, str] = field(default_factory=dict)  # actors that are not started again, and how they died
-    fleet: Fleet = field(default_factory=Fleet)
-    relays: Relays = field(default_factory=Relays)
-    gauges: Gauges = field(default_factory=Gauges)
-    shares: Shares = field(default_factory=Shares)
-    verifiers: Verifiers = field(default_factory=Verifiers)
-    redo: int = 0
-    folder: Path | None = None
-    failures: Failures = field(init=False)
-    store: Store = field(init=False)
-    samples_per_batch: int = field(init=False)
+    started_at: float | None = None  # when the first lease was due
+    progress_at: float = 0.0
+    stopping: Literal["", "now", "drain"] = ""  # the run is to end, "drain": once what was admitted is trained
+    finishing: bool = False  # no more batches: the last evaluation runs
+    reported: bool = False
 
     def __post_init__(self) -> None:
-        self.samples_per_batch = check_sizes(self.scheduler.sizing, self.replay.bound.groups_per_batch)
         self.store = self.replay.store
-        self.gauges.since_step = self.steps
+        self.samples_per_batch = check_sizes(self.scheduler.sizing, self.replay.bound.groups_per_batch)
+        self.gauges.since_step = self.learner.steps
         self.failures = Failures(most=4 * self.replay.bound.groups_per_batch)
 
     def announce(self) -> None:
         """Tell the actors of the newest weights, unless they must go on with those that they have (`injection`)."""
-        if self.published is self.manifest or self.published is None:
+        weights = self.weights
+        if weights.published is weights.manifest or weights.published is None:
             return
-        if self.finishing or lets_go_to(self.replay, self.published["version"]):
-            self.manifest, self.version = self.published, self.published["version"]
+        if self.finishing or lets_go_to(self.replay, weights.published["version"]):
+            weights.manifest, weights.version = weights.published, weights.published["version"]
             for actor in self.fleet:
                 self.tell(actor.peer, actor.name)
 
     def tell(self, peer: bytes, name: str) -> None:
         """Announce the newest weights to one actor, if there are any, and whom to ask for them."""
-        if self.manifest:
-            self.router.send(peer, "announce", {"manifest": {**self.manifest, "relays": self.relays.above(name)}})
+        if manifest := self.weights.manifest:
+            self.router.send(peer, "announce", {"manifest": {**manifest, "relays": self.relays.above(name)}})
 
     def may_push(self, actor: Actor, group_id: int) -> bool:
         """Has this actor, or had it, a lease of the group? A lease that went to another does not void the work of who

@@ -30,15 +30,15 @@ def set_aside(state: RunState, index: int, reason: str) -> None:
         return
     state.gauges.tell_again(sum(len(each.body["info"]["evaluations"]) for each in voided))
     faulty = state.replay.unserve(index)
-    state.redo += 1
+    state.learner.redo += 1
     log.warning("batch %d is set aside, its %d groups are replaced: %s", index, len(faulty), reason)
     if state.folder:
-        _keep(state.folder / FOLDER / f"batch-{index:08d}-{state.redo}.msgpack", index, reason, faulty)
+        _keep(state.folder / FOLDER / f"batch-{index:08d}-{state.learner.redo}.msgpack", index, reason, faulty)
     for entry in faulty:
         state.replay.drop(entry.id, REASON)
-    state.wanted = None
-    if state.parts is not None:
-        state.parts = 0
+    state.learner.wanted = None
+    if state.learner.parts is not None:
+        state.learner.parts = 0
 
 
 def _keep(path: Path, index: int, reason: str, entries: Sequence[Entry]) -> None:

@@ -40,8 +40,8 @@ def status(state: RunState) -> dict[str, Any]:
         "stopping": state.stopping,
         "seconds": state.age(now),
         "trained_seconds": state.gauges.trained_seconds,
-        "version": state.version,
-        "steps": state.steps,
+        "version": state.weights.version,
+        "steps": state.learner.steps,
         "ledger": state.store.ledger(),
         "staleness_max": state.store.staleness_max,
         "staleness_bound": bound if math.isfinite(bound) else None,
@@ -76,19 +76,19 @@ def waits(state: RunState) -> list[str]:
         return [] if state.evaluation.finished else ["the end waits for the last evaluation"]
     if state.started_at is None:
         to_come = state.expected_actors - sum(actor.version >= 0 for actor in state.fleet)
-        who = ["the learner"] if state.learner is None or state.version < 0 else []
+        who = ["the learner"] if state.learner.peer is None or state.weights.version < 0 else []
         who += [f"{to_come} actor{'s' * (to_come > 1)}"] if to_come > 0 else []
         return [f"the start waits for {' and '.join(who)}", *_engine_notes(state)]
     blocked = state.outbox.blocked
     lines = [f"everybody waits for the journal's disk: {blocked}"] if blocked else []
     if state.failures.count:
         lines.append(f"{state.failures.count} groups failed in a row, the last: {state.failures.last}")
-    if state.wanted:
+    if state.learner.wanted:
         missing = state.store.of(*UNFINISHED)
         owners = sorted({entry.actor or "no actor" for entry in missing})
         waiting = state.store.count(Stage.WAITING)
         lines.append(
-            f"learner waits for batch {state.wanted.body['index']}: {waiting} groups wait, "
+            f"learner waits for batch {state.learner.wanted.body['index']}: {waiting} groups wait, "
             f"{len(missing)} run on {', '.join(owners) or 'nobody'}"
         )
     lines += _engine_notes(state)
@@ -96,7 +96,11 @@ def waits(state: RunState) -> list[str]:
         if actor.refused >= MOST_REFUSED:
             lines.append(f"{actor.name} gets no leases: {actor.refused} groups of it in a row were refused")
         elif not actor.running and actor.engine == "serving":
-            idle = "waits for weights" if actor.version < state.version else "waits for the learner (staleness bound)"
+            idle = (
+                "waits for weights"
+                if actor.version < state.weights.version
+                else "waits for the learner (staleness bound)"
+            )
             lines.append(f"{actor.name} {'is parked until the next round' if actor.parked else idle}")
     return lines
 

@@ -49,7 +49,7 @@ SLACK = 64
 
 
 COUNTED = (
-    *("admitted", "trained", "requeued", "resumed", "deferrals", "pushes", "staleness_max"),
+    *("admitted", "trained", "requeued", "resumed", "pushes", "staleness_max"),
     *("scheduler", "decided", "planned"),
 )
 KEPT = tuple(name for name in events.Held.__struct_fields__ if name not in ("stored", "left"))
@@ -203,7 +203,7 @@ class Store:
         self.read: Read = cannot_read
         self.entries: dict[int, Entry] = {}
         self.changes = 0
-        self.admitted = self.trained = self.requeued = self.resumed = self.deferrals = 0
+        self.admitted = self.trained = self.requeued = self.resumed = 0
         self.filtered: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.pushes = self.bytes = self.staleness_max = 0
@@ -351,7 +351,6 @@ class Store:
     def _put_off(self, entry: Entry) -> None:
         entry.actor, entry.was_deferred = "", True
         self._move(entry, Stage.DEFERRED, NO_SLOT)
-        self.deferrals += 1
 
     def _takeup(self, event: events.TakeUp, *_: Any) -> None:
         entry = self.entries[event.id]

@@ -127,10 +127,11 @@ class OurBuffer:
         self.replay.push(make_head(group_id, rows, runs * 2, dict.fromkeys((began, version), "")), b"", version, 0.0)
 
     def revoked(self) -> list[int]:
-        recalled = [group_id for _, group_id in self.replay.take_recalled()]
-        for group_id in recalled:
-            self.replay.hand_back(group_id, None)
-        return [group_id for _, group_id in self.replay.take_revoked()] + recalled
+        cancels = self.replay.take_cancels()
+        for _, group_id, give_back in cancels:
+            if give_back:
+                self.replay.hand_back(group_id, None)
+        return [group_id for _, group_id, _ in cancels]
 
     def serve(self, batch: int) -> list[int] | None:
         """Staleness of each group of a batch, if there is one: of its tokens that are trained."""

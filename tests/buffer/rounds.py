@@ -99,7 +99,7 @@ class Run:
         self.house = House(scheduler, actors=3, last_batch=self.batches, rows=self.rows, **rules)
         state = self.house.state
         self.journal.restore(state.replay, self.checkpoint)
-        state.steps, state.prompts.position = self.checkpoint, state.store.admitted
+        state.learner.steps, state.prompts.position = self.checkpoint, state.store.admitted
         if state.store.scheduler:
             scheduler.load_state_dict(state.store.scheduler)
         del self.trained[self.checkpoint :]
@@ -127,7 +127,7 @@ class Run:
     def publish(self) -> None:
         self.house.publish(self.version)
         for version in range(self.version):  # those of before a crash
-            self.house.state.digests[version] = f"d{version}"
+            self.house.state.weights.digests[version] = f"d{version}"
 
     def want(self) -> None:
         index = len(self.served)

@@ -153,10 +153,10 @@ def test_endless_failure_ends_the_run_with_its_reason() -> None:
 def test_messages_that_nobody_should_send_change_nothing(kind: str, body: dict) -> None:
     house = House(asynchronous(max_staleness=0))
     house.start()
-    before = house.state.store.ledger(), house.state.version, len(house.leases())
+    before = house.state.store.ledger(), house.state.weights.version, len(house.leases())
     house.say("actor-0", kind, body)
-    assert (house.state.store.ledger(), house.state.version, len(house.leases())) == before
-    assert house.state.learner == b"learner" and not house.state.finishing
+    assert (house.state.store.ledger(), house.state.weights.version, len(house.leases())) == before
+    assert house.state.learner.peer == b"learner" and not house.state.finishing
     house.say("learner", "want", {"index": 0, "version": 0})
     for name in house.names:
         for group_id in house.leases(name):
@@ -232,7 +232,7 @@ def test_a_checkpoint_of_long_ago_does_not_shorten_the_journal() -> None:
     house = House(asynchronous(max_staleness=0))
     house.start()
     rotated = []
-    house.state.outbox.rotate = lambda *args: rotated.append(house.state.steps)  # type: ignore[method-assign]
+    house.state.outbox.rotate = lambda *args: rotated.append(house.state.learner.steps)  # type: ignore[method-assign]
     for step in range(3):
         for name in house.names:
             for group_id in house.leases(name):
@@ -243,7 +243,9 @@ def test_a_checkpoint_of_long_ago_does_not_shorten_the_journal() -> None:
         house.say("learner", "checkpointed", {"step": 1})
         house.publish(step + 1)
         house.apply(step + 1)
-    assert house.state.steps == 3 and rotated == [1], "batches 1 and 2 are in no checkpoint: the journal must keep them"
+    assert house.state.learner.steps == 3 and rotated == [1], (
+        "batches 1 and 2 are in no checkpoint: the journal must keep them"
+    )
 
 
 def test_what_runs_counts_against_the_memory_before_it_comes() -> None:

@@ -156,7 +156,7 @@ class Run:
         raise AssertionError(f"stuck: {self.state.store.ledger()}, {len(self.learner.batches)} batches")
 
     def trained(self, batches: int) -> None:
-        self.until(lambda: self.state.steps >= batches)
+        self.until(lambda: self.state.learner.steps >= batches)
 
     def result(self) -> dict[str, Any]:
         """After the last batch, when all that may start has been pushed."""
@@ -166,7 +166,7 @@ class Run:
         return {
             "batches": self.learner.batches,
             "ledger": self.state.store.ledger(),
-            "version": self.state.version,
+            "version": self.state.weights.version,
             "evaluations": self.state.gauges.evaluations,
             "staleness": self.state.store.staleness_max,
         }
@@ -240,7 +240,7 @@ def half_a_group(run: Run) -> None:
     """Pushes with a payload that is short, missing, or too many, and another that breaks off between two frames."""
     sock = run.stranger()
     newest = max(run.leased)
-    header, payload = push_frames(newest, run.state.version, token=99)
+    header, payload = push_frames(newest, run.state.weights.version, token=99)
     for frames in ([header], [header, payload[:-1]], [header, payload, payload], [header, b""]):
         sock.send_multipart(frames)
     sock.send(header, zmq.SNDMORE)
@@ -273,7 +273,7 @@ def pushes_of_groups_that_others_have_and_nobody_has(run: Run) -> None:
         run.controller.step(0.001)
     stolen = sorted(entry.id for entry in run.state.store.of(*LEASED))
     for group_id in (*stolen, 500, 10**9, 2**60):
-        thief.send_multipart(push_frames(group_id, run.state.version, token=99))
+        thief.send_multipart(push_frames(group_id, run.state.weights.version, token=99))
     for _ in range(200):
         run.controller.step(0.001)
     assert {entry.id for entry in run.state.store.of(*LEASED)} >= set(stolen)

@@ -238,6 +238,7 @@ class History:
     def after_a_crash(self) -> None:
         """The journal has the same groups in the same stages, but that nothing runs."""
         replay = self.state.replay
+        self.journal.check(replay, replay.bound, hedged=True)
         house = House(asynchronous(max_staleness=self.staleness), **self.rules)
         again: Replay = house.state.replay
         self.journal.restore(again, self.trained)

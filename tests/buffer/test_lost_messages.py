@@ -52,9 +52,9 @@ def test_trained_counts_once_however_often_it_is_said_and_tells_of_those_before(
     assert len(house.batches()) == 2
     for _ in range(2):  # the word of batch 0 was lost
         house.say("learner", "trained", {"index": 1})
-    assert house.state.store.ledger()["trained"] == 2 * B and house.state.steps == 2
+    assert house.state.store.ledger()["trained"] == 2 * B and house.state.learner.steps == 2
     house.say("learner", "trained", {"index": 7})
-    assert "was not served" in refusals(house)[-1] and house.state.steps == 2
+    assert "was not served" in refusals(house)[-1] and house.state.learner.steps == 2
 
 
 def test_the_end_counts_what_was_trained_and_reports_as_often_as_asked() -> None:

@@ -93,16 +93,14 @@ def test_wait_holds_the_last_batch_that_can_take_the_straggler(policy) -> None:
 def test_drop_goes_on_without_the_straggler_and_ends_its_lease() -> None:
     replay, served = history("drop")
     assert len(served) == 4
-    assert (
-        replay.store.dropped == {"stale": 1} and replay.take_revoked() == [("slow", 0)] and replay.take_revoked() == []
-    )
+    assert replay.store.dropped == {"stale": 1} and replay.take_cancels() == [("slow", 0, False)]
     assert not push(replay, 0, 0), "it comes too late"
 
 
 def test_requeue_gives_the_straggler_a_new_lease() -> None:
     replay, served = history("requeue")
     assert len(served) == 4 and not replay.store.dropped
-    assert replay.take_recalled() == [("slow", 0)] and replay.take_recalled() == []
+    assert replay.take_cancels() == [("slow", 0, True)] and replay.take_cancels() == []
     replay.hand_back(0, None)
     assert replay.store.entries[0].stage is Stage.QUEUED
     assert replay.queued_for(3) is replay.store.entries[0]

@@ -232,11 +232,11 @@ class BufferHistory(RuleBasedStateMachine):
 
     def serve_ahead(self, batch: int) -> None:
         entries = self.replay.serve(batch)
-        for actor, group_id in self.replay.take_revoked():
-            assert actor in ACTORS and self.staleness_policy in ("drop", "requeue") and self.policy != "in_order"
-            assert group_id not in self.store.entries or self.store.entries[group_id].stage is Stage.QUEUED
-        for actor, group_id in self.replay.take_recalled():
-            assert group_id not in self.store.entries or actor in ACTORS
+        for actor, group_id, give_back in self.replay.take_cancels():
+            assert actor in ACTORS or (give_back and group_id not in self.store.entries)
+            if not give_back:
+                assert self.staleness_policy in ("drop", "requeue") and self.policy != "in_order"
+                assert group_id not in self.store.entries or self.store.entries[group_id].stage is Stage.QUEUED
         if entries:
             ids = [entry.id for entry in entries]
             assert ids == self.composition.setdefault(batch, ids), "after a crash, a batch was put together differently"
@@ -273,7 +273,7 @@ class BufferHistory(RuleBasedStateMachine):
         """The learner can't train a batch, with another served ahead of it or not; or the disk has lost a payload."""
         if ahead and (entries := self.replay.serve(self.batches + 1)):
             self.check_bound(self.batches + 1, entries)
-        self.replay.take_revoked(), self.replay.take_recalled()
+        self.replay.take_cancels()
         faulty = [entry.id for entry in self.replay.unserve(self.batches)]
         assert sorted(faulty) == sorted(self.serving)
         if lost:

@@ -124,9 +124,12 @@ def test_a_policy_is_not_asked_again_while_nothing_has_changed() -> None:
     assert asked == [4, 5, 6, 7, 8, 8], "what is missing has changed"
 
 
-def test_turns_of_the_loop_in_which_nothing_happens_look_at_no_group() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_turns_of_the_loop_in_which_nothing_happens_look_at_no_group(stream: bool) -> None:
     house = House(asynchronous(max_staleness=2), staleness_policy="wait")
     house.start()
+    if stream:
+        house.say("learner", "stream", {})
     house.say("learner", "want", {"index": 0, "version": 0})
     for group_id in range(1, 9):
         house.push(house.state.store.entries[group_id].actor, group_id, 0)
