@@ -16,7 +16,7 @@ from areal_like.types import Group, Sample
 from buffer.events import LeaveOut
 from buffer.filters import zero_variance
 from buffer.policies import fifo
-from buffer.run_state import RunState
+from buffer.run_state import Learner, RunState
 from buffer.schedulers import AsyncScheduler, SyncScheduler
 from buffer.sizing import Fixed
 from buffer.status import status
@@ -349,7 +349,9 @@ def test_totals_never_fall_when_actors_restart_leave_and_come_back() -> None:
 
 def test_what_a_resume_counts_anew_is_marked_by_its_step() -> None:
     house = House(asynchronous(max_staleness=1))
-    state = RunState(**{f.name: getattr(house.state, f.name) for f in fields(RunState) if f.init} | {"steps": 7})
+    state = RunState(
+        **{f.name: getattr(house.state, f.name) for f in fields(RunState) if f.init} | {"learner": Learner(steps=7)}
+    )
     assert status(state)["since_step"] == 7 and state.gauges.measure_rates(state.fleet, 1.0)["rollout/since_step"] == 7
     console = Console(record=True, width=120, file=io.StringIO())
     console.print(render({"report": status(state), "step": {}}, 10))
