@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,15 @@ from actors.agents import counts
 from actors.relay import Relay
 from actors.reward_pool import RewardPool
 from actors.rewards import reward_function
-from actors.session import Session
+from actors.session import Session, Stuck
 from actors.subscriber import Subscriber
 from actors.worker import Rollout, Worker
-from areal_like.bus import BusError, deliver
+from areal_like import turns
+from areal_like.bus import BusError
 from areal_like.client import ActorClient
 from areal_like.config import heldout_workflow
 from areal_like.keys import KeysError
-from areal_like.process import EXIT_TERMINATED, Role, Terminated, end_gently, run_role
+from areal_like.process import EXIT_TERMINATED, TERM_SECONDS, Orders, Role, Terminated, run_role
 from areal_like.registry import bind, build, resolve
 from areal_like.spans import Spans
 from areal_like.weights.state import State
@@ -30,8 +32,6 @@ log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 1.0
 LOOK_SECONDS, MISSES = 2.0, 2
 """Seconds between checks whether the run still exists, and how often in a row it must be missing."""
-DELIVERY_SECONDS = 0.5
-"""Seconds that an actor waits for its last message to be sent."""
 
 
 def build_engine(config: Any, vocab_size: int, folder: Path) -> tuple[Any, State | None]:
@@ -94,10 +94,10 @@ async def _subscribe(engine: Any, subscriber: Subscriber) -> None:
     await subscriber.run()
 
 
-async def _until_told_to_end(worker: Worker) -> None:
-    """Wait for SIGTERM, then hand all groups back."""
+async def _until_told_to_end(worker: Worker, orders: Orders) -> None:
+    """Wait for the order to end, then hand all groups back."""
     loop, told = asyncio.get_running_loop(), asyncio.Event()
-    end_gently(lambda: loop.call_soon_threadsafe(told.set))
+    orders.on_end(lambda: loop.call_soon_threadsafe(told.set))
     await told.wait()
     await worker.give_back(leaving=True)
 
@@ -135,9 +135,10 @@ async def serve(role: Role) -> None:
     subscriber = Subscriber(engine, role.name, client.applied, **more, **link)
     subscriber.relay = build_relay(role, subscriber)
     client.relay = subscriber.relay.offer if subscriber.relay else None
+    timeout = rewards.timeout if rewards.workers else math.inf
     # A verifier that computes here keeps the actor from sending heartbeats.
-    step_timeout = min(rewards.timeout, config.buffer.heartbeat_timeout / 2)
-    reward = reward_function(task, pool, timeout=rewards.timeout, step_timeout=step_timeout)
+    step_timeout = min(timeout, config.buffer.heartbeat_timeout / 2) if rewards.workers else math.inf
+    reward = reward_function(task, pool, timeout=timeout, step_timeout=step_timeout)
     worker = Worker(task, engine, reward, client, rollout, subscriber.digests, spans)
     session = Session(client, worker, subscriber)
     client.hello()
@@ -145,12 +146,15 @@ async def serve(role: Role) -> None:
     jobs.append(_subscribe(engine, subscriber))
     if hasattr(engine, "watch"):
         jobs.append(engine.watch())
-    ends = [_until_told_to_end(worker), _until_the_run_is_gone(role, buffer)]
+    ends = [_until_told_to_end(worker, role.orders), _until_the_run_is_gone(role, buffer)]
     tasks = [asyncio.create_task(job) for job in [*jobs, *ends]]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for each in done:
             each.result()
+    except Stuck:
+        role.orders.end_within(TERM_SECONDS)  # an engine that hangs may not be closed in time either
+        raise
     finally:
         for each in tasks:
             each.cancel()
@@ -158,12 +162,12 @@ async def serve(role: Role) -> None:
         await pool.close()
         subscriber.close()
         client.close()
-    deliver(DELIVERY_SECONDS)
     raise Terminated(EXIT_TERMINATED)
 
 
 def main(role: Role) -> None:
-    asyncio.run(serve(role))
+    with asyncio.Runner(loop_factory=turns.event_loop) as runner:
+        runner.run(serve(role))
 
 
 if __name__ == "__main__":

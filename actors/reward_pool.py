@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pkgutil import resolve_name
 from typing import Any, TextIO
 
@@ -46,7 +46,8 @@ class WorkerDied(RewardError):
 
 
 class RewardPool:
-    """Scores with up to `workers` verifiers at a time.
+    """Scores with up to `workers` verifiers at a time; with 0 workers in this process, without any limits, so that a
+    person may look into a verifier.
 
     timeout, min_timeout, slack: bounds and factor of a call's time once it has begun (`actors.reward_times`); without
         `min_timeout` every call has `timeout` seconds. memory_limit: bytes of data a worker may have (RLIMIT_DATA);
@@ -62,12 +63,12 @@ class RewardPool:
         slack: float = 1.5,
         memory_limit: int | None = None,
     ):
-        if workers < 1:
-            raise ValueError(f"reward pool: want workers >= 1, got {workers}")
+        if workers < 0:
+            raise ValueError(f"reward pool: want workers >= 0, got {workers}")
         self.times = RewardTimes(timeout if min_timeout is None else min_timeout, timeout, slack)
-        self._workers = [_Worker(memory_limit) for _ in range(workers)]
+        self._workers = [_Worker(memory_limit) for _ in range(workers)] or [_Here()]
         # Last in, first out: a worker that runs is used again before another is started.
-        self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
+        self._free: asyncio.LifoQueue[_Worker | _Here] = asyncio.LifoQueue()
         for worker in self._workers:
             self._free.put_nowait(worker)
         self._closed = False
@@ -184,6 +185,22 @@ class _Worker:
         return await self._process.stdout.readline()
 
 
+class _Here:
+    """In place of a worker: this process."""
+
+    kills = 0
+
+    async def call(self, request: bytes, verifier: str, timeout: float) -> tuple[float, float]:
+        begin = time.monotonic()
+        try:
+            return _score(json.loads(request)), time.monotonic() - begin
+        except Exception as error:
+            raise RewardError(f"{verifier} raised {type(error).__name__}: {error}") from error
+
+    async def kill(self) -> None:
+        """There is nothing to kill."""
+
+
 def main() -> None:
     """The worker process: answer requests until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the actor decides what it means
@@ -201,15 +218,20 @@ def main() -> None:
 def _answer(request: dict[str, Any], replies: TextIO) -> None:
     reply: dict[str, Any]
     try:
-        verifier = resolve_name(request["verifier"])
-        print("{}", file=replies, flush=True)
-        score = float(verifier(*request["arguments"]))
-        if not math.isfinite(score):
-            raise ValueError(f"{score} is not finite")
-        reply = {"score": score}
+        reply = {"score": _score(request, lambda: print("{}", file=replies, flush=True))}
     except Exception as error:  # MemoryError among them
         reply = {"error": f"{type(error).__name__}: {error}"[:1000]}
     print(json.dumps(reply), file=replies, flush=True)
+
+
+def _score(request: dict[str, Any], imported: Callable[[], object] = lambda: None) -> float:
+    """`imported` is called between the import of the verifier and its call."""
+    verifier = resolve_name(request["verifier"])
+    imported()
+    score = float(verifier(*request["arguments"]))
+    if not math.isfinite(score):
+        raise ValueError(f"{score} is not finite")
+    return score
 
 
 if __name__ == "__main__":

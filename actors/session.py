@@ -17,7 +17,6 @@ from actors.subscriber import Subscriber
 from actors.worker import Worker
 from areal_like.client import ActorClient
 from areal_like.link import WrongKeysError
-from areal_like.process import TERM_SECONDS, end_within
 from areal_like.wire import NOT_WITH_THIS_KEY, SAY_HELLO, Message
 
 log = logging.getLogger(__name__)
@@ -76,8 +75,7 @@ class Session:
         self.welcomed = True
 
     def _on_quit(self, message: Message) -> None:
-        """Raises Stuck. An engine that hangs may not be closed in time either."""
-        end_within(TERM_SECONDS)
+        """Raises Stuck."""
         raise Stuck(message.body["reason"])
 
     def _on_refused(self, message: Message) -> None:

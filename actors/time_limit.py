@@ -13,6 +13,7 @@ others that is due sooner, or is set within the step, is let be.
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import threading
 import time
@@ -36,9 +37,9 @@ class _Overrun(BaseException):
 
 async def within(seconds: float, step_seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
     """Run the coroutine, and return its result, if all of it takes at most `seconds` and no step between two awaits
-    more than `step_seconds`. Raises Overtime otherwise, and whatever the coroutine raises. The limit of steps works in
-    the main thread only, where Python handles signals; it uses SIGALRM."""
-    limit = asyncio.timeout(seconds)
+    more than `step_seconds` (infinity: no limit). Raises Overtime otherwise, and whatever the coroutine raises. The
+    limit of steps works in the main thread only, where Python handles signals; it uses SIGALRM."""
+    limit = asyncio.timeout(seconds if seconds < math.inf else None)
     try:
         async with limit:
             return await _Steps(coroutine, step_seconds)
@@ -72,7 +73,7 @@ class _Steps:
                 resume, value = self._coroutine.throw, error
 
     def _timed(self, resume: Callable[[Any], Any], value: Any) -> Any:
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread() or self._seconds == math.inf:
             return resume(value)
         before = signal.signal(signal.SIGALRM, _overrun)
         left, every = signal.setitimer(signal.ITIMER_REAL, self._seconds, AGAIN_SECONDS)

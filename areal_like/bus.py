@@ -23,7 +23,6 @@ import ipaddress
 import logging
 import os
 import secrets
-import select
 import socket
 import threading
 import time
@@ -34,6 +33,7 @@ import zmq
 import zmq.asyncio
 
 from areal_like import keys as keyring
+from areal_like import turns
 from areal_like.link import BusError, Link
 from areal_like.wire import MAX_FRAME_BYTES, MAX_FRAMES, Message, WireError, check_role, decode, encode
 
@@ -88,13 +88,26 @@ def keep(frames: Sequence[Any]) -> list[Any]:
     return [frame if len(frame) >= COPY_BELOW else frame.bytes for frame in frames]
 
 
+def _comes_within(sock: zmq.Socket, seconds: float) -> bool:
+    """Is there a message, before that time is over?"""
+    if turns.current() is None:
+        return bool(sock.poll(int(seconds * 1000)))
+    deadline = time.monotonic() + seconds
+    while not sock.poll(0):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        turns.wait(left, sock.getsockopt(zmq.FD))
+    return True
+
+
 def receive_within(sock: zmq.Socket, timeout: float) -> list[Any] | None:
     """The frames of the next message as the socket has them (see `keep`), or None after `timeout` seconds. If a message
     has too many frames, only the first of them."""
     try:
         frames = [sock.recv(_NOW, copy=False)]
     except zmq.Again:
-        if timeout <= 0 or not sock.poll(int(timeout * 1000)):
+        if timeout <= 0 or not _comes_within(sock, timeout):
             return None
         frames = [sock.recv(copy=False)]
     frame = frames[-1]
@@ -300,9 +313,6 @@ class SharedDealer(Dealer):
         super().__init__(endpoint, name, peer, **how)
         self._lock, self._owner = threading.Lock(), threading.get_ident()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self._watched = select.poll()
-        for descriptor in (self.socket.getsockopt(zmq.FD), self._wake):
-            self._watched.register(descriptor, select.POLLIN)
 
     def send(self, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
         with self._lock:
@@ -323,11 +333,10 @@ class SharedDealer(Dealer):
                 self.link.check()
                 return None
             seconds = left if self.link.connections else min(left, 0.5)
-            ready = [descriptor for descriptor, _ in self._watched.poll(1000 * seconds)]
-            if self._wake in ready:
+            turns.wait(seconds, self.socket.getsockopt(zmq.FD), self._wake)
+            with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
-            elif not ready:
-                self.link.check()
+            self.link.check()
 
     def close(self) -> None:
         super().close()
@@ -350,6 +359,8 @@ class AsyncDealer:
         key: str = "",
     ):
         context = zmq.asyncio.Context.instance()
+        if endpoint.startswith("inproc:"):  # the other side is in the same process, and there in another context
+            context = zmq.asyncio.Context(zmq.Context.instance())
         self.socket, self.link = _dealer(context, endpoint, name, peer, link_timeout, keys, role, key)
 
     def send(self, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:

@@ -23,11 +23,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from areal_like.ages import KEY as AGES
 from areal_like.ages import shares_of
-from areal_like.conflicts import refuse_odd_model, refuse_odd_training, refuse_odd_transport
+from areal_like.conflicts import refuse_odd_launcher, refuse_odd_model, refuse_odd_training, refuse_odd_transport
 from areal_like.defaults import learning_defaults
-from areal_like.layers import CONFIGS, Layers, read, shown
+from areal_like.layers import COMMAND_LINE, CONFIGS, Layers, read, shown
 from areal_like.ranges import RANGES, range_of
-from areal_like.registry import COMPONENTS, ConfigError, check, nearest
+from areal_like.registry import COMPONENTS, ConfigError, check, marks, nearest
 
 __all__ = ["Config", "ConfigError", "load", "load_resolved", "replace", "save", "to_yaml"]
 
@@ -87,7 +87,7 @@ class Rewards:
 
 @dataclass
 class Buffer:
-    transport: Literal["auto", "ipc", "tcp"]
+    transport: Literal["auto", "ipc", "tcp", "inproc"]
     host: str
     port: int
     shared_bytes: int
@@ -185,6 +185,7 @@ def load(argv: Sequence[str]) -> Config:
     try:
         _settle_mode(layers)
         _imply_bound(layers)
+        _imply_one_process(layers)
         return _with_defaults(_checked(layers.tree))
     except ConfigError as error:
         origin = layers.origin(error.key)
@@ -239,6 +240,7 @@ def _checked(tree: dict[str, Any]) -> Config:
         raise ConfigError("actors.count: a server that is joined (engine.url) belongs to one actor", "actors.count")
     _refuse_other_ages(config)
     refuse_odd_transport(_plain(config))
+    refuse_odd_launcher(_plain(config))
     refuse_odd_model(_plain(config))
     refuse_odd_training(_plain(config))
     return _read_only(config)
@@ -289,6 +291,20 @@ def _imply_bound(layers: Layers) -> None:
         return
     if origin in {shown(CONFIGS / file) for file in ("base.yaml", "mode/async.yaml")}:
         scheduler["max_staleness"] = shares_of(layers.tree[AGES])[-1][0]
+
+
+def _imply_one_process(layers: Layers) -> None:
+    """Where all roles are threads of a process, that a person may hold up for as long as he likes, nothing is to happen
+    beside them or because of the time that passes; unless the command line says so."""
+    launcher = layers.tree.get("launcher")
+    name = launcher.get("name") if isinstance(launcher, dict) else None
+    if not isinstance(name, str) or "ONE_PROCESS" not in marks("launcher", name):
+        return
+    implied = {"rewards": {"workers": 0}, "weights": {"overlap": False}, "buffer": {"lease_timeout": 0.0}}
+    for section, values in implied.items():
+        for key, value in values.items():
+            if isinstance(layers.tree.get(section), dict) and layers.origin(f"{section}.{key}") != COMMAND_LINE:
+                layers.tree[section][key] = value
 
 
 def _refuse_other_ages(config: Any) -> None:

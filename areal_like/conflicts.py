@@ -22,6 +22,24 @@ def refuse_odd_transport(config: dict[str, Any]) -> None:
         raise ConfigError(f"{key}=ipc has no use for {' and '.join(asked)}: leave that out, or say {key}=tcp", key)
 
 
+def refuse_odd_launcher(config: dict[str, Any]) -> None:
+    """What can't be in one process, and what can't be between several. Raises ConfigError."""
+    one_process = "ONE_PROCESS" in marks("launcher", config["launcher"]["name"])
+    if config["buffer"]["transport"] == "inproc" and not one_process:
+        key = "buffer.transport"
+        raise ConfigError(f"{key}=inproc leads to no other process: leave it out, or say launcher=inline", key)
+    if not one_process:
+        return
+    learner, threads = config["learner"], config["actors"]["threads"]
+    if learner.get("ranks", 1) > 1:
+        raise ConfigError("learner.ranks: launcher=inline has one process, so 1 rank only", "learner.ranks")
+    if (learner.get("threads") or threads) != threads:
+        key = "learner.threads"
+        raise ConfigError(
+            f"{key}: with launcher=inline torch has one number of threads: leave it out, or say {key}={threads}", key
+        )
+
+
 def refuse_odd_model(config: dict[str, Any]) -> None:
     """Heads share the hidden size and turn pairs of numbers (RoPE); groups of them share keys. Raises ConfigError."""
     known = knobs("model", config["model"]["name"]) | config["model"]

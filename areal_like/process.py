@@ -14,6 +14,7 @@ import ctypes
 import errno
 import fcntl
 import gc
+import itertools
 import json
 import logging
 import os
@@ -23,13 +24,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from setproctitle import setproctitle, setthreadtitle
 
-from areal_like.bus import NODE, BusError, is_loopback, own_address
+from areal_like import turns
+from areal_like.bus import NODE, BusError, deliver, is_loopback, own_address
 from areal_like.config import load_resolved, replace
 from areal_like.errors import UserError
 from areal_like.launch import sockets
@@ -54,45 +56,76 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 """The folder of the code, and the current folder of roles."""
 TERM_SECONDS = 2
 """Seconds that a role has to end after SIGTERM."""
+DELIVERY_SECONDS = 0.5
+"""Seconds that a process that was told to end waits for its last messages to be sent."""
 _PR_SET_PDEATHSIG = 1
 _OBJECTS_BETWEEN_COLLECTIONS = 20_000
 _MALLOC_KNOBS = {-3: 32 << 20, -1: 256 << 20, -2: 16 << 20}
 """glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD, in bytes."""
+_services = itertools.count()
+"""Numbers of the services that are a role's own: there may be several of them in a process."""
+
+
+class Orders:
+    """What a role is told from outside, here by signals: to end (SIGTERM) and to stop at a checkpoint (SIGUSR1)."""
+
+    def on_end(self, begin: Callable[[], object], seconds: int = TERM_SECONDS) -> None:
+        """From now on the order to end calls `begin`, in the main thread between two of its instructions; the role then
+        has so many seconds to end by itself."""
+
+        def terminate(signum: int, frame: Any) -> None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            end_within(seconds)
+            begin()
+
+        signal.signal(signal.SIGTERM, terminate)
+
+    def on_pause(self, begin: Callable[[], object]) -> None:
+        """From now on the order to stop at a checkpoint calls `begin`; also one that came before. Until a role says
+        this, and in roles that have no checkpoint, the order waits for ever: Slurm gives it to all processes."""
+        signal.signal(signal.SIGUSR1, lambda signum, frame: begin())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+
+    def end_within(self, seconds: int) -> None:
+        """The role ends now, and must not take longer than that."""
+        end_within(seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """This process: its name, the run's folder, the folder for local sockets (None: tcp only), the run's config, and
-    the seconds that it has to come to a good end after SIGTERM (0: it is to end at once)."""
+    """What this process (or thread) is: its name, the run's folder, the folder for local sockets (None: tcp only), the
+    run's config, the seconds that it has to come to a good end after SIGTERM (0: it is to end at once), and how it
+    hears of orders."""
 
     name: str
     run: Path
     sockets: Path | None
     config: Any
     grace: int = 0
+    orders: Orders = field(default_factory=Orders)
 
     @property
     def keys(self) -> str | None:
-        """The folder of keys for all connections of this role."""
-        return self.config.security.key_folder
+        """The folder of keys for all connections of this role; within one process there are none."""
+        return None if self.config.buffer.transport == "inproc" else self.config.security.key_folder
 
     def endpoint(self, service: str) -> str:
-        """Where this role binds `service`: a file for ipc, the configured host and port for tcp. Raises UserError
-        where anybody could talk to it."""
+        """Where this role binds `service`: a file for ipc, a name for inproc, the configured host and port for tcp.
+        Raises UserError where anybody could talk to it."""
         buffer = self.config.buffer
         if buffer.transport == "tcp":
             if not self.keys:
                 raise UserError("security.key_folder: nothing binds to TCP without keys; scripts.train makes some")
             host = own_address() if buffer.host == NODE else buffer.host
             return f"tcp://{host}:{buffer.port if service == 'buffer' else 0}"
-        return f"ipc://{self.sockets}/{service}"
+        return f"{buffer.transport}://{self.sockets}/{service}"
 
     def own_endpoint(self) -> str:
         """Where this role binds a service of its own, which it has to tell others of: as `endpoint`, but on the host
         that this process is on."""
         if self.config.buffer.transport == "tcp":
             return f"tcp://{'127.0.0.1' if is_loopback(self.config.buffer.host) else own_address()}:0"
-        return f"ipc://{self.sockets}/w{os.getpid()}"
+        return f"{self.config.buffer.transport}://{self.sockets}/w{os.getpid()}.{next(_services)}"
 
     def offer(self, service: str, endpoint: str) -> None:
         """Publish where a service is (written to a temporary file and renamed, so never read half)."""
@@ -116,7 +149,7 @@ class Role:
         while time.monotonic() < deadline:
             with contextlib.suppress(FileNotFoundError):
                 return json.loads(path.read_text())["endpoint"]
-            time.sleep(0.02)
+            turns.sleep(0.02)
         raise BusError(f"{self.name} gave up waiting for the {service} to start: see its log in {self.run}/logs")
 
 
@@ -177,27 +210,16 @@ def _terminate(signum: int, frame: Any) -> None:
     raise Terminated(EXIT_TERMINATED)
 
 
-def end_gently(begin: Callable[[], object], seconds: int = TERM_SECONDS) -> None:
-    """From now on SIGTERM calls `begin`, in the main thread between two of its instructions; the process then has so
-    many seconds to end by itself."""
-
-    def terminate(signum: int, frame: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        end_within(seconds)
-        begin()
-
-    signal.signal(signal.SIGTERM, terminate)
+def explain(error: Exception) -> tuple[str, int]:
+    """What a person is told of an error that ends a role, and the exit code for it."""
+    if isinstance(error, UserError):
+        return str(error), EXIT_USER_ERROR
+    return _words(error), _code(error)
 
 
-def on_pause(begin: Callable[[], object]) -> None:
-    """From now on SIGUSR1 ("stop at a checkpoint") calls `begin`; also one that came before. Until a role says this,
-    and in roles that have no checkpoint, it waits for ever: Slurm sends it to all processes of a job."""
-    signal.signal(signal.SIGUSR1, lambda signum, frame: begin())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-
-
-def _fail(error: Exception, text: str, code: int) -> NoReturn:
+def _fail(error: Exception) -> NoReturn:
     """Write the traceback to the log; its last line is what the launcher shows to the user."""
+    text, code = explain(error)
     with contextlib.suppress(OSError):  # the log's disk may be full
         logging.error("ending after an error", exc_info=error)
         print(f"error: {' '.join(text.split())}", file=sys.stderr, flush=True)
@@ -254,11 +276,10 @@ def run_role(main: Callable[[Role], None]) -> None:
             config = replace(config, "security.key_folder", args.keys)
         main(Role(args.name, args.run, args.sockets, config, args.grace))
     except Terminated:
+        deliver(DELIVERY_SECONDS)
         if os.getppid() != parent and args.sockets:
             sockets.clear(args.sockets)  # in place of the starter, which is gone; the last role to do it succeeds
         logging.shutdown()
         os._exit(EXIT_TERMINATED)  # all is closed; Python would take torch apart first, which takes a second or two
-    except UserError as error:
-        _fail(error, str(error), EXIT_USER_ERROR)
     except Exception as error:
-        _fail(error, _words(error), _code(error))
+        _fail(error)

@@ -35,7 +35,7 @@ RANGES = {
     "actors.threads": "[1, inf)",
     "learner.threads": "[1, inf)",
     "learner.ranks": "[1, inf)",
-    "rewards.workers": "[1, inf)",
+    "rewards.workers": "[0, inf)",
     "rewards.timeout": f"[0.01, {_SECONDS}]",
     "rewards.min_timeout": f"[0.01, {_SECONDS}]",
     "rewards.slack": "[1, inf)",

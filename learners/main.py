@@ -24,7 +24,7 @@ from areal_like.client import LearnerClient, Stopped
 from areal_like.config import ranks_of
 from areal_like.interfaces import Trainer
 from areal_like.metrics import MetricsLog
-from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, end_gently, on_pause, run_role
+from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, run_role
 from areal_like.registry import build
 from areal_like.run_folder import SUMMARY, note_step
 from areal_like.spans import Spans
@@ -331,9 +331,9 @@ def main(role: Role) -> None:
     checkpoint = checkpoints.latest(role.run)
     link_timeout = role.config.buffer.heartbeat_timeout
     client = LearnerClient(role.find("buffer"), role.name, link_timeout=link_timeout, keys=role.keys)
-    on_pause(client.pause)
+    role.orders.on_pause(client.pause)
     if role.grace:
-        end_gently(client.pause, role.grace)
+        role.orders.on_end(client.pause, role.grace)
     attestation = Attestation(role.run, Path(role.config.replay) if role.config.replay else None)
 
     def announce(manifest: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from areal_like import turns
 from areal_like.types import Batch, Group
 from areal_like.weights.state import State, TensorSpec
 from learners.batch_metrics import batch_metrics
@@ -86,4 +87,4 @@ class TimedLearner:
 
 def _sleep_until(deadline: float) -> None:
     while (left := deadline - time.monotonic()) > 0:
-        time.sleep(left)
+        turns.sleep(left)

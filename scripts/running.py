@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,11 @@ class View:
 def _check_host(offered: dict[str, Any]) -> None:
     """A file, or loopback, is of no use on another machine. Raises ConfigError."""
     endpoint, host = offered["endpoint"], offered["host"]
+    if endpoint.startswith("inproc://") and offered["pid"] != os.getpid():
+        raise ConfigError(
+            f"the run is all in process {offered['pid']} (launcher=inline), which answers nobody else: start it with "
+            "buffer.transport=ipc to let others look in"
+        )
     near = not endpoint.startswith("tcp://") or is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0])
     if near and host != socket.gethostname():
         raise ConfigError(

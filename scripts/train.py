@@ -14,12 +14,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 from areal_like import config as configs
-from areal_like import keys
+from areal_like import keys, turns
 from areal_like.bus import NODE, BusError, is_loopback
 from areal_like.config import Config, ConfigError
 from areal_like.defaults import describe_learning
@@ -102,16 +104,21 @@ def across_hosts(config: Config) -> bool:
     return resolve("launcher", config.launcher["name"]).ACROSS_HOSTS
 
 
+def is_one_process(config: Config) -> bool:
+    return resolve("launcher", config.launcher["name"]).ONE_PROCESS
+
+
 def resolve_transport(config: Config) -> Config:
-    """`auto`: files on one host; a port, or an address that others reach, was asked for: tcp. A launcher that uses
-    several hosts needs tcp, and addresses that they reach."""
+    """`auto`: files on one host, inproc within a process; a port, or an address that others reach, was asked for: tcp.
+    A launcher that uses several hosts needs tcp, and addresses that they reach."""
     if across_hosts(config):
         host = NODE if is_loopback(config.buffer.host) else config.buffer.host
         return configs.replace(configs.replace(config, "buffer.transport", "tcp"), "buffer.host", host)
     if config.buffer.transport != "auto":
         return config
     tcp = config.buffer.port or not is_loopback(config.buffer.host)
-    return configs.replace(config, "buffer.transport", "tcp" if tcp else "ipc")
+    here = "inproc" if is_one_process(config) else "ipc"
+    return configs.replace(config, "buffer.transport", "tcp" if tcp else here)
 
 
 def resolve_folders(config: Config) -> Config:
@@ -150,15 +157,25 @@ class Interrupted(Exception):
 
 class Signals:
     """Remembers which signal asked the run to end, and SIGUSR1, which asks for a checkpoint first. It raises nothing,
-    so it can't cut a start or a clean-up in two."""
+    so it can't cut a start or a clean-up in two. `end` puts back what was before: the process may live on."""
 
     def __init__(self) -> None:
         self.received = ""
         self.pause = False
-        signal.signal(signal.SIGUSR1, self._remember_pause)
+        self._before: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is not threading.main_thread():
+            return  # signals are the main thread's
+        self._handle(signal.SIGUSR1, self._remember_pause)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup asks to ignore it
-                signal.signal(number, self._remember)
+                self._handle(number, self._remember)
+
+    def _handle(self, number: signal.Signals, handler: Callable[[int, Any], None]) -> None:
+        self._before[number] = signal.signal(number, handler)
+
+    def end(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _remember(self, number: int, frame: Any) -> None:
         self.received = self.received or signal.Signals(number).name
@@ -184,7 +201,7 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     from scripts.watch import Watch
 
     launcher, roles = launcher_of(config, folder), plan(config)
-    watch = Watch(config, folder, plain)
+    watch = Watch(config, folder, plain or is_one_process(config))
     try:
         signals.check()
         launcher.start(roles, signals.check)
@@ -194,7 +211,7 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
                 if signals.take_pause():
                     launcher.pause()
                 watch.update(launcher.deaths)
-                time.sleep(0.05)
+                turns.sleep(0.05, signals.check)
             watch.update(launcher.deaths, last=True)
     finally:
         launcher.stop()
@@ -307,6 +324,13 @@ def main(argv: list[str] | None = None) -> int:
 def _main(argv: list[str]) -> int:
     args = parse(argv)
     signals = Signals()
+    try:
+        return _train(args, argv, signals)
+    finally:
+        signals.end()
+
+
+def _train(args: argparse.Namespace, argv: list[str], signals: Signals) -> int:
     try:
         prepared = prepare(args, argv)
     except (ValueError, OSError) as error:

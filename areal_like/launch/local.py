@@ -117,6 +117,8 @@ class LocalLauncher:
 
     ACROSS_HOSTS = False
     """Are the processes on several hosts? Then their sockets are not this host's alone, and need keys."""
+    ONE_PROCESS = False
+    """Are all roles in the starter's own process?"""
     END_SIGNAL = signal.SIGTERM
     END_SECONDS = float(TERM_SECONDS)
 
@@ -216,17 +218,9 @@ class LocalLauncher:
 
     def _has_ended_well(self, role: RoleSpec, code: int) -> bool:
         """Of an essential role. Raises RunFailed, RunStopped."""
-        if role.name == "learner" and code == 0:
+        if has_ended_well(role.name, code):
             return True
-        if role.name == "learner" and code in (EXIT_PAUSED, EXIT_STOPPED):
-            paused = code == EXIT_PAUSED
-            raise RunStopped(f"{'paused' if paused else 'stopped'} at a checkpoint", paused)
-        raise RunFailed(self._obituary(role, code), self._may_resume(code))
-
-    def _may_resume(self, code: int) -> bool:
-        """An error before the first train step would happen again."""
-        own_error = 0 < code < 128 and code != EXIT_NO_SPACE
-        return code != EXIT_USER_ERROR and (not own_error or has_stepped(self.run))
+        raise RunFailed(self._obituary(role, code), may_resume(self.run, code))
 
     def _actor_died(self, role: RoleSpec, process: Any, code: int) -> None:
         """Restart an actor, now or later, or leave it out. Raises RunFailed."""
@@ -253,7 +247,7 @@ class LocalLauncher:
         left = len(self._actors) - len(self.left_out)
         if left < self.limits.min_alive:
             few = f"; {left} of {len(self._actors)} actors are left (actors.min_alive={self.limits.min_alive})"
-            raise RunFailed(words + few * (len(self._actors) > 1), self._may_resume(code))
+            raise RunFailed(words + few * (len(self._actors) > 1), may_resume(self.run, code))
 
     def _log(self, role: RoleSpec) -> Path:
         return self.run / "logs" / f"{role.name}.log"
@@ -330,6 +324,20 @@ def _blocked(number: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def has_ended_well(name: str, code: int) -> bool:
+    """Is the run finished, now that this role has ended? Raises RunStopped."""
+    if name == "learner" and code in (EXIT_PAUSED, EXIT_STOPPED):
+        paused = code == EXIT_PAUSED
+        raise RunStopped(f"{'paused' if paused else 'stopped'} at a checkpoint", paused)
+    return name == "learner" and code == 0
+
+
+def may_resume(run: Path, code: int) -> bool:
+    """An error before the first train step would happen again."""
+    own_error = 0 < code < 128 and code != EXIT_NO_SPACE
+    return code != EXIT_USER_ERROR and (not own_error or has_stepped(run))
 
 
 def in_words(code: int) -> str:

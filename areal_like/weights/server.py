@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from areal_like import turns
 from areal_like.bus import Router
 from areal_like.weights.history import History
 from areal_like.weights.replica import NOTHING
@@ -53,7 +54,7 @@ class WeightServer:
         self._told = 0.0
         self._ending = threading.Event()
         self.bytes_sent = 0
-        self._thread = threading.Thread(target=self._serve, name="weights", daemon=True)
+        self._thread = turns.thread("weights", self._serve)
         self._thread.start()
 
     def _serve(self) -> None:
@@ -111,5 +112,6 @@ class WeightServer:
 
     def close(self) -> None:
         self._ending.set()
-        self._thread.join(timeout=2.0)
+        with turns.outside():
+            self._thread.join(timeout=2.0)
         self._router.close()

@@ -18,7 +18,7 @@ from areal_like.tasks.copying import Copy
 TERMINATED = """
 import asyncio, os, signal, time
 from actors.time_limit import within
-from areal_like.process import end_gently
+from areal_like.process import Orders
 
 async def quick():
     return 1.0
@@ -29,7 +29,7 @@ async def told_to_end():
         pass
 
 async def main():
-    end_gently(lambda: None, 1)
+    Orders().on_end(lambda: None, 1)
     await within(60, 60, quick())
     if {within_a_step}:
         await within(60, 60, told_to_end())

@@ -1,0 +1,271 @@
+"""Runs a plan in the starter's own process: each role is a thread, and they take turns (`areal_like.turns`).
+
+For debugging, for notebooks and for tests. Buffer, learner and actors are the same code and say the same messages as in
+processes of their own; one of them runs at a time, in the order of the plan. An error of any of them ends the run, and
+is the cause of the RunFailed that says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import logging
+import secrets
+import shutil
+import sys
+import termios
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from areal_like import turns
+from areal_like.config import load_resolved
+from areal_like.launch.local import RunFailed, has_ended_well, may_resume, nothing
+from areal_like.launch.plan import RoleSpec
+from areal_like.launch.restarts import Limits
+from areal_like.launch.sockets import SocketFolder, sweep
+from areal_like.process import EXIT_NO_SPACE, EXIT_TERMINATED, Orders, Role, Terminated, explain
+from areal_like.run_folder import RENDEZVOUS, config_file, room_wanted
+
+END_SECONDS = 5.0
+"""Time that the roles have to end, and again once an exception was raised in those that have not."""
+
+
+class InlineOrders(Orders):
+    """As a process has them by signals: by calls of the launcher."""
+
+    def __init__(self) -> None:
+        self._end: Callable[[], object] | None = None
+        self._pause: Callable[[], object] | None = None
+        self._paused = False
+
+    def on_end(self, begin: Callable[[], object], seconds: int = 0) -> None:
+        self._end = begin
+
+    def on_pause(self, begin: Callable[[], object]) -> None:
+        self._pause = begin
+        if self._paused:
+            begin()
+
+    def end_within(self, seconds: int) -> None:
+        """Nobody ends it but the launcher."""
+
+    def pause(self) -> None:
+        self._paused = True
+        if self._pause:
+            self._pause()
+
+    def end(self) -> bool:
+        """False: the role has no way of its own to end."""
+        if self._end:
+            self._end()
+        return self._end is not None
+
+
+class Life:
+    """A role's thread, from its start to its end: then `error` says how it ended (None: well)."""
+
+    def __init__(self, spec: RoleSpec, role: Role, member: turns.Member):
+        self.spec, self.role, self.member = spec, role, member
+        self.ended = False
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=member.turns.run, args=(member, self._live), name=role.name, daemon=True)
+
+    def _live(self) -> None:
+        try:
+            importlib.import_module(self.spec.module).main(self.role)
+        except BaseException as error:
+            self.error = error
+            if not isinstance(error, SystemExit):
+                logging.error("ending after an error", exc_info=error)
+        finally:
+            self.ended = True
+
+    def tell_to_end(self) -> None:
+        assert isinstance(self.role.orders, InlineOrders)
+        if not self.role.orders.end():
+            self.member.error = Terminated(EXIT_TERMINATED)
+
+    def interrupt(self) -> None:
+        """What computes for ever in Python can be ended from outside; what is in C can't."""
+        if self.thread.ident and self.thread.is_alive():
+            number = ctypes.c_ulong(self.thread.ident)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(Terminated))
+
+    def place(self) -> str:
+        """Where in the code the thread is."""
+        frame = sys._current_frames().get(self.thread.ident or 0)
+        return "".join(traceback.format_stack(frame)[-3:]) if frame else ""
+
+
+class InlineLauncher:
+    """`ready_timeout` seconds is what roles wait for one another at the start. No role is started again."""
+
+    ACROSS_HOSTS = False
+    ONE_PROCESS = True
+
+    def __init__(self, run: Path, limits: Limits, *, ready_timeout: Annotated[float, "(0, 1e7]"] = 1e7):
+        self.run, self.ready_timeout = run, ready_timeout
+        self.deaths: list[Any] = []
+        self.left_out: dict[str, str] = {}
+        self._lives: list[Life] = []
+        self._turns: turns.Turns | None = None
+        self._left = contextlib.ExitStack()  # what is put back at the end
+
+    def submission(self, roles: list[RoleSpec]) -> Any:
+        return None
+
+    def placement(self, roles: list[RoleSpec]) -> str:
+        return "all of them are threads of this process, and an error in any of them ends the run\n"
+
+    def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
+        """They begin when this thread first waits."""
+        (self.run / "logs").mkdir(exist_ok=True)
+        shutil.rmtree(self.run / RENDEZVOUS, ignore_errors=True)
+        config = load_resolved(config_file(self.run))
+        self._left.enter_context(_logs(self.run / "logs", [role.name for role in roles]))
+        self._left.enter_context(_terminal())
+        self._left.enter_context(_torch_threads())
+        self._turns = turns.Turns()
+        starter = self._turns.join("starter")
+        turns.become(starter)
+        sockets = self._sockets(config)
+        for spec in roles:
+            role = Role(spec.name, self.run, sockets, config, orders=InlineOrders())
+            self._lives.append(Life(spec, role, self._turns.join(spec.name, before=starter)))
+        for life in self._lives:
+            life.thread.start()
+
+    def _sockets(self, config: Any) -> Path:
+        """Where sockets are, or a name for their place in this process."""
+        if config.buffer.transport == "inproc":
+            return Path(f"areal-{secrets.token_hex(8)}")
+        sweep()
+        folder = SocketFolder()
+        self._left.callback(folder.remove)
+        return folder.path
+
+    def pause(self) -> None:
+        """Let the learner stop at a checkpoint; `poll` then raises RunStopped."""
+        for life in self._lives:
+            if life.role.name == "learner" and isinstance(life.role.orders, InlineOrders):
+                life.role.orders.pause()
+
+    def poll(self) -> bool:
+        """True once the learner has ended well. Raises RunFailed (from the error of the role that has failed),
+        RunStopped."""
+        for life in self._lives:
+            if life.ended and has_ended_well(life.role.name, _code(life.error)):
+                return True
+            if life.ended:
+                self._fail(life.role.name, life.error)
+        return False
+
+    def _fail(self, name: str, error: BaseException | None) -> None:
+        """Raises RunFailed."""
+        text, code = explain(error) if isinstance(error, Exception) else (f"it ended: {error!r}", 1)
+        room = f": {room_wanted(self.run)}" if code == EXIT_NO_SPACE else ""
+        raise RunFailed(f"{name}: {text}{room}", may_resume(self.run, code)) from error
+
+    def stop(self) -> None:
+        """End every thread. One that computes for ever outside of Python can't be ended: it is told of."""
+        if self._turns:
+            for life in self._lives:
+                if not life.ended:
+                    life.tell_to_end()
+            self._turns.end()
+            turns.become(None)
+            self._join()
+            for life in self._lives:
+                life.interrupt()
+            self._join()
+        stuck = [life for life in self._lives if life.thread.is_alive()]
+        for life in stuck:
+            print(f"{life.role.name} does not end; it is here:\n{life.place()}", file=sys.stderr)
+        if self._turns and not stuck:
+            self._turns.close()
+        self._turns = None
+        shutil.rmtree(self.run / RENDEZVOUS, ignore_errors=True)
+        self._left.close()
+
+    def _join(self) -> None:
+        deadline = time.monotonic() + END_SECONDS
+        for life in self._lives:
+            if life.thread.ident:
+                life.thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _code(error: BaseException | None) -> int:
+    """The exit code that a process would have."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return int(error is not None)
+
+
+class _Of(logging.Filter):
+    """What one role says: its thread, helpers of that, and, from threads that nobody knows, its room."""
+
+    def __init__(self, name: str, names: list[str]):
+        super().__init__()
+        self._name, self._names = name, names
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        speaker = (record.threadName or "").partition(" ")[0]
+        if speaker in self._names:
+            return speaker == self._name
+        return record.name.partition(".")[0].removesuffix("s") == self._name.partition("-")[0]
+
+
+@contextlib.contextmanager
+def _logs(folder: Path, names: list[str]) -> Iterator[None]:
+    """A log per role, as processes have them; errors are told on standard error as well."""
+    root, level = logging.getLogger(), logging.getLogger().level
+    handlers: list[logging.Handler] = []
+    for name in names:
+        handler = logging.FileHandler(folder / f"{name}.log", delay=True)
+        handler.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s"))
+        handler.addFilter(_Of(name, names))
+        handlers.append(handler)
+    handlers.append(logging.StreamHandler())
+    handlers[-1].setLevel(logging.ERROR)
+    handlers[-1].setFormatter(logging.Formatter("%(threadName)s: %(message)s"))
+    for handler in handlers:
+        root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        for handler in handlers:
+            root.removeHandler(handler)
+            handler.close()
+
+
+@contextlib.contextmanager
+def _terminal() -> Iterator[None]:
+    """A debugger whose thread is left at its prompt leaves the terminal as it was."""
+    try:
+        before = termios.tcgetattr(sys.stdin.fileno())
+    except (OSError, ValueError, termios.error):
+        yield
+        return
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _torch_threads() -> Iterator[None]:
+    """Roles set the number of threads that torch computes with, for all of this process."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else 0
+    try:
+        yield
+    finally:
+        if torch:
+            torch.set_num_threads(before)

@@ -1,0 +1,213 @@
+"""Threads that take turns: of the roles of an inline run (`areal_like.launch.inline`) one runs at a time.
+
+A thread gives up its turn where it waits: for a message, for a time, for another thread. The turn goes to the next one,
+in the order in which they joined, that has something to do. So nothing goes on behind the back of a person who steps
+through a role, and the order of events follows from the messages, neither from the clock nor from how many processors
+there are.
+
+The threads of other processes take no turns, and for them all functions here are plain waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import select
+import selectors
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+CHECK_SECONDS = 0.1
+"""How often a thread that may be interrupted looks whether it is, while it waits for its turn."""
+FOR_EVER = 1e7
+
+_this = threading.local()
+
+
+class Member:
+    """A thread that takes turns: what it waits for, and the exception with which its next wait is to end, if any."""
+
+    def __init__(self, turns: Turns, name: str):
+        self.turns, self.name = turns, name
+        self.descriptors: tuple[int, ...] = ()
+        self.until = 0.0
+        self.error: BaseException | None = None
+        self._go = threading.Semaphore(0)
+
+    def go(self) -> None:
+        """It is this one's turn."""
+        self._go.release()
+
+    def await_turn(self, check: Callable[[], None] | None = None) -> None:
+        """`check` is called now and then, and may raise: then the turn does not come any more."""
+        while not self._go.acquire(timeout=CHECK_SECONDS if check else None):
+            if check:
+                check()
+
+
+class Turns:
+    """The members, in their order, and whose turn it is."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._ring: list[Member] = []
+        self._news = os.eventfd(0, os.EFD_NONBLOCK)  # the ring has changed
+
+    def join(self, name: str, before: Member | None = None) -> Member:
+        """A new member, in front of another one; it has something to do at once."""
+        member = Member(self, name)
+        self._ring.insert(self._ring.index(before) if before else len(self._ring), member)
+        return member
+
+    def end(self) -> None:
+        """From now on no turns are taken: all run at once."""
+        self.over = True
+        os.eventfd_write(self._news, 1)
+        for member in list(self._ring):
+            member.go()
+
+    def close(self) -> None:
+        """Once all members have ended."""
+        os.close(self._news)
+
+    def wait(
+        self, member: Member, seconds: float, descriptors: Sequence[int], check: Callable[[], None] | None = None
+    ) -> None:
+        """Let the others have their turns; returns when a descriptor is readable or the time is over, or sooner."""
+        member.until, member.descriptors = time.monotonic() + seconds, tuple(descriptors)
+        following = self._following(member)
+        if not self.over and following is not member:
+            following.go()
+            member.await_turn(check)
+
+    def _following(self, member: Member) -> Member:
+        """The next one that has something to do, waited for."""
+        while not self.over:
+            place = self._ring.index(member) + 1
+            order = self._ring[place:] + self._ring[:place]
+            left = min(each.until for each in order) - time.monotonic()
+            ready = _readable([self._news, *(number for each in order for number in each.descriptors)], left)
+            if self._news in ready and not self.over:
+                os.eventfd_read(self._news)
+            now = time.monotonic()
+            for each in order:
+                if each.until <= now or not ready.isdisjoint(each.descriptors):
+                    return each
+        return member
+
+    @contextlib.contextmanager
+    def left_by(self, member: Member) -> Iterator[None]:
+        """Meanwhile the others take turns without it."""
+        place = self._ring.index(member)
+        following = self._ring[(place + 1) % len(self._ring)]
+        self._ring.remove(member)
+        if not self.over and following is not member:
+            following.go()
+        try:
+            yield
+        finally:
+            member.until = 0.0
+            self._ring.insert(min(place, len(self._ring)), member)
+            if not self.over and following is not member:
+                os.eventfd_write(self._news, 1)
+                member.await_turn()
+
+    def run(self, member: Member, call: Callable[[], object]) -> None:
+        """In the member's own thread: wait for the first turn, call, and leave for good."""
+        _this.member = member
+        member.await_turn()
+        try:
+            call()
+        finally:
+            place = self._ring.index(member)
+            self._ring.remove(member)
+            if not self.over and self._ring:
+                self._ring[place % len(self._ring)].go()
+            _this.member = None
+
+
+def _readable(descriptors: Sequence[int], seconds: float) -> set[int]:
+    """Which of them are, waited for."""
+    poll = select.poll()
+    for number in descriptors:
+        poll.register(number, select.POLLIN)
+    return {number for number, _ in poll.poll(max(0, math.ceil(1000 * seconds)))}
+
+
+def current() -> Member | None:
+    """Of this thread; None: it takes no turns."""
+    return getattr(_this, "member", None)
+
+
+def become(member: Member | None) -> None:
+    """This thread is that member, and has the turn; None: it takes no turns any more."""
+    _this.member = member
+
+
+def wait(seconds: float, *descriptors: int) -> None:
+    """Until a descriptor is readable or the time is over, or sooner. Raises what this thread is to end with."""
+    member = current()
+    if member is None or member.turns.over:
+        _readable(descriptors, 0.0 if _interrupted(member) else seconds)
+    else:
+        member.turns.wait(member, seconds, descriptors)
+    if member and _interrupted(member):
+        error, member.error = member.error, None
+        assert error
+        raise error
+
+
+def _interrupted(member: Member | None) -> bool:
+    return member is not None and member.error is not None
+
+
+def sleep(seconds: float, check: Callable[[], None] | None = None) -> None:
+    """As `time.sleep`, while others have their turns; `check` is called now and then, and may raise."""
+    member, deadline = current(), time.monotonic() + seconds
+    if member is None:
+        time.sleep(seconds)
+        return
+    while (left := deadline - time.monotonic()) > 0:
+        if check and not member.turns.over:
+            member.turns.wait(member, left, (), check)
+        else:
+            wait(left)
+
+
+@contextlib.contextmanager
+def outside() -> Iterator[None]:
+    """Around what blocks this thread: others take turns meanwhile."""
+    member = current()
+    if member is None or member.turns.over:
+        yield
+        return
+    with member.turns.left_by(member):
+        yield
+
+
+def thread(name: str, target: Callable[[], None]) -> threading.Thread:
+    """A daemon thread, not started yet, that takes turns if this one does. It must be joined `outside` of them."""
+    member = current()
+    if member is None or member.turns.over:
+        return threading.Thread(target=target, name=name, daemon=True)
+    helper = member.turns.join(f"{member.name} {name}", before=member)
+    return threading.Thread(target=member.turns.run, args=(helper, target), name=helper.name, daemon=True)
+
+
+class _Selector(selectors.DefaultSelector):
+    """An event loop that looks for events gives up its turn."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        member = current()
+        if member is None or member.turns.over:
+            return super().select(timeout)
+        member.turns.wait(member, FOR_EVER if timeout is None else max(0.0, timeout), (self.fileno(),))
+        return super().select(0)
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """A new one, for this thread."""
+    return asyncio.new_event_loop() if current() is None else asyncio.SelectorEventLoop(_Selector())
