@@ -66,7 +66,8 @@ class RewardPool:
         if workers < 0:
             raise ValueError(f"reward pool: want workers >= 0, got {workers}")
         self.times = RewardTimes(timeout if min_timeout is None else min_timeout, timeout, slack)
-        self._workers = [_Worker(memory_limit) for _ in range(workers)] or [_Here()]
+        self._workers: list[_Worker | _Here] = [_Worker(memory_limit) for _ in range(workers)]
+        self._workers = self._workers or [_Here()]
         # Last in, first out: a worker that runs is used again before another is started.
         self._free: asyncio.LifoQueue[_Worker | _Here] = asyncio.LifoQueue()
         for worker in self._workers:

@@ -97,7 +97,7 @@ def _comes_within(sock: zmq.Socket, seconds: float) -> bool:
         left = deadline - time.monotonic()
         if left <= 0:
             return False
-        turns.wait(left, sock.getsockopt(zmq.FD))
+        turns.wait(left, int(sock.getsockopt(zmq.FD)))
     return True
 
 

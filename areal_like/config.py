@@ -38,6 +38,12 @@ _CUT = (
 REFUSED = {"sampling.top_p": _CUT, "sampling.top_k": _CUT}
 
 BOUND = "scheduler.max_staleness"
+IMPLIED_BY_ONE_PROCESS = {
+    "rewards.workers": 0,
+    "weights.overlap": False,
+    "buffer.lease_timeout": 0.0,
+    "run.max_untrainable": 1,
+}
 
 
 @dataclass
@@ -294,17 +300,16 @@ def _imply_bound(layers: Layers) -> None:
 
 
 def _imply_one_process(layers: Layers) -> None:
-    """Where all roles are threads of a process, that a person may hold up for as long as he likes, nothing is to happen
-    beside them or because of the time that passes; unless the command line says so."""
+    """A person may hold up roles that are threads of one process for as long as he likes, and wants to see an error at
+    once. What the command line says goes before that."""
     launcher = layers.tree.get("launcher")
     name = launcher.get("name") if isinstance(launcher, dict) else None
     if not isinstance(name, str) or "ONE_PROCESS" not in marks("launcher", name):
         return
-    implied = {"rewards": {"workers": 0}, "weights": {"overlap": False}, "buffer": {"lease_timeout": 0.0}}
-    for section, values in implied.items():
-        for key, value in values.items():
-            if isinstance(layers.tree.get(section), dict) and layers.origin(f"{section}.{key}") != COMMAND_LINE:
-                layers.tree[section][key] = value
+    for path, value in IMPLIED_BY_ONE_PROCESS.items():
+        section, _, key = path.partition(".")
+        if isinstance(layers.tree.get(section), dict) and layers.origin(path) != COMMAND_LINE:
+            layers.tree[section][key] = value
 
 
 def _refuse_other_ages(config: Any) -> None:

@@ -110,7 +110,7 @@ class Handlers:
         if actor is None:
             raise WireError("not an actor that has said hello")
         endpoint, key = message.body["endpoint"], message.body["key"]
-        if not endpoint.startswith(("ipc://", "tcp://")) or max(len(endpoint), len(key)) > MAX_NAME:
+        if not endpoint.startswith(("inproc://", "ipc://", "tcp://")) or max(len(endpoint), len(key)) > MAX_NAME:
             raise WireError("that is no endpoint, or no key")
         self.state.relays.join(actor.name, endpoint, key)
 

@@ -7,6 +7,7 @@ learner is done, and prints the summary. Ctrl-C or SIGTERM ends every process. N
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import json
 import os
@@ -344,6 +345,30 @@ def _train(args: argparse.Namespace, argv: list[str], signals: Signals) -> int:
         return train(config, folder, args.plain, signals, held)
     finally:
         discard(folder)
+
+
+def inline(config: str, *overrides: str) -> dict[str, Any]:
+    """For notebooks and tests: the run of a config in this process, to its end (`launcher=inline`). Returns the
+    summary. Raises what a role has raised, ValueError (a wrong config), OSError, KeyboardInterrupt, RunStopped."""
+    from areal_like.launch.local import RunFailed
+
+    argv = [config, "launcher=inline", *overrides]
+    error: BaseException
+    signals = Signals()
+    try:
+        prepared = prepare(parse(argv), argv)
+        assert prepared, "no option asks for something else"
+        folder, resolved, held = prepared
+        with held, contextlib.ExitStack() as left:
+            left.callback(discard, folder)
+            return run(resolved, folder, True, signals)
+    except RunFailed as failed:
+        error = failed.__cause__ or failed
+    except Interrupted as signalled:
+        error = KeyboardInterrupt(str(signalled))
+    finally:
+        signals.end()
+    raise error  # here, where its causes stay its own
 
 
 def train(config: Config, folder: Path, plain: bool, signals: Signals, held: TextIO) -> int:

@@ -224,15 +224,15 @@ class _Of(logging.Filter):
 def _logs(folder: Path, names: list[str]) -> Iterator[None]:
     """A log per role, as processes have them; errors are told on standard error as well."""
     root, level = logging.getLogger(), logging.getLogger().level
-    handlers: list[logging.Handler] = []
+    terminal = logging.StreamHandler()
+    terminal.setLevel(logging.ERROR)
+    terminal.setFormatter(logging.Formatter("%(threadName)s: %(message)s"))
+    handlers: list[logging.Handler] = [terminal]
     for name in names:
-        handler = logging.FileHandler(folder / f"{name}.log", delay=True)
-        handler.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s"))
-        handler.addFilter(_Of(name, names))
-        handlers.append(handler)
-    handlers.append(logging.StreamHandler())
-    handlers[-1].setLevel(logging.ERROR)
-    handlers[-1].setFormatter(logging.Formatter("%(threadName)s: %(message)s"))
+        file = logging.FileHandler(folder / f"{name}.log")
+        file.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s"))
+        file.addFilter(_Of(name, names))
+        handlers.append(file)
     for handler in handlers:
         root.addHandler(handler)
     root.setLevel(logging.INFO)

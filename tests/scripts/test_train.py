@@ -131,8 +131,15 @@ def test_a_folder_that_can_not_be_filled_is_removed(tmp_path: Path, monkeypatch:
 def test_transport_follows_the_port() -> None:
     assert resolve_transport(configs.load([QUICKSTART])).buffer.transport == "ipc"
     assert resolve_transport(configs.load([QUICKSTART, "buffer.port=7777"])).buffer.transport == "tcp"
+    assert resolve_transport(configs.load([QUICKSTART, "launcher=inline"])).buffer.transport == "inproc"
     asked = configs.load([QUICKSTART, "buffer.transport=ipc"])
     assert resolve_transport(asked).buffer.transport == "ipc"
+
+
+def test_one_process_implies_what_a_person_who_looks_inside_wants_unless_the_command_line_says_more() -> None:
+    config = configs.load([QUICKSTART, "launcher=inline", "weights.overlap=true"])
+    assert (config.rewards.workers, config.buffer.lease_timeout, config.weights.overlap) == (0, 0.0, True)
+    assert configs.load([QUICKSTART]).rewards.workers > 0
 
 
 def test_a_host_that_is_not_of_this_machine_is_refused() -> None:

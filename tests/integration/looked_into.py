@@ -1,0 +1,66 @@
+"""Components of a run that a person, or an error, interrupts: each does so once in a process."""
+
+from areal_like.tasks.copying import Copy
+from buffer.schedulers import SyncScheduler
+from learners.losses.clipped import ppo
+from learners.losses.trial import TOKENS
+
+_seen: set[str] = set()
+
+
+def once(place: str) -> bool:
+    new = place not in _seen
+    _seen.add(place)
+    return new
+
+
+class LookedInto(SyncScheduler):
+    def ready_to_open(self, batch, trained_batches):
+        if once("scheduler"):
+            breakpoint()
+        return super().ready_to_open(batch, trained_batches)
+
+
+def verifier(given, answer):
+    if once("verifier"):
+        breakpoint()
+    return float(given == answer)
+
+
+class Verified(Copy):
+    """Its verifier would be in another process, if there were one."""
+
+    def verification(self, prompt, tokens):
+        return f"{__name__}:verifier", (tokens.tolist(), list(map(int, prompt.answer)))
+
+
+async def workflow(engine, reward, prompt, limits, request, filler=0):
+    from actors.workflows import single_turn
+
+    if once("workflow"):
+        breakpoint()
+    return await single_turn(engine, reward, prompt, limits, request, filler)
+
+
+def is_trial(batch) -> bool:
+    """Of a batch of a few tokens, before the run."""
+    return len(batch.mask) <= TOKENS
+
+
+def loss(batch, denominator):
+    if not is_trial(batch) and once("loss"):
+        breakpoint()
+    return ppo(batch, denominator)
+
+
+def broken(batch, denominator):
+    if not is_trial(batch):
+        raise ZeroDivisionError("this loss is broken")
+    return ppo(batch, denominator)
+
+
+def endless(batch, denominator):
+    """It computes for ever."""
+    while not is_trial(batch):
+        pass
+    return ppo(batch, denominator)

@@ -1,0 +1,134 @@
+"""Runs in one process (`launcher=inline`): the same weights as with processes, and a person can look inside."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+
+from areal_like.launch import inline
+from scripts import train as command
+from tests.integration.runs import REPOSITORY, rows, summary, train, train_in_processes
+
+pytestmark = pytest.mark.integration
+
+ALONE = ["actors.count=1", "engine.slots=1", "groups_per_batch=4", "run.target_reward=null", "eval.prompts=0"]
+"""One sequence at a time: nothing is left to when messages arrive (`test_sync_is_async_at_zero`)."""
+HERE = "tests.integration.looked_into"
+
+
+def published(run: Path) -> list[str]:
+    return (run / "published.log").read_text().splitlines()
+
+
+@pytest.mark.parametrize("mode", [["mode=sync"], ["scheduler.max_staleness=0"]], ids=["sync", "async at 0"])
+def test_the_weights_are_those_of_processes_and_each_resumes_the_other(tmp_path: Path, mode: list[str]) -> None:
+    ours, options = tmp_path / "begun-inline", [*mode, *ALONE]
+    whole = train(tmp_path, "whole", *options, "run.steps=6")
+    train(tmp_path, ours.name, *options, "run.steps=3")
+    assert published(ours) == published(whole)[:4]
+    train_in_processes(tmp_path, ours.name, *options, "run.steps=6", f"resume={ours}")
+    train(tmp_path, ours.name, *options, "run.steps=8", f"resume={ours}")
+    assert [row["step"] for row in rows(ours)] == list(range(1, 9))
+    assert [line for line in dict.fromkeys(published(ours))][:7] == published(whole)
+    for row, other in zip(rows(ours)[:6], rows(whole), strict=True):
+        assert all(row[name] == other[name] for name in ("loss", "grad_norm", "reward/mean", "tokens"))
+    assert len(set(published(whole))) == 7, "each step has moved the weights"
+
+
+def test_several_actors_with_relays_over_files(tmp_path: Path) -> None:
+    """`buffer.transport` may be one that lets others look in."""
+    many = ["actors.count=3", "weights.fanout=1", "run.steps=3", "buffer.transport=ipc"]
+    run = train(tmp_path, "run", *many, *ALONE[1:])
+    assert summary(run)["staleness_max"] <= summary(run)["staleness_bound"]
+    assert {path.name for path in (run / "logs").iterdir()} == {
+        "actor-0.log", "actor-1.log", "actor-2.log", "buffer.log", "learner.log",
+    }  # fmt: skip
+    assert "version" in (run / "logs" / "buffer.log").read_text()
+    assert not (run / "rendezvous").exists()
+
+
+def test_an_error_of_a_role_is_the_runs_error_with_its_frames(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    with pytest.raises(RuntimeError, match="trained: ZeroDivisionError: this loss is broken") as caught:
+        train(tmp_path, "run", *ALONE, f"loss={HERE}:broken")
+    assert "in broken" in "".join(traceback.format_exception(caught.value)), "its causes are there, with their frames"
+    assert "in broken" in (tmp_path / "run" / "logs" / "learner.log").read_text()
+    assert "in broken" in capfd.readouterr().err
+    argv = ["configs/quickstart.yaml", "launcher=inline", *ALONE, f"loss={HERE}:broken", f"run.dir={tmp_path}"]
+    assert command.main(argv) == 1
+    said = capfd.readouterr().err
+    assert "in broken" in said and "error: learner: RuntimeError: 1 batches in a row" in said
+    assert not roles_that_live()
+
+
+def roles_that_live() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith(("buffer", "learner", "actor"))]
+
+
+def interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> int:
+    """The exit code of a run that gets Ctrl-C after a while."""
+    monkeypatch.setattr(inline, "END_SECONDS", 1.0)
+    log = folder / "run" / "logs" / "buffer.log"
+
+    def interrupt() -> None:
+        while not (log.exists() and "first lease" in log.read_text()):
+            time.sleep(0.01)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    argv = ["configs/quickstart.yaml", "launcher=inline", f"run.dir={folder}", "run.name=run", *ALONE, *overrides]
+    return command.main([*argv, "run.steps=100000"])
+
+
+def test_ctrl_c_ends_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    assert interrupted(tmp_path, monkeypatch, "engine=timed", "learner=timed", "learner.base=0.01") == 130
+    assert not roles_that_live() and signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_ends_a_loss_that_computes_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert interrupted(tmp_path, monkeypatch, f"loss={HERE}:endless") == 130
+    assert not roles_that_live()
+
+
+def at_a_terminal(arguments: list[str], answers: list[tuple[str, str]]) -> tuple[int, str]:
+    """Run a command at a terminal of its own; whenever it says the next thing that is expected, answer."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, *arguments], cwd=REPOSITORY, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True
+    )
+    os.close(theirs)
+    said, seen = "", 0
+    while True:
+        try:
+            said += os.read(ours, 1 << 16).decode(errors="replace")
+        except OSError:  # the other side is closed
+            break
+        if answers and answers[0][0] in said[seen:]:
+            os.write(ours, answers.pop(0)[1].encode())
+            seen = len(said)
+    os.close(ours)
+    return process.wait(timeout=60), said
+
+
+def test_breakpoints_work_in_a_scheduler_a_workflow_a_reward_and_a_loss(tmp_path: Path) -> None:
+    """At a terminal, where other runs have a live display; the debugger is asked, and the run goes on to its end."""
+    components = [f"scheduler.name={HERE}:LookedInto", f"workflow={HERE}:workflow", f"loss={HERE}:loss"]
+    components += [f"task.name={HERE}:Verified", "task.digits=4"]
+    run = [f"run.dir={tmp_path}", "run.name=run", "run.steps=2", *ALONE, *components]
+    asked = {"trained_batches": "scheduler", "limits": "workflow", "answer": "verifier", "denominator": "loss"}
+    answers = [("(Pdb) ", f"p 'found', type({name}).__name__, {len(name)} * 1000\r") for name in asked]
+    spoken = [each for pair in zip(answers, [("(Pdb) ", "c\r")] * len(answers), strict=True) for each in pair]
+    code, said = at_a_terminal(["-m", "scripts.train", "configs/quickstart.yaml", "launcher=inline", *run], spoken)
+    assert code == 0, said
+    for name in asked:
+        assert f"{len(name)}000)" in said, f"{asked[name]}: {said}"
+    assert "finished: 2 steps are done" in said
+    assert "\x1b[2K" not in said, "a live display draws over the debugger"
