@@ -29,6 +29,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from areal_like.process import REPOSITORY
 from scripts import output
 from scripts.arguments import command, refuse
 from scripts.audit import audit
@@ -36,7 +37,6 @@ from scripts.audit import table as audit_table
 from scripts.verify import faults
 from scripts.watch import ledger_line
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 STARTER = "starter"
 VICTIMS = ["actor", "learner", "buffer", STARTER]
 DISK_SECONDS, DYING_SECONDS = 3.0, 60.0
