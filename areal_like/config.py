@@ -182,8 +182,9 @@ SECTIONS: dict[str, type] = {
 # What callers use
 
 
-def load(argv: Sequence[str]) -> Config:
-    """The config of `[file, key=value, ...]`, checked and resolved. Raises ConfigError."""
+def load(argv: Sequence[str], inherited: Config | None = None) -> Config:
+    """The config of `[file, key=value, ...]`, checked and resolved. Defaults that depend on what is trained are taken
+    from `inherited`, an earlier run's config, where there is one. Raises ConfigError."""
     if not argv:
         raise ConfigError("no config file given; try configs/quickstart.yaml")
     layers = Layers()
@@ -192,7 +193,7 @@ def load(argv: Sequence[str]) -> Config:
         _settle_mode(layers)
         _imply_bound(layers)
         _imply_one_process(layers)
-        return _with_defaults(_checked(layers.tree))
+        return _with_defaults(_checked(layers.tree), inherited)
     except ConfigError as error:
         origin = layers.origin(error.key)
         raise ConfigError(f"{error} [from {origin}]" if origin else str(error), error.key) from None
@@ -219,6 +220,19 @@ def select(config: Config, key: str) -> Any:
     """The value of a dotted key, as plain data."""
     value = OmegaConf.select(cast(DictConfig, config), key)
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+def differences(before: Config, now: Config, keys: Sequence[str]) -> list[str]:
+    """What differs below some top-level keys, in words: "learner.lr=1e-06 (was 2e-05)"."""
+    old, new = ({key: value for name in keys for key, value in _leaves(name, select(c, name))} for c in (before, now))
+    changed = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+    return [f"{key}={new.get(key)} (was {old.get(key)})" for key in changed]
+
+
+def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        return [(path, value)]
+    return [leaf for key, below in value.items() for leaf in _leaves(f"{path}.{key}", below)]
 
 
 def replace(config: Config, key: str, value: Any) -> Config:
@@ -252,9 +266,14 @@ def _checked(tree: dict[str, Any]) -> Config:
     return _read_only(config)
 
 
-def _with_defaults(config: Config) -> Config:
+def _with_defaults(config: Config, inherited: Config | None) -> Config:
     """Fill in knobs that depend on what is trained, where nobody has set them."""
     found = learning_defaults(_plain(config))
+    if inherited:
+        known = {key: select(inherited, key) for key in found}
+        if inherited.run.steps != config.run.steps:
+            known.pop("learner.schedule_steps", None)
+        found |= {key: value for key, value in known.items() if value is not None}
     if not found:
         return config
     changed = OmegaConf.create(_plain(config))

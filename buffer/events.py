@@ -187,6 +187,14 @@ class Begin(_Record):
     batch: int
 
 
+class Branch(_Record):
+    """This start has other settings of the learner than the one before, `why` in words: from `batch` on, training goes
+    another way, and versions behind that one come out otherwise."""
+
+    batch: int
+    why: str
+
+
 class Advance(_Record):
     """Slots that need `version` are open, and no others (`buffer.injection`)."""
 
@@ -236,7 +244,7 @@ class Snapshot(_Record):
 
 Event = (
     Admit | Lease | Recall | Requeue | HandBack | Forget | LeaveOut | Push | Place | Defer | TakeUp | Drop | Filter
-    | Open | Settle | Serve | Unserve | Finish | Replan | Plan | Begin | Advance | Snapshot
+    | Open | Settle | Serve | Unserve | Finish | Replan | Plan | Begin | Branch | Advance | Snapshot
 )  # fmt: skip
 Recorder = Callable[[Event, Payload], Payload]
 """Is told of every event, before it is applied; returns the payload as it is to be held: `Journal.append`."""

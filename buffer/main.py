@@ -14,6 +14,7 @@ from areal_like import config as configs
 from areal_like.bus import Router
 from areal_like.process import Role, run_role
 from areal_like.registry import bind, build
+from areal_like.run_folder import CONFIG, NEXT
 from buffer import recovery
 from buffer.controller import Controller
 from buffer.evaluation import Evaluation
@@ -60,6 +61,15 @@ def restore(role: Role, replay: Replay) -> tuple[int, Journal | None]:
     return steps, journal
 
 
+def other_settings(run: Path) -> str:
+    """How the learner's settings differ from those of the start before, where this one resumes; empty where not."""
+    pending = run / NEXT / CONFIG
+    if not pending.is_file():
+        return ""
+    before, now = (configs.load_resolved(path) for path in (run / CONFIG, pending))
+    return ", ".join(configs.differences(before, now, ["learner"]))
+
+
 def go_on(scheduler: Scheduler, replay: Replay, gauges: Gauges) -> None:
     """The scheduler as it was; and why batches that are to be served (again) are as they are."""
     for batch, held in replay.store.decided.items():
@@ -90,6 +100,9 @@ def main(role: Role) -> None:
     slots = Slots() if ages is None else AgedSlots(Ages(ages, config.run.seed), bound, config.checkpoint.every)
     replay = Replay(bound, policy, config.staleness_policy, group_filter, resume, slots)
     steps, journal = restore(role, replay)
+    if why := other_settings(role.run):
+        lost = replay.branch_off(steps, why)
+        log.info("from batch %d on %s: %d groups of later weights are rolled out anew", steps, why, lost)
     heldout = min(config.eval.prompts, task.size("heldout"))
     state = RunState(
         router,

@@ -43,6 +43,11 @@ class Partial:
         return self.lengths.cut.count(False)
 
     @property
+    def newest(self) -> int:
+        """Version of its newest token."""
+        return max(max(versions_of(row)) for row in self.meta["samples"])
+
+    @property
     def oldest(self) -> int:
         """Version of its oldest token."""
         return min(self.usable(-math.inf).values())

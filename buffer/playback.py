@@ -17,7 +17,7 @@ from typing import Any
 from areal_like.bus import Router
 from areal_like.groups import Head
 from areal_like.wire import Message, WireError
-from buffer.events import Finish, Serve
+from buffer.events import Branch, Finish, Serve
 from buffer.journal import Recorded
 from buffer.outbox import Outbox
 from buffer.payloads import Payload, load
@@ -45,6 +45,12 @@ def recorded_batches(folder: Path) -> Iterator[tuple[list[RecordedGroup], int]]:
             entries = [entry for entry in store.of(Stage.SERVED) if entry.batch == event.batch]
             yield [(entry.head, entry.payload) for entry in entries if entry.head], allowed.pop(event.batch)
         store.apply(event, payload)
+
+
+def branches(folder: Path) -> list[tuple[int, str]]:
+    """(train step, what was changed) of each resume with other settings of the learner, behind the first step."""
+    found = (each.event for each in Recorded(folder, whole=True))
+    return [(event.batch, event.why) for event in found if isinstance(event, Branch) and event.batch]
 
 
 def count_batches(folder: Path) -> int:

@@ -294,6 +294,19 @@ class Replay:
         self.commit(events.Finish(batch))
         return self.store.trained - before
 
+    def branch_off(self, batch: int, why: str) -> int:
+        """At a restart: the learner's settings are others (`why`) from `batch` on. What weights of later versions have
+        made is rolled out anew, whatever the bound: those weights will not be made again. Returns how many groups."""
+        self.commit(events.Branch(batch, why))
+        version = self.bound.batch_version(batch)
+        for entry in list(self.store.entries.values()):
+            if entry.partial and entry.partial.newest > version:
+                self.commit(events.Forget(entry.id))
+        lost = [entry.id for entry in self.store.of(Stage.WAITING) if entry.newest > version]
+        for group_id in lost:
+            self.requeue(group_id)
+        return len(lost)
+
     def _planned_for(self, batch: int) -> Sequence[int]:
         ids = self.store.planned.get(batch, ())
         if not ids:

@@ -449,6 +449,9 @@ class Store:
             else:
                 self._move(entry, Stage.QUEUED)
 
+    def _branch(self, *_: Any) -> None:
+        """Groups that it concerns have events of their own."""
+
     def _advance(self, event: events.Advance, *_: Any) -> None:
         self.slots.advance(event.version)
 

@@ -7,7 +7,7 @@ Reads the journal of a run that kept all of it (`buffer.keep_journal=true`), how
   batches   batches 0, 1, 2, ... were trained, each of as many groups as configured, no group in two of them; one that
             was served again after a crash had the same groups in the same order
   bound     no trained token is older than the staleness bound allows, by the versions that were pushed
-  weights   each version has one digest, though it was made again after a crash
+  weights   each version has one digest, though it was made again after a crash (with the same settings)
   ledger    the journal's snapshots, and the run's summary if there is one, agree with the count of all this
 """
 
@@ -24,7 +24,7 @@ from rich.table import Table
 from areal_like import config as configs
 from areal_like.config import ConfigError
 from areal_like.registry import build
-from buffer.events import Admit, Drop, Event, Filter, Finish, HandBack, Push, Serve, Snapshot
+from buffer.events import Admit, Branch, Drop, Event, Filter, Finish, HandBack, Push, Serve, Snapshot
 from buffer.journal import JournalError, Record, Recorded, scan
 from buffer.prompts import PromptCursor
 from buffer.recovery import standing
@@ -77,6 +77,9 @@ class Audit:
                 self._serve(event)
             case Finish():
                 self._finish(event.batch)
+            case Branch():  # later versions come out otherwise
+                version = self.bound.batch_version(event.batch)
+                self.digests = {made: digest for made, digest in self.digests.items() if made <= version}
             case Snapshot():
                 self._compare(event)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import fcntl
 import glob
 import time
+from dataclasses import fields
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from areal_like import checkpoints
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
-from areal_like.registry import build
+from areal_like.registry import build, knobs
 from areal_like.run_folder import CONFIG, NEXT
 
 MUST_AGREE = (
@@ -24,13 +25,25 @@ MUST_AGREE = (
     "sampling",
     "advantage",
     "loss",
-    "learner",
     "policy",
     "filter",
     "staleness_policy",
     "inject_staleness",
 )
 """What a resumed run may not change: its journal holds samples of versions that training makes again."""
+
+LEARNER_MAY_CHANGE = (
+    *("lr", "schedule", "warmup_steps", "schedule_steps", "weight_decay", "betas", "eps", "clip_grad"),
+    *("entropy_bonus", "kl_loss", "kl_loss_estimator", "kl_reward", "kl_reward_estimator", "normalise"),
+    *("overlong_penalty", "overlong_limit", "overlong_buffer", "num_minibatches", "num_minibatch_epochs"),
+    *("max_tokens", "min_microbatches", "max_logits", "checkpoint_activations", "compile", "compute_dtype", "device"),
+    *("threads", "grad_norm_by_staleness"),
+)
+"""Of the learner's knobs those that the state in a checkpoint does not depend on. Samples of weights that will not be
+made again are then rolled out anew (`buffer.main.other_settings`)."""
+
+NEVER_TOLD = ("resume", "replay", "run.name", "run.dir", "security.key_folder")
+"""Settings of a start, not of the run."""
 
 ORPHAN_SECONDS = 10.0
 """Processes whose starter was killed have so long to end."""
@@ -56,9 +69,33 @@ def reopen_run_folder(config: Config, folder: Path) -> Config:
         before, now = (configs.select(each, key) for each in (earlier, config))
         if before != now:
             raise ConfigError(f"resume: {key} was {before} in {folder} and is {now} now; start a new run to change it")
+    _check_learner(earlier, config, folder)
     _check_bound(earlier, config, folder)
     _check_journal(earlier, config, folder)
     return configs.replace(config, "run.name", folder.name)
+
+
+def changes(config: Config, folder: Path) -> list[str]:
+    """How the config differs from the earlier one of the folder, in words."""
+    keys = [field.name for field in fields(Config)]
+    found = configs.differences(configs.load_resolved(folder / CONFIG), config, keys)
+    return [text for text in found if not text.startswith(tuple(f"{key}=" for key in NEVER_TOLD))]
+
+
+def _check_learner(earlier: Config, config: Config, folder: Path) -> None:
+    """What a checkpoint holds must fit the learner that goes on from it. Raises ConfigError."""
+    before, now = (_knobs_of_learner(each) for each in (earlier, config))
+    for knob in dict.fromkeys(["name", *before, *now]):
+        if before.get(knob) != now.get(knob) and knob not in LEARNER_MAY_CHANGE:
+            raise ConfigError(
+                f"resume: learner.{knob} was {before.get(knob)} in {folder} and is {now.get(knob)} now, which does not "
+                "fit the state in its checkpoints; start a new run to change it (lr, schedule, entropy_bonus and "
+                "others may change)"
+            )
+
+
+def _knobs_of_learner(config: Config) -> dict[str, Any]:
+    return knobs("learner", config.learner["name"]) | configs.select(config, "learner")
 
 
 def _check_bound(earlier: Config, config: Config, folder: Path) -> None:
@@ -101,7 +138,7 @@ def fit_to_replay(config: Config) -> Config:
 
     The loss, the advantage and the learner may differ: that is what a replay is for. Raises ConfigError.
     """
-    from buffer.playback import count_batches
+    from buffer.playback import branches, count_batches
 
     folder = Path(config.replay or "")
     if not (folder / "config.yaml").is_file():
@@ -111,6 +148,13 @@ def fit_to_replay(config: Config) -> Config:
         before, now = (configs.select(each, key) for each in (earlier, config))
         if before != now:
             raise ConfigError(f"replay: {key} was {before} in {folder} and is {now} now; it must be the same")
+    differs = configs.differences(earlier, config, ["learner", "loss", "advantage"])
+    if (found := branches(folder / "journal")) and not differs:
+        told = "; ".join(f"after step {step}: {changed}" for step, changed in found)
+        raise ConfigError(
+            f"replay: {folder} was resumed with other settings ({told}), so no one config makes its weights again. "
+            "Its batches can be trained on with another learner or loss: set what you want to compare, e.g. learner.lr"
+        )
     steps = count_batches(folder / "journal")
     config = configs.replace(config, "replay", str(folder.resolve()))
     return configs.replace(config, "run.steps", min(config.run.steps, steps))

@@ -30,7 +30,7 @@ from areal_like.errors import UserError
 from areal_like.process import EXIT_PAUSED
 from areal_like.registry import resolve
 from areal_like.run_folder import CONFIG, NEXT, RECORD, SUBMITTED, SUMMARY, discard, room_wanted
-from scripts.earlier_runs import find_run_to_resume, fit_to_replay, holds_progress, lock, reopen_run_folder
+from scripts.earlier_runs import changes, find_run_to_resume, fit_to_replay, holds_progress, lock, reopen_run_folder
 from scripts.preflight import preflight
 from scripts.streams import lasting_output
 
@@ -260,9 +260,28 @@ def warn(notes: str) -> None:
         print(f"note: {notes}", file=sys.stderr)
 
 
+def load(args: argparse.Namespace) -> Config:
+    """The config of the command line; what it leaves open is as in the run that it resumes or replays. Raises
+    ConfigError."""
+
+    def read(inherited: Config | None = None) -> Config:
+        config = configs.load([args.config, *args.overrides], inherited)
+        return resolve_folders(resolve_keys(resolve_transport(config)))
+
+    config = read()
+    earlier = Path(config.replay) if config.replay else earlier_run(config, args)
+    if earlier and (earlier / CONFIG).is_file():
+        return read(configs.load_resolved(earlier / CONFIG))
+    return config
+
+
+def earlier_run(config: Config, args: argparse.Namespace) -> Path | None:
+    return find_run_to_resume(config, Path(args.config).stem) if config.resume else None
+
+
 def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, TextIO] | None:
     """The run's folder, config and lock, or None if something was only to be printed. Raises ValueError, OSError."""
-    config = resolve_folders(resolve_keys(resolve_transport(configs.load([args.config, *args.overrides]))))
+    config = load(args)
     if args.print_config:
         print(configs.to_yaml(config), end="")
         return None
@@ -272,12 +291,12 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
     warn(preflight(config))
     if config.replay:
         config = fit_to_replay(config)
-    stem = Path(args.config).stem
-    earlier = find_run_to_resume(config, stem) if config.resume else None
+    earlier, stem = earlier_run(config, args), Path(args.config).stem
     if earlier:
         held = lock(earlier)
         config = provide_keys(reopen_run_folder(config, earlier), earlier)
-        print(f"resuming {earlier}")
+        changed = changes(config, earlier)
+        print(f"resuming {earlier}{' with ' if changed else ''}{', '.join(changed)}")
         discard(earlier)
         (earlier / NEXT).mkdir()  # until the first train step: see areal_like.run_folder
         write_record(config, earlier / NEXT, argv)

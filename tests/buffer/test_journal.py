@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from areal_like.groups import make_head
 from areal_like.wire import Message
 from buffer import segment_file
-from buffer.events import Begin, Drop, Finish, HandBack, Open, Push, Requeue, Serve, Settle
+from buffer.events import Begin, Branch, Drop, Finish, HandBack, Open, Push, Requeue, Serve, Settle
 from buffer.journal import Journal, JournalError, Record, Recorded, scan, segments, since_snapshot
 from buffer.outbox import Outbox
 from buffer.payloads import load
-from buffer.playback import Playback, count_batches, recorded_batches
+from buffer.playback import Playback, branches, count_batches, recorded_batches
 from buffer.prompts import PromptCursor
 from buffer.staleness import Bound
 from scripts.audit import Audit
@@ -209,6 +209,11 @@ def test_recorded_batches_come_once_each_and_in_order(tmp_path: Path) -> None:
     found = [[load(payload) for _, payload in groups] for groups, _ in recorded_batches(tmp_path)]
     assert found == [[b"0", b"1"], [b"2", b"3"], [b"4"]], "batch 3 was served and never trained"
     assert count_batches(tmp_path) == 3
+
+
+def test_resumes_with_other_settings_are_found(tmp_path: Path) -> None:
+    write(tmp_path, [Record(Begin(0)), Record(Branch(0, "x=1 (was 0)")), Record(Begin(4)), Record(Branch(4, "lr=1"))])
+    assert branches(tmp_path) == [(4, "lr=1")], "nothing had been trained before the first"
 
 
 def test_a_replay_serves_a_batch_again_that_was_lost_on_its_way(tmp_path: Path) -> None:

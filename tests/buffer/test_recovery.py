@@ -5,6 +5,7 @@ import pytest
 from areal_like.groups import make_head
 from buffer.events import Begin, Finish
 from buffer.journal import JournalError
+from buffer.partials import ABORTED, Partial
 from buffer.policies import fifo
 from buffer.replay import Replay
 from buffer.staleness import Bound
@@ -45,6 +46,35 @@ def test_a_batch_that_was_trained_before_and_after_a_crash_is_trained_once() -> 
     replay = reborn(journal, 1)
     assert replay.store.ledger() == {"admitted": 4, "trained": 2, "filtered": {}, "dropped": {}, "active": 2}
     assert train(replay, 1) == [1, 0]
+
+
+def test_a_resume_with_other_settings_rolls_out_anew_what_later_weights_have_made() -> None:
+    """Batch 1 is trained on its way to a checkpoint of step 2 that never comes: versions 2 and on are of other weights
+    from now on, so their groups are rolled out again, and the others trained as planned."""
+    journal = Paper()
+    replay = reborn(journal, 0)
+    admit_and_push(replay, 0, 1)
+    train(replay, 0)
+    admit_and_push(replay, 2, 3, version=1)
+    admit_and_push(replay, 4, version=1)
+    train(replay, 1)
+    admit_and_push(replay, 5, version=2)
+    for group_id, versions in ((6, (1, 2)), (7, (1, 1))):
+        replay.admit(group_id, 0, 1, 1, "actor", 1, 0.0)
+        replay.hand_back(group_id, Partial({"id": group_id, "samples": [made_by(*versions)]}, b"tokens"))
+    for again in (False, True):  # the second time by the events of the first
+        replay = reborn(journal, 1)
+        if not again:
+            assert replay.branch_off(1, "learner.lr=1 (was 2)") == 1
+        assert {entry.id for entry in replay.store.of(Stage.WAITING)} == {2, 3, 4}
+        assert {entry.id for entry in replay.store.of(Stage.QUEUED)} == {5, 6, 7}
+        assert replay.store.entries[6].partial is None and replay.store.entries[7].partial
+    assert train(replay, 1) == [3, 2]
+
+
+def made_by(*versions: int) -> list:
+    """An unfinished sample, one token of each version."""
+    return [0, [[[1], [], ABORTED, [x for version in versions for x in (version, 1)]]]]
 
 
 def test_a_plan_whose_groups_have_left_is_forgotten() -> None:

@@ -5,7 +5,21 @@ from functools import partial
 import pytest
 
 from areal_like.groups import make_head
-from buffer.events import Admit, Begin, Drop, Event, Filter, Finish, Held, Push, Replan, Serve, Snapshot
+from buffer.events import (
+    Admit,
+    Begin,
+    Branch,
+    Drop,
+    Event,
+    Filter,
+    Finish,
+    Held,
+    Push,
+    Replan,
+    Requeue,
+    Serve,
+    Snapshot,
+)
 from buffer.journal import JournalError, Record
 from buffer.policies import in_order
 from buffer.prompts import PromptCursor
@@ -102,6 +116,12 @@ def test_a_batch_one_of_whose_groups_has_left_may_be_made_anew() -> None:
     first = [push(2), push(3), serve(1, 2, 3), Begin(1), Drop(2, "end of run"), Replan()]
     found = audited(*START, *first, admit(4), push(4), serve(1, 3, 4), Finish(1))
     assert not any(found.findings.values()), found.findings
+
+
+def test_versions_behind_a_resume_with_other_settings_may_be_others() -> None:
+    later = [*START, push(2, version=1), Begin(0), Branch(0, "learner.lr=1 (was 2)"), Requeue(2)]
+    assert not audited(*later, push(2, version=1, digest="other")).findings["weights"]
+    assert audited(*later, push(2, version=0, digest="other")).findings["weights"], "0 is not behind it"
 
 
 def test_a_journal_without_its_beginning_proves_nothing() -> None:

@@ -14,11 +14,12 @@ from areal_like.launch.plan import plan
 from areal_like.launch.restarts import Limits
 from areal_like.launch.slurm import SlurmLauncher
 from areal_like.run_folder import config_file, discard, note_step
-from buffer.events import Admit, Begin
+from buffer.events import Admit, Begin, Branch
 from buffer.journal import Journal
+from buffer.main import other_settings
 from scripts import earlier_runs
-from scripts.earlier_runs import holds_progress, lock, reopen_run_folder
-from scripts.train import parse, prepare, submit
+from scripts.earlier_runs import changes, fit_to_replay, holds_progress, lock, reopen_run_folder
+from scripts.train import load, parse, prepare, submit
 
 
 @pytest.fixture
@@ -71,6 +72,9 @@ def made(tmp_path: Path, *overrides: str) -> Path:
         ("buffer.journal=off", "buffer.journal=memory", "had no journal"),
         ("buffer.journal=memory", "buffer.journal=off", "would have no journal"),
         ("loss=ppo", "loss=dg", "loss was"),
+        ("learner.lora=null", "learner.lora={rank: 2}", "learner.lora was None .* does not fit the state"),
+        ("learner.critic_lr=1e-3", "learner.critic_lr=1e-2", "learner.critic_lr was 0.001"),
+        ("learner=torch", "learner=timed", "learner.name was torch"),
     ],
 )
 def test_what_a_resume_may_not_change(tmp_path: Path, before: str, now: str, told: str) -> None:
@@ -153,8 +157,52 @@ def test_progress_is_a_checkpoint_or_a_journal_with_something_in_it(tmp_path: Pa
     assert not holds_progress(config, folder)
 
 
-@pytest.mark.parametrize("now", ["scheduler.max_staleness=8", "buffer.journal=fsync", "actors.count=5", "run.steps=9"])
-def test_what_a_resume_may_change(tmp_path: Path, now: str) -> None:
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        ("scheduler.max_staleness=8", "scheduler.max_staleness=8 (was 1)"),
+        ("buffer.journal=fsync", "buffer.journal=fsync (was memory)"),
+        ("actors.count=5", "actors.count=5 (was 2)"),
+        ("run.steps=9", "run.steps=9 (was 1000)"),
+        ("eval.every=7", "eval.every=7 (was 10)"),
+        ("learner.lr=1e-4", "learner.lr=0.0001 (was 0.002)"),
+        ("learner.entropy_bonus=0", "learner.entropy_bonus=0 (was 0.01)"),
+    ],
+)
+def test_what_a_resume_may_change_is_told(tmp_path: Path, now: str, told: str) -> None:
     folder = made(tmp_path)
     reopened = reopen_run_folder(configs.load(["configs/quickstart.yaml", now]), folder)
     assert reopened.run.name == folder.name
+    assert changes(reopened, folder) == [told]
+
+
+def test_what_a_resume_leaves_open_is_as_it_was(tmp_path: Path) -> None:
+    """A rate that the first command set, and the second one does not."""
+    folder = made(tmp_path, "learner.lr=5e-4", "learner.schedule=linear", "run.steps=50")
+    argv = ["configs/quickstart.yaml", f"resume={folder}", "learner.schedule=linear"]
+    for more, told in (([], "50"), (["run.steps=70"], "70")):
+        config = load(parse([*argv, *(more or ["run.steps=50"])]))
+        assert (config.learner.lr, str(config.learner.schedule_steps)) == (5e-4, told)
+    config = configs.replace(config, "buffer.transport", "auto")  # as it is written here
+    assert changes(config, folder) == ["run.steps=70 (was 50)", "learner.schedule_steps=70 (was 50)"]
+
+
+@pytest.mark.parametrize(("now", "changed"), [("learner.lr=1e-4", True), ("run.steps=9", False)])
+def test_the_buffer_is_told_of_other_settings_of_the_learner(tmp_path: Path, now: str, changed: bool) -> None:
+    folder = made(tmp_path)
+    assert not other_settings(folder), "it is no resume"
+    (folder / "next").mkdir()
+    configs.save(configs.load(["configs/quickstart.yaml", now]), folder / "next" / "config.yaml")
+    assert other_settings(folder) == ("learner.lr=0.0001 (was 0.002)" if changed else "")
+
+
+def test_a_run_of_several_settings_is_replayed_with_settings_of_ones_own_only(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    journal = Journal(folder / "journal", sync=False, keep=True)
+    journal.append(Branch(4, "learner.lr=1e-4 (was 0.002)"))
+    journal.commit()
+    journal.close()
+    same = configs.load(["configs/quickstart.yaml", f"replay={folder}"])
+    with pytest.raises(ConfigError, match=r"after step 4: learner.lr=1e-4 \(was 0.002\)\), so no one config"):
+        fit_to_replay(same)
+    assert fit_to_replay(configs.replace(same, "learner.lr", 3e-3)).run.steps == 0
