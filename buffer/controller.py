@@ -20,7 +20,7 @@ from areal_like.groups import pack_heads
 from areal_like.ring import frame_of
 from buffer.deadlines import Deadlines
 from buffer.handlers import Handlers
-from buffer.injection import lets_train
+from buffer.injection import may_train
 from buffer.leasing import admit, can_serve, evaluate, park
 from buffer.payloads import JournalError, load
 from buffer.run_state import RunState
@@ -60,9 +60,9 @@ class Controller:
 
     def step(self, timeout: float) -> None:
         """One turn: handle what has arrived, then decide, then say. Separate from `run` so that tests drive it."""
-        self._hear(timeout)  # first: all that is decided rests on all that is known
+        self._receive(timeout)  # first: all that is decided rests on all that is known
         now = time.monotonic()
-        self._miss_the_silent(now)  # before leases: these groups go to others in the same turn
+        self._drop_silent_actors(now)  # before leases: these groups go to others in the same turn
         self.deadlines.enforce(now)
         self._start(now)
         self.state.announce()  # before leases: with `injection` it opens the slots of the version
@@ -78,7 +78,7 @@ class Controller:
         self._release_blocks()
         self._watch(now)
 
-    def _hear(self, timeout: float) -> None:
+    def _receive(self, timeout: float) -> None:
         timeout = self.state.outbox.patience(timeout)
         for _ in range(MESSAGES_PER_TURN):
             received = self.state.router.receive(timeout)
@@ -87,10 +87,10 @@ class Controller:
             self.handlers.handle(*received)
             timeout = 0
 
-    def _miss_the_silent(self, now: float) -> None:
+    def _drop_silent_actors(self, now: float) -> None:
         if now - self._last_turn > self.heartbeat_timeout / 2:
-            self.state.fleet.forgive(now)  # it was this process that stood still: what it did not hear proves nothing
-            self.state.evaluation.forgive(now)
+            self.state.fleet.restart_clocks(now)  # this process stood still: what it did not hear proves nothing
+            self.state.evaluation.restart_clocks(now)
         self._last_turn = now
         for actor in self.state.fleet.silent(now, self.heartbeat_timeout):
             log.warning("%s: no sign of life for %.0f s, its leases go to others", actor.name, self.heartbeat_timeout)
@@ -123,7 +123,7 @@ class Controller:
         if state.stopping == "now" and index % state.replay.bound.interval == 0:
             self._tell_to_stop()
             return
-        ready = lets_train(state.replay, index)
+        ready = may_train(state.replay, index)
         entries = state.replay.serve(index, as_finished=state.learner.parts is not None) if ready else []
         self._revoke()
         frames = self._frames(entries, index)

@@ -104,7 +104,7 @@ class Evaluation:
             if number == self._round_number and self.round and self.round.assigned.get(row) == actor:
                 self.round.moved[row] = now
 
-    def forgive(self, now: float, actor: str = "") -> None:
+    def restart_clocks(self, now: float, actor: str = "") -> None:
         """The rows of an actor (without: of all) are taken to move now."""
         if self.round:
             rows = [row for row, owner in self.round.assigned.items() if actor in ("", owner)]

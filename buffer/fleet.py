@@ -138,7 +138,7 @@ class Fleet:
     def silent(self, now: float, timeout: float) -> list[Actor]:
         return [actor for actor in self if now - actor.seen > timeout]
 
-    def forgive(self, now: float) -> None:
+    def restart_clocks(self, now: float) -> None:
         """Nobody counts as silent, and no lease as hung, until a full time-out from now."""
         for actor in self:
             actor.seen = now

@@ -23,7 +23,7 @@ from buffer.checks import (
 )
 from buffer.events import LeaveOut
 from buffer.fleet import MOST_REFUSED, Actor
-from buffer.partials import Partial
+from buffer.partials import PartialGroup
 from buffer.run_state import RunState
 from buffer.set_aside import set_aside
 from buffer.sizing import Lengths
@@ -89,7 +89,7 @@ class Handlers:
             actor.note_moved(body["progress"] if actor.engine == "serving" else actor.running, now)
             self.state.evaluation.note_moved(actor.name, body["heldout"], now)
             if actor.engine != "serving":
-                self.state.evaluation.forgive(now, actor.name)
+                self.state.evaluation.restart_clocks(now, actor.name)
             if actor.version < self.state.weights.version:
                 self.state.tell(peer, actor.name)
 
@@ -230,7 +230,7 @@ class Handlers:
             check_give_back(
                 metas, message.payloads, state.store.entries, state.weights.digests, state.learner.vocab_size
             )
-            left = {meta["id"]: Partial(meta, part) for meta, part in zip(metas, message.payloads, strict=True)}
+            left = {meta["id"]: PartialGroup(meta, part) for meta, part in zip(metas, message.payloads, strict=True)}
         finally:
             for group_id in sorted(ids):
                 actor.running.discard(group_id)

@@ -77,9 +77,9 @@ class AgedSlots(Slots):
 
     def needs(self, slot: int) -> int:
         """The version that is to sample what stands in `slot`."""
-        return max(self.floor, self._wish(slot))
+        return max(self.floor, self._wanted_version(slot))
 
-    def _wish(self, slot: int) -> int:
+    def _wanted_version(self, slot: int) -> int:
         batch, place = divmod(slot, self.bound.groups_per_batch)
         return self.bound.slot_version(slot) - int(self._ages_of(batch)[place])
 
@@ -116,7 +116,7 @@ class AgedSlots(Slots):
         self._taken.discard(slot)
         heapq.heappush(self.free, slot)
 
-    def open_to(self, version: int, horizon: float) -> float:
+    def open_to(self, version: int, deadline: float) -> float:
         return len(self.free) if version == self.version else 0
 
     def fits(self, slot: int, version: int) -> bool:
@@ -128,11 +128,11 @@ class AgedSlots(Slots):
     def check(self, entry: Entry, version: int) -> None:
         """Raises InjectionBroken unless every token in the group is of the version that the slot needs."""
         assert entry.head is not None
-        oldest, newest, wish = entry.head.oldest, entry.head.newest, self._wish(entry.slot)
-        if oldest != newest or not (oldest == wish or wish < oldest <= self.floor):
+        oldest, newest, wanted = entry.head.oldest, entry.head.newest, self._wanted_version(entry.slot)
+        if oldest != newest or not (oldest == wanted or wanted < oldest <= self.floor):
             raise InjectionBroken(
-                f"group {entry.id} was sampled by versions {oldest} to {newest}; to be {version - wish} old at version "
-                f"{version} it needs {wish}"
+                f"group {entry.id} was sampled by versions {oldest} to {newest}; to be {version - wanted} old at "
+                f"version {version} it needs {wanted}"
             )
 
     def check_memory(self, limit: int) -> None:
@@ -150,26 +150,26 @@ class AgedSlots(Slots):
         self._taken = set(taken)
 
 
-def lets_go_to(replay: Replay, version: int) -> bool:
+def may_announce(replay: Replay, version: int) -> bool:
     """May the actors be given this version? If so, slots that need it are open from now on."""
     slots = replay.store.slots
     if isinstance(slots, AgedSlots) and version > slots.version:
-        if not _rolled_out(replay.store, slots):
+        if not _is_rolled_out(replay.store, slots):
             return False
         replay.commit(Advance(version))
     return True
 
 
-def lets_train(replay: Replay, batch: int) -> bool:
+def may_train(replay: Replay, batch: int) -> bool:
     """May this batch be trained? What it publishes must not overtake what the actors still need; and what goes into a
     checkpoint is the only version that there is after a resume, so then nothing may need an earlier one."""
     slots, version = replay.store.slots, replay.bound.batch_version(batch)
     if not isinstance(slots, AgedSlots):
         return True
     if is_due(batch + 1, slots.checkpoint_every, slots.bound.interval):
-        return version == slots.version and _rolled_out(replay.store, slots)
-    return version <= slots.version or (version == slots.version + 1 and _rolled_out(replay.store, slots))
+        return version == slots.version and _is_rolled_out(replay.store, slots)
+    return version <= slots.version or (version == slots.version + 1 and _is_rolled_out(replay.store, slots))
 
 
-def _rolled_out(store: Store, slots: AgedSlots) -> bool:
+def _is_rolled_out(store: Store, slots: AgedSlots) -> bool:
     return not slots.free and not any(slots.needs(entry.slot) == slots.version for entry in store.of(*UNFINISHED))

@@ -11,14 +11,14 @@ from functools import partial
 from areal_like.types import Lease
 from buffer.events import Forget
 from buffer.fleet import Actor
-from buffer.partials import Partial
+from buffer.partials import PartialGroup
 from buffer.payloads import JournalError, load
 from buffer.run_state import RunState
 from buffer.schedulers import GroupPlan, Load, Round, View
 from buffer.store import LEASED, TO_LEASE, UNFINISHED, Entry, Stage
 
 log = logging.getLogger(__name__)
-Granted = tuple[Lease, Partial | None, list[int]]
+Granted = tuple[Lease, PartialGroup | None, list[int]]
 """A lease, what an earlier one has left of its group, and which samples of that it carries."""
 
 

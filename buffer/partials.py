@@ -19,7 +19,7 @@ ABORTED = FINISHES.index("abort")
 
 
 @dataclass(frozen=True, slots=True)
-class Partial:
+class PartialGroup:
     """An actor's message, undecoded (see `areal_like.partials`)."""
 
     meta: dict[str, Any]

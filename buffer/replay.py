@@ -13,7 +13,7 @@ from typing import Any
 
 from areal_like.groups import Head
 from buffer import events, filters
-from buffer.partials import Partial
+from buffer.partials import PartialGroup
 from buffer.payloads import Payload
 from buffer.policies import WAIT_FOR_GAPS, Waiting
 from buffer.staleness import Bound, Holder, Slots, place, rescue
@@ -46,7 +46,7 @@ class Replay:
         self.store = Store(bound, slots)
         self.duplicates = 0
         self._waits_for_gaps = getattr(policy, "func", policy) in WAIT_FOR_GAPS
-        self._eldest = -math.inf  # no group that waits or runs has a youth below this: see `_expire`
+        self._oldest_limit = -math.inf  # no group that waits or runs has a youth below this: see `_expire`
         self._replans = 0  # `Store.replans` when that was looked at last
         self._undecided = (-1, -1)  # a batch, and `Store.changes` when there was nothing to serve
         self._losers_recalled_at = -1  # `Store.changes`
@@ -60,7 +60,7 @@ class Replay:
 
     def room(self, version: int) -> float:
         """How many groups an actor that holds `version` could start before the bound stops it (may be inf)."""
-        return self.store.slots.open_to(version, self.bound.horizon(version))
+        return self.store.slots.open_to(version, self.bound.deadline(version))
 
     def admit(
         self,
@@ -103,8 +103,8 @@ class Replay:
     def assign(self, entry: Entry, actor: str, version: int) -> dict[int, int]:
         """A group that needs a lease runs on an actor that holds `version`.
 
-        Returns which samples of `entry.partial` the lease may carry (see `Partial.usable`): those that the bound allows
-        in the group's slot. A partial of which none is left is let go.
+        Returns which samples of `entry.partial` the lease may carry (see `PartialGroup.usable`): those that the bound
+        allows in the group's slot. A partial group of which none is left is let go.
         """
         carried = self.usable(entry)
         self.commit(events.Lease(entry.id, actor, min([version, *carried.values()]), bool(carried)))
@@ -129,7 +129,7 @@ class Replay:
             self.commit(events.Recall(group_id, move))
             self._cancels.append((entry.actor, group_id, True))
 
-    def hand_back(self, group_id: int, left: Partial | None) -> None:
+    def hand_back(self, group_id: int, left: PartialGroup | None) -> None:
         """The actor does not go on; what it has sampled, if anything, replaces what the lease had carried."""
         if left and self.resume:
             self.commit(events.HandBack(group_id, left.meta), left.payload)
@@ -285,7 +285,7 @@ class Replay:
         wait again, and no batch is to be served as it was before a crash."""
         faulty = [entry for entry in self.store.of(Stage.SERVED) if entry.batch == batch]
         self.commit(events.Unserve(batch))
-        self._eldest = -math.inf
+        self._oldest_limit = -math.inf
         return faulty
 
     def finish(self, batch: int) -> int:
@@ -337,7 +337,7 @@ class Replay:
 
     # ---- ages -------------------------------------------------------------------------------------------------------
 
-    def _youth(self, entry: Entry) -> float:
+    def _limiting_version(self, entry: Entry) -> float:
         """The version that says how long a group can still wait."""
         masks = self.staleness_policy == "mask_tokens"
         if entry.stage is Stage.WAITING and entry.head:
@@ -347,15 +347,15 @@ class Replay:
         return math.inf  # its tokens are yet to come, or served, or it has no place to be trained in
 
     def _note_age(self, entry: Entry) -> None:
-        self._eldest = min(self._eldest, self._youth(entry))
+        self._oldest_limit = min(self._oldest_limit, self._limiting_version(entry))
 
     def _expire(self, version: int) -> None:
         """Part with what is too old to be trained at `version`. Looks only if there may be something."""
-        if version - self._eldest <= self.bound.max_staleness:
+        if version - self._oldest_limit <= self.bound.max_staleness:
             return
         kept: list[float] = []
         for entry in list(self.store.entries.values()):
-            youth = self._youth(entry)
+            youth = self._limiting_version(entry)
             if version - youth <= self.bound.max_staleness:
                 kept.append(youth)
                 continue
@@ -372,7 +372,7 @@ class Replay:
                 self.requeue(entry.id)
             else:
                 self.drop(entry.id, "stale")
-        self._eldest = min(kept, default=math.inf)
+        self._oldest_limit = min(kept, default=math.inf)
 
     def _requeue_what_is_too_new(self, version: int) -> None:
         """With a bound of 0, groups of weights that are still to come are of before a crash. They can be trained where
@@ -410,7 +410,7 @@ class Replay:
         return from_here and lowest is not None and lowest[0] < end
 
     def _view(self, entry: Entry, version: int) -> Waiting:
-        left = self.bound.max_staleness - (version - self._youth(entry))
+        left = self.bound.max_staleness - (version - self._limiting_version(entry))
         assert entry.head is not None
         return Waiting(entry.id, entry.slot, entry.oldest, entry.pushed, left, entry.head)
 
@@ -419,19 +419,19 @@ class Replay:
             Holder(
                 entry.id,
                 entry.slot,
-                self.bound.horizon(self._youth(entry)),
+                self.bound.deadline(self._limiting_version(entry)),
                 here=entry.stage is Stage.WAITING,
                 running=entry.stage in LEASED,
-                wish=self._wish(entry),
+                soft_deadline=self._soft_deadline(entry),
             )
             for entry in self.store.entries.values()
             if entry.stage is not Stage.SERVED and entry.slot != NO_SLOT
         ]
 
-    def _wish(self, entry: Entry) -> float:
+    def _soft_deadline(self, entry: Entry) -> float:
         """The deadline of a group that begins anew if it is missed."""
         queued = entry.stage in TO_LEASE and entry.partial and self.staleness_policy != "mask_tokens"
-        return self.bound.horizon(entry.partial.oldest) if queued and entry.partial else math.inf
+        return self.bound.deadline(entry.partial.oldest) if queued and entry.partial else math.inf
 
     def _settle(self, batch: int, ids: Sequence[int]) -> None:
         """The batch gets its own slots. If they were not those of its groups, all others get new ones behind it: the

@@ -17,7 +17,7 @@ from buffer.checks import Failures
 from buffer.evaluation import Evaluation
 from buffer.fleet import Actor, Fleet, Hedges
 from buffer.gauges import Gauges
-from buffer.injection import lets_go_to
+from buffer.injection import may_announce
 from buffer.outbox import Outbox
 from buffer.prompts import PromptCursor
 from buffer.relays import Relays
@@ -99,7 +99,7 @@ class RunState:
         weights = self.weights
         if weights.published is weights.manifest or weights.published is None:
             return
-        if self.finishing or lets_go_to(self.replay, weights.published["version"]):
+        if self.finishing or may_announce(self.replay, weights.published["version"]):
             weights.manifest, weights.version = weights.published, weights.published["version"]
             for actor in self.fleet:
                 self.tell(actor.peer, actor.name)

@@ -8,9 +8,9 @@ token can be older than the bound when its slot is trained, however long the gro
 construction, and not only if groups finish in order (AReaL, arXiv 2505.24298, eq. 3, counts groups instead; a slot
 that a rejected or dropped group leaves is given to the next one, so its capacity cannot drift either).
 
-So the horizon of a version, the first slot that may not hold tokens of it, is a deadline for a group with such tokens;
-and whether a set of groups can all be trained within the bound is the question whether each can get a slot of its own
-below its deadline: earliest deadline first answers it (`place`, `rescue`).
+So the first slot that may not hold tokens of a version is the *deadline* of a group that has some (`Bound.deadline`);
+whether a set of groups can all be trained within the bound is the question whether each can get a slot of its own below
+its deadline: earliest deadline first answers it (`place`, `rescue`).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Bound:
         """The train version at which a slot is trained."""
         return self.batch_version(self.batches.of(slot))
 
-    def horizon(self, version: float) -> float:
+    def deadline(self, version: float) -> float:
         """Slots below this may start on weights of `version`: the deadline of a group that has tokens of it."""
         if math.isinf(self.max_staleness) or math.isinf(version):
             return math.inf
@@ -158,9 +158,9 @@ class Slots:
     def advance(self, version: int) -> None:
         """Slots that need `version` are open, and no others: see `buffer.injection`."""
 
-    def open_to(self, version: int, horizon: float) -> float:
-        """How many an actor that holds `version` could fill: those below the `horizon` of that version."""
-        return self.below(horizon)
+    def open_to(self, version: int, deadline: float) -> float:
+        """How many an actor that holds `version` could fill: those below the `deadline` of that version."""
+        return self.below(deadline)
 
     def fits(self, slot: int, version: int) -> bool:
         """May a group in `slot` start on `version`, as far as it is not a matter of the bound?"""
@@ -183,23 +183,23 @@ class Slots:
     def load(self, state: list[Any]) -> None:
         self.end, self.free = state[0], list(state[1])
 
-    def below(self, horizon: float) -> float:
-        """How many could be taken that are below `horizon` (may be inf)."""
-        fresh = max(0, horizon - self.end)
-        return fresh + sum(slot < horizon for slot in self.free) if self.free else fresh
+    def below(self, deadline: float) -> float:
+        """How many could be taken that are below `deadline` (may be inf)."""
+        fresh = max(0, deadline - self.end)
+        return fresh + sum(slot < deadline for slot in self.free) if self.free else fresh
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A group and its deadline (inf: none). `here`: it can be served now; else it is `running`, or queued. `wish`: a
-    deadline that it would lose some samples by, and no more: it is kept where that costs no other group its own."""
+    """A group and its deadline (inf: none). `here`: it can be served now; else it is `running`, or queued. Beyond its
+    `soft_deadline` it would lose some samples, and no more: that is kept where it costs no other group its deadline."""
 
     id: int
     slot: int
     deadline: float
     here: bool = False
     running: bool = False
-    wish: float = math.inf
+    soft_deadline: float = math.inf
 
 
 def _by_deadline(holders: Iterable[Holder]) -> list[Holder]:
@@ -207,13 +207,15 @@ def _by_deadline(holders: Iterable[Holder]) -> list[Holder]:
 
 
 def place(holders: Iterable[Holder], first: int) -> dict[int, int]:
-    """id → slot, from `first` on without gaps. Those that don't fit below their deadline come last. Wishes are granted
-    together or, if a group would miss its deadline for them, not at all."""
+    """id → slot, from `first` on without gaps. Those that don't fit below their deadline come last. Soft deadlines
+    are kept together or, if a group would miss its own for them, not at all."""
     holders = list(holders)
-    wishing = {holder.id for holder in holders if holder.wish < holder.deadline}
-    if wishing:
-        fitting, late = _fit([replace(holder, deadline=min(holder.wish, holder.deadline)) for holder in holders], first)
-        if {holder.id for holder in late} <= wishing:
+    soft = {holder.id for holder in holders if holder.soft_deadline < holder.deadline}
+    if soft:
+        fitting, late = _fit(
+            [replace(each, deadline=min(each.soft_deadline, each.deadline)) for each in holders], first
+        )
+        if {holder.id for holder in late} <= soft:
             return {holder.id: slot for slot, holder in enumerate(fitting + late, first)}
     fitting, late = _fit(holders, first)
     return {holder.id: slot for slot, holder in enumerate(fitting + late, first)}

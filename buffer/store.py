@@ -39,7 +39,7 @@ from typing import Any
 
 from areal_like.groups import Head
 from buffer import events
-from buffer.partials import Partial
+from buffer.partials import PartialGroup
 from buffer.payloads import Extent, Payload, Read, Stored, cannot_read
 from buffer.staleness import Bound, Slots
 
@@ -104,7 +104,7 @@ class Entry:
     payload: Payload = b""
     maker: str = ""  # the actor that pushed it
     batch: int = -1
-    partial: Partial | None = None  # what earlier leases have left, until it is pushed
+    partial: PartialGroup | None = None  # what earlier leases have left, until it is pushed
     was_deferred: bool = False
     cut: tuple[int, ...] = ()  # tokens of samples that it did not wait for
 
@@ -301,7 +301,7 @@ class Store:
 
     def _handback(self, event: events.HandBack, payload: Payload, _: float) -> None:
         entry = self.entries[event.id]
-        self._keep(entry, Partial(event.meta, payload))
+        self._keep(entry, PartialGroup(event.meta, payload))
         self._break_off(entry)
 
     def _break_off(self, entry: Entry) -> None:
@@ -372,7 +372,7 @@ class Store:
         if entry.slot != NO_SLOT:
             self.slots.give_back(entry.slot)
 
-    def _keep(self, entry: Entry, left: Partial | None) -> None:
+    def _keep(self, entry: Entry, left: PartialGroup | None) -> None:
         """Hold `left` for the next lease, in place of an earlier one."""
         self.bytes -= entry.size
         entry.partial = left
@@ -467,7 +467,7 @@ class Store:
             entry.stage = Stage(entry.stage)
             entry.payload = self._stored(held.stored)
             if held.left:
-                entry.partial = Partial(held.left[0], self._stored(held.left[1]))
+                entry.partial = PartialGroup(held.left[0], self._stored(held.left[1]))
             self.entries[entry.id] = entry
             self._enter(entry)
         self.bytes = sum(entry.size for entry in self.entries.values())

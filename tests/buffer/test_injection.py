@@ -8,7 +8,7 @@ import pytest
 
 from areal_like.groups import make_head
 from areal_like.registry import ConfigError
-from buffer.injection import AgedSlots, Ages, InjectionBroken, lets_go_to, lets_train
+from buffer.injection import AgedSlots, Ages, InjectionBroken, may_announce, may_train
 from buffer.policies import in_order
 from buffer.replay import Replay
 from buffer.staleness import Bound
@@ -63,9 +63,9 @@ class Run:
             self.replay.push(head_of(self.chance.choice(running).id, self.held[actor]), b"x" * 18, 0, 0.0)
 
     def learn(self) -> None:
-        if lets_go_to(self.replay, self.published):
+        if may_announce(self.replay, self.published):
             self.held = dict.fromkeys(self.held, self.published)
-        if not lets_train(self.replay, self.batches):
+        if not may_train(self.replay, self.batches):
             return
         entries = self.replay.serve(self.batches)
         if entries:

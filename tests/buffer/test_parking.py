@@ -10,7 +10,7 @@ from rich.console import Console
 
 from areal_like.partials import encode_partial
 from areal_like.types import Completion, SoFar
-from buffer.partials import Partial
+from buffer.partials import PartialGroup
 from buffer.policies import in_order
 from buffer.replay import Replay
 from buffer.schedulers import Load, Parking, SyncScheduler
@@ -254,7 +254,7 @@ def test_places_that_moved_groups_lose_and_win_are_redone_after_a_crash() -> Non
     for group_id in (0, 2):
         replay.recall(group_id, move=True)
         meta, payload = encode_partial(group_id, {0: SoFar({(1, 0): call})}, {0: "d0"})
-        replay.hand_back(group_id, Partial(meta, payload))
+        replay.hand_back(group_id, PartialGroup(meta, payload))
     for group_id in (0, 2):
         entry = replay.queued_for(0)
         assert entry.id == group_id and replay.assign(entry, "b", 0) == {0: 0}, "those with a place come first"

@@ -120,7 +120,7 @@ def test_only_the_owner_hands_a_group_back() -> None:
 
 def test_a_wish_is_granted_only_where_it_costs_nobody_a_deadline() -> None:
     free, tight = Holder(1, 0, 99.0), Holder(2, 1, 1.0, here=True)
-    wishes = Holder(3, 2, float("inf"), wish=1.0)
+    wishes = Holder(3, 2, float("inf"), soft_deadline=1.0)
     assert place([free, wishes], 0) == {3: 0, 1: 1}
     assert place([free, tight, wishes], 0) == {2: 0, 1: 1, 3: 2}
-    assert rescue((1,), [free, tight, wishes], 0) == (1,), "no batch is held or changed for a wish"
+    assert rescue((1,), [free, tight, wishes], 0) == (1,), "no batch is held or changed for a soft deadline"

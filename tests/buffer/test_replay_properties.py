@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from areal_like.groups import Head, make_head
 from buffer import filters
 from buffer.events import Drop, Filter
-from buffer.partials import Partial
+from buffer.partials import PartialGroup
 from buffer.payloads import load
 from buffer.policies import Waiting, fifo, in_order, priority, windowed
 from buffer.replay import Replay
@@ -53,21 +53,21 @@ def head_of(group_id: int, oldest: int, newest: int, rewards: tuple[float, float
     return make_head(group_id, rows, [*runs, (newest, 5)], dict.fromkeys((oldest, newest), "digest"))
 
 
-def partial_of(group_id: int, versions: list[int]) -> Partial:
+def partial_of(group_id: int, versions: list[int]) -> PartialGroup:
     """Sample i has been made by versions[i]; the last one by the newest as well."""
     made = [[version, 2] for version in versions]
     made[-1] += [max(versions), 1]
     rows = [[index, [[7, 0, 2, runs]], []] for index, runs in enumerate(made)]
     payload = bytes([7 * group_id % 256]) * (8 * sum(runs[1] for runs in made) + 8)
     digests = {version: "d" for version in versions}
-    return Partial({"id": group_id, "bytes": len(payload), "samples": rows, "digests": digests}, payload)
+    return PartialGroup({"id": group_id, "bytes": len(payload), "samples": rows, "digests": digests}, payload)
 
 
 def payload_of(head: Head) -> bytes:
     return bytes([head.id % 256]) * head.size
 
 
-def content(left: Partial | None) -> tuple | None:
+def content(left: PartialGroup | None) -> tuple | None:
     return (left.meta, load(left.payload)) if left else None
 
 
