@@ -9,7 +9,7 @@ from buffer.set_aside import read
 from scripts.audit import audit
 from tests.integration.lying import LIE
 from tests.integration.poisoning import BAD_TOKEN
-from tests.integration.runs import summary, train
+from tests.integration.runs import summary, train_in_processes
 
 CONFIG = ["groups_per_batch=4", "run.target_reward=null", "eval.prompts=4", "eval.every=0", "buffer.keep_journal=true"]
 
@@ -28,7 +28,9 @@ def set_aside(run: Path, broken: tuple[str, ...] = ()) -> list[tuple]:
 def test_the_learner_refuses_what_a_lying_actor_has_made(tmp_path: Path) -> None:
     timed = ["engine=timed", "learner=timed", "engine.median=8", "learner.base=0.02", "run.steps=20"]
     lie = ["filter=tests.integration.lying:blind", "workflow=tests.integration.lying:lying"]
-    kept = set_aside(train(tmp_path, "lies", *CONFIG, *timed, *lie, "run.max_untrainable=20"), ("weights",))
+    kept = set_aside(
+        train_in_processes(tmp_path, "lies", *CONFIG, *timed, *lie, "run.max_untrainable=20"), ("weights",)
+    )
     for batch, reason, groups in kept:
         # A batch has one word for each version: where actors disagree, the first group of the version is named.
         said = re.search(r"batch (\d+), group \d+ of actor-\d: its tokens of version 2 .* digest (\w+),", reason)
@@ -40,9 +42,9 @@ def test_the_learner_refuses_what_a_lying_actor_has_made(tmp_path: Path) -> None
 def test_a_poisoned_batch_is_set_aside_by_all_ranks_and_a_replay_has_the_weights_of_the_run(tmp_path: Path) -> None:
     config = [*CONFIG, "learner.ranks=2", "run.steps=8"]
     poison = ["filter=tests.integration.poisoning:blind", "workflow=tests.integration.poisoning:poisoning"]
-    run = train(tmp_path, "poisoned", *config, *poison)
+    run = train_in_processes(tmp_path, "poisoned", *config, *poison)
     ((batch, reason, groups),) = set_aside(run)
     assert f"batch {batch} can't be trained" in reason and f"token {BAD_TOKEN}" in reason
     assert max(int(sample.tokens.max()) for group in groups for sample in group.samples) == BAD_TOKEN
-    again = train(tmp_path, "again", *config, f"replay={run}")
+    again = train_in_processes(tmp_path, "again", *config, f"replay={run}")
     assert summary(again)["weights_digest"] == summary(run)["weights_digest"]

@@ -22,7 +22,7 @@ import pytest
 from areal_like import keys
 from areal_like.launch import forks
 from tests.integration.living import PATIENCE, Run, processes
-from tests.integration.runs import rows, summary
+from tests.integration.runs import rows, summary, train
 
 pytestmark = pytest.mark.integration
 
@@ -74,11 +74,10 @@ def test_a_run_leaves_its_folder_and_nothing_else(place: Path) -> None:
 def test_tensorboard_shows_what_metrics_jsonl_holds(place: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = Run(place, *TIMED, "run.steps=5")
-    assert run.end() == 0, run.text()
-    board = EventAccumulator(str(run.folder / "tb"), size_guidance={"scalars": 0, "histograms": 0})
+    run = train(place, "run", *TIMED, "run.steps=5")
+    board = EventAccumulator(str(run / "tb"), size_guidance={"scalars": 0, "histograms": 0})
     board.Reload()
-    written = rows(run.folder)
+    written = rows(run)
     for name in ("reward/mean", "staleness/max", "rollout/tokens_per_second", "train/idle_share", "buffer/waiting"):
         assert [(event.step, event.value) for event in board.Scalars(name)] == [
             (row["step"], pytest.approx(row[name], rel=1e-6)) for row in written
@@ -91,19 +90,16 @@ def test_tensorboard_shows_what_metrics_jsonl_holds(place: Path) -> None:
 
 
 def test_a_run_of_0_steps_evaluates_and_ends(place: Path) -> None:
-    run = Run(place, *TIMED, "run.steps=0")
-    assert run.end() == 0, run.text()
-    assert summary(run.folder)["steps"] == 0
-    assert_balanced(summary(run.folder)["ledger"])
-    run.assert_nothing_is_left()
+    run = train(place, "run", *TIMED, "run.steps=0")
+    assert summary(run)["steps"] == 0
+    assert_balanced(summary(run)["ledger"])
 
 
 def test_max_seconds_ends_a_run(place: Path) -> None:
-    run = Run(place, *ENDLESS, "run.max_seconds=0.5")
-    assert run.end() == 0, run.text()
-    assert summary(run.folder)["stopped_because"] == "0.5 seconds have passed"
-    assert 0 < summary(run.folder)["steps"] == len(rows(run.folder)) < 100_000
-    assert_balanced(summary(run.folder)["ledger"])
+    run = train(place, "run", *ENDLESS, "run.max_seconds=0.5")
+    assert summary(run)["stopped_because"] == "0.5 seconds have passed"
+    assert 0 < summary(run)["steps"] == len(rows(run)) < 100_000
+    assert_balanced(summary(run)["ledger"])
 
 
 # ---- ends that a person asks for -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from scripts.score import main
 from tests.integration.runs import summary, train
 
-SMALL = ["run.steps=3", "run.target_reward=null", "eval.prompts=4", "scheduler.max_staleness=2", "eval.every=0"]
+SMALL = ["run.steps=3", "run.target_reward=null", "eval.prompts=4", "inject_staleness=2", "eval.every=0"]
 SMALL += ["actors.count=1"]
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.runs import rows, train
+from tests.integration.runs import rows, train_in_processes
 
 
 @pytest.mark.integration
@@ -14,7 +14,7 @@ def test_the_way_of_a_payload_changes_nothing(tmp_path: Path) -> None:
     common += ["buffer.transport=ipc"]
     found = []
     for name, size in (("socket", 0), ("both", 8192), ("memory", 1 << 24)):
-        found.append(rows(train(tmp_path, name, f"buffer.shared_bytes={size}", *common)))
+        found.append(rows(train_in_processes(tmp_path, name, f"buffer.shared_bytes={size}", *common)))
     for socket, both, memory in zip(*found, strict=True):
         assert socket["reward/mean"] == both["reward/mean"] == memory["reward/mean"], "other tokens were sampled"
         for other in (both, memory):  # up to rounding: sequences may share other decode steps

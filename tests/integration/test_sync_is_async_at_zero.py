@@ -1,8 +1,9 @@
-"""Sync mode is async mode with max_staleness=0: bit for bit the same weights and losses, from real processes.
+"""Sync mode is async mode with max_staleness=0: bit for bit the same weights and losses.
 
 Tokens are drawn by key, groups are served by slot, and the learner's sums depend on lengths alone. What is left is the
 engine's batching: which sequences share a decode step depends on when messages arrive, and rounding in a product of
 several rows on how many there are. With one slot every sequence is decoded alone, so that nothing is left to timing.
+(That processes make the same weights as one process: `test_inline`.)
 """
 
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.integration.runs import rows, summary, train
 @pytest.mark.integration
 def test_sync_equals_async_with_max_staleness_0(tmp_path: Path) -> None:
     common = ["actors.count=1", "engine.slots=1", "run.steps=8", "run.target_reward=null", "eval.prompts=0"]
+    common += ["groups_per_batch=4"]
     sync = train(tmp_path, "sync", "mode=sync", *common)
     zero = train(tmp_path, "zero", "mode=async", "scheduler.max_staleness=0", *common)
     assert len(rows(sync)) == 8

@@ -11,6 +11,7 @@ from areal_like.process import REPOSITORY
 from areal_like.spans import Span
 from scripts.timeline import main, shares, timeline, trace_events
 from tests.areal_like.test_spans import written
+from tests.integration.runs import train
 
 
 def some_run(folder: Path) -> Path:
@@ -56,9 +57,8 @@ def test_a_folder_without_spans_is_an_error_in_one_line(
 
 def test_a_real_run_says_who_did_what(tmp_path: Path) -> None:
     """A synchronous round is generated before it is trained, and trained before the next one is generated."""
-    command = [sys.executable, "-m", "scripts.train", "configs/bench/modes.yaml", "--plain", "mode=sync"]
-    command += [f"run.dir={tmp_path}", "run.name=run", "run.steps=3", "learner.base=0.1", "engine.median=50"]
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, timeout=120)
+    small = ["mode=sync", "run.steps=3", "learner.base=0.1", "engine.median=50"]
+    train(tmp_path, "run", *small, config="configs/bench/modes.yaml")
     picture, trace = tmp_path / "timeline.png", tmp_path / "trace.json"
     command = [sys.executable, "-m", "scripts.timeline", str(tmp_path / "run")]
     shown = subprocess.run(
@@ -77,7 +77,7 @@ def test_a_real_run_says_who_did_what(tmp_path: Path) -> None:
     for actor in ("actor-0", "actor-1"):
         generated = [span for span in found[actor] if span.name == "generate"]
         assert len(generated) == 3
-        for done, train, begun in zip(generated, trains, [*generated[1:], None], strict=True):
-            assert done.end <= train.begin
-            assert begun is None or train.end <= begun.begin
+        for done, trained, begun in zip(generated, trains, [*generated[1:], None], strict=True):
+            assert done.end <= trained.begin
+            assert begun is None or trained.end <= begun.begin
         assert len([span for span in found[actor] if span.name == "update"]) >= 3
