@@ -195,7 +195,7 @@ class _Here:
         begin = time.monotonic()
         try:
             return _score(json.loads(request)), time.monotonic() - begin
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RewardError(f"{verifier} raised {type(error).__name__}: {error}") from error
 
     async def kill(self) -> None:

@@ -53,7 +53,7 @@ def joined(steps: Sequence[Step]) -> Step:
         first.backward_tokens += each.backward_tokens
         first.computed_tokens += each.computed_tokens
         first.denominator += each.denominator
-    for name in ("start", "behaviour", "staleness"):
+    for name in ("proximal", "behaviour", "staleness"):
         setattr(first, name, torch.cat([getattr(each, name) for each in steps]))
     total = sum(loss for each in steps for loss in each.losses)
     first.losses = [total / first.denominator] if first.denominator else []

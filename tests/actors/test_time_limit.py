@@ -1,6 +1,8 @@
 """The timer of verifiers that run in the actor, beside others who use the same one."""
 
 import asyncio
+import math
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from actors.reward_pool import RewardPool
+from actors.reward_pool import RewardError, RewardPool
 from actors.rewards import reward_function
 from actors.time_limit import Overtime, within
 from areal_like.process import REPOSITORY
@@ -121,3 +123,24 @@ def test_a_verifier_need_not_be_a_coroutine_function(hangs):
         assert await reward(task.prompt("train", 0), np.array([3], np.int32)) == (0.0 if hangs else 0.5)
 
     asyncio.run(test())
+
+
+def test_without_a_limit_or_workers_a_verifier_in_this_process_takes_its_time():
+    """`rewards.workers=0`: for a person who steps through it."""
+
+    async def slow():
+        time.sleep(0.01)
+        await asyncio.sleep(0.01)
+        return signal.getitimer(signal.ITIMER_REAL)
+
+    before = signal.setitimer(signal.ITIMER_REAL, 0)
+    assert asyncio.run(within(math.inf, math.inf, slow())) == (0.0, 0.0)
+    signal.setitimer(signal.ITIMER_REAL, *before)
+
+    async def pooled():
+        pool = RewardPool(workers=0)
+        with pytest.raises(RewardError, match="SystemExit"):
+            await pool.score("sys:exit")
+        return await pool.score("os:getpid")
+
+    assert asyncio.run(pooled()) == os.getpid()
