@@ -89,9 +89,12 @@ async def answers(config: Config, task: Any, model: Any, prompts: list[Any]) -> 
 
 def compare(config: Config, args: argparse.Namespace) -> list[Pair]:
     """Both models on the same prompts, one after the other: only one of them is in memory at a time."""
+    from transformers.utils import logging
+
     from areal_like.models import publishable
     from areal_like.registry import build
 
+    logging.disable_progress_bar()
     task, specs = build("task", config.task, config.run.seed), models(config, args)
     rows = range(min(args.prompts or config.eval.prompts, task.size("heldout")))
     prompts, said = [task.prompt("heldout", row) for row in rows], []

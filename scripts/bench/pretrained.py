@@ -123,7 +123,7 @@ def run_ours(mode: str, args: argparse.Namespace, place: Path, name: str) -> dic
 def last_batch_over_unique(run: Path) -> float:
     """`computed_over_unique` of the last batch that a run trained, from the weights that it began with."""
     from areal_like import config as configs
-    from learners.main import build_trainer
+    from learners.build import build_trainer
     from scripts.score import recorded
 
     config = configs.load_resolved(run / "config.yaml")
