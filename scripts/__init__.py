@@ -1,8 +1,7 @@
 """Commands, each started as `python -m scripts.NAME`; `--help` tells what it does.
 
-This file is read first. It lets Ctrl-C end a command that is still being imported without a traceback, and answers for
-the modules that are parts of commands and none themselves.
-"""
+Python reads this file first. It lets Ctrl-C end a command during its imports without a traceback, and answers for
+modules that are only parts of commands."""
 
 import os
 import signal
@@ -39,13 +38,13 @@ PARTS = {
     "verify.hanging_engine": "verify.chaos --hangs",
     "watch": "train",
 }
-"""Module → the command that it is a part of."""
+"""Module → the command that it belongs to."""
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     if hasattr(sys.modules["__main__"], "main"):  # all is imported: the command says what an interrupt does
         signal.default_int_handler(number, frame)
-    os.write(2, b"ended by SIGINT before anything was started\n")
+    os.write(2, b"interrupted (SIGINT) before anything was started\n")
     os._exit(130)
 
 
@@ -53,7 +52,7 @@ def _begin(name: str) -> None:
     """`python -m scripts.NAME` has been called, and nothing of it is imported yet."""
     if name in PARTS:
         whole = f"python -m scripts.{PARTS[name]}"
-        print(f"scripts.{name} is no command, but a part of one: {whole} (see {whole.split(' --')[0]} --help)")
+        print(f"scripts.{name} is not a command but part of one: {whole} (see {whole.split(' --')[0]} --help)")
         sys.exit(0 if {"-h", "--help"} & set(sys.argv) else 2)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)

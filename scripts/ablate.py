@@ -52,7 +52,7 @@ class Ablation:
         self.tuning = self.study.tuning_runs()
 
     def run(self) -> int:
-        """Everything that is asked for, on this machine. Returns how many runs failed. Raises Interrupted, OSError."""
+        """Make all runs, on this machine. Returns how many failed. Raises Interrupted, OSError."""
         signals, failed = Signals(), list[Run]()
         for stage in (TUNE, MAIN):
             if self.args.only in (None, stage):
@@ -62,7 +62,7 @@ class Ablation:
         return len(failed)
 
     def choices(self) -> list[Choice]:
-        """What tuning picks, from the runs that are finished. Raises ValueError where it can't."""
+        """The tuned values, from the finished runs. Raises ValueError if they are not complete."""
         return results.choose(self.study, self._results(self.tuning)) if self.study.tune else []
 
     def main_runs(self, choices: Sequence[Choice] | None = None) -> list[Run]:
@@ -73,13 +73,13 @@ class Ablation:
         return results.gather(self.study, runs, self.folder)
 
     def report(self) -> None:
-        """Write what is there. Before the tuning is done that is the tuning alone."""
+        """Write the results so far. Before tuning is complete these are its results alone."""
         tuning, choices, main = self._results(self.tuning), list[Choice](), list[Result]()
         try:
             choices = self.choices()
             main = self._results(self.main_runs(choices))
         except ValueError as error:
-            say(f"the main runs are not known yet: {error}")
+            say(f"the main runs depend on the tuning: {error}")
         self.folder.path.mkdir(parents=True, exist_ok=True)
         print(results.write(self.study, self.folder.path, [*tuning, *main], choices, self.command))
         say(f"results.csv, results.md and plots are in {self.folder.path}")
@@ -107,15 +107,15 @@ class Ablation:
             print(jobs.describe())
         else:
             ids = jobs.submit()
-            say(f"{len(runs)} {stage} runs are submitted as job {ids[0]}; job {ids[1]} goes on after them")
+            say(f"{len(runs)} {stage} runs are submitted as job {ids[0]}; job {ids[1]} continues after them")
 
     def describe(self) -> None:
-        """What there is to run, and what is finished."""
+        """List the runs, and which are finished."""
         runs = list(self.tuning)
         try:
             runs += self.main_runs()
         except ValueError:
-            say(f"then {len(list(self.study.points())) * len(self.study.seeds)} main runs with what tuning picks")
+            say(f"then {len(list(self.study.points())) * len(self.study.seeds)} main runs with the tuned values")
         for run in runs:
             print(f"{'finished' if self.folder.is_finished(run) else 'to run':<9} {run.stage:<5} {run.title}")
 
@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
             with ablation.folder.locked():
                 return 1 if ablation.run() else 0
     except Interrupted as signalled:
-        print(f"ended by {signalled}; the same command goes on", file=sys.stderr)
+        print(f"ended by {signalled}; run the same command to continue", file=sys.stderr)
         return EXIT_INTERRUPTED
     except (ValueError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

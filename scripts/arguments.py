@@ -1,4 +1,4 @@
-"""Arguments of commands that are looked at before any work is done: a refusal is one sentence and exit code 2."""
+"""Checks arguments of commands before any work is done: a refusal is one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def picture(text: str) -> Path:
 
 
 def refuse(reason: object) -> NoReturn:
-    """End the command: what it was given is of no use."""
+    """End the command with an error message and exit code 2."""
     print(f"error: {' '.join(str(reason).split())}", file=sys.stderr)
     sys.exit(2)

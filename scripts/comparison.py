@@ -1,4 +1,5 @@
-"""What repeated runs say: means with bootstrap intervals, markdown tables, plots. Knows of no runs and no configs.
+"""Statistics of repeated runs: means with bootstrap intervals, markdown tables, plots. Knows nothing of runs and
+configs.
 
 One number per seed goes in. `bootstrap` and `band` say how sure the mean is, `markdown_table` and the plots show it;
 `scripts.ablate`, `scripts.score` and others bring the numbers. A missing number (None or NaN: a run that failed, a

@@ -1,4 +1,4 @@
-"""What a run will need, from its config alone: memory by role, tokens by step, bytes by message.
+"""Estimates what a run needs, from its config alone: memory by role, tokens by step, bytes by message.
 
     python -m scripts.train CONFIG --dry-run
 

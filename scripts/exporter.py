@@ -1,8 +1,7 @@
 """A run's numbers for Prometheus: `python -m scripts.status RUN --prometheus 9400`. Needs the extra `prometheus`.
 
-Every scrape asks the buffer once. What can be counted over time is a counter, all else a gauge; all names begin with
-`areal_like_`. When the buffer does not answer, `areal_like_up` is 0 and there is nothing else.
-"""
+Every scrape asks the buffer once. Totals are counters, everything else is a gauge; all names begin with `areal_like_`.
+If the buffer does not answer, `areal_like_up` is 0, and nothing else is exported."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ STAGES = ("queued", "running", "waiting", "served")
 
 
 class Collector:
-    """What `prometheus_client` calls at each scrape, possibly in several threads: they take turns."""
+    """`prometheus_client` calls this at each scrape, possibly from several threads: they take turns."""
 
     def __init__(self, view: View):
         self.view, self._turn = view, threading.Lock()
@@ -116,7 +115,7 @@ def _step(row: dict[str, Any]) -> Iterator[Any]:
 
 
 def serve(view: View, address: str, port: int) -> None:
-    """Until the run ends. Raises ConfigError without prometheus_client, OSError where the port is taken."""
+    """Serve until the run ends. Raises ConfigError without prometheus_client, OSError if the port is taken."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError:

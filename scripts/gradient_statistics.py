@@ -1,4 +1,4 @@
-"""What the gradients of several losses on the same batches have in common, and how they vary: numbers, tables, plots.
+"""Statistics of the gradients of several losses on the same batches: how similar they are, and how they vary.
 
 Fed batch by batch (`add`), it keeps one summed gradient per loss and bucket of staleness, never those of all batches.
 """

@@ -1,4 +1,4 @@
-"""Add actors to a run that lives: `python -m scripts.join RUN --actors 8`, on any host that sees the run folder.
+"""Add actors to a running run: `python -m scripts.join RUN --actors 8`, on any host that sees the run folder.
 
 The run is found through its folder (rendezvous, keys). Actors join and leave at any time: they get the newest weights,
 then leases; when one leaves gently (Ctrl-C, SIGTERM) what there is of its groups goes back to the buffer, and when one
@@ -45,7 +45,7 @@ def positive(text: str) -> int:
 
 
 def guests(count: int, config: Config) -> list[RoleSpec]:
-    """Actors with names that nobody else has, whatever the host."""
+    """Actors with unique names, whatever the host."""
     stem = f"guest-{socket.gethostname()}-{os.getpid()}"
     threads, model = config.actors.threads, has_model("engine", config.engine)
     return [RoleSpec(f"{stem}-{number}", "actors.main", threads, False, model) for number in range(count)]
@@ -81,7 +81,7 @@ def accompany(args: argparse.Namespace, signals: Signals) -> bool:
 
 
 def until_it_runs(run: Path, signals: Signals) -> None:
-    """Or has ended. Raises Interrupted."""
+    """Wait until the run starts, or has ended. Raises Interrupted."""
     while not (run / RENDEZVOUS / "buffer.json").exists() and not (run / "summary.json").exists():
         signals.check()
         time.sleep(POLL_SECONDS)

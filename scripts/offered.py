@@ -1,4 +1,4 @@
-"""What was offered for training, of which some was cut: how long cut responses would have become. Pure.
+"""Estimates how long responses would have become that were cut off. Pure.
 
 Closing a group at its first responses, or a round at its first groups, leaves out long answers, and of those only a
 lower bound of their length is known. Lengths are taken to be log-normal within a prompt, with one spread for all

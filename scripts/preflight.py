@@ -1,4 +1,4 @@
-"""What can be found out before any process is started: each error here would otherwise show seconds later, in a log."""
+"""Checks made before any process starts: each of these errors would otherwise show seconds later, in a log."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ TELL_SECONDS = 5.0
 
 
 def preflight(config: Config) -> str:
-    """Returns what a person should be told before the run begins (empty: nothing). Raises ConfigError, ValueError,
-    OSError."""
+    """Check everything. Returns warnings for the user (empty: none). Raises ConfigError, ValueError, OSError."""
     build("launcher", config.launcher, Path(config.run.dir), limits(config))
     sizing = build("sizing", config.sizing)
     scheduler = build("scheduler", config.scheduler, sizing)
@@ -69,7 +68,7 @@ def preflight(config: Config) -> str:
 
 
 def notes(task: Task, config: Config, scheduler: Scheduler) -> Iterator[str]:
-    """What is allowed, but may not be meant."""
+    """Warnings about settings that are allowed but possibly not meant."""
     yield ruinous_rate(config)
     if config.partial_rollout == "resume":
         yield scheduler.warning()
@@ -86,12 +85,12 @@ def model_config(config: Config) -> dict[str, Any] | None:
 
 
 def computes(config: Config, kind: str) -> bool:
-    """Whether the engine, or the learner, computes the model: timed ones don't."""
+    """Does the engine, or the learner, compute the model? Timed ones do not."""
     return "needs_model" in marks(kind, getattr(config, kind)["name"])
 
 
 def check_model(path: str, model: dict[str, Any], vocabulary: int) -> None:
-    """The folder's weights are whole, and the model knows every token of the task."""
+    """Check that the folder's weights are complete, and that the model knows every token of the task."""
     model_folder.check_weights(path)
     known = model.get("vocab_size")
     if known is not None and known < vocabulary:
@@ -104,7 +103,7 @@ def check_model(path: str, model: dict[str, Any], vocabulary: int) -> None:
 
 
 def check_devices(config: Config) -> None:
-    """There are CUDA devices where they are asked for; only of this machine that can be told."""
+    """Check that CUDA devices exist where the config asks for them, on this machine."""
     known = {kind: knobs(kind, getattr(config, kind)["name"]) | dict(getattr(config, kind)) for kind in ON_DEVICES}
     asked = [kind for kind in ON_DEVICES if known[kind].get("device") == "cuda" and not known[kind].get("url")]
     if not asked or "ACROSS_HOSTS" in marks("launcher", config.launcher["name"]):
@@ -133,7 +132,7 @@ def cuda_devices() -> tuple[str | None, int]:
 
 
 def check_functions(config: Config) -> None:
-    """The functions and programs that knobs name are there; they are looked for in source, and not run."""
+    """Check that functions and programs named by knobs exist; they are looked up in source, and not run."""
     for prefix, spec in (("workflow", config.workflow), ("eval.workflow", heldout_workflow(config))):
         if spec["name"] == "agent":
             check_agent(f"{prefix}.agent", spec["agent"])
@@ -155,7 +154,7 @@ def check_agent(key: str, agent: str | Sequence[str]) -> None:
 
 
 def check_batch(config: Config, group_size: int) -> None:
-    """The buffer can hold a batch, even of the shortest prompts and answers there may be."""
+    """Check that the buffer can hold a batch, even one of the shortest prompts and answers."""
     samples, room = config.groups_per_batch * group_size, config.buffer.max_bytes
     if samples * LEAST_BYTES > room:
         raise ConfigError(
@@ -167,7 +166,7 @@ def check_batch(config: Config, group_size: int) -> None:
 
 
 def check_texts(task: Task, config: Config) -> None:
-    """The task has the tokens, and the text, that the workflows work with."""
+    """Check that the task has the tokens and the text that the workflows need."""
     prompt, _ = task.prompt("train", 0), task.stop_tokens
     for prefix, spec in (("workflow", config.workflow), ("eval.workflow", heldout_workflow(config))):
         needed = {"multi_turn": "reply", "agent": "opening"}.get(spec["name"])
@@ -200,7 +199,7 @@ def check_lengths(task: Task, config: Config, model: dict[str, Any] | None) -> N
 
 
 def positions_of(config: Config, model: dict[str, Any] | None) -> int | None:
-    """How long a sequence the engine's model can take, from its knobs or its folder; None where that is not said."""
+    """The longest sequence that the engine's model accepts, from its knobs or its folder; None if unknown."""
     if not computes(config, "engine"):
         return None
     known = knobs("model", config.model["name"]) | dict(config.model) if model is None else model
@@ -220,7 +219,7 @@ def rows_to_check(task: Task, split: str, config: Config, bound: int | None) -> 
 
 
 def with_progress(rows: Sequence[int], split: str) -> Iterator[int]:
-    """The rows, and a word now and then while they are gone through."""
+    """The rows; logs progress now and then."""
     told = time.monotonic()
     for done, row in enumerate(rows):
         yield row
@@ -230,7 +229,7 @@ def with_progress(rows: Sequence[int], split: str) -> Iterator[int]:
 
 
 def too_long(prompt: Prompt, split: str, config: Config, name: str, bound: int) -> str:
-    """Why a prompt is too long for a bound; empty where it is not."""
+    """Describes why a prompt is too long for a bound; empty if it is not."""
     filler = max(prompt.filler, default=0) if split == "train" else 0
     response = (config.sampling.max_tokens or prompt.max_tokens) + filler
     if (needed := len(prompt.tokens) + response) <= bound:

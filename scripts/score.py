@@ -98,7 +98,7 @@ def prepare(args: argparse.Namespace) -> tuple[Config, dict[str, dict[str, Any]]
 def score(
     args: argparse.Namespace, config: Config, specs: dict[str, dict[str, Any]], checkpoint: Path | None
 ) -> tuple[GradientStatistics, str]:
-    """Go through the record. Returns the digest of the weights at the end as well."""
+    """Score the recorded batches. Also returns the digest of the final weights."""
     from learners.build import build_trainer
 
     alone = configs.replace(configs.replace(config, "learner.name", SCORING_LEARNER), "learner.ranks", 1)
@@ -120,8 +120,7 @@ def score(
 
 
 def repeated(run: Path, steps: int, digest: str) -> bool | None:
-    """Whether training along the record has led to the run's own weights, bit for bit; None where the run has not ended
-    there."""
+    """Did training along the record lead to the run's own weights, bit for bit? None if the run did not end there."""
     path = run / "summary.json"
     summary = json.loads(path.read_text()) if path.is_file() else {}
     return summary["weights_digest"] == digest if summary.get("steps") == steps else None

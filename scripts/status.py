@@ -96,7 +96,7 @@ def _actors(report: dict[str, Any]) -> Table:
 
 
 def _label(name: str, actor: dict[str, Any]) -> str:
-    """The actor, and what keeps it from working."""
+    """The actor's name, and what keeps it from working."""
     remarks = ["parked"] * actor["parked"]
     remarks += [f"{actor['timed_out']} leases timed out"] * (actor["timed_out"] > 0)
     return f"{name} ({', '.join(remarks)})" if remarks else name

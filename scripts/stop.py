@@ -1,9 +1,8 @@
 """End a run from anywhere: `python -m scripts.stop RUN [--drain]`.
 
-Without --drain the learner stops at its next batch, writes a checkpoint, and the run can be gone on with (`resume`).
-With --drain all groups that were admitted are trained, and no more new ones than make the last batch whole; then the
-run ends as one that has made all its steps: checkpoint, last evaluation, summary.
-"""
+Without --drain the learner stops at its next batch and writes a checkpoint; the run can be resumed. With --drain all
+groups that were admitted are trained, and no more new ones than make the last batch whole; then the run ends as one
+that has made all its steps: checkpoint, last evaluation, summary."""
 
 from __future__ import annotations
 
@@ -28,7 +27,11 @@ def main(argv: list[str] | None = None) -> int:
         try:
             running.client.stop(args.drain)
             ledger = running.report()["ledger"]
-            what = f"training what is here ({ledger['active']} groups)" if args.drain else "stopping at the next batch"
+            what = (
+                f"draining: training the {ledger['active']} groups already admitted"
+                if args.drain
+                else "stopping at the next batch"
+            )
             print(f"{args.run}: {what}", flush=True)
             while not args.no_wait and running.rendezvous() == running.offered:
                 time.sleep(LOOK_SECONDS)

@@ -1,4 +1,4 @@
-"""Standard output that may go away (`| head -1`, a pipe's reader that is killed, a full disk): a run outlives it."""
+"""Standard output that may disappear (`| head -1`, a killed reader, a full disk): the run continues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TextIO, cast
 
 
 class Lasting:
-    """As `stream`. Once that can't be written any more, what is written goes nowhere, and standard error says so."""
+    """As `stream`. Once writing fails, output is discarded, and standard error says so."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -37,7 +37,7 @@ class Lasting:
             os.dup2(nowhere, self._stream.fileno())  # also what is in its buffer still
             os.close(nowhere)
         with contextlib.suppress(OSError):
-            print(f"note: nobody reads the output any more ({error.strerror}): going on without it", file=sys.stderr)
+            print(f"note: nobody reads the output any more ({error.strerror}): continuing without it", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -36,10 +36,10 @@ Timeline = dict[str, list[Span]]
 
 
 def timeline(run: Path, begin: float = 0.0, end: float = math.inf) -> Timeline:
-    """What a run has written down, between two times. Raises ValueError where there is nothing."""
+    """The spans that a run recorded, between two times. Raises ValueError if there are none."""
     found = {role: spans for role, spans in read(run).items() if spans}
     if not found:
-        raise ValueError(f"{run} has no spans: is it the folder of a run, and has it begun?")
+        raise ValueError(f"{run} has no spans: is this a run folder, and has the run started?")
     first = min(spans[0].begin for spans in found.values())
     cut = {role: [_cut(span, first, begin, end) for span in spans] for role, spans in found.items()}
     return {role: [span for span in spans if span.end > span.begin] for role, spans in sorted(cut.items(), key=_place)}
@@ -75,7 +75,7 @@ def shares(found: Timeline) -> dict[str, dict[str, float]]:
 
 
 def _covered(spans: list[Span]) -> float:
-    """Seconds in at least one span; they are in order of their begin."""
+    """Seconds covered by at least one span; the spans are in order of their begin."""
     covered, until = 0.0, -math.inf
     for span in spans:
         covered += max(0.0, span.end - max(span.begin, until))

@@ -75,7 +75,7 @@ def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
 
 
 def write_record(config: Config, folder: Path, argv: list[str]) -> None:
-    """What is needed to run this again: resolved config, command line, commit, seeds."""
+    """What it takes to repeat this run: resolved config, command line, commit, seeds."""
     configs.save(config, folder / CONFIG)
     record = {
         "command": ["python", "-m", "scripts.train", *argv],
@@ -93,7 +93,7 @@ def settings_of(config: Config) -> list[str]:
 
 
 def commit() -> str | None:
-    """The commit of this code, "-dirty" where files differ from it; None without git or outside of a repository."""
+    """The commit of this code, with "-dirty" if files differ from it; None without git or outside a repository."""
     command = ["git", "-C", str(Path(__file__).resolve().parent.parent), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
@@ -135,7 +135,7 @@ def resolve_folders(config: Config) -> Config:
 
 
 def resolve_keys(config: Config) -> Config:
-    """The folder of keys in full: the processes of a run have another current folder than the person."""
+    """The absolute path of the keys: the processes of a run have another current folder."""
     if not config.security.key_folder:
         return config
     return configs.replace(
@@ -144,7 +144,7 @@ def resolve_keys(config: Config) -> Config:
 
 
 def provide_keys(config: Config, folder: Path) -> Config:
-    """Where sockets are on TCP, also on loopback, and no keys are named: keys of the run's own, for its owner only."""
+    """Make keys for the run if its sockets are on TCP, also on loopback, and no keys are named."""
     if config.security.key_folder or config.buffer.transport != "tcp":
         return config
     place = folder.resolve() / "keys"
@@ -153,7 +153,7 @@ def provide_keys(config: Config, folder: Path) -> Config:
 
 
 class Interrupted(Exception):
-    """A person, or the system, has asked the run to end."""
+    """A person, or the system, asked the run to end."""
 
 
 class Signals:
@@ -185,7 +185,7 @@ class Signals:
         self.pause = True
 
     def take_pause(self) -> bool:
-        """Was a pause asked for since the last call?"""
+        """Has a signal asked for a pause since the last call?"""
         asked, self.pause = self.pause, False
         return asked
 
@@ -234,7 +234,7 @@ def launcher_of(config: Config, folder: Path) -> Any:
 
 
 def submission_of(config: Config, folder: Path) -> Any:
-    """What is to be submitted instead of started here, if anything is."""
+    """What must be submitted instead of started here, if anything."""
     from areal_like.launch.plan import plan
 
     return launcher_of(config, folder).submission(plan(config))
@@ -312,7 +312,7 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
 
 
 def submit(submission: Any, folder: Path, held: TextIO) -> int:
-    """Let the job have the folder, and say how to look in. Raises OSError."""
+    """Submit the job, and say how to look in. Raises OSError."""
     (folder / "logs").mkdir(exist_ok=True)
     if (folder / NEXT / CONFIG).exists():
         (folder / NEXT / CONFIG).replace(folder / SUBMITTED)  # what the job begins with, however often it is queued
@@ -323,7 +323,7 @@ def submit(submission: Any, folder: Path, held: TextIO) -> int:
 
 
 def advise(config: Config, folder: Path) -> None:
-    """Say how to go on, where there is something to go on from."""
+    """Say how to resume, if there is anything to resume."""
     if holds_progress(config, folder):
         print(f"to go on: the same command with resume={folder}", file=sys.stderr)
 
@@ -391,7 +391,7 @@ def inline(config: str, *overrides: str) -> dict[str, Any]:
 
 
 def train(config: Config, folder: Path, plain: bool, signals: Signals, held: TextIO) -> int:
-    """Submit the run, or have it run to its end and say how that was. Returns the exit code."""
+    """Submit the run, or run it to its end and report how it ended. Returns the exit code."""
     from areal_like.launch.local import RunFailed, RunStopped
     from scripts.watch import print_summary
 

@@ -1,7 +1,7 @@
 """Watching a run: the live display (plain lines without a terminal) and TensorBoard, derived from `metrics.jsonl`.
 
-Follows the learner's file for train steps, and asks the buffer once a second who waits for whom. Tells the buffer of
-processes that died, and the person too. Nothing in the run waits for the watcher, and the watcher waits for nothing.
+Follows the learner's file for train steps, and asks the buffer once a second who waits for whom. It reports dead
+processes to the buffer and to the user. Nothing in the run waits for the watcher, and the watcher waits for nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STATUS_SECONDS = 0.5
 SILENCE_SECONDS = 5.0
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = (2.0, 60.0)
-"""Plain lines come this often at first, and this seldom in a long run."""
+"""Seconds between plain lines, at first and in a long run."""
 
 
 class Watch:
@@ -74,7 +74,7 @@ class Watch:
         self.console.file.flush()
 
     def update(self, deaths: Sequence[Death] = (), last: bool = False) -> None:
-        """Take in what is new and show it; `last` for the view that stays."""
+        """Read what is new and show it; `last`: the view that stays."""
         for death in deaths[len(self.deaths) :]:
             self.say(str(death))
         self.deaths = list(deaths)
@@ -117,12 +117,12 @@ class Watch:
 
     @contextlib.contextmanager
     def _tolerated(self) -> Iterator[None]:
-        """An error of TensorBoard's writer is told once and does not end the run."""
+        """Report an error of TensorBoard's writer once; the run continues."""
         try:
             yield
         except OSError as error:
             if not self._board_failed:
-                self.say(f"TensorBoard's files are not complete: {error}")
+                self.say(f"TensorBoard's files are incomplete: {error}")
             self._board_failed = True
 
     def _talk_to_buffer(self, now: float) -> None:
@@ -142,7 +142,7 @@ class Watch:
             self._client.ask()
 
     def _say_engine_notes(self, report: dict[str, Any]) -> None:
-        """What is wrong with an actor's engine, in a line of its own, once."""
+        """Report what is wrong with an actor's engine, once, in a line of its own."""
         notes = {name: actor["engine_note"] for name, actor in report.get("actors", {}).items() if actor["engine_note"]}
         for name, note in notes.items():
             if self._engine_notes.get(name) != note:
@@ -185,7 +185,7 @@ class Watch:
         return "; ".join(self.status["waits"]) or "nobody waits"
 
     def _left(self) -> str:
-        """How long the rest takes at the pace so far; shorter where a target reward ends the run."""
+        """Estimated remaining time at the pace so far; a target reward may end the run earlier."""
         step, seconds = self.row.get("step", 0), self.row.get("seconds", 0.0)
         if not step or not seconds or step >= self.run.steps:
             return ""
@@ -227,7 +227,7 @@ class Watch:
 
 
 def print_summary(summary: dict[str, Any], folder: Path) -> None:
-    """The end of a run, for a person: one line per fact, never cut, so that paths can be copied."""
+    """The summary for a person: one line per fact, never cut, so that paths can be copied."""
 
     def show(key: str, form: str) -> str:
         return "-" if summary.get(key) is None else form.format(summary[key])
@@ -257,7 +257,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
 
 
 EXPECTED = ("end of run", "stale")
-"""Reasons to drop a group that are no faults."""
+"""Reasons to drop a group that are not faults."""
 FAULTS = {
     "train/nonfinite_steps": "train steps without a finite loss or gradient",
     "rewards/timeouts": "verifier time-outs (they earn 0)",
@@ -267,7 +267,7 @@ FAULTS = {
 
 
 def faults(row: dict[str, Any]) -> str:
-    """What has gone wrong so far, of a row of metrics or a status; empty where nothing has."""
+    """Faults so far, from a row of metrics or a status; empty if none."""
     found = [f"{row[key]:.0f} {text}" for key, text in FAULTS.items() if row.get(key)]
     for key, count in row.items():
         kind, _, reason = key.rpartition("/")

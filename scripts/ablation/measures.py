@@ -1,4 +1,4 @@
-"""What is measured of a finished run: one number per measure, and a curve. Reads `summary.json` and `metrics.jsonl`.
+"""Measures of a finished run: one number per measure, and a curve. Reads `summary.json` and `metrics.jsonl`.
 
     {summary: reward_after}                         a key of the summary
     {metric: loss/clip_share, take: mean}           a key of metrics.jsonl: its mean | max | min | last over the run

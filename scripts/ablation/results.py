@@ -1,4 +1,4 @@
-"""From finished runs to `results.csv`, `results.md` and plots. Can be asked at any time; says what is missing."""
+"""Turns finished runs into `results.csv`, `results.md` and plots. Works at any time; says what is missing."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from scripts.ablation.study import Run
 
 POLL_SECONDS = 0.1
 LINE_SECONDS = (5.0, 60.0)
-"""Lines on the progress come this often at first, and this seldom in the long run."""
+"""Seconds between lines of progress, at first and in the long run."""
 
 
 class Folder:
@@ -80,7 +80,7 @@ class Folder:
 
 
 class Going:
-    """A run whose process is alive."""
+    """A run with a living process."""
 
     def __init__(self, run: Run, folder: Folder):
         folder.prepare(run)
@@ -98,7 +98,7 @@ class Going:
             )
 
     def share(self) -> float:
-        """How much of its train steps is done."""
+        """The share of its train steps that is done."""
         for row in self._rows.new_rows():
             self.step = row["step"]
         return self.step / max(1, self.run.config.run.steps)

@@ -1,4 +1,4 @@
-"""What an ablation is: the yaml file, read and checked, and the runs that it comes down to. Starts nothing.
+"""A study: the yaml file, read and checked, and the runs that it stands for. Starts nothing.
 
     config: copy4                      # what all runs have in common: a config of scripts.train, and
     set: {run.steps: 200}              # overrides of it

@@ -80,7 +80,7 @@ def test_an_ablation_that_is_interrupted_ends_every_process_and_goes_on(tmp_path
     wait_for(lambda: finished() and going(), "one run to end and one to be on its way")
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=30)
-    assert process.returncode == 130 and "the same command goes on" in said
+    assert process.returncode == 130 and "run the same command to continue" in said
     assert not processes_of(out)
     first = finished()[0].stat().st_mtime_ns
 

@@ -101,7 +101,7 @@ def test_a_stopped_run_goes_on_and_a_drained_one_has_trained_all_that_it_admitte
 
     capsys.readouterr()
     assert stop.main([str(live.folder)]) == 2
-    assert "no buffer can be talked to: it has ended" in capsys.readouterr().err
+    assert "its buffer is not running: it has ended" in capsys.readouterr().err
 
 
 def test_an_actor_whose_engine_hangs_loses_its_leases_and_is_started_anew(tmp_path: Path) -> None:

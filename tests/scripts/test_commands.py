@@ -86,7 +86,7 @@ def test_a_part_of_a_command_names_the_command_and_imports_nothing(argument: str
     """`estimate` imports torch: that would show in the list of modules that Python tells of."""
     done = python("-X", "importtime", "-m", "scripts.estimate", argument)
     assert done.returncode == code
-    assert "scripts.estimate is no command, but a part of one: python -m scripts.train --dry-run" in done.stdout
+    assert "scripts.estimate is not a command but part of one: python -m scripts.train --dry-run" in done.stdout
     assert "torch" not in done.stderr and "omegaconf" not in done.stderr
 
 
@@ -104,7 +104,7 @@ def test_an_interrupt_during_imports_is_no_traceback(tmp_path: Path) -> None:
     assert process.stdout and process.stdout.readline() == "importing\n"
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and said == "ended by SIGINT before anything was started\n"
+    assert process.returncode == 130 and said == "interrupted (SIGINT) before anything was started\n"
 
 
 @pytest.mark.parametrize(
@@ -210,4 +210,4 @@ def test_output_that_nobody_reads_any_more_ends_nothing() -> None:
     process.stdin.close()
     said = process.stderr.read()
     assert process.wait(60) == 0
-    assert said == "note: nobody reads the output any more (Broken pipe): going on without it\nwent on\n"
+    assert said == "note: nobody reads the output any more (Broken pipe): continuing without it\nwent on\n"

@@ -248,7 +248,7 @@ def test_an_ablation_of_two_configs_and_two_seeds_becomes_one_table(cluster: Clu
     path.write_text(yaml.safe_dump(study, sort_keys=False))
     command = [sys.executable, "-m", "scripts.ablate", str(path), "--out", str(out), "--slurm", "--parallel", "4"]
     said = cluster.run(*command, cwd=REPOSITORY)
-    submitted = re.search(r"4 main runs are submitted as job (\d+); job (\d+) goes on after them", said)
+    submitted = re.search(r"4 main runs are submitted as job (\d+); job (\d+) continues after them", said)
     assert submitted, said
     array, then = submitted.groups()
     first = f"{array}_0"
