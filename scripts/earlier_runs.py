@@ -1,4 +1,4 @@
-"""Run folders that exist: going on with one (`resume`), training on its record (`replay`), holding it (`lock`)."""
+"""Existing run folders: continue one (`resume`), train on its record (`replay`), hold it (`lock`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MUST_AGREE = (
     "staleness_policy",
     "inject_staleness",
 )
-"""What a resumed run may not change: its journal holds samples of versions that training makes again."""
+"""Keys that a resumed run may not change: its journal holds samples of versions that training makes again."""
 
 LEARNER_MAY_CHANGE = (
     *("lr", "schedule", "warmup_steps", "schedule_steps", "weight_decay", "betas", "eps", "clip_grad"),
@@ -46,11 +46,11 @@ NEVER_TOLD = ("resume", "replay", "run.name", "run.dir", "security.key_folder")
 """Settings of a start, not of the run."""
 
 ORPHAN_SECONDS = 10.0
-"""Processes whose starter was killed have so long to end."""
+"""Seconds in which processes end whose starter was killed."""
 
 
 def find_run_to_resume(config: Config, stem: str) -> Path | None:
-    """The folder that `resume` means. None for `auto` where there is nothing to go on with. Raises ConfigError."""
+    """The folder that `resume` names. None for `auto` if there is nothing to resume. Raises ConfigError."""
     if config.resume != "auto":
         folder = Path(config.resume or "")
         if not (folder / "config.yaml").is_file():
@@ -99,7 +99,7 @@ def _knobs_of_learner(config: Config) -> dict[str, Any]:
 
 
 def _check_bound(earlier: Config, config: Config, folder: Path) -> None:
-    """What waits in the buffer was admitted under the earlier bound. Raises ConfigError."""
+    """Groups in the buffer were admitted under the earlier bound. Raises ConfigError."""
     before, now = (build("scheduler", each.scheduler, build("sizing", each.sizing)) for each in (earlier, config))
     if now.max_staleness < before.max_staleness:
         raise ConfigError(
@@ -109,7 +109,7 @@ def _check_bound(earlier: Config, config: Config, folder: Path) -> None:
 
 
 def _check_journal(earlier: Config, config: Config, folder: Path) -> None:
-    """Without a journal nobody knows which prompts were trained. Raises ConfigError."""
+    """Without a journal it is unknown which prompts were trained. Raises ConfigError."""
     for key, each in (("had", earlier), ("would have", config)):
         if each.buffer.journal == "off":
             raise ConfigError(
@@ -119,7 +119,7 @@ def _check_journal(earlier: Config, config: Config, folder: Path) -> None:
 
 
 def holds_progress(config: Config, folder: Path) -> bool:
-    """Is there anything in the folder that a resume would go on from?"""
+    """Does the folder hold anything that a resume could continue?"""
     from buffer.events import Begin
     from buffer.journal import scan
 
@@ -134,10 +134,8 @@ def holds_progress(config: Config, folder: Path) -> bool:
 
 
 def fit_to_replay(config: Config) -> Config:
-    """Check that the config fits the run that is to be replayed, and train no more steps than it holds.
-
-    The loss, the advantage and the learner may differ: that is what a replay is for. Raises ConfigError.
-    """
+    """Check that the config fits the run to replay, and train no more steps than it holds. Loss, advantage and learner
+    may differ: comparing those is what a replay is for. Raises ConfigError."""
     from buffer.playback import branches, count_batches
 
     folder = Path(config.replay or "")

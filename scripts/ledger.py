@@ -108,7 +108,7 @@ class Books:
                         self.account(f"{kind}: {reason}").count = count
 
     def _close(self, fate: str, entry: Entry) -> None:
-        """A group has its fate."""
+        """Record a group's fate."""
         self.account(fate).add(entry.head, len(entry.cut), self._redrawn.pop(entry.id, ()))
         if entry.head:
             self.offers.append(Offer(entry.head.lengths, list(entry.cut)))
@@ -118,7 +118,7 @@ class Books:
 
 
 def table(accounts: dict[str, Account]) -> Table:
-    """A row per fate; the last line is the sum, which is the number of groups admitted."""
+    """A row per fate; the last row is the sum: the number of groups admitted."""
     more = [name for name in ("cut", "redrawn") if any(getattr(account, name) for account in accounts.values())]
     found = output.table(
         "ledger", "fate", "groups", "samples", *more, "length mean", "p50", "p95", "reward mean", "length / trained"
@@ -137,7 +137,7 @@ def table(accounts: dict[str, Account]) -> Table:
 
 
 def reasons(accounts: dict[str, Account]) -> list[str]:
-    """Why samples were drawn anew, the commonest first; a line for each."""
+    """Why samples were drawn again, most frequent first, a line for each."""
     told = Counter(reason for account in accounts.values() for reason in account.redrawn)
     lines = [f"  {count} × {reason}" for reason, count in told.most_common(MOST_REASONS)]
     return [*lines, f"  and {len(told) - MOST_REASONS} other reasons"] if len(told) > MOST_REASONS else lines
@@ -195,7 +195,7 @@ def main() -> int:
         console.print("\n".join(told), highlight=False, markup=False)
     shorter = bias(accounts, books.offers)
     if not math.isnan(shorter):
-        console.print(f"trained responses against all that were offered: mean length {shorter:+.1%}", highlight=False)
+        console.print(f"length of trained responses, against all that were rolled out: {shorter:+.1%}", highlight=False)
     if isinstance(first.event, Snapshot):
         step = checkpoints.latest(args.run)
         console.print(f"lengths and rewards since step {step[0] if step else '?'} only; buffer.keep_journal keeps all")
