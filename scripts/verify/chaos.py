@@ -254,6 +254,7 @@ class Chaos:
         while time.monotonic() < deadline and not self.victim.ended:
             if next(place.glob(pattern), None):
                 return True
+            time.sleep(0.0002)
         return False
 
 
