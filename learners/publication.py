@@ -158,12 +158,12 @@ class Publication:
         state = self._spare or State(newest.specs, part=newest.part, parts=newest.parts)
         self.history.release(state)
         if self._coding.overlap and state.nbytes >= BESIDE_FROM:
-            self._publish_side_channel(version, state, snapshot)
+            self._publish_overlapped(version, state, snapshot)
         else:
             self._make_known(version, self._all(snapshot(into=state)))
         return time.monotonic() - begin
 
-    def _publish_side_channel(self, version: int, state: State, snapshot: Snapshot) -> None:
+    def _publish_overlapped(self, version: int, state: State, snapshot: Snapshot) -> None:
         self._cast = 0
         self._thread = threading.Thread(target=self._run, args=(version, state), name="publication", daemon=True)
         self._thread.start()
