@@ -21,9 +21,10 @@ import pytest
 from areal_like import keys
 from areal_like.bus import BusError
 from areal_like.client import SupervisorClient
-from scripts import elastic, join, running, status, stop
+from scripts import join, running, status, stop
 from scripts.audit import audit
 from scripts.running import Running
+from scripts.verify import elastic
 from tests.integration.runs import REPOSITORY, rows, summary
 
 pytestmark = pytest.mark.integration

@@ -17,7 +17,7 @@ from areal_like.weights.codec import Encoder
 from areal_like.weights.server import WeightServer
 from areal_like.weights.state import State, TensorSpec
 from areal_like.weights.update import Update
-from learners import publisher as publishers
+from learners import publication
 from learners.publication import Coding, Publisher
 
 
@@ -225,7 +225,7 @@ class SpoilingServer(WeightServer):
 
 def test_chunks_that_were_lost_are_asked_for_again(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(SpoilingServer, "lost", 3)
-    monkeypatch.setattr(publishers, "WeightServer", SpoilingServer)
+    monkeypatch.setattr(publication, "WeightServer", SpoilingServer)
     monkeypatch.setattr(sources, "RETRY_SECONDS", 0.05)
     source, engine, sent = Source(tmp_path), RecordingEngine(), state(1, 20 * CHUNK_BYTES + 17)
     manifest = source.publish(4, sent)
@@ -235,7 +235,7 @@ def test_chunks_that_were_lost_are_asked_for_again(tmp_path: Path, monkeypatch) 
 
 
 def test_a_spoilt_delta_ends_in_whole_weights(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(publishers, "WeightServer", SpoilingServer)
+    monkeypatch.setattr(publication, "WeightServer", SpoilingServer)
     source, engine, before = Source(tmp_path), RecordingEngine(), state(1, 50_000)
     subscriber, after = subscriber_of(engine), moved(before, 1)
 
