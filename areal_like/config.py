@@ -24,8 +24,9 @@ from omegaconf.errors import OmegaConfBaseException
 from areal_like.ages import KEY as AGES
 from areal_like.ages import shares_of
 from areal_like.conflicts import refuse_odd_launcher, refuse_odd_model, refuse_odd_training, refuse_odd_transport
-from areal_like.defaults import learning_defaults
+from areal_like.defaults import learning_defaults, machine_defaults
 from areal_like.layers import COMMAND_LINE, CONFIGS, Layers, read, shown
+from areal_like.machine import cores, has_bfloat16
 from areal_like.ranges import RANGES, range_of
 from areal_like.registry import COMPONENTS, ConfigError, check, marks, nearest
 
@@ -74,11 +75,11 @@ class Eval:
 
 @dataclass
 class Actors:
-    count: int
+    count: int | None
     max_restarts: int
     restart_window: float
     min_alive: int
-    threads: int
+    threads: int | None
 
 
 @dataclass
@@ -183,8 +184,8 @@ SECTIONS: dict[str, type] = {
 
 
 def load(argv: Sequence[str], inherited: Config | None = None) -> Config:
-    """The config of `[file, key=value, ...]`, checked and resolved. Defaults that depend on what is trained are taken
-    from `inherited`, an earlier run's config, where there is one. Raises ConfigError."""
+    """The config of `[file, key=value, ...]`, checked and resolved. What depends on model and machine, and is not set,
+    is taken from `inherited`, an earlier run's config, where there is one. Raises ConfigError."""
     if not argv:
         raise ConfigError("no config file given; try configs/quickstart.yaml")
     layers = Layers()
@@ -252,11 +253,12 @@ def _checked(tree: dict[str, Any]) -> Config:
         check(kind, _plain(config[kind]))
     _check_heldout(config)
     _refuse_outside(config)
-    if config.actors.min_alive > config.actors.count:
-        raise ConfigError(f"actors.min_alive: at most actors.count={config.actors.count}", "actors.min_alive")
+    count = config.actors.count or max(1, config.actors.min_alive)  # None: as many as suit
+    if config.actors.min_alive > count:
+        raise ConfigError(f"actors.min_alive: at most actors.count={count}", "actors.min_alive")
     if config.weights.block_bytes % 4096:
         raise ConfigError("weights.block_bytes: must be a multiple of 4096", "weights.block_bytes")
-    if config.engine.get("url") and config.actors.count > 1:
+    if config.engine.get("url") and count > 1:
         raise ConfigError("actors.count: a server that is joined (engine.url) belongs to one actor", "actors.count")
     _refuse_other_ages(config)
     refuse_odd_transport(_plain(config))
@@ -267,8 +269,9 @@ def _checked(tree: dict[str, Any]) -> Config:
 
 
 def _with_defaults(config: Config, inherited: Config | None) -> Config:
-    """Fill in knobs that depend on what is trained, where nobody has set them."""
-    found = learning_defaults(_plain(config))
+    """Fill in what depends on the model and the machine, where nobody has set it."""
+    plain = _plain(config)
+    found = learning_defaults(plain) | machine_defaults(plain, cores(), has_bfloat16())
     if inherited:
         known = {key: select(inherited, key) for key in found}
         if inherited.run.steps != config.run.steps:

@@ -1,8 +1,16 @@
-"""Knobs that nobody has set, where what is right depends on what the run trains: filled in when a config is loaded.
+"""Knobs that nobody has set, where what is right depends on what the run trains, and on what machine: filled in when a
+config is loaded.
 
     learner.lr             random weights: 2e-3; pretrained: 1e-5; adapters of pretrained (LoRA): 1e-4
     learner.warmup_steps   pretrained: 10 optimizer steps, or half of a shorter schedule's; else 0
     learner.schedule_steps train steps until a `linear` or `cosine` schedule ends: run.steps
+
+    of a large model that is computed on this machine's CPU:
+    learner.threads        async: all cores but the actors'; rounds, in which one side waits for the other: all cores
+    actors.count, .threads one actor (one batch is decoded faster than two halves) with a quarter of the cores; in
+                           rounds with all of them. Small models, or others' machines: two actors of one thread
+    compute_dtype          of learner and engine: bfloat16 for a large pretrained model on CUDA, or a CPU that has it;
+                           else float32
 
 A knob that is set, to whatever value, stays as it is. The values are part of the run's config, so a resume or a replay
 of it has the same ones. 1e-5 is the upper end of what is usual for full training of language models by RL (1e-6 in
@@ -10,13 +18,19 @@ TRL, 1.7e-5 in AReaL's example for 1.5B): fit for the small models that a CPU ca
 than thousands. LoRA wants ten times the rate of full training, whatever the model ("LoRA Without Regret", Thinking
 Machines, 2025). Adam's first steps move every weight by about lr, however small the gradient: hence the warm-up.
 
-Imports no torch. Drivers: `areal_like.config` fills in, `scripts.train` says what came out (`describe_learning`).
+With two cores an actor has one thread beside the learner's two: it idles most of the time, and a learner of one thread
+would leave that core idle, too. Numbers of threads decide the last bits of sums: one more reason for them to be part of
+the run's config.
+
+Imports no torch. Drivers: `areal_like.config` fills in, `scripts.train` says what came out (`describe_learning`,
+`describe_machine`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from areal_like.model_folder import weight_bytes
 from areal_like.registry import knobs, marks
 
 RANDOM_LR = 2e-3
@@ -44,6 +58,60 @@ def learning_defaults(config: dict[str, Any]) -> dict[str, Any]:
         filled["schedule_steps"] = steps
         filled["warmup_steps"] = min(warmup, optimizer_steps(known | {"schedule_steps": steps}) // 2)
     return {f"learner.{knob}": value for knob, value in filled.items() if known.get(knob, "") is None}
+
+
+LARGE_PARAMETERS = 20_000_000
+"""From here on a model's matrices are large enough for several threads, and for bfloat16, to pay."""
+
+
+def is_large(config: dict[str, Any]) -> bool:
+    """By the size of its files (two bytes per parameter), or by its knobs."""
+    known = knobs("model", config["model"]["name"]) | config["model"]
+    if isinstance(path := known.get("path"), str):
+        return weight_bytes(path) >= 2 * LARGE_PARAMETERS
+    shape = [known.get(knob) for knob in ("num_hidden_layers", "hidden_size", "intermediate_size")]
+    if not all(isinstance(each, int) for each in shape):
+        return False
+    layers, hidden, inner = shape
+    return layers * hidden * (4 * hidden + 3 * inner) >= LARGE_PARAMETERS  # type: ignore[operator]
+
+
+def machine_defaults(config: dict[str, Any], cores: int, bfloat16: bool) -> dict[str, Any]:
+    """Dotted key → value, of what is there and not set, for a machine with so many cores; `bfloat16`: they multiply in
+    it faster than in float32."""
+    known = {kind: knobs(kind, config[kind]["name"]) | config[kind] for kind in ("learner", "engine", "scheduler")}
+    here, large = "ACROSS_HOSTS" not in marks("launcher", config["launcher"]["name"]), is_large(config)
+    learns, acts = (here and large and _on_cpu(kind, known[kind]) for kind in ("learner", "engine"))
+    quarter, rounds = cores // 4, known["scheduler"].get("max_staleness") == 0
+    one_process = "ONE_PROCESS" in marks("launcher", config["launcher"]["name"])  # its roles take turns
+    shared = learns and acts and not rounds and not one_process
+    actors = config["actors"]
+    few = 1 if acts or known["engine"].get("url") else 2
+    count = actors["count"] or max(few, actors["min_alive"])
+    threads = (quarter if shared else cores) // count if acts else 1
+    found = {"actors.count": count, "actors.threads": max(1, threads)}
+    if learns:
+        found["learner.threads"] = max(1, (cores - quarter if shared else cores) // known["learner"].get("ranks", 1))
+    half = large and is_pretrained(config)
+    for kind in ("learner", "engine"):
+        half = half and (known[kind].get("device") == "cuda" or (here and bfloat16))
+        chosen = found[f"{kind}.compute_dtype"] = "bfloat16" if half else "float32"
+        half = (known[kind].get("compute_dtype") or chosen) == "bfloat16"  # an engine rounds as its learner does
+    values = {f"actors.{knob}": value for knob, value in actors.items()}
+    values |= {f"{kind}.{knob}": value for kind in ("learner", "engine") for knob, value in known[kind].items()}
+    return {key: value for key, value in found.items() if values.get(key, "") is None}
+
+
+def _on_cpu(kind: str, known: dict[str, Any]) -> bool:
+    return "needs_model" in marks(kind, known["name"]) and known.get("device", "cpu") == "cpu"
+
+
+def describe_machine(config: Any, cores: int) -> str:
+    """A line for people: who gets which share of the machine."""
+    keys = [("learner", "threads"), ("learner", "compute_dtype"), ("engine", "compute_dtype")]
+    keys += [("actors", "count"), ("actors", "threads")]
+    found = [(f"{part}.{knob}", config[part].get(knob)) for part, knob in keys]
+    return f"machine: {cores} cores; {', '.join(f'{key}={value}' for key, value in found if value is not None)}"
 
 
 def optimizer_steps(known: dict[str, Any]) -> int:

@@ -27,6 +27,12 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
+def weight_bytes(folder: str | Path) -> int:
+    """Size of the folder's weights; 0 where there are none."""
+    files = list(Path(folder).glob("*.safetensors")) or list(Path(folder).glob("*.bin"))
+    return sum(file.stat().st_size for file in files)
+
+
 def check_weights(folder: str | Path) -> None:
     """Raises ConfigError where weights are missing or cut off."""
     folder = Path(folder)

@@ -101,7 +101,7 @@ class TorchLearner(Objective, Saving):
         stream: bool = False,
         stream_groups: Annotated[int, "[1, inf)"] = 1,
         ranks: Annotated[int, "[1, inf)"] = 1,
-        compute_dtype: Literal["float32", "bfloat16"] = "float32",
+        compute_dtype: Literal["float32", "bfloat16"] | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
         checkpoint_activations: bool = False,
         compile: bool = False,

@@ -47,7 +47,7 @@ def positive(text: str) -> int:
 def guests(count: int, config: Config) -> list[RoleSpec]:
     """Actors with unique names, whatever the host."""
     stem = f"guest-{socket.gethostname()}-{os.getpid()}"
-    threads, model = config.actors.threads, has_model("engine", config.engine)
+    threads, model = config.actors.threads or 1, has_model("engine", config.engine)
     return [RoleSpec(f"{stem}-{number}", "actors.main", threads, False, model) for number in range(count)]
 
 

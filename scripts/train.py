@@ -25,8 +25,9 @@ from areal_like import config as configs
 from areal_like import keys, turns
 from areal_like.bus import NODE, BusError, is_loopback
 from areal_like.config import Config, ConfigError
-from areal_like.defaults import describe_learning
+from areal_like.defaults import describe_learning, describe_machine
 from areal_like.errors import UserError
+from areal_like.machine import cores
 from areal_like.process import EXIT_PAUSED
 from areal_like.registry import resolve
 from areal_like.run_folder import CONFIG, NEXT, RECORD, SUBMITTED, SUMMARY, discard, room_wanted
@@ -89,7 +90,8 @@ def write_record(config: Config, folder: Path, argv: list[str]) -> None:
 
 def settings_of(config: Config) -> list[str]:
     """Lines for people: what the run goes by where a default depends on what it trains."""
-    return [line for line in (describe_learning(config),) if line]
+    machine = "" if across_hosts(config) else describe_machine(config, cores())
+    return [line for line in (describe_learning(config), machine) if line]
 
 
 def commit() -> str | None:

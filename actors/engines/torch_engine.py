@@ -63,8 +63,9 @@ class TorchEngine:
         kv_policy: Literal["recompute", "keep"] = "recompute",
         interruptible: bool = True,
         kv_tokens: Annotated[int, "[1, inf)"] | None = None,
-        compute_dtype: Literal["float32", "bfloat16"] = "float32",
+        compute_dtype: Literal["float32", "bfloat16"] | None = None,
     ):
+        compute_dtype = compute_dtype or "float32"
         if slots < 1:
             raise ValueError(f"slots must be at least 1, not {slots}")
         if kv_policy not in ("recompute", "keep"):

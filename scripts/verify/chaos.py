@@ -324,7 +324,7 @@ def main(argv: list[str] | None = None) -> int:
     victim = Victim([sys.executable, "-m", "scripts.train", args.config, *overrides], folder)
     dice = random.Random(args.seed)
     counts = (args.kills, args.stops, args.hangs, args.bad_pushes, args.full_disks, args.cuts)
-    plan = Plan(*counts, victims=tuple(args.victims)).draw(config.actors.count, dice)
+    plan = Plan(*counts, victims=tuple(args.victims)).draw(config.actors.count or 1, dice)
     return _run(victim, Chaos(victim, plan, args.spread, args.stop_seconds, dice), args.more)
 
 

@@ -341,7 +341,10 @@ PARKED = ["mode=sync", "scheduler.park=0.5", "learner.stream=true", "learner.num
         (["mode=sync", "scheduler.park=0.5"], "scheduler.park .* set learner.stream=true"),
         ([*PARKED, "partial_rollout=restart"], "scheduler.park .* needs partial_rollout=resume"),
         (["scheduler.park=0.5"], "unknown.* 'scheduler.park'|scheduler.park"),
-        (["engine=sglang", "engine.url=http://127.0.0.1:30000"], "actors.count: .* belongs to one actor"),
+        (
+            ["engine=sglang", "engine.url=http://127.0.0.1:30000", "actors.count=2"],
+            "actors.count: .* belongs to one actor",
+        ),
     ],
 )
 def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: str) -> None:

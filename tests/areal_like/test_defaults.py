@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from areal_like import config as configs
 from areal_like.config import ConfigError, load
-from areal_like.defaults import describe_learning
+from areal_like.defaults import describe_learning, describe_machine
 
 PRETRAINED = "model={name: folder, path: /somewhere}"
 
@@ -73,3 +74,93 @@ def test_the_rate_is_said(overrides: list[str], words: list[str]) -> None:
     said = describe_learning(load(["configs/quickstart.yaml", *overrides]))
     assert [word for word in words if word not in said] == [], said
     assert describe_learning(load(["configs/quickstart.yaml", "learner=timed"])) == ""
+
+
+# By the machine
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> str:
+    """The choice of a pretrained model of 50 MB."""
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(50_000_000)
+    return f"model={{name: folder, path: {tmp_path}}}"
+
+
+def on(cores: int, *overrides: str, bfloat16: bool = True) -> list[object]:
+    """Threads and number format of the learner, count and threads of the actors, on a machine of so many cores."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(configs, "cores", lambda: cores)
+        patch.setattr(configs, "has_bfloat16", lambda: bfloat16)
+        made = load(["configs/quickstart.yaml", *overrides])
+    learner, actors = made.learner, made.actors
+    return [learner.get("threads"), learner.get("compute_dtype"), actors.count, actors.threads]
+
+
+@pytest.mark.parametrize("cores", [1, 2, 16])
+def test_a_small_model_takes_one_thread_per_process_on_any_machine(cores: int) -> None:
+    assert on(cores) == on(cores, PRETRAINED) == [None, "float32", 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("cores", "overrides", "expected"),
+    [
+        (1, [], [1, "bfloat16", 1, 1]),
+        (2, [], [2, "bfloat16", 1, 1]),
+        (4, [], [3, "bfloat16", 1, 1]),
+        (16, [], [12, "bfloat16", 1, 4]),
+        (16, ["actors.count=2"], [12, "bfloat16", 2, 2]),
+        (16, ["actors.min_alive=3"], [12, "bfloat16", 3, 1]),
+        (16, ["learner.ranks=4"], [3, "bfloat16", 1, 4]),
+        (2, ["mode=sync"], [2, "bfloat16", 1, 2]),
+        (16, ["mode=sync"], [16, "bfloat16", 1, 16]),
+        (16, ["launcher=inline"], [16, "bfloat16", 1, 16]),
+        (16, ["learner.device=cuda"], [None, "bfloat16", 1, 16]),
+        (16, ["engine=sglang"], [16, "bfloat16", 2, 1]),
+        (16, ["launcher=slurm"], [None, "float32", 2, 1]),
+        (2, ["learner.threads=1", "actors.threads=2", "learner.compute_dtype=float32"], [1, "float32", 1, 2]),
+    ],
+)
+def test_a_large_model_takes_the_cores_there_are(
+    large: str, cores: int, overrides: list[str], expected: list[object]
+) -> None:
+    assert on(cores, large, *overrides) == expected
+
+
+def test_half_precision_is_for_machines_that_have_it_and_pretrained_models(large: str) -> None:
+    assert on(2, large, bfloat16=False)[1] == "float32"
+    assert on(2, large, "learner.device=cuda", bfloat16=False)[1] == "bfloat16"
+    random = ["model.hidden_size=1024", "model.intermediate_size=4096", "model.num_hidden_layers=8"]
+    assert on(2, *random) == [2, "float32", 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "learner", "engine"),
+    [
+        ([], "bfloat16", "bfloat16"),
+        (["learner.compute_dtype=float32"], "float32", "float32"),
+        (["engine.compute_dtype=float32"], "bfloat16", "float32"),
+        (["engine=timed"], "bfloat16", None),
+    ],
+)
+def test_an_engine_rounds_as_its_learner_does(large: str, overrides: list[str], learner: str, engine: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(configs, "has_bfloat16", lambda: True)
+        made = load(["configs/quickstart.yaml", large, *overrides])
+    assert (made.learner.compute_dtype, made.engine.get("compute_dtype")) == (learner, engine)
+
+
+def test_a_resume_takes_the_numbers_of_the_run_also_on_another_machine(large: str, tmp_path: Path) -> None:
+    argv = ["configs/quickstart.yaml", large]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(configs, "cores", lambda: 8)
+        earlier = load(argv)
+        patch.setattr(configs, "cores", lambda: 2)
+        assert load(argv, earlier).learner.threads == 6
+        assert load([*argv, "learner.threads=1"], earlier).learner.threads == 1
+
+
+def test_the_shares_of_the_machine_are_said(large: str) -> None:
+    said = describe_machine(load(["configs/quickstart.yaml", large, "learner.threads=3"]), 4)
+    assert said.startswith("machine: 4 cores; learner.threads=3, learner.compute_dtype=")
+    assert ", actors.count=1, actors.threads=" in said

@@ -1,0 +1,62 @@
+"""Cores and number formats, as the system says of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from areal_like.machine import cores, has_bfloat16
+
+
+def write(root: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.fixture
+def eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+
+
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        ({}, 8),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 8),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "350000 100000\n"}, 3),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "200000 100000\n"}, 2),
+        ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "50000 100000\n"}, 1),
+        ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "6400000 100000\n"}, 8),
+        (
+            {
+                "proc/self/cgroup": "2:cpu,cpuacct:/a\n",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "400000\n",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            4,
+        ),
+    ],
+)
+def test_cores_are_those_that_may_be_used(tmp_path: Path, eight: None, files: dict[str, str], count: int) -> None:
+    write(tmp_path, **files)
+    assert cores(tmp_path) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", False),
+        ("processor : 0\nflags : fpu avx512f avx512_bf16 amx_tile\n", True),
+        ("flags\t\t: fpu avx512f\nbugs: avx512_bf16\n", False),
+        ("Features : fp asimd bf16\n", True),
+    ],
+)
+def test_bfloat16_is_a_flag_of_the_processor(tmp_path: Path, text: str, found: bool) -> None:
+    write(tmp_path, **{"proc/cpuinfo": text})
+    assert has_bfloat16(tmp_path) is found
