@@ -18,7 +18,7 @@ from typing import Any
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
 from scripts.arguments import command, new_file, refuse
-from scripts.output import write_json
+from scripts.output import console, write_json
 
 WIDEST = 60
 """Characters of a prompt or an answer that are shown."""
@@ -112,7 +112,6 @@ def means(pairs: list[Pair]) -> dict[str, float]:
 
 def show(pairs: list[Pair], count: int) -> None:
     """A table of the first prompts, and the means of all."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -120,7 +119,7 @@ def show(pairs: list[Pair], count: int) -> None:
     for pair in pairs[:count]:
         said = [Text(shortened(a.text), "green" if a.reward else "red") for a in (pair.before, pair.after)]
         table.add_row(Text(shortened(pair.prompt)), shortened(pair.wanted), *said)
-    Console().print(table)
+    console().print(table)
     mean = means(pairs)
     print(f"held-out reward ({len(pairs)} prompts): {mean['before']:.3f} before, {mean['after']:.3f} after")
 

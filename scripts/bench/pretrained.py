@@ -42,7 +42,7 @@ from typing import Any
 from scripts.bench.figures import bench_parser, tell
 from scripts.output import write_json
 
-GROUPS, SIZE, ANSWER, LR = 8, 8, 16, 2e-5
+GROUPS, SIZE, ANSWER, LR = 8, 8, 16, 4e-5
 SILENT = "<jupyter_start>"
 """A token of SmolLM2's tokenizer that it never says."""
 WARMUP = {"async": 3, "sync": 1, "trl": 1}
