@@ -39,8 +39,10 @@ SLOW = {
     "learners/test_published_parts.py": "starts processes",
     "learners/test_ranks.py": "starts processes",
     "learners/test_real_models.py": "trains",
+    "learners/test_scoring.py": "trains",
     "learners/test_sharding.py": "starts processes",
     "tasks/test_code.py": "starts sandboxes",
+    "tasks/test_length_trace.py": "starts processes",
     "tasks/test_sandbox.py": "starts sandboxes",
 }
 """Files that take more than three seconds → why. A new one that does belongs here."""
