@@ -101,6 +101,12 @@ class Life:
         frame = sys._current_frames().get(self.thread.ident or 0)
         return "".join(traceback.format_stack(frame)[-3:]) if frame else ""
 
+    def is_at_prompt(self) -> bool:
+        """Is it in the debugger, where it waits for a person?"""
+        frame = sys._current_frames().get(self.thread.ident or 0)
+        above = traceback.walk_stack(frame) if frame else ()
+        return any(each.f_globals.get("__name__") == "pdb" for each, _ in above)
+
 
 class InlineLauncher:
     """`ready_timeout` seconds is what roles wait for one another at the start. No role is started again."""
@@ -185,7 +191,8 @@ class InlineLauncher:
             self._join()
         stuck = [life for life in self._lives if life.thread.is_alive()]
         for life in stuck:
-            print(f"{life.role.name} does not end; it is here:\n{life.place()}", file=sys.stderr)
+            if not life.is_at_prompt():
+                print(f"{life.role.name} does not end; it is here:\n{life.place()}", file=sys.stderr)
         if self._turns and not stuck:
             self._turns.close()
         self._turns = None
@@ -195,7 +202,7 @@ class InlineLauncher:
     def _join(self) -> None:
         deadline = time.monotonic() + END_SECONDS
         for life in self._lives:
-            if life.thread.ident:
+            if life.thread.ident and not life.is_at_prompt():
                 life.thread.join(max(0.0, deadline - time.monotonic()))
 
 
