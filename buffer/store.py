@@ -191,6 +191,10 @@ class BySlot:
             heapq.heapify(self._heap)
 
 
+class EventError(RuntimeError):
+    """An event of groups that are not there. The journal may have it, so nobody can go on as if it had been refused."""
+
+
 class Store:
     """`entries` are the active groups by id. `spares`: those of them that need a lease or have one, and have no slot.
     `planned`: batch → ids, of batches that were served before a crash and are to be served again; `replans` counts how
@@ -217,9 +221,12 @@ class Store:
         }
 
     def apply(self, event: events.Event, payload: Payload = b"", now: float = 0.0) -> None:
-        """What `event` says has happened. Raises KeyError if its group is not active."""
+        """What `event` says has happened. Raises EventError if it can't have."""
         self.changes += 1
-        self._appliers[type(event)](event, payload, now)
+        try:
+            self._appliers[type(event)](event, payload, now)
+        except KeyError as error:
+            raise EventError(f"{event!r:.200} does not fit what has happened before: no {error}") from error
 
     # ---- looking in -------------------------------------------------------------------------------------------------
 

@@ -5,11 +5,11 @@ import pytest
 from areal_like.groups import make_head
 from buffer.events import Begin, Finish
 from buffer.journal import JournalError
-from buffer.partials import ABORTED, Partial
+from buffer.partials import ABORTED, PartialGroup
 from buffer.policies import fifo
 from buffer.replay import Replay
 from buffer.staleness import Bound
-from buffer.store import Stage
+from buffer.store import EventError, Stage
 from tests.buffer.paper import Paper
 
 B = 2
@@ -61,7 +61,7 @@ def test_a_resume_with_other_settings_rolls_out_anew_what_later_weights_have_mad
     admit_and_push(replay, 5, version=2)
     for group_id, versions in ((6, (1, 2)), (7, (1, 1))):
         replay.admit(group_id, 0, 1, 1, "actor", 1, 0.0)
-        replay.hand_back(group_id, Partial({"id": group_id, "samples": [made_by(*versions)]}, b"tokens"))
+        replay.hand_back(group_id, PartialGroup({"id": group_id, "samples": [made_by(*versions)]}, b"tokens"))
     for again in (False, True):  # the second time by the events of the first
         replay = reborn(journal, 1)
         if not again:
@@ -75,6 +75,14 @@ def test_a_resume_with_other_settings_rolls_out_anew_what_later_weights_have_mad
 def made_by(*versions: int) -> list:
     """An unfinished sample, one token of each version."""
     return [0, [[[1], [], ABORTED, [x for version in versions for x in (version, 1)]]]]
+
+
+def test_an_event_that_does_not_fit_ends_the_buffer_and_is_not_taken_for_a_fault_of_a_message() -> None:
+    """The journal has been told of it by then. `Handlers` answers a ValueError or a KeyError with a refusal."""
+    replay = reborn(Paper(), 0)
+    with pytest.raises(EventError, match=r"Drop\(id=7, reason='why'\) does not fit what has happened before"):
+        replay.drop(7, "why")
+    assert not issubclass(EventError, ValueError | KeyError)
 
 
 def test_a_plan_whose_groups_have_left_is_forgotten() -> None:
