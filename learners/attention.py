@@ -30,6 +30,9 @@ from learners import varlen
 from learners.layout import Layout
 
 NAME = "packed_causal"
+PLAIN_UP_TO = 1 << 15
+"""Queries × keys. Up to so many, CPUs attend faster in half precision without torch's fused kernel, whose backward pass
+is slow there, and keep all digits of the scores."""
 
 
 def packed_attention(
@@ -83,9 +86,37 @@ def _attend(
             mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
         depth = mask.sum(-1, keepdim=True) - 1  # of each query: it sees itself and all before
         mask = mask & (depth - torch.arange(length, device=q.device) < sliding_window)
+    half = _half(q, v)
+    if half and q.is_cpu and q.shape[2] * length <= PLAIN_UP_TO:
+        with torch.autocast("cpu", enabled=False):
+            return attend_plainly(q, k, v, mask, scaling, half)
     return scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
     )
+
+
+def _half(query: Tensor, value: Tensor) -> torch.dtype | None:
+    """The half precision in which attention is to be multiplied; None: it is to be float32 or wider."""
+    if torch.is_autocast_enabled(query.device.type) and query.dtype != torch.float64:
+        return torch.get_autocast_dtype(query.device.type)
+    return value.dtype if value.dtype in (torch.bfloat16, torch.float16) else None
+
+
+def attend_plainly(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None, dtype: torch.dtype
+) -> Tensor:
+    """As `_attend`, with all scores in memory: those in float32 or wider, values and what they are weighed by in
+    `dtype`."""
+    n, heads, queries, width = q.shape
+    keys, length = k.shape[1:3]
+    wide = torch.promote_types(dtype, torch.float32)
+    q = (q.to(wide) * (width**-0.5 if scaling is None else scaling)).reshape(n * keys, -1, width)
+    k, v = k.to(wide).reshape(n * keys, length, -1), v.to(dtype).reshape(n * keys, length, -1)
+    if mask is None:
+        mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    scores = torch.bmm(q, k.transpose(1, 2)).view(n, heads, queries, length)
+    shares = scores.masked_fill_(~mask, -torch.inf).softmax(-1).to(dtype)
+    return torch.bmm(shares.view(n * keys, -1, length), v).view(n, heads, queries, -1)
 
 
 AttentionInterface.register(NAME, packed_attention)

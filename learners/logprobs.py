@@ -8,6 +8,8 @@ behaviour logprobs that came with the tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,8 @@ from learners.packing import MicroBatch
 
 CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Keys of models that change logits behind their head."""
+CACHED = 1 << 22
+"""Logits that are read several times in a row while a CPU's cache still has them."""
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -32,16 +36,33 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
     return chosen, entropy
 
 
+def _onednn() -> Callable[..., Tensor] | None:
+    """oneDNN's float32 product where that is the fast one: MKL, torch's own choice, leaves AVX-512 unused on AMD's."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():
+        return None
+    if "AuthenticAMD" not in Path("/proc/cpuinfo").read_text():
+        return None
+    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+
+ONEDNN = _onednn()
+ONEDNN_FROM = 1 << 24
+"""Multiplications from which it wins."""
+
+
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return linear(states.to(weight.dtype), weight, bias)
+    states = states.to(weight.dtype)
+    if ONEDNN and weight.dtype == torch.float32 and weight.is_cpu and len(states) * weight.numel() >= ONEDNN_FROM:
+        return ONEDNN(states, weight, bias, "none", [], "")
+    return linear(states, weight, bias)
 
 
 class _Chosen(torch.autograd.Function):
     """Logprobs and entropies of tokens under a linear head, `rows` of them at a time, without logits in the graph.
 
-    Multiplied in the dtype of the weights whatever autocast says: ratios that losses clip within a few thousandths need
-    more digits than half precision has. Kept for the backward pass are the logprobs of all words where they are made in
-    one piece; else they are made again.
+    Logits are made in the dtype of the weights whatever autocast says: ratios that losses clip within a few thousandths
+    need more digits than half precision has. The backward pass multiplies in autocast's dtype. Kept for it are the
+    probabilities of all words, in that dtype, where they are `rows` at most; else they are made again.
     """
 
     @staticmethod
@@ -49,48 +70,98 @@ class _Chosen(torch.autograd.Function):
         ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, rows: int
     ) -> tuple[Tensor, Tensor]:
         """`states` [N, H], `weight` [V, H], `bias` [V], `targets` int64 [N] → [N] twice."""
+        ctx.dtype = _dtype(weight)
+        ctx.kept = None
+        if any(ctx.needs_input_grad) and len(states) <= rows:
+            ctx.kept = weight.new_empty(len(states), len(weight), dtype=ctx.dtype)
         found = []
-        with torch.autocast(states.device.type, enabled=False):
-            for some, wanted in zip(states.split(rows), targets.split(rows), strict=True):
-                logprobs = _Chosen._logprobs(some, weight, bias, temperature)
-                chosen = logprobs.gather(-1, wanted[:, None])[:, 0]
-                # A probability of 0 would give 0 · −inf.
-                logprobs.clamp_(min=torch.finfo(logprobs.dtype).min)
-                found.append((chosen, -torch.einsum("nv,nv->n", logprobs.exp(), logprobs)))
-        whole = logprobs if len(found) == 1 else None
+        for part in _parts(len(states), rows, weight):
+            with torch.autocast(weight.device.type, enabled=False):
+                logits = _logits(states[part], weight, bias).div_(temperature)
+                chosen, entropy, probabilities = _read(logits, targets[part])
+            found.append((chosen, entropy))
+            if ctx.kept is not None:
+                ctx.kept[part] = probabilities
         chosen, entropy = (torch.cat(column) for column in zip(*found, strict=True))
-        ctx.save_for_backward(states, weight, bias, targets, entropy, whole)
+        ctx.save_for_backward(states, weight, bias, targets, chosen, entropy)
         ctx.temperature, ctx.rows = temperature, rows
         return chosen, entropy
-
-    @staticmethod
-    def _logprobs(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-        logits = _logits(states, weight, bias).div_(temperature)
-        return logits.sub_(logits.logsumexp(-1, keepdim=True))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, for_chosen: Tensor, for_entropy: Tensor) -> tuple[Tensor | None, ...]:
         """d chosen / d logit = 1[target] − p; d entropy / d logit = −p (log p + entropy)."""
-        states, weight, bias, targets, entropy, whole = ctx.saved_tensors
-        of_states, of_weight = torch.empty_like(states), torch.zeros_like(weight)
+        states, weight, bias, targets, chosen, entropy = ctx.saved_tensors
+        kept, ctx.kept = ctx.kept, None  # which becomes the gradient; a second backward pass makes it again
+        of_states, of_weight = torch.empty_like(states), None
         of_bias = None if bias is None else torch.zeros_like(bias)
-        for start in range(0, len(states), ctx.rows):
-            part = slice(start, start + ctx.rows)
-            logprobs = _Chosen._logprobs(states[part], weight, bias, ctx.temperature) if whole is None else whole
-            pull, push = for_chosen[part, None], for_entropy[part, None]
-            gradient = logprobs.exp()
-            if push.any():
-                gradient.mul_(-pull - push * (logprobs + entropy[part, None]))
-            else:
-                gradient.mul_(-pull)
-            gradient.scatter_add_(1, targets[part, None], pull)
-            gradient.div_(ctx.temperature)
-            of_states[part] = gradient @ weight
-            of_weight.addmm_(gradient.t(), states[part].to(weight.dtype))
-            if of_bias is not None:
-                of_bias += gradient.sum(0)
+        pull, push = for_chosen / ctx.temperature, for_entropy / ctx.temperature
+        narrow = weight.to(ctx.dtype)
+        with torch.autocast(weight.device.type, enabled=False):
+            for start in range(0, len(states), ctx.rows):
+                piece = slice(start, start + ctx.rows)
+                gradient = kept
+                if gradient is None:
+                    gradient = _probabilities(states[piece], weight, bias, ctx.temperature, ctx.dtype)
+                for part in _parts(len(gradient), ctx.rows, weight):
+                    mine = slice(start + part.start, start + part.stop)
+                    _differentiate(gradient[part], targets[mine], chosen[mine], entropy[mine], pull[mine], push[mine])
+                of_states[piece] = gradient @ narrow
+                product = gradient.t() @ states[piece].to(ctx.dtype)
+                of_weight = product.to(weight.dtype) if of_weight is None else of_weight.add_(product)
+                if of_bias is not None:
+                    of_bias += gradient.sum(0)
         return of_states, of_weight, of_bias, None, None, None
+
+
+def _dtype(weight: Tensor) -> torch.dtype:
+    """The dtype in which the head's backward pass multiplies."""
+    kind = weight.device.type
+    lowered = torch.is_autocast_enabled(kind) and weight.dtype == torch.float32
+    return torch.get_autocast_dtype(kind) if lowered else weight.dtype
+
+
+def _parts(count: int, rows: int, weight: Tensor) -> list[slice]:
+    """`count` rows of logits, `rows` of them at a time, and on a CPU so few that they stay in its cache."""
+    few = min(rows, max(1, CACHED // len(weight))) if weight.is_cpu else rows
+    return [slice(start, min(start + few, count)) for start in range(0, count, few)]
+
+
+def _read(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logprobs of `targets` int64 [N] and entropies [N] from logits [N, V], which become probabilities."""
+    logits.sub_(logits.amax(-1, keepdim=True))
+    chosen = logits.gather(-1, targets[:, None])[:, 0]
+    probabilities = logits.exp()
+    total = probabilities.sum(-1)
+    probabilities.div_(total[:, None])
+    # A probability of 0 would give 0 · −inf.
+    below = torch.einsum("nv,nv->n", probabilities, logits.clamp_(min=torch.finfo(logits.dtype).min))
+    return chosen - total.log(), total.log() - below, probabilities
+
+
+def _probabilities(
+    states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, dtype: torch.dtype
+) -> Tensor:
+    """[N, V], in `dtype`."""
+    found = weight.new_empty(len(states), len(weight), dtype=dtype)
+    for part in _parts(len(states), len(states), weight):
+        found[part] = torch.softmax(_logits(states[part], weight, bias).div_(temperature), -1)
+    return found
+
+
+def _differentiate(
+    probabilities: Tensor, targets: Tensor, chosen: Tensor, entropy: Tensor, pull: Tensor, push: Tensor
+) -> None:
+    """Turn probabilities [N, V], in place, into the gradient of Σ (pull · logprob + push · entropy) by the logits."""
+    finite = chosen.clamp(min=torch.finfo(chosen.dtype).min)
+    here = pull - finite.exp() * (pull + push * (finite + entropy))  # where 1 − p needs all digits
+    if push.any():
+        logprobs = probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
+        logprobs.add_(entropy[:, None]).mul_(push[:, None]).add_(pull[:, None])
+        probabilities.mul_(logprobs.neg_())
+    else:
+        probabilities.mul_(-pull[:, None])
+    probabilities.scatter_(1, targets[:, None], here[:, None].to(probabilities.dtype))
 
 
 class LogprobHead:

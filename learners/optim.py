@@ -24,6 +24,9 @@ from learners.collectives import Ranks
 from learners.schedules import Schedule
 from learners.sharding import own_part
 
+ROUNDED = 1 << 20
+"""Weights that are rounded at once."""
+
 
 class MasterAdamW:
     """torch's AdamW (decoupled weight decay, arXiv 1711.05101) with a schedule, clipping and a finite-gradient guard.
@@ -115,7 +118,9 @@ class MasterAdamW:
         return norm
 
     def _round(self) -> None:
-        self._weights.copy_(self._master.to(self._dtype))
+        for start in range(0, len(self._master), ROUNDED):  # so many at a time stay in a CPU's cache
+            part = slice(start, start + ROUNDED)
+            self._weights[part] = self._master[part].to(self._dtype)
         if self._copied:
             for part, weight in zip(*self._copied[:2], strict=True):
                 part.copy_(weight)

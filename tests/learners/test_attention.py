@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from learners import varlen
-from learners.attention import packed_attention, use_packed_attention
+from learners import attention, varlen
+from learners.attention import attend_plainly, packed_attention, use_packed_attention
 from learners.layout import Layout
 from tests.learners.batches import VOCAB, tiny_model
 from tests.seeds import seeded, torch_seeded
@@ -113,6 +113,28 @@ def test_padding_inside_a_block_stays_below_half():
     layout = Layout.of(lengths, torch.device("cpu"))
     assert sum(len(block.asked) for block in layout.blocks) < 2 * lengths.sum()
     assert sum(len(block.real) for block in layout.blocks) == lengths.sum()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_matrix_by_matrix_is_attention(masked):
+    """In float64, gradients too; in half precision it is what a CPU computes short sequences with."""
+    rng = torch_seeded(0)
+    shape = (3, 5 if masked else 9)
+    q = torch.randn(3, 4, shape[1], 8, dtype=torch.float64, generator=rng, requires_grad=True)
+    k, v = (torch.randn(3, 2, 9, 8, dtype=torch.float64, generator=rng, requires_grad=True) for _ in range(2))
+    mask = (torch.arange(9) <= torch.arange(5)[:, None] + 4).expand(3, 1, 5, 9) if masked else None
+    found = attend_plainly(q, k, v, mask, 0.3, torch.float64)
+    truth = scaled_dot_product_attention(q, k, v, mask, is_causal=not masked, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-12)
+    weights = torch.randn(found.shape, dtype=torch.float64, generator=rng)
+    for mine, theirs in zip(
+        *(torch.autograd.grad((x * weights).sum(), (q, k, v)) for x in (found, truth)), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = attention._attend(q.float(), k.float(), v.float(), mask, 0.3, None)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.double(), truth, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("refused", [{"dropout": 0.1}, {"softcap": 30.0}])

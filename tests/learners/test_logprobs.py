@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from learners import logprobs
 from learners.attention import use_packed_attention
-from learners.logprobs import _Chosen, forward_logprobs, token_logprobs, use_logprob_head
+from learners.logprobs import ONEDNN, _Chosen, forward_logprobs, token_logprobs, use_logprob_head
 from learners.packing import Columns
 from tests.learners.batches import make_batch, tiny_model
 from tests.seeds import seeded
@@ -78,5 +79,41 @@ def test_logits_are_made_in_the_dtype_of_the_weights_under_autocast():
     head, states = torch.nn.Linear(64, 500, bias=False), torch.randn(20, 64)
     targets = torch.arange(20)
     with torch.autocast("cpu", torch.bfloat16):
-        found, _ = _Chosen.apply(states, head.weight, None, targets, 1.0, 100)
-    torch.testing.assert_close(found, token_logprobs(head(states), targets, 1.0)[0])
+        found = _Chosen.apply(states, head.weight, None, targets, 1.0, 100)
+    torch.testing.assert_close(found, token_logprobs(head(states), targets, 1.0))
+
+
+@pytest.mark.parametrize("rows", [3, 100])
+def test_half_precision_gradients_of_the_head_are_near_and_exact_where_a_token_is_all_but_certain(rows):
+    """Of a bfloat16 probability .999 nothing would be left of 1 − p."""
+    torch.manual_seed(0)
+    head, states = torch.nn.Linear(64, 500, bias=False), torch.randn(20, 64, requires_grad=True)
+    states.data[0] = 40 * head.weight.data[7]  # 1 − p is 2e-3 here
+    targets = torch.arange(20)
+    targets[0] = 7
+
+    def gradients(autocast):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            chosen, entropy = _Chosen.apply(states, head.weight, None, targets, 1.0, rows)
+        return torch.autograd.grad((chosen + 0.1 * entropy).sum(), [states, head.weight])
+
+    for found, truth in zip(gradients(True), gradients(False), strict=True):
+        assert (found - truth).norm() < 5e-3 * truth.norm()
+        assert (found[0] - truth[0]).norm() < 2e-2 * truth[0].norm()
+
+
+def test_a_second_backward_pass_through_the_head_is_the_first():
+    head, states = torch.nn.Linear(5, 17, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    chosen, _ = _Chosen.apply(states, head.weight, head.bias, torch.arange(4), 1.0, 100)
+    first = torch.autograd.grad(chosen.sum(), head.weight, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(chosen.sum(), head.weight), first, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.skipif(ONEDNN is None, reason="MKL is the fast one here")
+def test_the_other_product_is_float32_too(monkeypatch):
+    torch.manual_seed(0)
+    states, weight, bias = torch.randn(40, 64), torch.randn(300, 64), torch.randn(300)
+    monkeypatch.setattr(logprobs, "ONEDNN_FROM", 0)
+    found = logprobs._logits(states, weight, bias)
+    truth = states.double() @ weight.double().t() + bias.double()
+    torch.testing.assert_close(found.double(), truth, rtol=1e-6, atol=1e-5)
