@@ -119,8 +119,8 @@ class MasterAdamW:
 
     def _round(self) -> None:
         for start in range(0, len(self._master), ROUNDED):  # so many at a time stay in a CPU's cache
-            part = slice(start, start + ROUNDED)
-            self._weights[part] = self._master[part].to(self._dtype)
+            some = slice(start, start + ROUNDED)
+            self._weights[some] = self._master[some].to(self._dtype)
         if self._copied:
             for part, weight in zip(*self._copied[:2], strict=True):
                 part.copy_(weight)
