@@ -6,7 +6,7 @@ import torch
 
 from learners import logprobs
 from learners.attention import use_packed_attention
-from learners.logprobs import ONEDNN, _Chosen, forward_logprobs, token_logprobs, use_logprob_head
+from learners.logprobs import _Chosen, forward_logprobs, token_logprobs, use_logprob_head
 from learners.packing import Columns
 from tests.learners.batches import make_batch, tiny_model
 from tests.seeds import seeded
@@ -109,7 +109,6 @@ def test_a_second_backward_pass_through_the_head_is_the_first():
     torch.testing.assert_close(torch.autograd.grad(chosen.sum(), head.weight), first, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.skipif(ONEDNN is None, reason="MKL is the fast one here")
 def test_the_other_product_is_float32_too(monkeypatch):
     torch.manual_seed(0)
     states, weight, bias = torch.randn(40, 64), torch.randn(300, 64), torch.randn(300)
