@@ -12,6 +12,7 @@ from tests.integration.runs import rows, summary, train
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.timeout(900)
 def test_calls_are_learned(tmp_path: Path) -> None:
     """By 160 steps calls are right and answers begin to be. Without credit for calls the reward stays near 0."""
     options = ["run.seed=1", "task.digits=2", "run.steps=160", "learner.lr=2e-3", "eval.every=0", "eval.prompts=16"]
