@@ -47,7 +47,7 @@ THREAD_FROM = 4 << 20
 class Subscriber:
     """Keeps `engine` at the newest announced version; `applied(version, digest)` is told of each one. `keys` is the
     folder of keys, if there are any; `state` has the bits that the engine begins with, if it has any. After
-    `sweep_every` versions the replica's digest is computed anew from all bits."""
+    `sweep_every` versions the replica's digest is recomputed from all bits."""
 
     def __init__(
         self,

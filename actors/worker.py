@@ -288,7 +288,7 @@ class Worker:
                 attempt, so_far = attempt + 1, SoFar()
                 self.resampled += isinstance(error, RewardError)
                 group.redrawn.append(f"{_reason(error)}: {error}"[:REASON_CHARACTERS])
-                log.warning("group %d: sample %d is drawn anew: %s", group.lease.group_id, index, error)
+                log.warning("group %d: sample %d is drawn again: %s", group.lease.group_id, index, error)
 
     async def _try_sample(
         self, group: _Running, prompt: Prompt, index: int, attempt: int, so_far: SoFar

@@ -166,9 +166,9 @@ class TorchLearner(Objective, Saving):
         self._zero_grad()
 
     def take(self, part: Batch) -> None:
-        """Take the gradients of some groups of the next batch, in the order that they have in it, `stream_groups` at
-        a time (fewer wait for more). Only with `stream`. The weights stay as they are. A later batch of other groups,
-        which no buffer serves, starts anew."""
+        """Take the gradients of some groups of the next batch, in the order that they have in it, `stream_groups` at a
+        time (fewer wait for more). Only with `stream`. The weights stay as they are. A later batch of other groups,
+        which no buffer serves, starts over."""
         with self._or_untrainable(part):
             self._waiting += part.groups
             while len(groups := self._waiting[: self._stream_groups]) == self._stream_groups:

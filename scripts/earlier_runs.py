@@ -39,8 +39,8 @@ LEARNER_MAY_CHANGE = (
     *("max_tokens", "min_microbatches", "max_logits", "checkpoint_activations", "compile", "compute_dtype", "device"),
     *("threads", "grad_norm_by_staleness"),
 )
-"""Of the learner's knobs those that the state in a checkpoint does not depend on. Samples of weights that will not be
-made again are then rolled out anew (`buffer.main.other_settings`)."""
+"""Knobs of the learner that a checkpoint's state does not depend on. Samples of weights that will not be made again are
+then rolled out again (`buffer.main.other_settings`)."""
 
 NEVER_TOLD = ("resume", "replay", "run.name", "run.dir", "security.key_folder")
 """Settings of a start, not of the run."""

@@ -191,7 +191,7 @@ def main() -> int:
     console = output.console()
     console.print(table(accounts))
     if told := reasons(accounts):
-        console.print("samples drawn anew, since")
+        console.print("samples drawn again, because")
         console.print("\n".join(told), highlight=False, markup=False)
     shorter = bias(accounts, books.offers)
     if not math.isnan(shorter):

@@ -262,7 +262,7 @@ FAULTS = {
     "train/nonfinite_steps": "train steps without a finite loss or gradient",
     "rewards/timeouts": "verifier time-outs (they earn 0)",
     "rewards/errors": "errors of verifiers",
-    "rewards/resamples": "samples drawn anew, since their reward crashed",
+    "rewards/resamples": "samples drawn again after their reward crashed",
 }
 
 

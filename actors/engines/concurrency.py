@@ -34,7 +34,7 @@ class Concurrency:
             self.limit = min(self._most, self.limit + 1)
 
 
-class Places:
+class AdaptiveSemaphore:
     """As many places as the rule allows now; who comes when all are taken waits for one, first come first served.
 
         async with places: ...

@@ -33,9 +33,9 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from actors.engines import sglang_flags, sglang_patch, sglang_weights
-from actors.engines.concurrency import Places
+from actors.engines.concurrency import AdaptiveSemaphore
 from actors.engines.sglang_fleet import Fleet
-from actors.engines.sglang_replies import Piece, joined, piece_of, question
+from actors.engines.sglang_replies import Piece, generate_request, joined, piece_of
 from actors.engines.sglang_server import Server, ServerGone, ServerRefused
 from areal_like.models import state_of
 from areal_like.types import Completion, Finish, Limits
@@ -126,7 +126,7 @@ class SglangEngine:
         self._versions = {self._label: 0}
         self._updating = asyncio.Lock()
         self._answered = 0  # since the last update
-        self._places = Places(slots)
+        self._places = AdaptiveSemaphore(slots)
         self._calls: set[_Call] = set()
         self._errands: set[asyncio.Task] = set()
         self._closed = False
@@ -205,7 +205,7 @@ class SglangEngine:
         label, newest, server.load = server.label, self._label, server.load + 1
         self._note_busy()
         try:
-            asked = question(call.rid, tokens, done, limits, label if self._flush else None)
+            asked = generate_request(call.rid, tokens, done, limits, label if self._flush else None)
             answer = await server.post("/generate", asked, math.inf)
             if answer.get("output_ids") and answer["meta_info"]["finish_reason"]["type"] != "abort":
                 server.pulse.beat()
@@ -333,7 +333,7 @@ class SglangEngine:
             if not self._held_digest:
                 self._held_digest = self._held.digest()
             await sglang_weights.holds(server, self._held, self._held_digest)
-            ask = sglang_patch.question(self._held, self._held_digest)
+            ask = sglang_patch.digest_probe(self._held, self._held_digest)
             await self._give(server, ask, self._held_digest, "abort")
             if not server.digest:
                 raise ServerRefused(server.failure)

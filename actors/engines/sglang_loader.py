@@ -3,7 +3,7 @@ that went. Needs torch, NumPy, and nothing of SGLang but what it is handed.
 
 SGLang fuses our tensors (qkv, gate_up), pads them (vocabulary) and cuts them up (tensor parallelism). Which part of
 which of them lies where is not written down here: the model's own `load_weights` is run once with tensors without data
-(torch's meta device), and each copy that it would make is noted in place of being made (`Places`). After that an
+(torch's meta device), and each copy that it would make is noted in place of being made (`ParameterMap`). After that an
 element of ours has its places for certain, and a patch is scattered there.
 
 After every patch the digest of *all* weights is computed from the parameters, on their device, and compared. SGLang
@@ -96,7 +96,7 @@ class _Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Places:
+class ParameterMap:
     """Where each of our tensors lies in `model`: name → boxes. Raises LoaderUnable where that can't be found out,
     LoaderRefused for a model that computes weights of its own from these."""
 
@@ -227,7 +227,7 @@ def _shifted(x: Tensor, by: int) -> Tensor:
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
-_KNOWN: WeakKeyDictionary[torch.nn.Module, Places] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[torch.nn.Module, ParameterMap] = WeakKeyDictionary()
 
 
 def apply(model: torch.nn.Module, patch: Patch, group: Any = None) -> str:
@@ -237,7 +237,7 @@ def apply(model: torch.nn.Module, patch: Patch, group: Any = None) -> str:
     try:
         places = _KNOWN.get(model)
         if places is None or places.specs != patch.specs or places.layout != layout_of(model):
-            places = _KNOWN[model] = Places(model, patch.specs)
+            places = _KNOWN[model] = ParameterMap(model, patch.specs)
         for piece in patch.pieces:
             places.apply(piece)
     except Exception as error:

@@ -65,7 +65,7 @@ def write(state: State, digest: str, base: State | None) -> np.ndarray:
     return _joined(digest, rows, parts)
 
 
-def question(state: State, digest: str) -> np.ndarray:
+def digest_probe(state: State, digest: str) -> np.ndarray:
     """uint8 [bytes]: a patch without changes, which asks whether the weights have this digest."""
     rows = [[spec.name, spec.dtype, list(spec.shape), 0] for spec in state.specs]
     return _joined(digest, rows, [])

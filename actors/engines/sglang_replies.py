@@ -44,7 +44,7 @@ class Piece:
         return self.cached > 0 and self.first is not None and self.first != label
 
 
-def question(rid: str, tokens: np.ndarray, done: int, limits: Limits, share: str | None) -> dict[str, Any]:
+def generate_request(rid: str, tokens: np.ndarray, done: int, limits: Limits, share: str | None) -> dict[str, Any]:
     """The body of a request: `done` tokens at the end of `tokens` are the completion's own. `share`: only requests with
     the same share what is kept of prompts; None: all."""
     sampling = {

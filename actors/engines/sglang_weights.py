@@ -123,8 +123,8 @@ async def _give_all(server: Server, weights: Weights) -> tuple[int, bool]:
     for bucket in buckets(weights.state):
         body = {"serialized_named_tensors": serialised(bucket, server.ranks), "flush_cache": False}
         await server.post("/update_weights_from_tensor", body, _seconds(weights.state))
-    question = sglang_patch.question(weights.state, weights.digest)
-    message = serialised([(sglang_patch.NAME, torch.from_numpy(question))], server.ranks)
+    probe = sglang_patch.digest_probe(weights.state, weights.digest)
+    message = serialised([(sglang_patch.NAME, torch.from_numpy(probe))], server.ranks)
     try:
         await _patch(server, message, weights.state, weights.digest)
     except ServerRefused as error:
@@ -136,8 +136,8 @@ async def _give_all(server: Server, weights: Weights) -> tuple[int, bool]:
 
 async def holds(server: Server, state: State, digest: str) -> bool:
     """Whether a server that is not serving yet has these weights."""
-    question = sglang_patch.question(state, digest)
-    message = serialised([(sglang_patch.NAME, torch.from_numpy(question))], server.ranks)
+    probe = sglang_patch.digest_probe(state, digest)
+    message = serialised([(sglang_patch.NAME, torch.from_numpy(probe))], server.ranks)
     await _begin(server)
     with contextlib.suppress(ServerRefused):
         await _patch(server, message, state, digest)

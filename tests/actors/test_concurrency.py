@@ -3,7 +3,7 @@
 import asyncio
 import random
 
-from actors.engines.concurrency import INTERVAL, Concurrency, Places
+from actors.engines.concurrency import INTERVAL, AdaptiveSemaphore, Concurrency
 
 
 def test_half_of_what_ran_at_once_and_one_more_after_each_stretch_of_peace() -> None:
@@ -71,7 +71,7 @@ def test_places_are_given_in_order_and_as_many_as_the_rule_allows() -> None:
         await asyncio.gather(*stays)
         assert places.limit == 4 and inside == list(range(8))
 
-    places, inside = Places(4), list[int]()
+    places, inside = AdaptiveSemaphore(4), list[int]()
     leave = asyncio.Queue[None]()
     asyncio.run(check())
 
@@ -91,18 +91,18 @@ def test_what_ran_at_most_since_the_last_look_was_too_much_though_it_has_ended()
         places.note(0)
         assert places.limit == 5
 
-    places, leave = Places(8), asyncio.Event()
+    places, leave = AdaptiveSemaphore(8), asyncio.Event()
     asyncio.run(check())
 
 
 def test_no_place_is_lost_whoever_is_cancelled_when() -> None:
-    async def stay(places: Places, turns: int) -> None:
+    async def stay(places: AdaptiveSemaphore, turns: int) -> None:
         async with places:
             for _ in range(turns):
                 await asyncio.sleep(0)
 
     async def check(dice: random.Random) -> None:
-        places = Places(3)
+        places = AdaptiveSemaphore(3)
         stays = [asyncio.create_task(stay(places, dice.randrange(4))) for _ in range(30)]
         for _ in range(40):
             dice.choice(stays).cancel()

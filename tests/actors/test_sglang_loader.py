@@ -82,7 +82,7 @@ def test_a_rank_takes_its_part_of_a_patch():
     first, second = random_state(0), changed(random_state(0), 0.2)
     for rank in (0, 1):
         model = Fused(rank)
-        places = sglang_loader.Places(model, SPECS)
+        places = sglang_loader.ParameterMap(model, SPECS)
         for patch in (patch_between(None, first), patch_between(first, second)):
             for piece in patch.pieces:
                 places.apply(piece)
@@ -106,7 +106,7 @@ def test_wrong_weights_are_told_of(share):
     sglang_loader.apply(model, patch_between(None, latest))
     model.norm.data[3] += 2.0**-30  # rounds to the same published bits
     with pytest.raises(sglang_loader.LoaderError, match="norm"):
-        sglang_loader.apply(model, sglang_patch.read(sglang_patch.question(latest, latest.digest())))
+        sglang_loader.apply(model, sglang_patch.read(sglang_patch.digest_probe(latest, latest.digest())))
 
 
 @pytest.mark.parametrize("broken", ["values", "transposed", "missing"])
@@ -195,7 +195,7 @@ def test_a_server_that_holds_other_weights_than_it_is_asked_for_is_no_error(monk
     """Each server is asked at its start; SGLang logs what fails as an error."""
     monkeypatch.setattr(sglang_loader, "_group", lambda: None)
     state = random_state(0)
-    success, said = answer_of(Fused(), sglang_patch.question(state, state.digest()))
+    success, said = answer_of(Fused(), sglang_patch.digest_probe(state, state.digest()))
     assert success and not said.startswith(sglang_loader.APPLIED)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 

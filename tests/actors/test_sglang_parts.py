@@ -8,7 +8,7 @@ import pytest
 from actors.engines import sglang_flags, sglang_loader, sglang_patch, sglang_server, sglang_weights
 from actors.engines.sglang_engine import SglangEngine
 from actors.engines.sglang_flags import Wanted
-from actors.engines.sglang_replies import NEUTRAL, joined, piece_of, question
+from actors.engines.sglang_replies import NEUTRAL, generate_request, joined, piece_of
 from areal_like.errors import UserError
 from areal_like.models import publishable, qwen2
 from areal_like.types import Limits
@@ -21,7 +21,7 @@ def test_a_patch_is_as_short_as_its_changes():
     few, many = changed(state, 0.01), changed(state, 0.5)
     assert sglang_patch.write(few, "d", state).nbytes < 8000
     assert 200_000 < sglang_patch.write(many, "d", state).nbytes < 200_300
-    assert sglang_patch.question(state, "d").nbytes < 200
+    assert sglang_patch.digest_probe(state, "d").nbytes < 200
 
 
 def test_what_is_no_patch_is_refused():
@@ -91,12 +91,12 @@ def test_a_kept_prompt_of_older_weights_is_seen():
 
 
 def test_a_request_leaves_nothing_to_the_servers_defaults():
-    body = question("r", np.array([1, 2, 3]), 1, Limits(10, 0.7, (5,), key=1 << 40 | 3), "label")
+    body = generate_request("r", np.array([1, 2, 3]), 1, Limits(10, 0.7, (5,), key=1 << 40 | 3), "label")
     assert body["sampling_params"].items() >= NEUTRAL.items()
     assert body["sampling_params"]["max_new_tokens"] == 9
     assert (body["input_ids"], body["extra_key"], body["return_logprob"]) == ([1, 2, 3], "label", True)
     assert body["sampling_params"]["ignore_eos"] is False, "it would ignore stop tokens as well"
-    assert question("r", np.array([1]), 0, Limits(10), None)["sampling_params"]["ignore_eos"] is True
+    assert generate_request("r", np.array([1]), 0, Limits(10), None)["sampling_params"]["ignore_eos"] is True
 
 
 def tiny():
