@@ -194,8 +194,10 @@ def _is_alive(pid: int) -> bool:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Of a role's process."""
-    return os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    """Of a role's process. Threads that wait for others of a product sleep, unless the person's environment says
+    otherwise: OpenMP's spin, and take the processor from the very ones they wait for where roles share cores."""
+    own = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    return {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | own
 
 
 def _start(*arguments: str, output: IO[bytes] | int, keep: tuple[int, ...] = ()) -> subprocess.Popen:

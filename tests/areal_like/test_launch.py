@@ -91,6 +91,14 @@ def test_the_learner_may_have_threads_of_its_own() -> None:
         assert [role.threads for role in plan(configs.load([*config, *more]))] == threads
 
 
+def test_threads_that_wait_sleep_unless_the_person_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    made = forks.environment(2)
+    assert (made["OMP_NUM_THREADS"], made["OMP_WAIT_POLICY"]) == ("2", "PASSIVE")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert forks.environment(2)["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
 def test_other_ranks_of_the_learner_are_processes_before_it_which_may_not_die() -> None:
     roles = plan(configs.load(["configs/quickstart.yaml", "actors.count=1", "learner.ranks=3"]))
     assert [role.name for role in roles] == ["buffer", "learner-1", "learner-2", "learner", "actor-0"]
