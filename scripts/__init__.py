@@ -16,6 +16,7 @@ PARTS = {
     "ablation.slurm": "ablate --slurm",
     "ablation.study": "ablate",
     "bench.buffer_paths": "bench.buffer",
+    "bench.decoding": "bench.engine --model",
     "bench.figures": "bench.delta",
     "board": "train",
     "claims.algorithms": "claims.digits",

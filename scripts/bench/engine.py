@@ -1,6 +1,7 @@
 """Tokens per second of the embedded engine against transformers' batched `generate`, on the same model in one run.
 
     python -m scripts.bench.engine [--json FILE] [--repeats N] [--seed N]
+    python -m scripts.bench.engine --model FOLDER [--threads N] [--gguf FILE ...] [--only NAME ...]
 
 Both sample at temperature 1 (the engine records logprobs as well), 64 sequences at once, one thread, Qwen2 of hidden
 size 128 and 4 layers. "equal": all responses have the same length. "longtail": log-normal lengths (σ = 1), 256
@@ -10,11 +11,17 @@ best of the repeats counts, so that other load on the machine meets both. Only t
 Metrics: `engine_over_generate`, `engine_over_generate_longtail` (ratios of tokens/s), `*_tokens_per_second`,
 `engine_over_generate_greedy` (equal lengths, both greedy), and `tiny_step_seconds`: one decode step of 64 sequences
 of a model with hidden size 32 and 2 layers, all bookkeeping included.
+
+`--model FOLDER` compares on that model instead, in float32 and bfloat16 (`scripts.bench.decoding`): this engine,
+`generate` with a static cache and, where llama-cpp-python can be imported, llama.cpp with each `--gguf` file of the
+same weights. On one thread in processor time, on more in wall-clock time. Metrics: `NAME_tokens_per_second`,
+`NAME_first_token_seconds` (64 different prompts), and `logprobs_*`: how far the engine's are from a learner's.
 """
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -92,12 +99,23 @@ def main() -> None:
     parser = bench_parser("engine", "embedded engine against transformers' generate")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", type=Path, help="compare on this Hugging Face folder (python -m scripts.pretrained)")
+    parser.add_argument("--threads", type=int, default=1, help="with --model")
+    parser.add_argument("--gguf", type=Path, action="append", default=[], help="the same weights for llama.cpp")
+    parser.add_argument("--only", action="append", help="with --model: engine_bfloat16, generate_float32 ...")
     args = parser.parse_args()
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads if args.model else 1)
     asyncio.set_event_loop(asyncio.new_event_loop())
     rng = np.random.default_rng(args.seed)
+    if args.model:
+        from scripts.bench import decoding
+
+        makers = decoding.contenders_of(args.model, args.gguf, args.threads)
+        chosen = {name: make for name, make in makers.items() if not args.only or name in args.only}
+        tell(decoding.compare(args.model, chosen, args.threads, args.repeats, rng), args.json)
+        return
     equal = np.full(SLOTS, EQUAL)
     tail = np.clip(np.rint(np.exp(rng.normal(np.log(MEDIAN), 1.0, REQUESTS))), 1, LONGEST).astype(int)
     metrics = {
