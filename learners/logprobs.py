@@ -57,12 +57,20 @@ class _Chosen(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, rows: int
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        rows: int,
+        keep: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """`states` [N, H], `weight` [V, H], `bias` [V], `targets` int64 [N] → [N] twice."""
+        """`states` [N, H], `weight` [V, H], `bias` [V], `targets` int64 [N] → [N] twice. `keep` false: there will be no
+        backward pass."""
         ctx.dtype = _dtype(weight)
         ctx.kept = None
-        if any(ctx.needs_input_grad) and len(states) <= rows:
+        if keep and any(ctx.needs_input_grad) and len(states) <= rows:
             ctx.kept = weight.new_empty(len(states), len(weight), dtype=ctx.dtype)
         found = []
         for part in _parts(len(states), rows, weight):
@@ -101,7 +109,7 @@ class _Chosen(torch.autograd.Function):
                 of_weight = product.to(weight.dtype) if of_weight is None else of_weight.add_(product)
                 if of_bias is not None:
                     of_bias += gradient.sum(0)
-        return of_states, of_weight, of_bias, None, None, None
+        return of_states, of_weight, of_bias, None, None, None, None
 
 
 def _dtype(weight: Tensor) -> torch.dtype:
@@ -169,7 +177,7 @@ class LogprobHead:
         targets, temperature = self.targets, self.temperature
         if type(self._head) is nn.Linear and len(targets):
             weight, bias = self._head.weight, self._head.bias
-            found = _Chosen.apply(states[0], weight, bias, targets, temperature, self._rows)
+            found = _Chosen.apply(states[0], weight, bias, targets, temperature, self._rows, torch.is_grad_enabled())
             return torch.stack(found, -1)[None]
         if len(targets) <= self._rows:
             return self._piece(states, targets, temperature)
