@@ -53,11 +53,15 @@ class Audit:
         for number, (event, _) in enumerate(standing(records)):
             if isinstance(event, Snapshot) and number == 0:
                 raise JournalError("the journal lacks its beginning: an audit needs buffer.keep_journal=true")
-            before = sum(map(len, self.findings.values()))
+            before = self._misfits()
             self._look_at(event)
-            if sum(map(len, self.findings.values())) == before and not isinstance(event, Snapshot):
+            if self._misfits() == before and not isinstance(event, Snapshot):
                 self.store.apply(event)
         return self
+
+    def _misfits(self) -> int:
+        """Findings that say of an event that it does not fit the state: such an event can't be applied."""
+        return sum(len(self.findings[rule]) for rule in ("prompts", "fates", "batches"))
 
     def _find(self, rule: str, text: str) -> None:
         self.findings[rule].append(text)

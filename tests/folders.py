@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def write_folder(folder: Path, kind: str, seed: int = 0) -> str:
     """A bfloat16 checkpoint of the given kind, as model hubs have them; returns its path."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[kind])
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[kind]))
     for parameter in model.parameters():  # biases and norms start at 0 and 1: a mix-up would not show
         if parameter.ndim == 1:
             parameter.data += 0.1 * torch.randn(parameter.shape)

@@ -101,8 +101,16 @@ def test_ctrl_c_ends_a_loss_that_computes_for_ever(tmp_path: Path, monkeypatch: 
 def at_a_terminal(arguments: list[str], answers: list[tuple[str, str]]) -> tuple[int, str]:
     """Run a command at a terminal of its own; whenever it says the next thing that is expected, answer."""
     ours, theirs = pty.openpty()
+    # Ray, where a test before this one used it, has its own debugger answer to breakpoint().
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}
     process = subprocess.Popen(
-        [sys.executable, *arguments], cwd=REPOSITORY, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True
+        [sys.executable, *arguments],
+        cwd=REPOSITORY,
+        env=environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        close_fds=True,
     )
     os.close(theirs)
     said, seen = "", 0

@@ -30,6 +30,7 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(timed, "time", clock)
+    monkeypatch.setattr(timed.turns, "sleep", clock.sleep)
     return clock
 
 

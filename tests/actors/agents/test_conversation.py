@@ -1,6 +1,7 @@
 """Traffic of agents over real HTTP as trajectories: against multi_turn, branches, stops, limits, a chat template."""
 
 import asyncio
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -225,7 +226,7 @@ def test_a_prompt_that_is_too_long_for_the_model_is_refused_in_words():
         status, answer = await post(base_url, key, {"messages": [user("1" * 120)]})
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
 
-    with pytest.raises(AgentError, match=r"not got a single answer; .* exceed the model's 128 positions"):
+    with pytest.raises(AgentError, match=r"got no answer; .* exceed the model's 128 positions"):
         play(long)
 
 
@@ -338,7 +339,7 @@ def test_what_the_model_says_is_never_encoded_again():
         return 0.0
 
     torch.manual_seed(0)
-    engine = TorchEngine(AutoModelForCausalLM.from_config(CONFIGS["qwen2"], attn_implementation="eager"))
+    engine = TorchEngine(AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS["qwen2"]), attn_implementation="eager"))
     codec = TokenizerCodec(words(), chat=True)
     sample = play(talking, replace(limits_of(150), stop=()), chat_prompt(codec), engine=engine)
     parts = np.split(sample.tokens[sample.prompt_length :], np.flatnonzero(np.diff(sample.loss_mask)) + 1)
