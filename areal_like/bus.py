@@ -283,7 +283,13 @@ class Dealer:
         self.socket, self.link = _dealer(zmq.Context.instance(), endpoint, name, peer, link_timeout, keys, role)
 
     def send(self, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
-        send_all(self.socket, encode(kind, body, payloads))
+        """Queue a message. Raises BusError if the other side has refused this one: then libzmq has no queue any more,
+        and a send that may block would never return."""
+        try:
+            send_all(self.socket, encode(kind, body, payloads), _NOW)
+        except zmq.Again:
+            self.link.check()
+            raise BusError(f"the {self.link.peer} has closed the connection: nothing can be sent") from None
 
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None after `timeout` seconds. Raises WireError; BusError if the other side does not
@@ -330,12 +336,16 @@ class SharedDealer(Dealer):
                 return decode(keep(frames))
             left = deadline - time.monotonic()
             if left <= 0:
-                self.link.check()
+                self._check()
                 return None
             seconds = left if self.link.connections else min(left, 0.5)
             turns.wait(seconds, self.socket.getsockopt(zmq.FD), self._wake)
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
+            self._check()
+
+    def _check(self) -> None:
+        with self._lock:  # a send looks at the link too, where the socket takes nothing
             self.link.check()
 
     def close(self) -> None:

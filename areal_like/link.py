@@ -38,7 +38,7 @@ class Link:
     def __init__(self, sock: zmq.Socket, endpoint: str, peer: str, keys: str | None):
         self._watched, self._events = sock, cast(Any, sock.get_monitor_socket(_EVENTS))
         self._blocking: zmq.Socket = zmq.Socket.shadow(self._events)  # an asyncio socket has an asyncio monitor
-        self._who, self._keys = f"{peer} ({endpoint})", keys
+        self.peer, self._keys = f"{peer} ({endpoint})", keys
         self.connections = self._told = self._failed = 0
 
     def check(self) -> None:
@@ -71,14 +71,14 @@ class Link:
 
     def _explain(self, event: int) -> str:
         if not self._keys:
-            return f"the {self._who} refused the connection: it asks for keys, and here security.key_folder is not set"
+            return f"the {self.peer} refused the connection: it asks for keys, and here security.key_folder is not set"
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return (
-                f"the {self._who} refused the keys of {self._keys}: this client's public key is not in its allow-list "
+                f"the {self.peer} refused the keys of {self._keys}: this client's public key is not in its allow-list "
                 "(clients/ of its keys folder)"
             )
         return (
-            f"the {self._who} does not accept the keys of {self._keys}: server.key is not that of its keys, or it "
+            f"the {self.peer} does not accept the keys of {self._keys}: server.key is not that of its keys, or it "
             "runs without keys (security.key_folder)"
         )
 

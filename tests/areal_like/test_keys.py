@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import zmq
 
 from areal_like import keys
-from areal_like.bus import AsyncDealer, BusError, Dealer, Router
+from areal_like.bus import AsyncDealer, BusError, Dealer, Router, SharedDealer
 from areal_like.keys import KeysError
 from areal_like.wire import MAY_SAY, MESSAGES, Message, WireError
 
@@ -80,6 +81,24 @@ def test_a_stranger_is_refused_and_told_and_the_others_are_served(
         stranger.receive(SECONDS)
     assert_served(router, folder, "other friend")
     assert router.receive(0.05) is None and router.refused == 0, "no word of the stranger has come in"
+    stranger.close()
+
+
+@pytest.mark.parametrize("kind", [Dealer, SharedDealer])
+def test_who_speaks_only_after_the_refusal_is_told_as_well(
+    router: Router, folder: Path, tmp_path: Path, kind: type[Dealer]
+) -> None:
+    """The refused socket has lost its queue: a send that may block would wait for one forever."""
+    keys.make(tmp_path / "other")
+    stranger = kind(router.endpoint, "stranger", "buffer", keys=unlisted(folder, tmp_path / "other"))
+    deadline = time.monotonic() + SECONDS
+    while stranger.socket.poll(0, zmq.POLLOUT):
+        assert time.monotonic() < deadline, "the refusal never came"
+        time.sleep(0.01)
+    with pytest.raises(BusError, match=r"the buffer .*not in its allow-list"):
+        stranger.send("trained", {"index": 1})
+    with pytest.raises(BusError, match="nothing can be sent"):
+        stranger.send("trained", {"index": 1})
     stranger.close()
 
 

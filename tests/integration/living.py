@@ -75,7 +75,11 @@ class Run:
         self.until("the fork server", lambda: any(text.startswith("forks") for text in self.processes().values()))
 
     def end(self) -> int:
-        return self.process.wait(PATIENCE)
+        try:
+            return self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            logs = "\n".join(f"{path.name}: {path.read_text()}" for path in self.folder.glob("logs/*.log"))
+            raise AssertionError(f"the run did not end:\n{self.text()}\n{logs}") from None
 
     def processes(self) -> dict[int, str]:
         """All that belong to this run, the one that was started here excepted."""
