@@ -74,8 +74,6 @@ def refuse_odd_training(config: dict[str, Any]) -> None:
     advantage = config["advantage"]["name"]
     if known.get("stream") is True:
         _refuse_stream(config, known)
-    if config["scheduler"].get("park"):
-        _refuse_parking(config, known)
     for knob in ("kl_reward", "overlong_penalty"):
         if advantage == "maxrl" and known.get(knob):
             key = f"learner.{knob}"
@@ -110,16 +108,5 @@ def _refuse_stream(config: dict[str, Any], learner: dict[str, Any]) -> None:
         problem = f"does not go with advantage={advantage}, which is normalised over the whole batch"
     if policy != "in_order":
         problem = "needs policy=in_order: with others it is not known which batch a group will be in"
-    if problem:
-        raise ConfigError(f"{key} {problem}", key)
-
-
-def _refuse_parking(config: dict[str, Any], learner: dict[str, Any]) -> None:
-    """Parking: the learner must have work for the processors, and unfinished groups must be resumable."""
-    key, problem = "scheduler.park", ""
-    if learner.get("stream") is not True:
-        problem = "leaves processors to a learner that takes gradients meanwhile: set learner.stream=true"
-    if config["partial_rollout"] != "resume":
-        problem = "moves groups from one actor to another, with what they have: it needs partial_rollout=resume"
     if problem:
         raise ConfigError(f"{key} {problem}", key)

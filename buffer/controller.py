@@ -21,7 +21,7 @@ from areal_like.ring import frame_of
 from buffer.deadlines import Deadlines
 from buffer.handlers import Handlers
 from buffer.injection import may_train
-from buffer.leasing import admit, can_serve, evaluate, park
+from buffer.leasing import admit, can_serve, evaluate
 from buffer.payloads import JournalError, load
 from buffer.run_state import RunState
 from buffer.status import levels, status, waits
@@ -67,7 +67,6 @@ class Controller:
         self._start(now)
         self.state.announce()  # before leases: with `injection` it opens the slots of the version
         self.state.replay.recall_losers()  # after pushes, which take places, and before the scheduler counts the queue
-        park(self.state)
         self._revoke()  # before leases: an actor hears of the end of a lease before it gets another of the same group
         evaluate(self.state, now)  # before training leases, which would take all the room
         admit(self.state, now)  # before serving: a batch that is still waited for may take memory beyond the limit

@@ -47,10 +47,9 @@ class Lease(_Record):
 
 
 class Recall(_Record):
-    """The actor is asked to hand the group back. `move`: it is to go on elsewhere at once."""
+    """The actor is asked to hand the group back."""
 
     id: int
-    move: bool
 
 
 class Requeue(_Record):

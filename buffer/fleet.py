@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from areal_like.ring import MappedRing
-from buffer.store import ASKED_BACK, LEASED, Entry, Stage
+from buffer.store import LEASED, Entry, Stage
 
 MOST_REFUSED = 3
 """A group that was refused so often is dropped; an actor of which so many groups were refused in a row gets no leases
@@ -24,8 +24,8 @@ until it joins anew."""
 class Actor:
     """`peer` is its routing id, `pid` its process's id on its own host; `slots` the sequences that its engine decodes
     at once; `version` the weights it last applied (−1: none yet); `running` the ids of its groups; `leased` and `ended`
-    count sequences since it joined; `parked`: it gets no training leases until the next round; `refused` groups of it
-    in a row could not be accepted; `ring` is the memory that it shares, if it does.
+    count sequences since it joined; `refused` groups of it in a row could not be accepted; `ring` is the memory that it
+    shares, if it does.
 
     `moved`: when each of its groups was leased or last made progress; `timed_out`: leases that it has lost for want of
     progress since it last finished something; until `benched_until` it gets no others (`buffer.deadlines`)."""
@@ -40,7 +40,6 @@ class Actor:
     ended: int = 0
     running: set[int] = field(default_factory=set)
     stats: dict[str, Any] = field(default_factory=dict)
-    parked: bool = False
     refused: int = 0
     moved: dict[int, float] = field(default_factory=dict)
     timed_out: int = 0
@@ -122,18 +121,14 @@ class Fleet:
             actor.ring.close()
 
     def at_work(self, now: float) -> list[Actor]:
-        """Those that may get leases: neither parked, nor had too many groups in a row refused, nor, while there are
-        others, benched or without an engine that serves."""
-        actors = [actor for actor in self if not actor.parked and actor.refused < MOST_REFUSED]
+        """Those that may get leases: none that had too many groups in a row refused, nor, while there are others, one
+        that is benched or whose engine does not serve."""
+        actors = [actor for actor in self if actor.refused < MOST_REFUSED]
         return _not_benched([actor for actor in actors if actor.engine == "serving"] or actors, now)
 
     def for_heldout(self, now: float) -> list[Actor]:
-        """Those that may get held-out prompts: parked ones, too."""
+        """Those that may get held-out prompts."""
         return _not_benched(list(self), now)
-
-    def unpark(self) -> None:
-        for actor in self:
-            actor.parked = False
 
     def silent(self, now: float, timeout: float) -> list[Actor]:
         return [actor for actor in self if now - actor.seen > timeout]
@@ -222,7 +217,7 @@ class Hedges:
             if entry is None or entry.stage not in LEASED:
                 ended += [(first, group_id), (second, group_id)]
                 self.overtaken += [first] * (winner == second)
-            elif entry.stage in ASKED_BACK:
+            elif entry.stage is Stage.RECALLED:
                 ended.append((second, group_id))
             else:
                 continue

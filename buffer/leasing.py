@@ -1,5 +1,4 @@
-"""Who gets which lease: training groups within the bound and the actors' credits, and held-out prompts beside them; and
-who is parked."""
+"""Who gets which lease: training groups within the bound and the actors' credits, and held-out prompts beside them."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from buffer.fleet import Actor
 from buffer.partials import PartialGroup
 from buffer.payloads import JournalError, load
 from buffer.run_state import RunState
-from buffer.schedulers import GroupPlan, Load, Round, View
-from buffer.store import LEASED, TO_LEASE, UNFINISHED, Entry, Stage
+from buffer.schedulers import GroupPlan, Round, View
+from buffer.store import LEASED, UNFINISHED, Entry, Stage
 
 log = logging.getLogger(__name__)
 Granted = tuple[Lease, PartialGroup | None, list[int]]
@@ -40,39 +39,11 @@ def evaluate(state: RunState, now: float) -> None:
             _send_leases(state, actor, [(lease, None, []) for lease in leases])
 
 
-def park(state: RunState) -> None:
-    """If the scheduler wants some actors parked, have their groups recalled: they go on on the others, and the actors
-    get no training leases until a batch is opened, or one of the others is lost. Held-out prompts they do get."""
-    if not state.scheduler.parks or state.started_at is None or state.finishing or state.outbox.blocked:
-        return
-    if any(actor.parked for actor in state.fleet):
-        return
-    scheduler, view = state.scheduler, _view(state, state.weights.version, 0)
-    now, spares = view.round(), scheduler.wants_spares(view)
-    if not now.unfinished:
-        return
-    to_start = (now.left + state.store.count(*TO_LEASE) + spares) * scheduler.launch
-    groups = state.replay.bound.batches.size(state.learner.steps) + now.spares + spares
-    left = to_start + sum(actor.sequences for actor in state.fleet)
-    done = 1 - left / (groups * scheduler.launch)
-    current = state.replay.bound.batch_version(state.learner.steps)
-    loads = [Load(actor.name, actor.slots, actor.sequences) for actor in state.fleet if actor.version >= current]
-    parked = [state.fleet.by_name[name] for name in scheduler.park(done, to_start, loads)]
-    for actor in parked:
-        actor.parked = True
-        for group_id in sorted(actor.running):
-            state.replay.recall(group_id, move=True)
-    if parked:
-        moved = sum(actor.sequences for actor in parked)
-        told = {"rounds/parked": len(parked), "rounds/parked_at": done, "rounds/moved": moved}
-        state.gauges.note_decision(state.learner.steps, told)
-
-
 def admit(state: RunState, now: float) -> None:
     """Hand out leases, one at a time to the actor that holds the fewest."""
     if state.started_at is None or state.finishing or state.outbox.blocked:
         return
-    queued = state.store.count(*TO_LEASE)
+    queued = state.store.count(Stage.QUEUED)
     running = sum(len(actor.running) for actor in state.fleet) - len(state.hedges.pairs)
     view = _view(state, state.weights.version, running)
     to_start = view.room + queued + state.scheduler.wants_spares(view)
@@ -164,7 +135,6 @@ def _open_batch(state: RunState) -> None:
         least, seen = _least_groups(state, batch), state.gauges.take_seen()
         groups = scheduler.open_batch(state.samples_per_batch, replay.deferred, seen, least)
         replay.open_batch(groups, scheduler.state_dict())
-        state.fleet.unpark()
         state.gauges.note_decision(batch, scheduler.metrics() | {"rounds/deferred": replay.deferred})
 
 

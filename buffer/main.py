@@ -74,8 +74,7 @@ def go_on(scheduler: Scheduler, replay: Replay, gauges: Gauges) -> None:
     """The scheduler as it was; and why batches that are to be served (again) are as they are."""
     for batch, held in replay.store.decided.items():
         scheduler.load_state_dict(held)
-        known = {name: value for name, value in scheduler.metrics().items() if name != "rounds/parked"}
-        gauges.note_decision(batch, known)  # who was parked is not written down
+        gauges.note_decision(batch, scheduler.metrics())
     if replay.store.scheduler:
         scheduler.load_state_dict(replay.store.scheduler)
 

@@ -17,7 +17,7 @@ from buffer.partials import PartialGroup
 from buffer.payloads import Payload
 from buffer.policies import WAIT_FOR_GAPS, Waiting
 from buffer.staleness import Bound, Holder, Slots, place, rescue
-from buffer.store import ASKED_BACK, LEASED, NO_SLOT, TO_LEASE, UNFINISHED, Entry, Stage, Store
+from buffer.store import LEASED, NO_SLOT, UNFINISHED, Entry, Stage, Store
 
 Policy = Callable[..., Sequence[int]]
 Filter = Callable[..., str]
@@ -80,25 +80,17 @@ class Replay:
         return entry
 
     def queued_for(self, version: int, avoided_by: str = "") -> Entry | None:
-        """The group that needs a lease and has the lowest slot that weights of `version` may still fill; spare ones
-        come last, and those not at all that the actor `avoided_by` could not do."""
-        entry = self.store.first_to_lease
+        """The group that needs a lease and has the lowest slot that weights of `version` may still fill, those
+        left out that the actor `avoided_by` could not do."""
+        entry = self.store.first_queued
         if entry and not self._fits(entry, version, avoided_by):  # rare: `injection`, `Entry.avoid`
-            found = [each for each in self.store.of(*TO_LEASE) if self._fits(each, version, avoided_by)]
-            entry = min(found, key=lambda entry: (entry.slot == NO_SLOT, entry.slot), default=None)
-        slot = self._aim(entry) if entry else None
-        return entry if slot is not None and self.bound.admits(slot, version) else None
+            found = [each for each in self.store.of(Stage.QUEUED) if self._fits(each, version, avoided_by)]
+            entry = min(found, key=lambda entry: entry.slot, default=None)
+        return entry if entry and self.bound.admits(entry.slot, version) else None
 
     def _fits(self, entry: Entry, version: int, avoided_by: str) -> bool:
         avoided = avoided_by and entry.avoid == avoided_by
-        return not avoided and (entry.slot == NO_SLOT or self.store.slots.fits(entry.slot, version))
-
-    def _aim(self, entry: Entry) -> int | None:
-        """The slot that a group is rolled out for: its own, or the first that a spare one may still win."""
-        if entry.slot != NO_SLOT:
-            return entry.slot
-        lowest = self.store.lowest_open
-        return lowest[0] if lowest else None
+        return not avoided and self.store.slots.fits(entry.slot, version)
 
     def assign(self, entry: Entry, actor: str, version: int) -> dict[int, int]:
         """A group that needs a lease runs on an actor that holds `version`.
@@ -113,20 +105,18 @@ class Replay:
 
     def usable(self, entry: Entry) -> dict[int, int]:
         """Of what earlier leases have left: sample → version of its oldest token, as far as a lease may carry it."""
-        slot = self._aim(entry)
-        carried = entry.partial.usable(self._oldest_resumable(slot)) if entry.partial and slot is not None else {}
+        carried = entry.partial.usable(self._oldest_resumable(entry.slot)) if entry.partial else {}
         return {index: oldest for index, oldest in carried.items() if index < entry.launch}
 
     def _oldest_resumable(self, slot: int) -> float:
         """Tokens of this version or newer may be trained in `slot`; with `mask_tokens` older ones do no harm."""
         return -math.inf if self.staleness_policy == "mask_tokens" else self.bound.oldest(slot)
 
-    def recall(self, group_id: int, move: bool = False) -> None:
-        """Ask the actor that has a group's lease to hand it back (`take_cancels`); until it does, the group runs.
-        `move`: it is to go on elsewhere, also if it is a spare one."""
+    def recall(self, group_id: int) -> None:
+        """Ask the actor that has a group's lease to hand it back (`take_cancels`); until it does, the group runs."""
         entry = self.store.entries[group_id]
-        if entry.stage not in ASKED_BACK:
-            self.commit(events.Recall(group_id, move))
+        if entry.stage is not Stage.RECALLED:
+            self.commit(events.Recall(group_id))
             self._cancels.append((entry.actor, group_id, True))
 
     def hand_back(self, group_id: int, left: PartialGroup | None) -> None:
@@ -205,20 +195,14 @@ class Replay:
         self.commit(events.TakeUp(entry.id, launch, need))
 
     def recall_losers(self) -> None:
-        """Recall spare groups for which there is no place left that could hold their tokens; those that are between two
-        actors are DEFERRED now."""
+        """Recall spare groups for which there is no place left that could hold their tokens."""
         if not self.store.spares or self._losers_recalled_at == self.store.changes:
             return
         racing = [entry for entry in self.store.spares.values() if entry.stage is not Stage.RECALLED]
         lowest = self.store.lowest_open if racing else None
         for entry in racing:
             if lowest is None or not self.bound.admits(lowest[0], entry.lease_version):
-                if entry.stage is Stage.MOVED:
-                    self.commit(events.Defer(entry.id))
-                elif entry.stage is Stage.MOVING:
-                    self.commit(events.Recall(entry.id, False))  # its actor knows
-                else:
-                    self.recall(entry.id)
+                self.recall(entry.id)
         self._losers_recalled_at = self.store.changes
 
     # ---- batches ----------------------------------------------------------------------------------------------------
@@ -430,7 +414,7 @@ class Replay:
 
     def _soft_deadline(self, entry: Entry) -> float:
         """The deadline of a group that begins anew if it is missed."""
-        queued = entry.stage in TO_LEASE and entry.partial and self.staleness_policy != "mask_tokens"
+        queued = entry.stage is Stage.QUEUED and entry.partial and self.staleness_policy != "mask_tokens"
         return self.bound.deadline(entry.partial.oldest) if queued and entry.partial else math.inf
 
     def _settle(self, batch: int, ids: Sequence[int]) -> None:

@@ -140,9 +140,7 @@ class RunState:
                 self.router.send(actor.peer, "cancel", {"ids": [group_id], "give_back": False})
 
     def lose(self, actor: Actor) -> None:
-        """An actor is gone: its leases go to others; the groups keep their slots. Who is parked is needed then."""
-        if not actor.parked:
-            self.fleet.unpark()
+        """An actor is gone: its leases go to others; the groups keep their slots."""
         for group_id in actor.running:
             if not self.hedges.leave_to_other(self.store.entries[group_id], actor.name):
                 self.replay.requeue(group_id)

@@ -51,62 +51,6 @@ class View(NamedTuple):
     round: Callable[[], Round]
 
 
-EARLIEST, LATEST = 0.2, 0.5
-TRIES = 20
-"""Per round: one per 5 %."""
-
-
-class Load(NamedTuple):
-    """An actor of the round: the `slots` of its engine, and how many `sequences` it still runs."""
-
-    name: str
-    slots: int
-    sequences: int
-
-
-class Parking:
-    """Which actors leave a round early, so that the learner gets what they ran on: `share` of them, rounded down, once
-    in a round; those with the least to move.
-
-    In a round that streams, groups reach the learner while others still run, and towards the end every actor
-    decodes a few sequences only. RollPacker's stream trainer (arXiv 2509.21009) then gives half of the rollout
-    devices to training: tried once per 5 % of the round's responses between 20 % and 50 % done, if what still runs
-    finds room on the others. Requests are moved by recomputation. Here whole actors are *parked*: their groups go
-    on elsewhere from their tokens, and they get no more training leases until the next round begins
-    (`buffer.leasing.park`). That frees processors where actors and the learner share a machine: no process is given
-    more threads for it, the operating system lets the learner run on what is idle. The learner's number of threads
-    stays as it is, since the bits of a sum depend on it; `learner.threads` says how many it may use then.
-
-    We differ in that the share may be chosen, and in that a round parks once.
-    """
-
-    def __init__(self, share: float = 0.0):
-        if not 0 <= share < 1:
-            raise ValueError(f"scheduler.park is a share of the actors: at least 0 (off) and below 1, not {share}")
-        self.share = share
-        self._tried = -1
-
-    def begin(self) -> None:
-        """A round begins."""
-        self._tried = -1
-
-    def choose(self, done: float, to_start: int, actors: Sequence[Load]) -> list[str]:
-        """Who is to be parked now. `done`: share of the round's responses that have ended; `to_start` sequences of it
-        have not begun."""
-        number = int(done * TRIES + 1e-9)
-        if not EARLIEST <= done <= LATEST or number <= self._tried:
-            return []
-        self._tried = number
-        emptiest = sorted(actors, key=lambda actor: actor.sequences)
-        count = int(self.share * len(actors))
-        parked, others = emptiest[:count], emptiest[count:]
-        running = sum(actor.sequences for actor in actors) + to_start
-        if not parked or running > sum(actor.slots for actor in others):
-            return []
-        self._tried = TRIES
-        return [actor.name for actor in parked]
-
-
 class Scheduler:
     """What all of them share. `sizing` see `buffer.sizing`.
 
@@ -114,7 +58,6 @@ class Scheduler:
     """
 
     max_staleness: float = 0
-    parks = False
 
     def __init__(self, sizing: Sizing):
         self.sizing = sizing
@@ -143,11 +86,6 @@ class Scheduler:
     def wants_spares(self, view: View) -> int:
         """How many spare groups to start as soon as all places have been given out."""
         return 0
-
-    def park(self, done: float, to_start: int, actors: Sequence[Load]) -> Sequence[str]:
-        """Who gets no more of this round; what they run goes on on the others. See `Parking.choose`. Asked while nobody
-        is parked, if `parks` is true."""
-        return ()
 
     def warning(self) -> str:
         """What a person should be told before a run begins; empty: nothing."""
@@ -218,8 +156,6 @@ class SyncScheduler(Scheduler):
     What is cut begins anew on the weights of its round: strictly on-policy. With `max_staleness` above 0 and
     `partial_rollout: resume` it goes on from its tokens of up to so many versions ago, so training is no longer
     strictly on-policy; rounds begin on the newest weights all the same.
-
-    `park`: this share of the actors leaves a round early (`buffer.schedulers`; 0: none). For learners that stream.
     """
 
     def __init__(
@@ -229,10 +165,8 @@ class SyncScheduler(Scheduler):
         oversample_prompts: float = 1.0,
         oversample_responses: float = 1.0,
         max_staleness: float = 0,
-        park: float = 0.0,
     ):
         super().__init__(sizing)
-        self.parking, self.parks = Parking(park), park > 0
         self.oversample_prompts = _factor("oversample_prompts", oversample_prompts)
         self.oversample_responses = _factor("oversample_responses", oversample_responses)
         if max_staleness < 0 or max_staleness != int(max_staleness) or (max_staleness and oversample_prompts == 1):
@@ -250,7 +184,6 @@ class SyncScheduler(Scheduler):
 
     def open_batch(self, samples: int, deferred: int, seen: Sequence[Lengths], least: int = 0) -> int:
         self.groups = super().open_batch(samples, deferred, seen, least)
-        self.parking.begin()
         self.long = deferred >= self.groups
         self.launch = self.group_size if self.long else math.ceil(self.group_size * self.oversample_responses)
         return self.groups
@@ -272,9 +205,6 @@ class SyncScheduler(Scheduler):
         after = now._replace(left=0, unfinished=now.unfinished + to_start, fresh=now.fresh - to_start)
         return self._spares_wanted(after)
 
-    def park(self, done: float, to_start: int, actors: Sequence[Load]) -> Sequence[str]:
-        return self.parking.choose(done, to_start, actors)
-
     def _spares_wanted(self, now: Round) -> int:
         if self.long or not now.unfinished or now.left > 0:
             return 0
@@ -291,7 +221,7 @@ class SyncScheduler(Scheduler):
 
     def metrics(self) -> dict[str, float]:
         found = {"rounds/long": float(self.long)} if self.oversample_prompts > 1 else {}
-        return super().metrics() | found | ({"rounds/parked": 0.0} if self.parks else {})
+        return super().metrics() | found
 
     def state_dict(self) -> dict[str, Any] | None:
         if self.oversample_prompts == 1:

@@ -55,7 +55,6 @@ def status(state: RunState) -> dict[str, Any]:
             actor.name: {
                 "version": actor.version,
                 "running": len(actor.running),
-                "parked": actor.parked,
                 "timed_out": actor.timed_out,
                 "silent_seconds": now - actor.seen,
                 "stats": actor.stats,
@@ -101,7 +100,7 @@ def waits(state: RunState) -> list[str]:
                 if actor.version < state.weights.version
                 else "waits for the learner (staleness bound)"
             )
-            lines.append(f"{actor.name} {'is parked until the next round' if actor.parked else idle}")
+            lines.append(f"{actor.name} {idle}")
     return lines
 
 

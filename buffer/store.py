@@ -7,7 +7,6 @@
                 QUEUED ◄──Requeue────┘        Drop, Filter: from any stage ──► (gone: counted by reason)
 
     RUNNING ──Recall──► RECALLED ──HandBack──► QUEUED       it is broken off
-            ──Recall──► MOVING ────HandBack──► MOVED        it goes on elsewhere: Lease, as for one that is QUEUED
 
 A scheduler may start *spare* groups, more than a batch has places. They run without a slot (NO_SLOT), and one that is
 done takes the slot of a group that is not there yet (Place), which is a spare one from then on. What can win no slot
@@ -19,7 +18,7 @@ any more is deferred: a queue, first in, first out, that a scheduler takes from 
        Requeue ▼
               DEFERRED ──TakeUp──► QUEUED
 
-RECALLED, MOVING and MOVED may have a slot or none; RUNNING, QUEUED, WAITING and SERVED have one; SPARE and DEFERRED
+RECALLED may have a slot or none; RUNNING, QUEUED, WAITING and SERVED have one; SPARE and DEFERRED
 have none. A group that leaves untrained gives its slot back, and the next one takes the lowest that is free.
 
 `Store.apply` is the only way in which any of this changes: `buffer.replay` decides and makes an event, the journal
@@ -61,22 +60,18 @@ class Stage(StrEnum):
 
     DEFERRED = "deferred"
     QUEUED = "queued"
-    MOVED = "moved"
     RUNNING = "running"
     SPARE = "spare"
     RECALLED = "recalled"
-    MOVING = "moving"
     WAITING = "waiting"
     SERVED = "served"
 
 
-TO_LEASE = (Stage.QUEUED, Stage.MOVED)
-LEASED = (Stage.RUNNING, Stage.SPARE, Stage.RECALLED, Stage.MOVING)
-ASKED_BACK = (Stage.RECALLED, Stage.MOVING)
-UNFINISHED = (*LEASED, *TO_LEASE)
+LEASED = (Stage.RUNNING, Stage.SPARE, Stage.RECALLED)
+UNFINISHED = (*LEASED, Stage.QUEUED)
 PHASES = {
     "deferred": (Stage.DEFERRED,),
-    "queued": TO_LEASE,
+    "queued": (Stage.QUEUED,),
     "running": LEASED,
     "waiting": (Stage.WAITING,),
     "served": (Stage.SERVED,),
@@ -150,12 +145,12 @@ class Entry:
         return self.head.newest
 
 
-Key = tuple[bool, int, int]
-"""Without a slot, slot, place in the order of arrival."""
+Key = tuple[int, int]
+"""Slot, place in the order of arrival."""
 
 
 class BySlot:
-    """Groups, the lowest slot first; those without a slot come last, the longest there first. O(log n) each."""
+    """Groups, the lowest slot first. O(log n) each."""
 
     def __init__(self) -> None:
         self._keys: dict[int, Key] = {}
@@ -164,12 +159,12 @@ class BySlot:
 
     def add(self, group_id: int, slot: int) -> None:
         self._arrivals += 1
-        self._put(group_id, (slot == NO_SLOT, slot, self._arrivals))
+        self._put(group_id, (slot, self._arrivals))
 
     def change(self, group_id: int, slot: int) -> None:
         """Its slot is another now; its place in the order of arrival stays. Of groups that are not here, nothing."""
         if group_id in self._keys:
-            self._put(group_id, (slot == NO_SLOT, slot, self._keys[group_id][2]))
+            self._put(group_id, (slot, self._keys[group_id][1]))
 
     def discard(self, group_id: int) -> None:
         self._keys.pop(group_id, None)
@@ -196,7 +191,7 @@ class EventError(RuntimeError):
 
 
 class Store:
-    """`entries` are the active groups by id. `spares`: those of them that need a lease or have one, and have no slot.
+    """`entries` are the active groups by id. `spares`: those of them that have a lease and no slot.
     `planned`: batch → ids, of batches that were served before a crash and are to be served again; `replans` counts how
     often that became void. `scheduler`: the scheduler's state as of the batch that was opened last; `decided`: the same
     of all batches that are open and not trained. `changes` counts events: what was decided by looking at nothing else
@@ -242,9 +237,9 @@ class Store:
         return next(iter(self._in[stage].values()), None)
 
     @property
-    def first_to_lease(self) -> Entry | None:
-        """Of those that need a lease the one with the lowest slot; spare ones come last."""
-        found = self._to_lease.first()
+    def first_queued(self) -> Entry | None:
+        """The QUEUED group of the lowest slot."""
+        found = self._queued.first()
         return self.entries[found] if found is not None else None
 
     @property
@@ -298,10 +293,10 @@ class Store:
             self._keep(entry, None)
         entry.leased_to(event.actor)
         entry.lease_version, entry.cut = event.version, ()
-        self._move(entry, Stage.SPARE if entry.slot == NO_SLOT else Stage.RUNNING)
+        self._move(entry, Stage.RUNNING)
 
     def _recall(self, event: events.Recall, *_: Any) -> None:
-        self._move(self.entries[event.id], Stage.MOVING if event.move else Stage.RECALLED)
+        self._move(self.entries[event.id], Stage.RECALLED)
 
     def _requeue(self, event: events.Requeue, *_: Any) -> None:
         self._break_off(self.entries[event.id])
@@ -312,16 +307,13 @@ class Store:
         self._break_off(entry)
 
     def _break_off(self, entry: Entry) -> None:
-        """Its lease, or what it was pushed as, is void. A spare group is deferred, unless it only moves."""
+        """Its lease, or what it was pushed as, is void. A spare group is deferred."""
         self.bytes -= len(entry.payload)
         entry.actor, entry.head, entry.payload = "", None, b""
-        if entry.stage is Stage.MOVING or entry.stage is Stage.MOVED:
-            self._move(entry, Stage.MOVED)
-        elif entry.slot == NO_SLOT:
+        if entry.slot == NO_SLOT:
             self._put_off(entry)
             return
-        else:
-            self._move(entry, Stage.QUEUED)
+        self._move(entry, Stage.QUEUED)
         self.requeued += 1
 
     def _forget(self, event: events.Forget, *_: Any) -> None:
@@ -396,7 +388,7 @@ class Store:
     def _settle(self, event: events.Settle, *_: Any) -> None:
         for group_id, slot in event.slots.items():
             self.entries[group_id].slot = slot
-            for order in (self._unfinished, self._to_lease, self._waiting):
+            for order in (self._unfinished, self._queued, self._waiting):
                 order.change(group_id, slot)
         self.slots.reset(event.end)
 
@@ -494,7 +486,7 @@ class Store:
         self.entries.clear()
         self.spares: dict[int, Entry] = {}
         self._in: dict[Stage, dict[int, Entry]] = {stage: {} for stage in Stage}
-        self._unfinished, self._to_lease, self._waiting = BySlot(), BySlot(), BySlot()
+        self._unfinished, self._queued, self._waiting = BySlot(), BySlot(), BySlot()
 
     def _move(self, entry: Entry, stage: Stage, slot: int | None = None) -> None:
         """To another stage and, if one is named, to another slot."""
@@ -514,8 +506,8 @@ class Store:
                 self.spares[entry.id] = entry
             else:
                 self._unfinished.add(entry.id, entry.slot)
-            if stage in TO_LEASE:
-                self._to_lease.add(entry.id, entry.slot)
+            if stage is Stage.QUEUED:
+                self._queued.add(entry.id, entry.slot)
 
     def _leave(self, entry: Entry) -> None:
         stage = entry.stage
@@ -525,8 +517,8 @@ class Store:
         elif stage in UNFINISHED:
             self.spares.pop(entry.id, None)
             self._unfinished.discard(entry.id)
-            if stage in TO_LEASE:
-                self._to_lease.discard(entry.id)
+            if stage is Stage.QUEUED:
+                self._queued.discard(entry.id)
 
 
 def _held(entry: Entry) -> events.Held:

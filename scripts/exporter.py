@@ -93,7 +93,6 @@ def _actors(report: dict[str, Any]) -> Iterator[Any]:
     meanings = {
         "version": "version of the weights that the actor has applied",
         "running": "groups that it works on",
-        "parked": "1 while it has left a round to others, early",
         "silent_seconds": "since it was last heard of",
     }
     for key, meaning in meanings.items():

@@ -97,9 +97,7 @@ def _actors(report: dict[str, Any]) -> Table:
 
 def _label(name: str, actor: dict[str, Any]) -> str:
     """The actor's name, and what keeps it from working."""
-    remarks = ["parked"] * actor["parked"]
-    remarks += [f"{actor['timed_out']} leases timed out"] * (actor["timed_out"] > 0)
-    return f"{name} ({', '.join(remarks)})" if remarks else name
+    return f"{name} ({actor['timed_out']} leases timed out)" if actor["timed_out"] else name
 
 
 def _work(engine: str, stats: dict[str, Any]) -> str:

@@ -29,7 +29,6 @@ SLOW = {
     "areal_like/weights/test_history.py": "many histories",
     "buffer/test_breaking_scenarios.py": "many histories",
     "buffer/test_hostile_peers.py": "many messages",
-    "buffer/test_parking.py": "many histories",
     "buffer/test_replay_properties.py": "many histories",
     "buffer/test_tail_batching.py": "many histories",
     "buffer/test_waiting.py": "starts processes",

@@ -322,7 +322,7 @@ def test_injected_ages_that_contradict_the_rest_are_refused(stand_ins: Path) -> 
     assert "bound of 3" in refusal("mine", "inject_staleness=4")
 
 
-PARKED = ["mode=sync", "scheduler.park=0.5", "learner.stream=true", "learner.num_minibatches=1"]
+STREAMED = ["mode=sync", "learner.stream=true", "learner.num_minibatches=1"]
 
 
 @pytest.mark.parametrize(
@@ -338,9 +338,6 @@ PARKED = ["mode=sync", "scheduler.park=0.5", "learner.stream=true", "learner.num
         (["learner.clip_grad=-1"], "learner.clip_grad: must be at least 0"),
         (["advantage=maxrl", "learner.kl_reward=0.1"], "learner.kl_reward: advantage=maxrl"),
         (["advantage=maxrl", "learner={overlong_penalty: 1, overlong_limit: 8}"], "overlong_penalty: advantage=maxrl"),
-        (["mode=sync", "scheduler.park=0.5"], "scheduler.park .* set learner.stream=true"),
-        ([*PARKED, "partial_rollout=restart"], "scheduler.park .* needs partial_rollout=resume"),
-        (["scheduler.park=0.5"], "unknown.* 'scheduler.park'|scheduler.park"),
         (
             ["engine=sglang", "engine.url=http://127.0.0.1:30000", "actors.count=2"],
             "actors.count: .* belongs to one actor",
@@ -362,8 +359,8 @@ def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: s
         ["learner.lora={rank: 4, targets: [q_proj]}"],
         ["learner.lora={}"],
         ["advantage={name: gae}", "learner=timed"],
-        PARKED,
-        ["mode=sync", "scheduler.park=0", "partial_rollout=restart"],
+        STREAMED,
+        ["mode=sync", "partial_rollout=restart"],
     ],
 )
 def test_what_it_takes_is_taken(argv: list[str]) -> None:

@@ -70,7 +70,7 @@ def content(store: Store) -> dict[str, Any]:
     counts = ["bytes", "requeued", "resumed", "pushes", "staleness_max", "planned", "decided", "scheduler"]
     found = {name: getattr(store, name) for name in counts} | {"ledger": store.ledger(), "groups": groups}
     found["stages"] = {stage: [entry.id for entry in store.of(stage)] for stage in ("deferred", "served")}
-    found["first"] = store.first_to_lease and store.first_to_lease.id
+    found["first"] = store.first_queued and store.first_queued.id
     return found | {"slots": (store.slots.end, sorted(store.slots.free))}
 
 

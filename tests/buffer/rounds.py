@@ -1,4 +1,4 @@
-"""A run in rounds, played by dice through the real controller: more groups than places, actors that are parked.
+"""A run in rounds, played by dice through the real controller: more groups than places.
 
 Actors push, hand back, fail and die; the learner trains and checkpoints; everything crashes and is made anew from the
 journal. `Run.check` is what must hold after every step.
@@ -17,7 +17,7 @@ from areal_like.types import Completion, Group, Sample, SoFar
 from buffer import filters
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed, Lengths, Sagc, Sizing
-from buffer.store import ASKED_BACK, NO_SLOT, Stage
+from buffer.store import NO_SLOT, Stage
 from tests.buffer.house import B, House, table
 from tests.buffer.paper import Paper
 
@@ -74,13 +74,11 @@ class Run:
         batches: int,
         staleness: int = 0,
         zero_variance: bool = True,
-        park: float = 0.0,
         rows: int = 1000,
     ):
-        self.dice, self.sizing, self.batches, self.staleness, self.park = dice, sizing, batches, staleness, park
+        self.dice, self.sizing, self.batches, self.staleness = dice, sizing, batches, staleness
         self.rows, self.row_of = rows, dict[int, int]()
-        self.slots = dice.choice([1000, 1000, 20]) if park else 1000
-        self.parked = self.carried = 0
+        self.carried = 0
         self.filter = partial(filters.zero_variance) if zero_variance else partial(filters.none)
         self.journal = Paper()
         self.checkpoint = 0
@@ -92,9 +90,9 @@ class Run:
 
     def begin(self) -> None:
         """The first time, or after a crash of everything."""
-        knobs = {"oversample_prompts": 1.5, "max_staleness": self.staleness, "park": self.park}
+        knobs = {"oversample_prompts": 1.5, "max_staleness": self.staleness}
         scheduler = SyncScheduler(SIZINGS[self.sizing](), **knobs)
-        resume = self.staleness > 0 or self.park > 0
+        resume = self.staleness > 0
         rules = {"group_filter": self.filter, "resume": resume, "interval": self.interval}
         self.house = House(scheduler, actors=3, last_batch=self.batches, rows=self.rows, **rules)
         state = self.house.state
@@ -110,7 +108,7 @@ class Run:
         self.late: list[tuple[str, int, int, int]] = []
         self.seen = 0
         self.served: list[list[int]] = self.trained.copy()
-        self.house.hello("learner", *self.house.names, slots=self.slots)
+        self.house.hello("learner", *self.house.names, slots=1000)
         if self.streams:
             self.house.say("learner", "stream", {})
         self.publish()
@@ -170,7 +168,7 @@ class Run:
                     assert self.row_of.setdefault(group_id, row) == row
                     self.leased[who][group_id] = (launch, need, self.held[who])
                     self.running[who][group_id] = launch
-                assert not body["partials"] or self.staleness or self.park
+                assert not body["partials"] or self.staleness
                 self.carried += len(body["partials"])
                 for meta, usable in body["partials"]:
                     assert self.staleness or not usable or set(meta["digests"]) == {self.held[who]}, "on-policy"
@@ -218,7 +216,9 @@ class Run:
 
     def recalled(self, name: str) -> list[int]:
         entries = self.house.state.store.entries
-        return [each for each in self.leased[name] if entries[each].stage in ASKED_BACK and entries[each].actor == name]
+        return [
+            each for each in self.leased[name] if entries[each].stage is Stage.RECALLED and entries[each].actor == name
+        ]
 
     def give_back(self, name: str, ids: list[int]) -> None:
         left = []
@@ -248,7 +248,7 @@ class Run:
         self.leased[name].clear()
         self.running[name].clear()
         self.ended[name] = 0
-        self.house.hello(name, slots=self.slots)
+        self.house.hello(name, slots=1000)
         self.update(name)
 
     def step(self, calm: bool = False) -> None:
@@ -256,8 +256,7 @@ class Run:
         running = list(self.leased[name])
         match dice.choice(
             ["push"] * 6
-            + ["update", "update", "back", "train", "train"]
-            + ["end", "end", "back", "back", "back"] * (self.park > 0)
+            + ["update", "update", "back", "train", "train", "end"]
             + ["die", "fail", "crash", "late"] * (not calm)
         ):
             case "push" if running:
@@ -298,15 +297,6 @@ class Run:
             assert entry.slot != NO_SLOT or entry.stage not in has_slot
         ids = [each for batch in self.served for each in batch]
         assert len(ids) == len(set(ids)), "a prompt was trained twice"
-        self.check_parked()
-
-    def check_parked(self) -> None:
-        """They hold nothing but what they are about to hand back, and somebody is always left."""
-        state = self.house.state
-        parked = [actor for actor in state.fleet if actor.parked]
-        assert all(state.store.entries[group_id].stage in ASKED_BACK for actor in parked for group_id in actor.running)
-        assert len(parked) < len(state.fleet)
-        self.parked += bool(parked)
 
     def go_to_the_end(self) -> None:
         """All go on honestly until the data is used up."""
