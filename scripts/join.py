@@ -17,7 +17,8 @@ from pathlib import Path
 
 from areal_like.bus import BusError
 from areal_like.config import Config
-from areal_like.launch.guests import Guests
+from areal_like.launch.children import Children
+from areal_like.launch.local import Here
 from areal_like.launch.plan import RoleSpec, has_model
 from areal_like.launch.restarts import Limits
 from areal_like.run_folder import RENDEZVOUS
@@ -55,28 +56,30 @@ def accompany(args: argparse.Namespace, signals: Signals) -> bool:
     """Run guests until the run's buffer is gone (True), or all of them are. Raises Interrupted, ConfigError; NotRunning
     also where files of a run are there whose processes were killed."""
     running = Running(args.run, args.keys)
-    actors = running.config.actors
-    restarts = actors.max_restarts if args.max_restarts is None else args.max_restarts
-    launcher, told = Guests(args.run, Limits(restarts, actors.restart_window), args.keys), 0
+    own = running.config.actors
+    restarts = own.max_restarts if args.max_restarts is None else args.max_restarts
+    here = Here(args.run, "--guest", *(["--keys", str(args.keys.resolve())] if args.keys else []))
+    actors, told = Children(args.run, Limits(restarts, own.restart_window), here.spawn, guests=True), 0
     try:
         running.report()
-        launcher.start(guests(args.actors, running.config))
+        actors.start(guests(args.actors, running.config))
         many = f"{args.actors} actors join" if args.actors > 1 else "1 actor joins"
         print(f"{many} {args.run} (logs: {args.run}/logs/guest-*)", flush=True)
         while running.rendezvous() == running.offered:
             signals.check()
-            none_left = launcher.poll()
-            for death in launcher.deaths[told:]:
+            actors.poll()
+            for death in actors.deaths[told:]:
                 print(death, flush=True)
                 running.client.lost(death.name, death.pid, death.how)
-            told = len(launcher.deaths)
-            if none_left:
-                print("\n".join(["no actor is left:", *launcher.left_out.values()]), file=sys.stderr)
+            told = len(actors.deaths)
+            if actors.none_left:
+                print("\n".join(["no actor is left:", *actors.left_out.values()]), file=sys.stderr)
                 return False
             time.sleep(POLL_SECONDS)
         return True
     finally:
-        launcher.stop()
+        actors.end()  # their unfinished groups go back to the buffer
+        here.close()
         running.close()
 
 

@@ -30,7 +30,7 @@ from areal_like.errors import UserError
 from areal_like.machine import cores
 from areal_like.process import EXIT_PAUSED
 from areal_like.registry import resolve
-from areal_like.run_folder import CONFIG, NEXT, RECORD, SUBMITTED, SUMMARY, discard, room_wanted
+from areal_like.run_folder import CONFIG, NEXT, RECORD, RENDEZVOUS, SUBMITTED, SUMMARY, discard, room_wanted
 from scripts.earlier_runs import changes, find_run_to_resume, fit_to_replay, holds_progress, lock, reopen_run_folder
 from scripts.preflight import preflight
 from scripts.streams import lasting_output
@@ -207,21 +207,23 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     watch = Watch(config, folder, plain or is_one_process(config))
     try:
         signals.check()
+        shutil.rmtree(folder / RENDEZVOUS, ignore_errors=True)  # of a starter that was killed
         launcher.start(roles, signals.check)
         with watch:
-            while not launcher.poll():
+            while not launcher.running.poll():
                 signals.check()
                 if signals.take_pause():
-                    launcher.pause()
-                watch.update(launcher.deaths)
+                    launcher.running.pause()
+                watch.update(launcher.running.deaths)
                 turns.sleep(0.05, signals.check)
-            watch.update(launcher.deaths, last=True)
+            watch.update(launcher.running.deaths, last=True)
     finally:
         launcher.stop()
+        shutil.rmtree(folder / RENDEZVOUS, ignore_errors=True)
         watch.close()
     path = folder / SUMMARY
-    restarts = len(launcher.deaths) - len(launcher.left_out)
-    summary = json.loads(path.read_text()) | {"restarts": restarts, "left_out": launcher.left_out}
+    deaths, left_out = launcher.running.deaths, launcher.running.left_out
+    summary = json.loads(path.read_text()) | {"restarts": len(deaths) - len(left_out), "left_out": left_out}
     beside = path.with_suffix(".tmp")
     beside.write_text(json.dumps(summary, indent=2) + "\n")
     beside.replace(path)
@@ -371,7 +373,7 @@ def _train(args: argparse.Namespace, argv: list[str], signals: Signals) -> int:
 def inline(config: str, *overrides: str) -> dict[str, Any]:
     """For notebooks and tests: the run of a config in this process, to its end (`launcher=inline`). Returns the
     summary. Raises what a role has raised, ValueError (a wrong config), OSError, KeyboardInterrupt, RunStopped."""
-    from areal_like.launch.local import RunFailed
+    from areal_like.launch.outcome import RunFailed
 
     argv = [config, "launcher=inline", *overrides]
     error: BaseException
@@ -394,7 +396,7 @@ def inline(config: str, *overrides: str) -> dict[str, Any]:
 
 def train(config: Config, folder: Path, plain: bool, signals: Signals, held: TextIO) -> int:
     """Submit the run, or run it to its end and report how it ended. Returns the exit code."""
-    from areal_like.launch.local import RunFailed, RunStopped
+    from areal_like.launch.outcome import RunFailed, RunStopped
     from scripts.watch import print_summary
 
     try:

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from areal_like.client import SupervisorClient
 from areal_like.config import Config
-from areal_like.launch.local import Death
+from areal_like.launch.outcome import Death
 from areal_like.metrics import MetricsFollower
 from areal_like.run_folder import RENDEZVOUS
 

@@ -49,6 +49,10 @@ class Forked:
     def poll(self) -> int | None:
         return self._forks.code(self.pid)
 
+    @property
+    def remark(self) -> str:
+        return self._forks.end if self.poll() == EXIT_FORKS_GONE else ""
+
     def wait(self, timeout: float | None = None) -> int:
         """Raises subprocess.TimeoutExpired."""
         deadline = time.monotonic() + (START_SECONDS if timeout is None else timeout)

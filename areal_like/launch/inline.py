@@ -12,7 +12,6 @@ import ctypes
 import importlib
 import logging
 import secrets
-import shutil
 import sys
 import termios
 import threading
@@ -24,12 +23,12 @@ from typing import Annotated, Any
 
 from areal_like import turns
 from areal_like.config import load_resolved
-from areal_like.launch.local import RunFailed, has_ended_well, may_resume, nothing
+from areal_like.launch.outcome import Death, RunFailed, has_ended_well, may_resume, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import Limits
 from areal_like.launch.sockets import SocketFolder, sweep
 from areal_like.process import EXIT_NO_SPACE, EXIT_TERMINATED, Orders, Role, Terminated, explain
-from areal_like.run_folder import RENDEZVOUS, config_file, room_wanted
+from areal_like.run_folder import config_file, room_wanted
 
 END_SECONDS = 5.0
 """Time that the roles have to end, and again once an exception was raised in those that have not."""
@@ -108,62 +107,34 @@ class Life:
         return any(each.f_globals.get("__name__") == "pdb" for each, _ in above)
 
 
-class InlineLauncher:
-    """`ready_timeout` seconds is what roles wait for one another at the start. No role is started again."""
+class Threads:
+    """The roles of the run in the folder `run`. No role is started again."""
 
-    ACROSS_HOSTS = False
-    ONE_PROCESS = True
-
-    def __init__(self, run: Path, limits: Limits, *, ready_timeout: Annotated[float, "(0, 1e7]"] = 1e7):
-        self.run, self.ready_timeout = run, ready_timeout
-        self.deaths: list[Any] = []
+    def __init__(self, run: Path):
+        self.run = run
+        self.deaths: list[Death] = []
         self.left_out: dict[str, str] = {}
         self._lives: list[Life] = []
         self._turns: turns.Turns | None = None
-        self._left = contextlib.ExitStack()  # what is put back at the end
 
-    def submission(self, roles: list[RoleSpec]) -> Any:
-        return None
-
-    def placement(self, roles: list[RoleSpec]) -> str:
-        return "all of them are threads of this process, and an error in any of them ends the run\n"
-
-    def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
+    def start(self, roles: list[RoleSpec], sockets: Path, config: Any) -> None:
         """They begin when this thread first waits."""
-        (self.run / "logs").mkdir(exist_ok=True)
-        shutil.rmtree(self.run / RENDEZVOUS, ignore_errors=True)
-        config = load_resolved(config_file(self.run))
-        self._left.enter_context(_logs(self.run / "logs", [role.name for role in roles]))
-        self._left.enter_context(_terminal())
-        self._left.enter_context(_torch_threads())
         self._turns = turns.Turns()
         starter = self._turns.join("starter")
         turns.become(starter)
-        sockets = self._sockets(config)
         for spec in roles:
             role = Role(spec.name, self.run, sockets, config, orders=InlineOrders())
             self._lives.append(Life(spec, role, self._turns.join(spec.name, before=starter)))
         for life in self._lives:
             life.thread.start()
 
-    def _sockets(self, config: Any) -> Path:
-        """Where sockets are, or a name for their place in this process."""
-        if config.buffer.transport == "inproc":
-            return Path(f"areal-{secrets.token_hex(8)}")
-        sweep()
-        folder = SocketFolder()
-        self._left.callback(folder.remove)
-        return folder.path
-
     def pause(self) -> None:
-        """Let the learner stop at a checkpoint; `poll` then raises RunStopped."""
         for life in self._lives:
             if life.role.name == "learner" and isinstance(life.role.orders, InlineOrders):
                 life.role.orders.pause()
 
     def poll(self) -> bool:
-        """True once the learner has ended well. Raises RunFailed (from the error of the role that has failed),
-        RunStopped."""
+        """A RunFailed comes from the error of the role that has failed."""
         for life in self._lives:
             if life.ended and has_ended_well(life.role.name, _code(life.error)):
                 return True
@@ -177,7 +148,7 @@ class InlineLauncher:
         room = f": {room_wanted(self.run)}" if code == EXIT_NO_SPACE else ""
         raise RunFailed(f"{name}: {text}{room}", may_resume(self.run, code)) from error
 
-    def stop(self) -> None:
+    def end(self) -> None:
         """End every thread. One that computes for ever outside of Python can't be ended: it is told of."""
         if self._turns:
             for life in self._lives:
@@ -196,14 +167,51 @@ class InlineLauncher:
         if self._turns and not stuck:
             self._turns.close()
         self._turns = None
-        shutil.rmtree(self.run / RENDEZVOUS, ignore_errors=True)
-        self._left.close()
 
     def _join(self) -> None:
         deadline = time.monotonic() + END_SECONDS
         for life in self._lives:
             if life.thread.ident and not life.is_at_prompt():
                 life.thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class InlineLauncher:
+    """`ready_timeout` seconds is what roles wait for one another at the start."""
+
+    ACROSS_HOSTS = False
+    ONE_PROCESS = True
+
+    def __init__(self, run: Path, limits: Limits, *, ready_timeout: Annotated[float, "(0, 1e7]"] = 1e7):
+        self.run, self.ready_timeout = run, ready_timeout
+        self.running = Threads(run)
+        self._left = contextlib.ExitStack()  # what is put back at the end
+
+    def submission(self, roles: list[RoleSpec]) -> Any:
+        return None
+
+    def placement(self, roles: list[RoleSpec]) -> str:
+        return "all of them are threads of this process, and an error in any of them ends the run\n"
+
+    def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
+        (self.run / "logs").mkdir(exist_ok=True)
+        config = load_resolved(config_file(self.run))
+        self._left.enter_context(_logs(self.run / "logs", [role.name for role in roles]))
+        self._left.enter_context(_terminal())
+        self._left.enter_context(_torch_threads())
+        self.running.start(roles, self._sockets(config), config)
+
+    def _sockets(self, config: Any) -> Path:
+        """Where sockets are, or a name for their place in this process."""
+        if config.buffer.transport == "inproc":
+            return Path(f"areal-{secrets.token_hex(8)}")
+        sweep()
+        folder = SocketFolder()
+        self._left.callback(folder.remove)
+        return folder.path
+
+    def stop(self) -> None:
+        self.running.end()
+        self._left.close()
 
 
 def _code(error: BaseException | None) -> int:

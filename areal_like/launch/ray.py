@@ -4,8 +4,6 @@ A host is a Ray actor that starts one role as a process of its own, as every lau
 Ray decides where a role is and finds it another place when its node dies (it restarts the host there; the launcher,
 which counts the deaths, then has the role started anew); nothing of the run goes through Ray's object store. What a
 node needs: this project at the same path with its Python, and the run folder.
-
-An actor that is started again gets a name of its own: the one before may live on behind a node that Ray has given up.
 """
 
 from __future__ import annotations
@@ -25,13 +23,13 @@ from typing import Annotated, Any
 
 from areal_like.bus import own_address
 from areal_like.launch import ray_cluster
-from areal_like.launch.local import Group, LocalLauncher, RunFailed, nothing, spawn
+from areal_like.launch.children import GRACE_SECONDS, Children
+from areal_like.launch.local import Group, spawn
+from areal_like.launch.outcome import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import Limits
 from areal_like.process import EXIT_NODE_FAILED, REPOSITORY
 
-GRACE_SECONDS = 10
-"""Seconds that the learner has for a checkpoint after SIGTERM."""
 SECONDS_BETWEEN_ASKING = 1.0
 """Seconds between checks whether a host that Ray moves has arrived."""
 SECONDS_OF_WAITING = 0.2
@@ -87,7 +85,7 @@ class Host:
             send(signal.Signals(number))
 
 
-class RayLauncher(LocalLauncher):
+class RayLauncher:
     """`address` of a cluster; "auto": the one that this machine belongs to, or else one that is started here and ends
     with the run; "local": always such a one. `learner_place`, `buffer_place` and `actor_place` are what a place has, as
     in Ray's placement groups, e.g. {CPU: 8, GPU: 1, high_memory: 1}; a CPU per thread where nothing is said of CPUs.
@@ -95,7 +93,7 @@ class RayLauncher(LocalLauncher):
     during `ready_timeout`."""
 
     ACROSS_HOSTS = True
-    END_SECONDS = GRACE_SECONDS + 2.0
+    ONE_PROCESS = False
     HOST: type = Host
 
     def __init__(
@@ -109,7 +107,8 @@ class RayLauncher(LocalLauncher):
         buffer_place: dict[str, float] | None = None,
         actor_place: dict[str, float] | None = None,
     ):
-        super().__init__(run, limits, ready_timeout=ready_timeout)
+        self.run, self.ready_timeout = run, ready_timeout
+        self.running = Children(run, limits, self._spawn, on_nodes=True)
         self.address = address
         self._wanted = {"learner": learner_place, "buffer": buffer_place, "actor": actor_place}
         for kind, place in self._wanted.items():
@@ -138,6 +137,9 @@ class RayLauncher(LocalLauncher):
             lines += [f"  {name:<12}{_in_words(place)}" for name, place in places]
         return "\n".join(lines) + "\n"
 
+    def submission(self, roles: list[RoleSpec]) -> Any:
+        return None
+
     # ---- life-cycle -------------------------------------------------------------------------------------------------
 
     def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
@@ -145,7 +147,10 @@ class RayLauncher(LocalLauncher):
             raise RunFailed("launcher=ray needs Ray: pip install -e '.[ray]'")
         self._connect(roles, check)
         self._reserve(roles, check)
-        super().start(roles)
+        # What hosts hold on to is never accepted: the kernel keeps such connections, and breaks them when this process
+        # ends, however that is.
+        self._held = socket.create_server((own_address(), 0), backlog=socket.SOMAXCONN)
+        self.running.start(roles)
 
     def _connect(self, roles: list[RoleSpec], check: Callable[[], None]) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
@@ -193,31 +198,15 @@ class RayLauncher(LocalLauncher):
                 options |= {"max_restarts": -1, "max_concurrency": CALLS_AT_ONCE, "scheduling_strategy": where}
                 self._hosts[name] = ray.remote(self.HOST).options(**options).remote()
 
-    def _prepare(self) -> None:
-        """There are no local sockets. What hosts hold on to is never accepted: the kernel keeps such connections, and
-        breaks them when this process ends, however that is."""
-        self._held = socket.create_server((own_address(), 0), backlog=socket.SOMAXCONN)
-
-    def _label(self, role: RoleSpec, lives: int) -> str:
-        return f"{role.name}.{lives + 1}" if lives else role.name
-
-    def _spawn(self, role: RoleSpec, lives: int) -> Any:
-        name, run = self._label(role, lives), self.run.resolve()
+    def _spawn(self, role: RoleSpec, name: str) -> Elsewhere:
+        run = self.run.resolve()
         command = ["-m", role.module, "--name", name, "--run", str(run), "--grace", str(GRACE_SECONDS)]
         assert self._held
         what = (command, role.threads, str(run / "logs" / name), self._held.getsockname())
         return Elsewhere(self._hosts[role.name], name, what)
 
-    def _pid(self, process: Any) -> int:
-        return 0
-
-    def _log(self, role: RoleSpec) -> Path:
-        """The newest of this role: there is one for each life and node."""
-        found = [*(self.run / "logs").glob(f"{role.name}.*.log")]
-        return max(found, key=lambda path: path.stat().st_mtime, default=super()._log(role))
-
     def stop(self) -> None:
-        super().stop()
+        self.running.end()
         if "ray" in sys.modules and (ray := sys.modules["ray"]).is_initialized():
             for group in self._groups:
                 ray.util.remove_placement_group(group)  # which ends its hosts, too
@@ -228,7 +217,9 @@ class RayLauncher(LocalLauncher):
 
 
 class Elsewhere:
-    """A role's process on a node of the cluster, as far as a launcher asks for a `Group`."""
+    """A role's process on a node of the cluster, as far as its launcher asks for one."""
+
+    pid, remark = 0, ""
 
     def __init__(self, host: Any, name: str, what: tuple[Any, ...]):
         self._host, self._name, self._what = host, name, what

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from areal_like.launch.local import RunFailed
+from areal_like.launch.outcome import RunFailed
 
 LOCAL = "local"
 """The address that always means a cluster of the run's own."""

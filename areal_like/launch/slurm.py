@@ -2,11 +2,9 @@
 
 Outside of an allocation there is something to submit: a batch script (`scripts/slurm/train.sbatch`, or yours) that
 calls `scripts.train` inside, with the options that the plan asks for on sbatch's command line, where they take
-precedence over the script's `#SBATCH` lines. Inside, this launcher is the local one with srun in front: a step ends
-when its srun does, srun hands on the process's exit code and its signals (SIGTERM it keeps for itself, so processes are
+precedence over the script's `#SBATCH` lines. Inside, each role is started with srun in front: a step ends when its srun
+does, srun hands on the process's exit code and its signals (SIGTERM it keeps for itself, so processes are
 told to end by SIGUSR2), and a killed srun takes its step along.
-
-An actor that is started again gets a name of its own: the one before may live on behind a node that Slurm has given up.
 """
 
 from __future__ import annotations
@@ -16,20 +14,20 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from areal_like.launch.local import LocalLauncher, RunStopped
+from areal_like.launch.children import GRACE_SECONDS, Children
+from areal_like.launch.local import Group, spawn
+from areal_like.launch.outcome import RunStopped, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import Limits
 from areal_like.process import EXIT_NODE_FAILED, REPOSITORY
 from areal_like.run_folder import CONFIG, NEXT, SUBMITTED, SUMMARY, config_file
 
 SCRIPT = "scripts/slurm/train.sbatch"
-GRACE_SECONDS = 10
-"""What the learner has to write a checkpoint after SIGTERM. Slurm kills KillWait (30 s by default) after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +61,14 @@ class Submission:
         return f"$ {more} {shlex.join(self.command)}\n\n# {self.script}\n{self.script.read_text()}"
 
 
-class SlurmLauncher(LocalLauncher):
+class SlurmLauncher:
     """`options` of the job as on sbatch's command line, e.g. {partition: gpu, time: "04:00:00"}. With `learner_part` or
     `actors_part` the job is heterogeneous: options of the part of the learner and the buffer, and of the actors' part.
     GPUs are asked for as `gpus-per-task` of a part; the buffer gets none. `script` is what is submitted, `container` a
     command in front of `python` (null: the one that submits), such as "apptainer exec --nv image.sif"."""
 
     ACROSS_HOSTS = True
-    END_SIGNAL = signal.SIGUSR2
-    END_SECONDS = GRACE_SECONDS + 2.0
+    ONE_PROCESS = False
 
     def __init__(  # noqa: PLR0913 - its keyword parameters are knobs
         self,
@@ -86,7 +83,10 @@ class SlurmLauncher(LocalLauncher):
         container: str | None = None,
         python: str | None = None,
     ):
-        super().__init__(run, limits, ready_timeout=ready_timeout)
+        self.run, self.ready_timeout = run, ready_timeout
+        self.running = Children(
+            run, limits, self._spawn, on_nodes=True, end_signal=signal.SIGUSR2, meaning=self._meaning
+        )
         self.options = dict(options or {})
         self.learner_part, self.actors_part = (
             None if learner_part is None else dict(learner_part),
@@ -128,16 +128,22 @@ class SlurmLauncher(LocalLauncher):
         command += [str(self.script), str(config), f"resume={folder}"]
         return Submission(command, {"PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)}, self.script)
 
+    def placement(self, roles: list[RoleSpec]) -> str:
+        return ""
+
     # ---- inside of the job ------------------------------------------------------------------------------------------
 
-    def _prepare(self) -> None:
-        """There are no local sockets."""
+    def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
+        self.running.start(roles)
 
-    def _label(self, role: RoleSpec, lives: int) -> str:
-        return f"{role.name}.{lives + 1}" if lives else role.name
+    def stop(self) -> None:
+        self.running.end()
 
-    def _command(self, role: RoleSpec, lives: int) -> list[str]:
-        name = self._label(role, lives)
+    def _spawn(self, role: RoleSpec, name: str) -> Group:
+        """What srun itself says is in the role's common log."""
+        return spawn(self._command(role, name), role.threads, self.run / "logs" / f"{role.name}.log")
+
+    def _command(self, role: RoleSpec, name: str) -> list[str]:
         step = ["srun", "--nodes=1", "--ntasks=1", f"--cpus-per-task={role.threads}", "--exact", "--mem=0"]
         step += ["--input=none", "--open-mode=append", f"--job-name={name}"]
         step += [f"--output={self.run.resolve()}/logs/{name}.%N.log", *self._het_group(role), *self._gpus(role)]
@@ -155,25 +161,16 @@ class SlurmLauncher(LocalLauncher):
             return ["--gres=none"] if "gpus-per-task" in options else []
         return flags({key: value for key, value in options.items() if key == "gpus-per-task"})
 
-    def _code(self, role: RoleSpec, process: Any) -> int | None:
+    def _meaning(self, role: RoleSpec, code: int) -> int:
         """srun ends with 0 when the node has failed; of the processes only the learner may end so, with a summary
         (until a train step is made, there may be one of an earlier start). Raises RunStopped where the run can't go on
         without that node: the job is queued again."""
-        code = process.poll()
         done = (self.run / SUMMARY).exists() and not (self.run / NEXT).exists()
         if code != 0 or (role.name == "learner" and done):
             return code
         if role.essential:
             raise RunStopped(f"the {role.name}'s node has failed", paused=True)
         return EXIT_NODE_FAILED
-
-    def _pid(self, process: Any) -> int:
-        return 0  # srun's, here; the process is elsewhere
-
-    def _log(self, role: RoleSpec) -> Path:
-        """The newest of this role: there is one for each life and node; srun's own words where there is none."""
-        found = [*(self.run / "logs").glob(f"{role.name}.*.log")]
-        return max(found, key=lambda path: path.stat().st_mtime, default=super()._log(role))
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:

@@ -16,7 +16,8 @@ import pytest
 from areal_like import config as configs
 from areal_like.launch import forks
 from areal_like.launch.forks import Forks, ForksGone
-from areal_like.launch.local import LocalLauncher, RunFailed, in_words, nothing
+from areal_like.launch.local import LocalLauncher
+from areal_like.launch.outcome import RunFailed, in_words, nothing
 from areal_like.launch.plan import RoleSpec, plan
 from areal_like.launch.restarts import Limits
 from areal_like.process import EXIT_FORKS_GONE, REPOSITORY
@@ -121,21 +122,21 @@ LEARNER, ACTOR = RoleSpec("learner", MODULE, 1, True, True), RoleSpec("actor_0",
 def test_a_server_that_is_killed_takes_the_run_along(launcher: LocalLauncher) -> None:
     launcher.start([LEARNER, ACTOR])
     until("the start", lambda: offered(launcher, "learner", "actor_0"))
-    pids = launcher.pids
+    pids = launcher.running.pids
     os.kill(parent_of(pids["learner"]), signal.SIGKILL)
     with pytest.raises(RunFailed, match="learner ended with the fork server, which was killed or has died"):
-        until("the end", launcher.poll)
+        until("the end", launcher.running.poll)
     until("the end of all", lambda: not any(alive(pid) for pid in pids.values()))
 
 
 def test_without_a_server_roles_are_started_by_themselves(launcher: LocalLauncher) -> None:
     launcher.start([ACTOR])
     until("the start", lambda: offered(launcher, "actor_0"))
-    pid = launcher.pids["actor_0"]
+    pid = launcher.running.pids["actor_0"]
     os.kill(parent_of(pid), signal.SIGKILL)
-    until("a new one", lambda: launcher.poll() or launcher.pids.get("actor_0", pid) != pid)
-    assert parent_of(launcher.pids["actor_0"]) == os.getpid()
-    assert [(death.name, death.how) for death in launcher.deaths] == [("actor_0", in_words(EXIT_FORKS_GONE))]
+    until("a new one", lambda: launcher.running.poll() or launcher.running.pids.get("actor_0", pid) != pid)
+    assert parent_of(launcher.running.pids["actor_0"]) == os.getpid()
+    assert [(death.name, death.how) for death in launcher.running.deaths] == [("actor_0", in_words(EXIT_FORKS_GONE))]
 
 
 def test_a_server_that_is_gone_starts_nothing(probe: str, server: Forks, tmp_path: Path) -> None:

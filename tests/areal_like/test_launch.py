@@ -16,8 +16,9 @@ import pytest
 
 from areal_like import config as configs
 from areal_like.launch import forks, restarts
-from areal_like.launch.guests import Guests
-from areal_like.launch.local import LocalLauncher, RunFailed
+from areal_like.launch.children import Children
+from areal_like.launch.local import LocalLauncher
+from areal_like.launch.outcome import RunFailed
 from areal_like.launch.plan import RoleSpec, describe, plan
 from areal_like.launch.restarts import Limits
 from areal_like.launch.slurm import SlurmLauncher
@@ -52,30 +53,27 @@ def run_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["started", "forked"])
-def launcher(request: pytest.FixtureRequest, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+def launcher(
+    request: pytest.FixtureRequest, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LocalLauncher]:
+    """Whose roles are forked from a warm process, or each started by itself: there is to be no difference."""
     monkeypatch.delenv(forks.VARIABLE, raising=False)
     monkeypatch.setattr(forks, "LIBRARIES", ("decimal",))
-    launcher = Launcher(run_folder, Limits(2))
-    launcher.forked = request.param == "forked"
+    monkeypatch.setattr(forks, "AVAILABLE", forks.AVAILABLE and request.param == "forked")
+    launcher = LocalLauncher(run_folder, Limits(2))
     yield launcher
     launcher.stop()
 
 
-class Launcher(LocalLauncher):
-    """Whose roles are forked from a warm process, or each started by itself: there is to be no difference."""
-
-    forked = True
-
-
-def start(launcher: Launcher, **parts: str) -> None:
+def start(launcher: LocalLauncher, **parts: str) -> None:
     """Roles that play `parts`; those named actor_… are the ones that may die."""
     for name, part in parts.items():
-        (launcher.run / "parts" / name).write_text(part)
-    launcher.start([RoleSpec(name, MODULE, 1, not name.startswith("actor"), launcher.forked) for name in parts])
+        (launcher.running.run / "parts" / name).write_text(part)
+    launcher.start([RoleSpec(name, MODULE, 1, not name.startswith("actor"), True) for name in parts])
 
 
-def offered(launcher: Launcher, *names: str) -> bool:
-    return all((launcher.run / "rendezvous" / f"{name}.json").exists() for name in names)
+def offered(launcher: LocalLauncher, *names: str) -> bool:
+    return all((launcher.running.run / "rendezvous" / f"{name}.json").exists() for name in names)
 
 
 def test_the_plan_starts_the_buffer_first_and_lets_only_actors_die() -> None:
@@ -108,10 +106,10 @@ def test_other_ranks_of_the_learner_are_processes_before_it_which_may_not_die() 
     assert (part.tasks, part.cpus, part.options) == (1, 4, {"gpus-per-task": 3}), "all ranks on one node"
 
 
-def test_the_run_is_over_when_the_learner_is_done(launcher: Launcher) -> None:
+def test_the_run_is_over_when_the_learner_is_done(launcher: LocalLauncher) -> None:
     start(launcher, buffer="sleep", learner="done", actor_0="sleep")
-    until("the learner's end", launcher.poll)
-    pids = list(launcher.pids.values())
+    until("the learner's end", launcher.running.poll)
+    pids = list(launcher.running.pids.values())
     assert len(pids) == 2
     launcher.stop()
     assert not any(alive(pid) for pid in pids)
@@ -123,129 +121,131 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_an_actor_that_dies_too_often_is_left_out_and_the_run_goes_on(launcher: Launcher) -> None:
+def test_an_actor_that_dies_too_often_is_left_out_and_the_run_goes_on(launcher: LocalLauncher) -> None:
     start(launcher, buffer="sleep", actor_0="raise", actor_1="sleep")
-    note_step(launcher.run)
-    until("the last death", lambda: launcher.poll() or launcher.left_out)
-    assert [str(death) for death in launcher.deaths] == [
+    note_step(launcher.running.run)
+    until("the last death", lambda: launcher.running.poll() or launcher.running.left_out)
+    assert [str(death) for death in launcher.running.deaths] == [
         "actor_0 ended with exit code 1 (RuntimeError: out of memory): started again (restart 1)",
         "actor_0 ended with exit code 1 (RuntimeError: out of memory): started again in 0 s (restart 2)",
         "actor_0 ended with exit code 1 (RuntimeError: out of memory): left out, after 3 deaths",
     ]
-    assert not launcher.poll() and launcher.pids.keys() == {"buffer", "actor_1"}
-    launcher.limits = Limits(2, min_alive=2)
-    os.kill(launcher.pids["actor_1"], signal.SIGKILL)
+    assert not launcher.running.poll() and launcher.running.pids.keys() == {"buffer", "actor_1"}
+    launcher.running.limits = Limits(2, min_alive=2)
+    os.kill(launcher.running.pids["actor_1"], signal.SIGKILL)
     with pytest.raises(
         RunFailed, match=r"actor_1 was killed by SIGKILL.*1 of 2 actors are left \(actors\.min_alive=2\)"
     ):
-        until("the end", launcher.poll)
+        until("the end", launcher.running.poll)
 
 
 @pytest.mark.usefixtures("soon")
-def test_the_last_actor_that_is_left_out_ends_the_run(launcher: Launcher) -> None:
+def test_the_last_actor_that_is_left_out_ends_the_run(launcher: LocalLauncher) -> None:
     start(launcher, buffer="sleep", actor_0="raise")
-    note_step(launcher.run)
+    note_step(launcher.running.run)
     with pytest.raises(RunFailed, match=r"actor_0 after 2 restarts: RuntimeError: out of memory") as failed:
-        until("the end", launcher.poll)
+        until("the end", launcher.running.poll)
     assert failed.value.resumable
 
 
-def test_an_error_that_may_pass_restarts_the_actor(launcher: Launcher) -> None:
+def test_an_error_that_may_pass_restarts_the_actor(launcher: LocalLauncher) -> None:
     """TimeoutError is an OSError: neither that, nor a ValueError, is a person's fault."""
     start(launcher, buffer="sleep", actor_0="fail once", actor_1="sleep")
-    until("the restart", lambda: launcher.poll() or offered(launcher, "actor_0", "actor_1"))
-    assert [(death.how, death.error) for death in launcher.deaths] == [
+    until("the restart", lambda: launcher.running.poll() or offered(launcher, "actor_0", "actor_1"))
+    assert [(death.how, death.error) for death in launcher.running.deaths] == [
         ("ended with exit code 1", "TimeoutError: the engine has not answered")
     ]
 
 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_fault_that_strikes_all_actors_before_the_first_step_ends_the_run(launcher: Launcher, count: int) -> None:
+def test_a_fault_that_strikes_all_actors_before_the_first_step_ends_the_run(
+    launcher: LocalLauncher, count: int
+) -> None:
     start(launcher, buffer="sleep", **{f"actor_{number}": "raise" for number in range(count)})
     with pytest.raises(RunFailed, match=r"out of memory.*(all 2 actors fail alike|it fails again)") as failed:
-        until("the end", launcher.poll)
-    assert not failed.value.resumable and not launcher.left_out
+        until("the end", launcher.running.poll)
+    assert not failed.value.resumable and not launcher.running.left_out
 
 
 def test_who_waits_to_be_started_again_keeps_nobody_waiting(
-    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+    launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restarts, "FIRST_DELAY", 3600.0)
     start(launcher, learner="sleep", actor_0="raise", actor_1="sleep")
-    until("the second death", lambda: launcher.poll() or len(launcher.deaths) == 2)
-    assert not launcher.poll() and "actor_0" not in launcher.pids
-    os.kill(launcher.pids["learner"], signal.SIGKILL)
+    until("the second death", lambda: launcher.running.poll() or len(launcher.running.deaths) == 2)
+    assert not launcher.running.poll() and "actor_0" not in launcher.running.pids
+    os.kill(launcher.running.pids["learner"], signal.SIGKILL)
     with pytest.raises(RunFailed, match="learner was killed"):
-        until("the end", launcher.poll)
+        until("the end", launcher.running.poll)
 
 
-def test_an_actor_is_not_restarted_where_that_would_not_help(launcher: Launcher) -> None:
+def test_an_actor_is_not_restarted_where_that_would_not_help(launcher: LocalLauncher) -> None:
     start(launcher, actor_0="refuse")
     with pytest.raises(RunFailed, match=r"^actor_0: this input is no good \(its log: .*actor_0\.log\)$") as failed:
-        until("the end", launcher.poll)
+        until("the end", launcher.running.poll)
     assert not failed.value.resumable
 
 
-def test_a_guest_that_is_left_out_ends_nothing(launcher: Launcher) -> None:
-    (launcher.run / "parts" / "guest").write_text("refuse")
-    guests = Guests(launcher.run, Limits(2))
+def test_a_guest_that_is_left_out_ends_nothing(launcher: LocalLauncher) -> None:
+    (launcher.running.run / "parts" / "guest").write_text("refuse")
+    guests = Children(launcher.running.run, Limits(2), launcher.here.spawn, guests=True)
     guests.start([RoleSpec("guest", MODULE, 1, False, False)])
-    until("the end of all guests", guests.poll)
+    until("the end of all guests", lambda: guests.poll() or guests.none_left)
     assert "this input is no good" in guests.left_out["guest"]
 
 
-def test_a_full_disk_is_told_though_the_log_has_no_room(launcher: Launcher) -> None:
+def test_a_full_disk_is_told_though_the_log_has_no_room(launcher: LocalLauncher) -> None:
     start(launcher, learner="fill the disk")
     with pytest.raises(
         RunFailed, match=r"^learner: No space left on device: make room \(.* MB are free on the disk"
     ) as f:
-        until("the end", launcher.poll)
+        until("the end", launcher.running.poll)
     assert f.value.resumable
 
 
-def test_a_run_folder_that_is_gone_is_named(launcher: Launcher) -> None:
+def test_a_run_folder_that_is_gone_is_named(launcher: LocalLauncher) -> None:
     start(launcher, learner="sleep")
     until("the start", lambda: offered(launcher, "learner"))
-    shutil.rmtree(launcher.run)
-    os.kill(launcher.pids["learner"], signal.SIGKILL)
+    shutil.rmtree(launcher.running.run)
+    os.kill(launcher.running.pids["learner"], signal.SIGKILL)
     with pytest.raises(RunFailed, match=r"the run folder .* is gone"):
-        until("the end", launcher.poll)
+        until("the end", launcher.running.poll)
 
 
 @pytest.mark.parametrize("name", ["buffer", "learner"])
-def test_a_killed_essential_role_ends_the_run(launcher: Launcher, name: str) -> None:
+def test_a_killed_essential_role_ends_the_run(launcher: LocalLauncher, name: str) -> None:
     start(launcher, **{name: "sleep", "actor_0": "sleep"})
     until("the start", lambda: offered(launcher, name))
-    os.kill(launcher.pids[name], signal.SIGKILL)
+    os.kill(launcher.running.pids[name], signal.SIGKILL)
     with pytest.raises(RunFailed, match=f"{name} was killed by SIGKILL; its log is .*{name}.log"):
-        until("the end", launcher.poll)
+        until("the end", launcher.running.poll)
 
 
-def test_a_learner_that_was_terminated_is_not_done(launcher: Launcher) -> None:
+def test_a_learner_that_was_terminated_is_not_done(launcher: LocalLauncher) -> None:
     start(launcher, learner="sleep")
     until("the start", lambda: offered(launcher, "learner"))
-    os.kill(launcher.pids["learner"], signal.SIGTERM)
+    os.kill(launcher.running.pids["learner"], signal.SIGTERM)
     with pytest.raises(RunFailed, match="learner was told to end by SIGTERM"):
-        until("the end", launcher.poll)
+        until("the end", launcher.running.poll)
 
 
-def test_stop_ends_those_that_will_not_and_what_they_started(launcher: Launcher) -> None:
+def test_stop_ends_those_that_will_not_and_what_they_started(launcher: LocalLauncher) -> None:
     start(launcher, actor_0="ignore", actor_1="sleep")
     until("the start", lambda: offered(launcher, "actor_0", "actor_1"))
-    pids = [*launcher.pids.values(), int((launcher.run / "actor_0.child").read_text())]
+    pids = [*launcher.running.pids.values(), int((launcher.running.run / "actor_0.child").read_text())]
     assert all(alive(pid) for pid in pids)
-    sockets = launcher._sockets
+    sockets = launcher.sockets
     assert sockets and sockets.path.is_dir()
     launcher.stop()
     until("the end of all", lambda: not any(alive(pid) for pid in pids))
-    assert not sockets.path.exists() and not (launcher.run / "rendezvous").exists()
+    assert not sockets.path.exists()
 
 
-def test_what_a_dead_actor_started_dies_with_it(launcher: Launcher) -> None:
+def test_what_a_dead_actor_started_dies_with_it(launcher: LocalLauncher) -> None:
     start(launcher, actor_0="die with a child")
-    until("the death", lambda: launcher.poll() or launcher.deaths)
-    child = int((launcher.run / "actor_0.child").read_text())
+    until("the death", lambda: launcher.running.poll() or launcher.running.deaths)
+    child = int((launcher.running.run / "actor_0.child").read_text())
     until("the child's end", lambda: not alive(child))
 
 

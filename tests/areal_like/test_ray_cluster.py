@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from areal_like.launch import ray_cluster
-from areal_like.launch.local import RunFailed, nothing
+from areal_like.launch.outcome import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray import RayLauncher
 from areal_like.launch.restarts import Limits

@@ -18,11 +18,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from areal_like.launch.local import LocalLauncher
+from areal_like.launch.children import Children
+from areal_like.launch.local import Group, spawn
+from areal_like.launch.outcome import nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import Limits
 
@@ -131,19 +133,30 @@ class Network:
                 ip("netns", "del", space)
 
 
-class HostsLauncher(LocalLauncher):
+class HostsLauncher:
     """`namespaces` of the roles, by name: `launcher.name=tests.faults.hosts:HostsLauncher`."""
 
     ACROSS_HOSTS = True
+    ONE_PROCESS = False
 
     def __init__(self, run: Path, limits: Limits, *, namespaces: dict[str, str], ready_timeout: float = 120.0):
-        super().__init__(run, limits, ready_timeout=ready_timeout)
-        self.namespaces = namespaces
+        self.ready_timeout, self.namespaces = ready_timeout, namespaces
+        self.running = Children(run, limits, self._spawn)
 
-    def _prepare(self) -> None:
-        """There are no local sockets."""
+    def submission(self, roles: list[RoleSpec]) -> None:
+        """It starts all of them."""
 
-    def _command(self, role: RoleSpec, lives: int) -> list[str]:
-        command: list[Any] = ["ip", "netns", "exec", self.namespaces[role.name], sys.executable, "-m", role.module]
-        command += ["--name", role.name, "--run", self.run.resolve(), "--starter", os.getpid()]
-        return [str(word) for word in command]
+    def placement(self, roles: list[RoleSpec]) -> str:
+        return ""
+
+    def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
+        self.running.start(roles)
+
+    def stop(self) -> None:
+        self.running.end()
+
+    def _spawn(self, role: RoleSpec, name: str) -> Group:
+        run = self.running.run.resolve()
+        command: list[Any] = ["ip", "netns", "exec", self.namespaces[name], sys.executable, "-m", role.module]
+        command += ["--name", name, "--run", run, "--starter", os.getpid()]
+        return spawn([str(word) for word in command], role.threads, run / "logs" / f"{name}.log")

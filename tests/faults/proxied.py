@@ -3,6 +3,7 @@
 import json
 import time
 
+from areal_like.launch.children import Children, Process
 from areal_like.launch.local import LocalLauncher
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import Limits
@@ -15,14 +16,15 @@ class ProxiedLauncher(LocalLauncher):
     def __init__(self, run, limits: Limits, *, proxy: str):
         super().__init__(run, limits)
         self.proxy = proxy
+        self.running = Children(run, limits, self._spawn)
 
-    def _start(self, role: RoleSpec) -> None:
+    def _spawn(self, role: RoleSpec, name: str) -> Process:
         if role.name != "buffer":
             self._put_proxy_between()
-        super()._start(role)
+        return self.here.spawn(role, name)
 
     def _put_proxy_between(self) -> None:
-        offer = self.run / RENDEZVOUS / "buffer.json"
+        offer = self.running.run / RENDEZVOUS / "buffer.json"
         deadline = time.monotonic() + 60
         while not offer.exists():
             assert time.monotonic() < deadline, "the buffer did not come up"

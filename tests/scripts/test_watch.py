@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from areal_like import config as configs
-from areal_like.launch.local import Death
+from areal_like.launch.outcome import Death
 from scripts.watch import Watch, faults, ledger_line, print_summary
 
 ROW = {

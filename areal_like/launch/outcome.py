@@ -1,0 +1,156 @@
+"""How roles and runs end: the exceptions that the starter hears of, exit codes in words, and last words from logs."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from areal_like.process import (
+    EXIT_FORKS_GONE,
+    EXIT_NO_SPACE,
+    EXIT_NODE_FAILED,
+    EXIT_PAUSED,
+    EXIT_STOPPED,
+    EXIT_TERMINATED,
+    EXIT_USER_ERROR,
+)
+from areal_like.run_folder import has_stepped, room_wanted
+
+TAIL_BYTES, TAIL_LINES = 1 << 14, 5
+"""Bytes of a role's log in which its last words are searched, and lines of it that are shown."""
+_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+"""Signals that come from outside: a death by them says nothing about the actor."""
+
+
+def nothing() -> None:
+    """Nothing to check."""
+
+
+class RunFailed(RuntimeError):
+    """The run cannot continue. The text says which process ended, how, and its last words. `resumable`: could a resume
+    help, or would the same happen again?"""
+
+    def __init__(self, text: str, resumable: bool = True):
+        super().__init__(text)
+        self.resumable = resumable
+
+
+class RunStopped(RuntimeError):
+    """The run ended early and can be resumed; the text says how. `paused`: it resumes by itself (a signal stopped the
+    learner, or its node is gone); otherwise a person stopped it."""
+
+    def __init__(self, text: str, paused: bool):
+        super().__init__(text)
+        self.paused = paused
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """An actor's process that died: its name, its id (0: unknown here), how it died, how often this happened, the
+    seconds until its restart (None: it is left out), and its last error, if known."""
+
+    name: str
+    pid: int
+    how: str
+    count: int
+    again_in: float | None = 0.0
+    error: str = ""
+
+    def __str__(self) -> str:
+        error = f" ({self.error})" if self.error else ""
+        if self.again_in is None:
+            return f"{self.name} {self.how}{error}: left out, after {self.count} deaths"
+        delay = f" in {self.again_in:.0f} s" if self.again_in else ""
+        return f"{self.name} {self.how}{error}: started again{delay} (restart {self.count})"
+
+
+def has_ended_well(name: str, code: int) -> bool:
+    """Is the run finished, now that this role has ended? Raises RunStopped."""
+    if name == "learner" and code in (EXIT_PAUSED, EXIT_STOPPED):
+        paused = code == EXIT_PAUSED
+        raise RunStopped(f"{'paused' if paused else 'stopped'} at a checkpoint", paused)
+    return name == "learner" and code == 0
+
+
+def may_resume(run: Path, code: int) -> bool:
+    """An error before the first train step would happen again."""
+    own_error = 0 < code < 128 and code != EXIT_NO_SPACE
+    return code != EXIT_USER_ERROR and (not own_error or has_stepped(run))
+
+
+def in_words(code: int) -> str:
+    """An exit code in words."""
+    if code == EXIT_TERMINATED:
+        return "was told to end by SIGTERM"
+    if code == EXIT_NODE_FAILED:
+        return "was lost with its node"
+    if code == EXIT_FORKS_GONE:
+        return "ended with the fork server, which was killed or has died"
+    if number := _signal_of(code):
+        return f"was killed by {signal.Signals(number).name if number in set(signal.Signals) else f'signal {number}'}"
+    return f"ended with exit code {code}"
+
+
+def _signal_of(code: int) -> int:
+    """The number of the signal that ended a process, as subprocess, a shell or srun reports it; 0: none."""
+    return -code if code < 0 else code - 128 if 128 < code < EXIT_FORKS_GONE else 0
+
+
+def is_from_outside(code: int) -> bool:
+    """Did something outside kill the actor?"""
+    return code in (EXIT_NODE_FAILED, EXIT_FORKS_GONE, EXIT_NO_SPACE) or _signal_of(code) in _FROM_OUTSIDE
+
+
+class LastWords:
+    """What roles said last. `on_nodes`: a role has a log for each life and node (`NAME.NODE.log`), and the newest
+    counts; otherwise one for all its lives (`NAME.log`)."""
+
+    def __init__(self, run: Path, on_nodes: bool):
+        self._run, self._on_nodes = run, on_nodes
+        self._begins: dict[str, int] = {}  # bytes of a role's log that are of its earlier lives
+
+    def begin(self, name: str) -> None:
+        """The role begins a new life."""
+        log = self._common(name)
+        self._begins[name] = log.stat().st_size if log.exists() else 0
+
+    def error(self, name: str) -> str:
+        """The error that a role reported in its last life; empty if it could not."""
+        return _error(self._tail(name))
+
+    def obituary(self, name: str, code: int, restarts: int, remark: str) -> str:
+        """One line if the role reported its error; otherwise how it died, and the end of its log."""
+        if not self._run.is_dir():
+            return f"the run folder {self._run} is gone: was it removed? ({name} {in_words(code)})"
+        again = f" after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
+        path, lines = self._path(name), self._tail(name)
+        error = _error(lines)
+        if code == EXIT_NO_SPACE:
+            return f"{name}{again}: {error or 'No space left on device'}: {room_wanted(self._run)}"
+        if error and code > 0:
+            return f"{name}{again}: {error} (its log: {path})"
+        more = f" ({remark})" if remark else ""
+        last = "which ends with\n" + "\n".join(f"  {line}" for line in lines) if lines else "which says nothing of it"
+        return f"{name} {in_words(code)}{again}{more}; its log is {path}, {last}"
+
+    def _common(self, name: str) -> Path:
+        return self._run / "logs" / f"{name}.log"
+
+    def _path(self, name: str) -> Path:
+        found = [*(self._run / "logs").glob(f"{name}.*.log")] if self._on_nodes else []
+        return max(found, key=lambda path: path.stat().st_mtime, default=self._common(name))
+
+    def _tail(self, name: str) -> list[str]:
+        """The last lines of the role's last life."""
+        path = self._path(name)
+        if not path.exists():
+            return []
+        begin = self._begins.get(name, 0) if path == self._common(name) else 0
+        with path.open("rb") as file:
+            file.seek(max(begin, path.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+
+
+def _error(lines: list[str]) -> str:
+    return next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
