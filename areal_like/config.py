@@ -108,7 +108,6 @@ class Buffer:
 @dataclass
 class Weights:
     coding: Literal["delta", "full"]
-    mode: Literal["ulp", "absolute"]
     dense_above: float
     block_bytes: int
     keep: int

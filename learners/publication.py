@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from areal_like.weights.codec import Encoder, Lanes, Mode
+from areal_like.weights.codec import Encoder, Lanes
 from areal_like.weights.compiled import kernels_for
 from areal_like.weights.delta import Head, write
 from areal_like.weights.digest import text_of
@@ -107,7 +107,6 @@ class Coding:
     """How weights go out; the keys of the config's `weights` say what each means."""
 
     coding: str = "delta"
-    mode: Mode = "ulp"
     dense_above: float = 1.0
     block_bytes: int = 16 << 20
     anchor_every: int = 50
@@ -255,7 +254,7 @@ class Publication:
         several = self._coding.overlap and kernels_for(layout.nbytes) is not None
         self._pool = ThreadPoolExecutor(ENCODERS, "encoding") if several else None
         for _ in range(ENCODERS if several else 1):
-            self._encoders.put(Encoder(layout, self._coding.mode, self._coding.dense_above))
+            self._encoders.put(Encoder(layout, self._coding.dense_above))
         self._layout, self._lanes = layout, Lanes(layout, state.words)
         self.history = History(layout, keep=self._coding.keep, anchor_every=self._coding.anchor_every)
         return self._lanes
@@ -292,9 +291,7 @@ class Publication:
             _count(counts, coded, block)
             counts["nanoseconds"] += int(1e9 * taken)
         total = lanes.total()
-        head = Head(
-            self.history.version, version, self.history.digest, text_of(total, state.words.size), self._coding.mode
-        )
+        head = Head(self.history.version, version, self.history.digest, text_of(total, state.words.size))
         message = write(head, layout, blocks)
         counts["delta_bytes"] = len(message)
         return total, message, counts

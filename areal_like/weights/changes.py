@@ -14,7 +14,7 @@ import numpy as np
 from areal_like.weights import plain
 from areal_like.weights.delta import Delta
 from areal_like.weights.layout import Layout
-from areal_like.weights.planes import DENSE, GAPS, PLACES, parts_of
+from areal_like.weights.planes import DENSE, GAPS, parts_of
 
 SINGLY_BELOW = 1 / 32
 """Up to this share of changed elements they are written one by one: 10 ns each, against 0.25 ns in a row."""
@@ -36,11 +36,10 @@ class Changes:
             rows = list(zip(block.segments, coded.codings.tolist(), coded.changes.tolist(), strict=True))
             for segment, coding, parts in parts_of(rows, coded):
                 pieces = layout.pieces(segment)
-                single = coding in (GAPS, PLACES) and parts[-2].size <= segment.count * SINGLY_BELOW
+                single = coding == GAPS and parts[-2].size <= segment.count * SINGLY_BELOW
                 if coding == DENSE or not single:
                     for tensor, start, stop in pieces:
                         self.tensors[tensor].append(slice(start, stop))
                     continue
                 (tensor, start, _), *_ = pieces
-                places = plain.decode_gaps(*parts[:2]) if coding == GAPS else plain.decode_places(*parts[:2])
-                self.tensors[tensor].append(places + start)
+                self.tensors[tensor].append(plain.decode_gaps(*parts[:2]) + start)

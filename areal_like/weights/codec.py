@@ -2,8 +2,7 @@
 
 Per segment the smallest coding is taken: nothing if nothing has changed; gaps and steps for few changes; a mask and
 steps for more (the two meet near a twelfth, both compressed); the bits themselves where steps are so many and large
-that bits are shorter, or, to save time, above a density of `dense_above`. With `mode: absolute` changes are u16 places
-and new values, which may be applied any number of times.
+that bits are shorter, or, to save time, above a density of `dense_above`.
 
 NumPy is the truth; for large states compiled kernels do the same. Whether those try gaps, a mask or nothing at all is
 guessed from a sample, so that a dense update costs little more than a copy; the result is exact whatever the guess.
@@ -13,17 +12,15 @@ Drivers: the publisher's thread encodes block by block, the actor's replica appl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from areal_like.weights import plain
 from areal_like.weights.compiled import kernels_for
 from areal_like.weights.digest import lanes_of
-from areal_like.weights.layout import BITS_OF, Block, Layout, Segment
-from areal_like.weights.planes import DENSE, GAPS, MASK, PLACES, SKIP, Coded, mask_words, parts_of
+from areal_like.weights.layout import Block, Layout, Segment
+from areal_like.weights.planes import DENSE, GAPS, MASK, SKIP, Coded, mask_words, parts_of
 
-Mode = Literal["ulp", "absolute"]
 GAPS_BELOW = 1 / 12
 """Density up to which gaps are shorter than a mask."""
 _SAMPLES, _SAMPLE = 8, 1024
@@ -66,9 +63,8 @@ class _Scratch:
 class Encoder:
     """Encodes block after block of `layout`. Not for several threads at once."""
 
-    def __init__(self, layout: Layout, mode: Mode = "ulp", dense_above: float = 1.0):
-        self.layout, self.absolute = layout, mode == "absolute"
-        self._dense_above = dense_above
+    def __init__(self, layout: Layout, dense_above: float = 1.0):
+        self.layout, self._dense_above = layout, dense_above
         self._kernels = kernels_for(layout.nbytes)
         self._scratch: _Scratch | None = None
         self._masked = 0
@@ -77,7 +73,7 @@ class Encoder:
         """`old`, `new`: uint8, whole buffers of two states. `lanes` of the old one become those of the new one."""
         n = len(block.segments)
         coded = Coded(np.zeros(n, np.uint8), np.zeros(n, np.uint32))
-        parts = [self._begin(block)] if self._kernels and not self.absolute else []
+        parts = [self._begin(block)] if self._kernels else []
         body: list[np.ndarray] = []
         collected: list[tuple[np.ndarray, ...]] = []
         for i, segment in enumerate(block.segments):
@@ -86,9 +82,6 @@ class Encoder:
             tracked = (words, -1 if lanes is None else segment.first_word, np.zeros(2, np.uint64))
             if segment.plain:
                 coding, changes = (SKIP if np.array_equal(*words) else DENSE), 0
-            elif self.absolute:
-                coding, changes, found = self._places(segment, before, after, tracked)
-                body += found
             elif self._kernels:
                 coding, changes = self._steps(parts[0], segment, before, after, tracked)
             else:
@@ -98,7 +91,7 @@ class Encoder:
             if coding == DENSE:
                 body.append(segment.bits(new).view(np.uint8))
             if lanes is not None and coding != SKIP:
-                if coding in (GAPS, PLACES) and self._kernels:
+                if coding == GAPS and self._kernels:
                     lanes.row(segment)[:] += tracked[2]
                 else:
                     lanes.sweep(segment, new.view(np.uint64))
@@ -170,27 +163,6 @@ class Encoder:
                 return SKIP, 0
         return DENSE, 0
 
-    # ---- absolute values --------------------------------------------------------------------------------------------
-
-    def _places(self, segment: Segment, before: np.ndarray, after: np.ndarray, tracked) -> tuple:
-        """Coding, changes, and this segment's parts of the body."""
-        (old_words, new_words), first, sums = tracked
-        most = int(segment.count * min(self._dense_above, segment.width / (segment.width + 16)))
-        if not self._kernels:
-            places = np.flatnonzero(before != after)
-            return (DENSE, 0, []) if places.size > most else code_places(segment, places, after[places])
-        if sampled(before, after)[0] > 1.1 * self._dense_above:
-            return DENSE, 0, []
-        counts = np.empty(-(-segment.count // plain.PART), np.uint32)
-        near: np.ndarray = np.empty(most + _SLACK, np.uint16)
-        values: np.ndarray = np.empty(most + _SLACK, BITS_OF[segment.width])
-        changes = self._kernels.encode_places(
-            before, after, old_words, new_words, first, most, counts, near, values, sums
-        )
-        if changes <= 0:
-            return (DENSE if changes else SKIP), 0, []
-        return PLACES, changes, [each.view(np.uint8) for each in (counts, near[:changes], values[:changes])]
-
 
 def no_planes() -> tuple[np.ndarray, ...]:
     return tuple(np.zeros(0, kind) for kind in (np.uint8, np.uint32, np.uint64, np.uint8, np.uint32))
@@ -210,14 +182,6 @@ def code_steps(segment: Segment, places: np.ndarray, codes: np.ndarray) -> tuple
 
 def escapes_of(codes: np.ndarray) -> int:
     return int(np.count_nonzero(codes >= plain.ESCAPE_CODE))
-
-
-def code_places(segment: Segment, places: np.ndarray, values: np.ndarray) -> tuple[int, int, list[np.ndarray]]:
-    """As above, for new values: their number, and the segment's parts of the body."""
-    if not places.size:
-        return SKIP, 0, []
-    parts = (*plain.encode_places(places, segment.count), values)
-    return PLACES, places.size, [each.view(np.uint8) for each in parts]
 
 
 def _fits(segment: Segment, changes: int, escapes: int) -> bool:
@@ -251,8 +215,6 @@ def apply(block: Block, coded: Coded, buffer: np.ndarray, lanes: Lanes | None = 
             continue
         if coding == DENSE:
             bits.view(np.uint8)[:] = parts[0]
-        elif coding == PLACES:
-            bits[plain.decode_places(parts[0], parts[1])] = parts[2]
         else:
             places = plain.decode_gaps(parts[0], parts[1]) if coding == GAPS else plain.decode_mask(parts[0])
             bits[places] = plain.stepped(bits[places], plain.decode_codes(parts[-2], parts[-1]))
@@ -265,8 +227,6 @@ def _apply_fast(kernels, segment: Segment, coding: int, parts, bits, words, lane
     row = np.zeros(2, np.uint64) if lanes is None else lanes.row(segment)
     if coding == GAPS:
         kernels.apply_gaps(bits, segment.words(words), first, *parts, row)
-    elif coding == PLACES:
-        kernels.apply_places(bits, segment.words(words), first, *parts, row)
     else:
         kernels.apply_mask(bits, *parts)
         if lanes is not None:

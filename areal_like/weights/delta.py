@@ -1,7 +1,7 @@
 """One message that leads from one version's weights to another's: a head, and the coded blocks of `planes`. Where
 weights come in parts it is of one part, and so are its digests.
 
-The head names both versions and their digests, the mode and the layout. Steps must be applied exactly once: the
+The head names both versions, their digests and the layout. Steps must be applied exactly once: the
 receiver first checks that it holds exactly the bits of `base`, and compares digests afterwards. `read` checks
 everything, all blocks included, before anything is written: applying cannot fail half-way."""
 
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from areal_like.weights.codec import Lanes, Mode, apply
+from areal_like.weights.codec import Lanes, apply
 from areal_like.weights.digest import text_of
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import Coded, DeltaError, unpack
 from areal_like.weights.state import State
 
 Message = bytes | bytearray | memoryview
-MAGIC = b"ALD1"
-_HEAD = struct.Struct("<4sBxxxqq16s16sQI")
+MAGIC = b"ALD2"
+_HEAD = struct.Struct("<4sqq16s16sQI")
 OVERHEAD = 64
 """Bytes; see `largest`."""
 
@@ -31,7 +31,6 @@ class Head:
     version: int
     base_digest: str
     digest: str
-    mode: Mode = "ulp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +44,14 @@ class Delta:
 def write(head: Head, layout: Layout, blocks: Sequence[bytes]) -> bytes:
     """Encode a head and the packed blocks of a whole layout."""
     digests = (bytes.fromhex(each) for each in (head.base_digest, head.digest))
-    mode = int(head.mode == "absolute")
-    start = _HEAD.pack(MAGIC, mode, head.base, head.version, *digests, layout.key, len(blocks))
+    start = _HEAD.pack(MAGIC, head.base, head.version, *digests, layout.key, len(blocks))
     sizes = struct.pack(f"<{len(blocks)}Q", *map(len, blocks))
     return b"".join([start, sizes, *blocks])
 
 
 def ends_of(data: Message) -> tuple[int, str]:
     """Version and digest after a delta that was checked before."""
-    _, _, _, version, _, digest, _, _ = _HEAD.unpack_from(data)
+    _, _, version, _, digest, _, _ = _HEAD.unpack_from(data)
     return version, digest.hex()
 
 
@@ -63,8 +61,8 @@ def opened(data: Message, layout: Layout) -> tuple[Head, list[memoryview]]:
     view = memoryview(data).cast("B")
     if len(view) < _HEAD.size:
         raise DeltaError("a delta that is too short")
-    magic, mode, base, version, base_digest, digest, key, count = _HEAD.unpack_from(view)
-    if magic != MAGIC or mode > 1:
+    magic, base, version, base_digest, digest, key, count = _HEAD.unpack_from(view)
+    if magic != MAGIC:
         raise DeltaError("not a delta")
     if key != layout.key or count != len(layout.blocks):
         raise DeltaError("a delta of weights with other tensors, or cut into other blocks")
@@ -75,15 +73,14 @@ def opened(data: Message, layout: Layout) -> tuple[Head, list[memoryview]]:
     ends = list(accumulate(sizes, initial=at))
     if ends[-1] != len(view):
         raise DeltaError("a delta whose blocks do not add up to its size")
-    head = Head(base, version, base_digest.hex(), digest.hex(), "absolute" if mode else "ulp")
+    head = Head(base, version, base_digest.hex(), digest.hex())
     return head, [view[start:end] for start, end in pairwise(ends)]
 
 
 def read(data: Message, layout: Layout) -> Delta:
     """Raises DeltaError unless this is a delta of weights with this layout, whole and sound."""
     head, packed = opened(data, layout)
-    absolute = head.mode == "absolute"
-    return Delta(head, [unpack(each, block, absolute) for each, block in zip(packed, layout.blocks, strict=True)])
+    return Delta(head, [unpack(each, block) for each, block in zip(packed, layout.blocks, strict=True)])
 
 
 def largest(layout: Layout) -> int:

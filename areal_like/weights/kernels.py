@@ -242,30 +242,6 @@ def encode_mask(old, new, limit, mask, codes, big, fill):
 
 
 @compiled
-def encode_places(old, new, old_words, new_words, first, limit, counts, near, values, lanes):  # noqa: PLR0913
-    """Fills counts, near and values; returns -1 as above."""
-    width, k = old.itemsize * 8, 0
-    words, starts = np.empty(_TILE // 64, np.uint64), np.empty(_TILE // 64, np.int64)
-    places = np.empty(_TILE, np.int64)
-    sums = np.zeros(2, np.uint64)
-    counts[:] = 0
-    for at in range(0, old.size, _TILE):
-        n = _places(old, new, at, words, starts, places)
-        for j in range(n):
-            near[k + j] = places[j] & 0xFFFF
-            values[k + j] = new[places[j]]
-        k += n
-        counts[at >> 16] += n
-        if first >= 0:
-            _count(new_words, first, width, places, n, 1, sums)
-            _count(old_words, first, width, places, n, -1, sums)
-        if k > limit:
-            return -1
-    lanes += sums
-    return k
-
-
-@compiled
 def apply_gaps(bits, words, first, gaps, far, codes, big, lanes):
     """Step what the gaps lead to."""
     width, i, f, b = bits.itemsize * 8, np.int64(-1), np.int64(0), np.int64(0)
@@ -307,22 +283,3 @@ def apply_mask(bits, mask, codes, big):
                 code = np.int64(big[b])
                 b += 1
             bits[i] = _stepped(bits[i], code, width)
-
-
-@compiled
-def apply_places(bits, words, first, counts, near, values, lanes):
-    """Write the values to their places."""
-    width, k = bits.itemsize * 8, np.int64(0)
-    places = np.empty(65536, np.int64)
-    for part in range(counts.size):
-        n = np.int64(counts[part])
-        for j in range(n):
-            places[j] = (part << 16) + np.int64(near[k + j])
-            _will_write(bits, places[j])
-        if first >= 0:
-            _count(words, first, width, places, n, -1, lanes)
-        for j in range(n):
-            bits[places[j]] = values[k + j]
-        if first >= 0:
-            _count(words, first, width, places, n, 1, lanes)
-        k += n

@@ -1,7 +1,7 @@
 """Several deltas in a row → one that does the same: fewer bytes, because the same elements change again and again.
 
-Needs no weights: steps add up (mod 2^width; what comes back to where it was is left out), later values and bits replace
-earlier ones, and changes on top of bits are made there. Block by block and delta by delta, into arrays as long as a
+Needs no weights: steps add up (mod 2^width; what comes back to where it was is left out), later bits replace
+earlier ones, and steps on top of bits are made there. Block by block and delta by delta, into arrays as long as a
 segment, so that time grows with the changes and memory does not. NumPy only: merging serves late actors, not every
 version."""
 
@@ -13,10 +13,10 @@ from itertools import pairwise
 import numpy as np
 
 from areal_like.weights import plain
-from areal_like.weights.codec import code_places, code_steps
+from areal_like.weights.codec import code_steps
 from areal_like.weights.delta import Head, Message, opened, write
 from areal_like.weights.layout import BITS_OF, Block, Layout, Segment
-from areal_like.weights.planes import DENSE, GAPS, PLACES, SKIP, Coded, pack, parts_of, unpack
+from areal_like.weights.planes import DENSE, GAPS, SKIP, Coded, pack, parts_of, unpack
 
 
 def merge(messages: Sequence[Message], layout: Layout) -> bytes:
@@ -24,55 +24,49 @@ def merge(messages: Sequence[Message], layout: Layout) -> bytes:
     deltas = [opened(message, layout) for message in messages]
     heads = [head for head, _ in deltas]
     for before, after in pairwise(heads):
-        if (before.version, before.digest, before.mode) != (after.base, after.base_digest, after.mode):
+        if (before.version, before.digest) != (after.base, after.base_digest):
             raise ValueError(f"version {after.base} does not follow version {before.version}")
     first, last, blocks = heads[0], heads[-1], []
     for i, block in enumerate(layout.blocks):
         totals: dict[Segment, _Total] = {}
         for _, packed in deltas:
-            coded = unpack(packed[i], block, absolute=first.mode == "absolute")
+            coded = unpack(packed[i], block)
             rows = list(zip(block.segments, coded.codings.tolist(), coded.changes.tolist(), strict=True))
             for segment, coding, parts in parts_of(rows, coded):
                 totals.setdefault(segment, _Total(segment)).add(coding, parts)
         blocks.append(pack(_recoded(block, totals)))
-    return write(Head(first.base, last.version, first.base_digest, last.digest, last.mode), layout, blocks)
+    return write(Head(first.base, last.version, first.base_digest, last.digest), layout, blocks)
 
 
 class _Total:
-    """What the changes of a segment come to: `bits` of all of it; or, where `touched` (bool [count]) says so, `what`:
-    steps (int32 [count], which wrap as they should) or new bits."""
+    """What the changes of a segment come to: `bits` of all of it; or, where `touched` (bool [count]) says so, `steps`
+    (int32 [count], which wrap as they should)."""
 
     def __init__(self, segment: Segment):
         self._segment = segment
         self.bits: np.ndarray | None = None
-        self._touched = self._what = np.zeros(0)
+        self._touched, self._steps = np.zeros(0, bool), np.zeros(0, np.int32)
 
     def add(self, coding: int, parts: tuple[np.ndarray, ...]) -> None:
         """As of `planes.parts_of`."""
         if coding == DENSE:
             self.bits = parts[0].view(BITS_OF[self._segment.width]).copy()
             return
-        if coding == PLACES:
-            places, what = plain.decode_places(*parts[:2]), parts[2]
-        else:
-            places = plain.decode_gaps(*parts[:2]) if coding == GAPS else plain.decode_mask(parts[0])
-            what = plain.decode_codes(*parts[-2:])
+        places = plain.decode_gaps(*parts[:2]) if coding == GAPS else plain.decode_mask(parts[0])
+        codes = plain.decode_codes(*parts[-2:])
         if self.bits is not None:
-            self.bits[places] = what if coding == PLACES else plain.stepped(self.bits[places], what)
+            self.bits[places] = plain.stepped(self.bits[places], codes)
             return
         if not self._touched.size:
             self._touched = np.zeros(self._segment.count, bool)
-            self._what = np.zeros(self._segment.count, what.dtype if coding == PLACES else np.int32)
+            self._steps = np.zeros(self._segment.count, np.int32)
         self._touched[places] = True
-        if coding == PLACES:
-            self._what[places] = what
-        else:
-            self._what[places] += plain.distances(what).astype(np.int32)
+        self._steps[places] += plain.distances(codes).astype(np.int32)
 
     def changes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Places, and what is there."""
+        """Places, and the steps there."""
         places = np.flatnonzero(self._touched)
-        return places, self._what[places]
+        return places, self._steps[places]
 
 
 def _recoded(block: Block, totals: Mapping[Segment, _Total]) -> Coded:
@@ -86,14 +80,10 @@ def _recoded(block: Block, totals: Mapping[Segment, _Total]) -> Coded:
             coding = DENSE
             body.append(total.bits.view(np.uint8))
         else:
-            places, what = total.changes()
-            if what.dtype == np.int32:
-                codes, changed = plain.codes_of(what, segment.width)
-                coding, count, planes = code_steps(segment, places[changed], codes)
-                steps.append(planes)
-            else:
-                coding, count, parts = code_places(segment, places, what)
-                body += parts
+            places, moved = total.changes()
+            codes, changed = plain.codes_of(moved, segment.width)
+            coding, count, planes = code_steps(segment, places[changed], codes)
+            steps.append(planes)
         coded.codings[i], coded.changes[i] = coding, count
     if steps:
         coded.gaps, coded.far, coded.masks, coded.short, coded.big = map(np.concatenate, zip(*steps, strict=True))

@@ -1,8 +1,8 @@
 """The codings of a segment's changes, in NumPy: what is right. `areal_like.weights.kernels` has compiled twins.
 
 A change is a place and what has become of the bits there. Places are told as *gaps* (elements left alone since the
-change before), as a *mask* (a bit per element), or as u16 *places* within parts of 65,536 elements. What has become of
-the bits is told as a *step*, how many representable numbers further the new value is, or as the new bits themselves.
+change before) or as a *mask* (a bit per element). What has become of the bits is told as a *step*, how many
+representable numbers further the new value is.
 Steps: the bits of a sign-magnitude number are mapped to a whole number that grows with the value, one to one (-0 to
 -1, +0 to 0; NaN payloads lie beyond the infinities), the difference is taken mod 2^width, so any two patterns have one,
 and written as a *code*: 0 for -1, 1 for +1, 2 for -2, and so on. Most steps of an optimizer are ±1.
@@ -15,8 +15,6 @@ from __future__ import annotations
 import numpy as np
 
 ESCAPE_GAP, ESCAPE_CODE = 255, 15
-PART = 1 << 16
-"""Elements whose places are told by 16 bits."""
 
 
 def steps(before: np.ndarray, after: np.ndarray) -> np.ndarray:
@@ -87,16 +85,6 @@ def encode_mask(places: np.ndarray, count: int) -> np.ndarray:
 
 def decode_mask(mask: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-
-
-def encode_places(places: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Counts uint32 of changes per part, and uint16 places within it."""
-    counts = np.bincount(places // PART, minlength=-(-count // PART)).astype(np.uint32)
-    return counts, (places % PART).astype(np.uint16)
-
-
-def decode_places(counts: np.ndarray, near: np.ndarray) -> np.ndarray:
-    return np.repeat(np.arange(counts.size, dtype=np.int64) * PART, counts) + near
 
 
 def pack_codes(short: np.ndarray) -> np.ndarray:

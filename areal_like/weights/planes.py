@@ -3,7 +3,7 @@
     number of escapes (far, big) | stored size of each plane | coding, changes of each segment | the planes
 
 Planes: gaps (a byte each), far (their escapes, byte by byte: all lowest bytes, all second ones, ...), masks, codes
-(two to a byte), big (as far), body (dense bits; counts, places and values), in the order of the segments. All but the
+(two to a byte), big (as far), body (dense bits), in the order of the segments. All but the
 body are compressed by zstd where that makes them smaller. Like goes to like, and so level 1 does what there is to do.
 
 `unpack` trusts nothing: the size of every plane follows from the segments and the numbers of changes, a compressed one
@@ -22,10 +22,10 @@ import numpy as np
 import zstandard
 
 from areal_like.weights import plain
-from areal_like.weights.layout import BITS_OF, Block, Segment
+from areal_like.weights.layout import Block, Segment
 
-SKIP, DENSE, GAPS, MASK, PLACES = range(5)
-CODINGS = ("skip", "dense", "gaps", "mask", "places")
+SKIP, DENSE, GAPS, MASK = range(4)
+CODINGS = ("skip", "dense", "gaps", "mask")
 _HEAD = struct.Struct("<8I")
 _PARAMETERS = zstandard.ZstdCompressionParameters.from_level(1, min_match=7, hash_log=6)
 """Level 1, told to look for next to no repetitions: there are none, and what it finds by chance makes codes longer."""
@@ -57,15 +57,6 @@ def mask_words(segment: Segment) -> int:
     return -(-segment.count // 64)
 
 
-def body_bytes(segment: Segment, coding: int, changes: int) -> int:
-    """Of the body plane, how much is this segment's."""
-    if coding == DENSE:
-        return segment.nbytes
-    if coding == PLACES:
-        return 4 * -(-segment.count // plain.PART) + changes * (2 + segment.width // 8)
-    return 0
-
-
 def pack(coded: Coded) -> bytes:
     compressor = zstandard.ZstdCompressor(compression_params=_PARAMETERS)
 
@@ -81,22 +72,29 @@ def pack(coded: Coded) -> bytes:
     return b"".join([head, table, *stored, *(part.data for part in coded.body)])
 
 
-def unpack(data: bytes | memoryview, block: Block, absolute: bool) -> Coded:
-    """The coded block in `data`; the body as one array. `absolute`: places and values instead of steps."""
+def unpack(data: bytes | memoryview, block: Block) -> Coded:
+    """The coded block in `data`; the body as one array."""
     view, n = memoryview(data), len(block.segments)
     if len(view) < _HEAD.size + 5 * n:
         raise DeltaError("a block that is too short")
     n_far, n_big, *stored = _HEAD.unpack_from(view)
     codings = np.frombuffer(view, np.uint8, n, _HEAD.size)
     changes = np.frombuffer(view, "<u4", n, _HEAD.size + n).astype(np.uint32)
-    _check_table(block, codings, changes, absolute)
+    _check_table(block, codings, changes)
     steps = int(changes[(codings == GAPS) | (codings == MASK)].sum(dtype=np.int64))
     gaps = int(changes[codings == GAPS].sum(dtype=np.int64))
     if n_far > gaps or n_big > steps:
         raise DeltaError("more escapes than changes")
     rows = list(zip(block.segments, codings.tolist(), changes.tolist(), strict=True))
     masks = sum(8 * mask_words(segment) for segment, coding, _ in rows if coding == MASK)
-    raw = [gaps, 4 * n_far, masks, -(-steps // 2), 4 * n_big, sum(body_bytes(*row) for row in rows)]
+    raw = [
+        gaps,
+        4 * n_far,
+        masks,
+        -(-steps // 2),
+        4 * n_big,
+        sum(segment.nbytes for segment, coding, _ in rows if coding == DENSE),
+    ]
     starts = np.cumsum([_HEAD.size + 5 * n, *stored], dtype=np.int64).tolist()
     if starts[-1] != len(view):
         raise DeltaError("a block whose planes do not add up to its size")
@@ -112,9 +110,8 @@ def unpack(data: bytes | memoryview, block: Block, absolute: bool) -> Coded:
     return coded
 
 
-def _check_table(block: Block, codings: np.ndarray, changes: np.ndarray, absolute: bool) -> None:
-    allowed = (SKIP, DENSE, PLACES) if absolute else (SKIP, DENSE, GAPS, MASK)
-    if not np.isin(codings, allowed).all():
+def _check_table(block: Block, codings: np.ndarray, changes: np.ndarray) -> None:
+    if (codings > MASK).any():
         raise DeltaError("a coding that does not belong here")
     counts = np.array([segment.count for segment in block.segments])
     is_plain = np.array([segment.plain for segment in block.segments])
@@ -164,34 +161,19 @@ def _check_places(rows: list[tuple[Segment, int, int]], coded: Coded) -> None:
             mask, short = parts[0], parts[1]
             beyond = int(mask[-1]) >> (segment.count % 64) if segment.count % 64 else 0
             wrong = bool(beyond) or int(np.bitwise_count(mask).sum(dtype=np.int64)) != short.size
-        elif coding == PLACES:
-            wrong = not _ascending(parts[0], parts[1], segment.count)
         else:
             continue
         if wrong:
             raise DeltaError(f"changes that do not lie within their segment ({CODINGS[coding]})")
 
 
-def _ascending(counts: np.ndarray, near: np.ndarray, count: int) -> bool:
-    """Are places told as these counts per part, and places within it, of `count` elements, each once and in order?"""
-    ends = np.cumsum(counts, dtype=np.int64)
-    if int(ends[-1]) != near.size:
-        return False
-    rising = near[1:] > near[:-1]  # so a part has no more places than elements: kernels have room for no more
-    rising[ends[(ends > 0) & (ends < near.size)] - 1] = True
-    tail = count - (counts.size - 1) * plain.PART
-    return bool(rising.all()) and (not counts[-1] or int(near[-1]) < tail)
-
-
 def parts_of(rows: list[tuple[Segment, int, int]], coded: Coded) -> list[tuple[Segment, int, tuple[np.ndarray, ...]]]:
     """What belongs to each segment that is not skipped: of GAPS (gaps, far, short, big), of MASK (mask, short, big), of
-    PLACES (counts, near, values), of DENSE (bits,)."""
+    DENSE (bits,)."""
     found: list[tuple[Segment, int, tuple[np.ndarray, ...]]] = []
     gap = far = mask = code = big = at = 0
     body = coded.body[0] if coded.body else np.zeros(0, np.uint8)
     for segment, coding, changes in rows:
-        size = body_bytes(segment, coding, changes)
-        mine, at = body[at : at + size], at + size
         if coding in (GAPS, MASK):
             short = coded.short[code : code + changes]
             escapes = int(np.count_nonzero(short == plain.ESCAPE_CODE))
@@ -206,11 +188,7 @@ def parts_of(rows: list[tuple[Segment, int, int]], coded: Coded) -> list[tuple[S
             words = mask_words(segment)
             found.append((segment, coding, (coded.masks[mask : mask + words], *steps)))
             mask += words
-        elif coding == PLACES:
-            cut = 4 * -(-segment.count // plain.PART)
-            near = mine[cut : cut + 2 * changes].copy().view(np.uint16)
-            values: np.ndarray = mine[cut + 2 * changes :].copy().view(BITS_OF[segment.width])
-            found.append((segment, coding, (mine[:cut].copy().view(np.uint32), near, values)))
         elif coding == DENSE:
-            found.append((segment, coding, (mine,)))
+            found.append((segment, coding, (body[at : at + segment.nbytes],)))
+            at += segment.nbytes
     return found

@@ -4,11 +4,11 @@
 
 The weights are random bfloat16, in matrices of 8 million; 1 % and .1 % of them change, 90 % of those by one step, the
 others by 2 to 8, either way. Processor time, of the fastest repeat, single thread, over that of a memcpy of the weights
-into memory that is there; contenders take turns. "digest": the same with the digest kept up to date. "gaps" is `mode:
-ulp`, "places" is `mode: absolute`. Peers: torch's nonzero and gather with int32 indices; XOR and zstd level 1.
+into memory that is there; contenders take turns. "digest": the same with the digest kept up to date. Peers: torch's
+nonzero and gather with int32 indices; XOR and zstd level 1.
 
-Metrics, of the first size: `ratio_1pct`, `ratio_01pct` (full ÷ delta), `encode_over_memcpy`, `apply_over_memcpy`,
-`absolute_encode_over_memcpy`, `absolute_apply_over_memcpy` at 1 %; `sweep_over_memcpy` is a digest from nothing,
+Metrics, of the first size: `ratio_1pct`, `ratio_01pct` (full ÷ delta), `encode_over_memcpy`, `apply_over_memcpy`
+at 1 %; `sweep_over_memcpy` is a digest from nothing,
 `peak_extra_over_weights` the most memory beyond the two states while encoding, `bound_ratio_*` what entropy allows.
 Every row of the table is there as `ROW_DENSITY_{ratio,encode,apply}`, with `_500m` behind it for the second size.
 """
@@ -35,7 +35,7 @@ import torch
 import zstandard
 
 from areal_like.weights import codec, plain
-from areal_like.weights.codec import Encoder, Lanes, Mode
+from areal_like.weights.codec import Encoder, Lanes
 from areal_like.weights.delta import Head, read, write
 from areal_like.weights.digest import lanes_of
 from areal_like.weights.entropy import entropy_bits
@@ -86,9 +86,9 @@ def changed(before: State, density: float, rng: np.random.Generator) -> State:
     return after
 
 
-def ours(before: State, after: State, mode: Mode, digest: bool) -> Row:
+def ours(before: State, after: State, digest: bool) -> Row:
     layout = Layout(before.specs, BLOCK_BYTES)
-    encoder, head = Encoder(layout, mode), Head(0, 1, NO_DIGEST, NO_DIGEST, mode)
+    encoder, head = Encoder(layout), Head(0, 1, NO_DIGEST, NO_DIGEST)
     state = State(before.specs, before.buffer.copy())
     lanes = Lanes(layout, before.words) if digest else None
     kept: list[bytes] = []
@@ -145,10 +145,8 @@ def xor_zstd(before: State, after: State) -> Row:
 
 def compare(before: State, after: State, label: str, repeats: int) -> dict[str, float]:
     rows = {
-        "gaps": ours(before, after, "ulp", False),
-        "gaps_digest": ours(before, after, "ulp", True),
-        "places": ours(before, after, "absolute", False),
-        "places_digest": ours(before, after, "absolute", True),
+        "gaps": ours(before, after, False),
+        "gaps_digest": ours(before, after, True),
         "torch_gather": torch_gather(before, after),
         "xor_zstd": xor_zstd(before, after),
     }
@@ -186,8 +184,7 @@ def of_size(millions: int, repeats: int, rng: np.random.Generator) -> dict[str, 
         steps = -0.9 * np.log2(0.45) - 0.1 * np.log2(0.1 / 14)
         metrics[f"bound_ratio_{label}"] = 16 / (entropy_bits(density) + density * steps)
     metrics |= {f"ratio_{label}": metrics[f"gaps_{label}_ratio"] for label in DENSITIES}
-    for name, row in (("", "gaps"), ("absolute_", "places")):
-        metrics |= {f"{name}{what}_over_memcpy": metrics[f"{row}_1pct_{what}"] for what in ("encode", "apply")}
+    metrics |= {f"{what}_over_memcpy": metrics[f"gaps_1pct_{what}"] for what in ("encode", "apply")}
     return metrics
 
 

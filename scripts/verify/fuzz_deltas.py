@@ -38,28 +38,27 @@ def _weights() -> State:
 
 
 @functools.cache
-def _blocks() -> list[tuple[str, list[bytes]]]:
-    """(mode, packed blocks) of good deltas of several densities."""
+def _blocks() -> list[list[bytes]]:
+    """Packed blocks of good deltas of several densities."""
     rng, before, made = np.random.default_rng(1), _weights(), []
     for density in (0.0, 0.001, 0.03, 0.15, 0.6):
         after = State(SPECS, before.buffer.copy())
         for _, bits in after.tensors():
             places = rng.random(bits.size) < density
             bits[places] ^= rng.integers(1, 1 << (4 * bits.itemsize), int(places.sum())).astype(bits.dtype)
-        for mode in ("ulp", "absolute"):
-            encoder = Encoder(LAYOUT, mode)
-            made.append((mode, [pack(encoder.encode(b, before.buffer, after.buffer)) for b in LAYOUT.blocks]))
+        encoder = Encoder(LAYOUT)
+        made.append([pack(encoder.encode(b, before.buffer, after.buffer)) for b in LAYOUT.blocks])
     return made
 
 
-def _message(mode: str, blocks: list[bytes]) -> bytes:
-    return write(Head(0, 1, DIGEST, DIGEST, "absolute" if mode == "absolute" else "ulp"), LAYOUT, blocks)
+def _message(blocks: list[bytes]) -> bytes:
+    return write(Head(0, 1, DIGEST, DIGEST), LAYOUT, blocks)
 
 
 def compile_all() -> None:
     """Good messages first, so that no input pays for compiling."""
-    for mode, blocks in _blocks():
-        take([_message(mode, blocks)])
+    for blocks in _blocks():
+        take([_message(blocks)])
 
 
 def take(frames: list[bytes]) -> str:
@@ -81,19 +80,19 @@ def take(frames: list[bytes]) -> str:
 def make(seed: int, number: int) -> tuple[str, list[bytes]]:
     """Input `number`, and how it was made."""
     chance = random.Random(seed << 40 | number)
-    mode, blocks = chance.choice(_blocks())
+    blocks = chance.choice(_blocks())
     way = chance.choices(["noise", "changed", "spliced", "planes"], [5, 50, 20, 25])[0]
     if way == "noise":
         return way, [chance.randbytes(chance.choice([0, 4, 60, 400]))]
     blocks = list(blocks)
     at = chance.randrange(len(blocks))
     if way == "spliced":
-        other = chance.choice(_blocks())[1]
+        other = chance.choice(_blocks())
         cut = chance.randrange(len(blocks[at]) + 1)
         blocks[at] = blocks[at][:cut] + chance.choice(other)[chance.choice([0, cut]) :]
     elif way == "planes":
         blocks[at] = _wrong_planes(chance, len(LAYOUT.blocks[at].segments))
-    data = bytearray(_message(mode, blocks))
+    data = bytearray(_message(blocks))
     if way == "changed":
         for _ in range(chance.choice([1, 1, 2, 4])):
             place = chance.randrange(min(len(data), chance.choice([80, 300, len(data)])))

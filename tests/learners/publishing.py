@@ -43,8 +43,8 @@ VERSIONS = 7
 LATE, SLEEPS = 3, range(2, 6)
 """When an actor joins late, and when another one does not follow."""
 CODINGS: dict[int, dict[str, Any]] = {
-    2: {"mode": "ulp", "block_bytes": 16384, "sweep_every": 1},
-    3: {"mode": "absolute", "block_bytes": 8192, "sweep_every": 2},
+    2: {"block_bytes": 16384, "sweep_every": 1},
+    3: {"block_bytes": 8192, "sweep_every": 2},
 }
 """By the number of ranks."""
 

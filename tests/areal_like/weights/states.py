@@ -49,11 +49,11 @@ def changed(state: State, density: float, rng: np.random.Generator, small: float
     return after
 
 
-def message(before: State, after: State, layout: Layout, mode: str = "ulp", base: int = 0, version: int = 1) -> bytes:
+def message(before: State, after: State, layout: Layout, base: int = 0, version: int = 1) -> bytes:
     lanes = Lanes(layout, before.words)
-    base_digest, encoder = text_of(lanes.total(), layout.nbytes // 8), Encoder(layout, mode)
+    base_digest, encoder = text_of(lanes.total(), layout.nbytes // 8), Encoder(layout)
     blocks = [pack(encoder.encode(block, before.buffer, after.buffer, lanes)) for block in layout.blocks]
-    head = Head(base, version, base_digest, text_of(lanes.total(), layout.nbytes // 8), mode)
+    head = Head(base, version, base_digest, text_of(lanes.total(), layout.nbytes // 8))
     return write(head, layout, blocks)
 
 

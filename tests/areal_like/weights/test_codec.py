@@ -34,15 +34,14 @@ def kernels(request, monkeypatch) -> bool:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("mode", ["ulp", "absolute"])
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.05, 0.15, 0.5, 1.0])
-def test_every_bit_arrives(kernels, dtype: str, mode: str, density: float) -> None:
+def test_every_bit_arrives(kernels, dtype: str, density: float) -> None:
     rng = seeded(round(1000 * density))
     before = random_state(specs_of(dtype), rng)
     after = changed(before, density, rng)
     layout = Layout(before.specs, 16384)
     assert len(layout.blocks) > 2
-    state, digest = applied(message(before, after, layout, mode), before, layout)
+    state, digest = applied(message(before, after, layout), before, layout)
     assert state.buffer.tobytes() == after.buffer.tobytes()
     assert digest == after.digest() == state.digest()
 
@@ -65,22 +64,20 @@ def test_any_bits_to_any_bits(data) -> None:
     layout = Layout(before.specs, 4096 * data.draw(st.integers(1, 8)))
     with pytest.MonkeyPatch.context() as patch:
         compile_from(patch, data.draw(st.sampled_from([0, NEVER])))
-        for mode in ("ulp", "absolute"):
-            state, digest = applied(message(before, after, layout, mode), before, layout)
-            assert state.buffer.tobytes() == after.buffer.tobytes() and digest == after.digest()
+        state, digest = applied(message(before, after, layout), before, layout)
+        assert state.buffer.tobytes() == after.buffer.tobytes() and digest == after.digest()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn"])
 @pytest.mark.parametrize("density", [0.002, 0.04, 0.2])
-@pytest.mark.parametrize("mode", ["ulp", "absolute"])
-def test_the_compiled_twin_writes_the_same_bytes(monkeypatch, dtype: str, density: float, mode: str) -> None:
+def test_the_compiled_twin_writes_the_same_bytes(monkeypatch, dtype: str, density: float) -> None:
     rng = seeded(5)
     before = random_state([TensorSpec("w", dtype, (400, 500)), TensorSpec("v", dtype, (90, 77))], rng)
     after, layout = changed(before, density, rng, small=0.95), Layout(before.specs, 1 << 17)
     written = []
     for nbytes in (0, NEVER):
         compile_from(monkeypatch, nbytes)
-        written.append(message(before, after, layout, mode))
+        written.append(message(before, after, layout))
     assert written[0] == written[1]
 
 
@@ -108,17 +105,6 @@ def test_a_step_of_one_is_the_next_number() -> None:
         moved = plain.stepped(values.view(np.uint16), np.full(values.size, code))
         assert (moved.view(np.float16) == np.nextafter(values, np.float16(towards))).all()
     assert plain.steps(np.array([0x8000], np.uint16), np.array([0], np.uint16)).tolist() == [1], "-0 to +0"
-
-
-def test_absolute_values_may_come_twice_and_steps_may_not(kernels) -> None:
-    rng = seeded(3)
-    before = random_state(specs_of("bfloat16"), rng)
-    after, layout = changed(before, 0.01, rng), Layout(before.specs, 16384)
-    for mode, same in (("absolute", True), ("ulp", False)):
-        data = message(before, after, layout, mode)
-        once, _ = applied(data, before, layout)
-        twice, _ = applied(data, once, layout)
-        assert (twice.buffer == once.buffer).all() == same
 
 
 def test_vectors_and_tiny_tensors_are_sent_as_they_are() -> None:
@@ -153,7 +139,7 @@ def test_the_coding_that_is_chosen_is_about_the_smallest(density: float) -> None
             coded.gaps, coded.far = plain.encode_gaps(places)
         else:
             coded.masks = plain.encode_mask(places, segment.count)
-        assert (unpack(pack(coded), block, absolute=False).changes == places.size).all()
+        assert (unpack(pack(coded), block).changes == places.size).all()
         sizes.append(len(pack(coded)))
     assert chosen <= 1.05 * min(sizes)
 
