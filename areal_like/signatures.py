@@ -48,8 +48,8 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 def signature(module: str, attribute: str) -> Signature:
     """The knobs of a function, or of a class's `__init__`, its own or the first inherited one that has source.
 
-    A class whose `__init__` takes `**` passes on what it does not name: its bases' knobs are added to its own. Raises
-    UnreadableError.
+    A class whose `__init__` takes `**` passes on what it does not name: to the class that it calls with it, or else to
+    its bases, whose knobs are added to its own. Raises UnreadableError.
     """
     definition, home = _definition(module, attribute)
     if definition is None:
@@ -60,13 +60,22 @@ def signature(module: str, attribute: str) -> Signature:
         return _of_function(definition)
     init = next((node for node in definition.body if isinstance(node, _Function) and node.name == "__init__"), None)
     own = replace(_of_function(init) if init else Signature({}, takes_any=False), marks=_set_to_true(definition))
-    if init and (not own.takes_any or not definition.bases):
+    passed_on = (_called_with_rest(init) if init else []) or definition.bases
+    if init and (not own.takes_any or not passed_on):
         return own
-    bases = [_of_base(home, base) for base in definition.bases]
+    bases = [_of_base(home, base) for base in passed_on]
     inherited: dict[str, Knob] = {}
     for base in reversed(bases):
         inherited |= base.knobs
     return Signature(inherited | own.knobs, any(base.takes_any for base in bases), own.marks)
+
+
+def _called_with_rest(init: _Function) -> list[ast.expr]:
+    """The classes that `__init__` calls with its own `**`."""
+    rest = init.args.kwarg.arg if init.args.kwarg else ""
+    given = ast.keyword(arg=None, value=ast.Name(rest, ast.Load()))
+    calls = [node for node in ast.walk(init) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    return [call.func for call in calls if ast.dump(given) in map(ast.dump, call.keywords)]
 
 
 def _set_to_true(definition: ast.ClassDef) -> frozenset[str]:

@@ -142,7 +142,7 @@ def follow(trainer: TorchLearner, client: LearnerClient, publisher: Publisher) -
             with contextlib.suppress(Untrainable):  # all ranks raise it; rank 0 asks for another batch
                 trainer.train(batch)
         elif what == "hand_over":
-            trainer.hand_over()
+            trainer.saving.hand_over()
         else:
             {"save_state": trainer.save_state, "load_state": trainer.load_state}[what](Path(about))
         trainer.ranks.barrier()

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -28,6 +29,7 @@ from transformers import PreTrainedModel
 
 from areal_like.models import specs_of
 from areal_like.types import Batch, Group
+from areal_like.weights.state import State
 from learners.adapters import Adapters
 from learners.advantages import Episodes, marked, turns_of
 from learners.attention import use_packed_attention
@@ -51,7 +53,7 @@ Advantage = Callable[..., np.ndarray]
 """An advantage function whose knobs are bound; `learners.advantages` has the two forms."""
 
 
-class TorchLearner(Objective, Saving):
+class TorchLearner:
     """Trains a transformers model with a policy loss.
 
     `loss` and `advantage` come with their knobs bound. `temperature` > 0 is the one that actors sample with. A batch
@@ -109,30 +111,42 @@ class TorchLearner(Objective, Saving):
         threads: Annotated[int, "[1, inf)"] | None = None,
         **objective: Any,
     ):
-        super().__init__(**objective)
+        self.objective, self.ranks, self.streams = Objective(**objective), Ranks(ranks), stream
         torch.set_num_threads(threads or torch.get_num_threads())
         _check(loss, advantage, temperature, num_minibatches, num_minibatch_epochs, critic_lr)
         if stream:
             check_stream(loss, advantage, num_minibatches, num_minibatch_epochs, grad_norm_by_staleness, stream_groups)
-        self.streams, self._stream_groups, self.ranks = stream, stream_groups, Ranks(ranks)
-        self._taken, self._waiting = list[Step](), list[Group]()
+        self._stream_groups, self._taken, self._waiting = stream_groups, list[Step](), list[Group]()
         self.vocab_size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
         self.model = (model.double() if model.dtype == torch.float64 else model.float()).eval().to(device)
         use_packed_attention(self.model)
-        dtype, self._specs = getattr(torch, publish_dtype), specs_of(self.model, publish_dtype)
+        dtype, specs = getattr(torch, publish_dtype), specs_of(self.model, publish_dtype)
         self._adapters = None if lora is None else Adapters(self.model, seed, dtype, **lora)
-        self._reference = frozen(self.model, dtype) if self.needs_reference and lora is None else self.model
+        self._reference = frozen(self.model, dtype) if self.objective.needs_reference and lora is None else self.model
         prepare([self.model, self._reference], self.ranks, max_logits, compile, checkpoint_activations)
         rates = Schedule(lr, schedule, warmup_steps, (schedule_steps or 0) * num_minibatches * num_minibatch_epochs)
         adamw = partial(MasterAdamW, schedule=rates, betas=betas, eps=eps, weight_decay=weight_decay)
         dtype = self.model.dtype if self._adapters else dtype
         self.optimizer = adamw(self.model, clip_grad=clip_grad, publish_dtype=dtype, ranks=self.ranks)
         self._critic = Critic(self.model, self.ranks, lr=critic_lr, trunk=critic_trunk) if critic_lr else None
+        self.saving = Saving(self.model, specs, self.optimizer, self._adapters, self._critic, self.ranks)
         self._device, self._autocast = torch.device(device), compute_dtype == "bfloat16"
         self._loss, self._plan, self._advantage = loss, plan_of(loss), advantage
         self._temperature, self._seed, self._norm_by_staleness = temperature, seed, grad_norm_by_staleness
         self._num_minibatches, self._num_epochs = num_minibatches, num_minibatch_epochs
         self._max_tokens, self._min_microbatches = max_tokens, min_microbatches
+
+    def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
+        return self.saving.snapshot(into, done)
+
+    def save(self, folder: str) -> None:
+        self.saving.save(folder)
+
+    def save_state(self, folder: Path) -> None:
+        self.saving.save_state(folder)
+
+    def load_state(self, folder: Path) -> None:
+        self.saving.load_state(folder)
 
     def train(self, batch: Batch) -> dict[str, Any]:
         """One train step on a batch, or this rank's share of it. Returns metrics, of the whole batch: those of
@@ -180,7 +194,7 @@ class TorchLearner(Objective, Saving):
             self._zero_grad()
         step = self._begin(part)
         samples = np.flatnonzero(step.columns.lengths)
-        step.denominator = self.denominator(step.columns, samples)
+        step.denominator = self.objective.denominator(step.columns, samples)
         if len(samples):
             step.losses.append(self._backward(step, step.columns, samples, 1.0, at_start=True))
         self._taken.append(step)
@@ -230,9 +244,9 @@ class TorchLearner(Objective, Saving):
     def _begin(self, batch: Batch) -> Step:
         """The batch on the device, with everything that must be known before the weights move."""
         whole, own = self.ranks.gather_batch(batch)
-        step = Step(whole, own, self._device, self.model.dtype, self.shares)
+        step = Step(whole, own, self._device, self.model.dtype, self.objective.shares)
         trained = [np.flatnonzero(step.columns.lengths)]
-        if self.needs_reference:
+        if self.objective.needs_reference:
             step.reference = torch.zeros_like(step.behaviour)
             with self._adapters.off() if self._adapters else nullcontext():
                 for part, logprobs in self._logprobs(step, trained, self._reference):
@@ -246,11 +260,11 @@ class TorchLearner(Objective, Saving):
         return step
 
     def _advantages(self, step: Step) -> None:
-        penalties = self.token_penalties(step.behaviour, step.reference)
+        penalties = self.objective.token_penalties(step.behaviour, step.reference)
         values = None if step.values is None else step.values.double().cpu().numpy()
         columns, earned = step.columns, [sample.turn_rewards for sample in step.batch.samples]
         turns = turns_of(earned, columns.sample, columns.place)
-        episodes = Episodes(self.rewards(step.batch), step.groups, columns.sample, penalties, values, turns)
+        episodes = Episodes(self.objective.rewards(step.batch), step.groups, columns.sample, penalties, values, turns)
         if marked(self._advantage, "per_token"):
             advantages = self._advantage(episodes)
         else:
@@ -314,7 +328,7 @@ class TorchLearner(Objective, Saving):
 
     def _accumulate(self, step: Step, samples: np.ndarray, *, at_start: bool) -> float:
         """Put the gradient of one minibatch into the optimizer's buffer; returns its loss."""
-        denominator = self.denominator(step.columns, samples)
+        denominator = self.objective.denominator(step.columns, samples)
         columns = self._planned(step, samples, at_start) if self._plan else step.columns
         self._zero_grad()
         return self._backward(step, columns, samples, denominator, at_start=at_start)
@@ -353,7 +367,7 @@ class TorchLearner(Objective, Saving):
         loss, observed = self._loss(batch, denominator)
         step.observe(observed, part.trained, "loss/")
         reference = None if step.reference is None else step.reference[part.trained]
-        loss, observed = self.with_terms(loss, current, entropy, reference, batch.share, denominator)
+        loss, observed = self.objective.with_terms(loss, current, entropy, reference, batch.share, denominator)
         step.observe(observed, part.trained)
         if self._critic and values is not None and step.targets is not None:
             targets = step.targets[part.trained]

@@ -1,4 +1,4 @@
-"""What leaves the learner: published bits, model folders, and its part of a checkpoint. A part of `TorchLearner`.
+"""What leaves the learner: published bits, model folders, and its part of a checkpoint.
 
 With several ranks each has a part of the weights: it publishes that part, and has its own file in a checkpoint. Only
 for a model folder does rank 0 put the parts together.
@@ -23,29 +23,35 @@ from learners.sharding import OwnPart, Whole
 
 
 class Saving:
-    model: PreTrainedModel
-    optimizer: MasterAdamW
-    ranks: Ranks
-    _specs: list[TensorSpec]
-    _adapters: Adapters | None
-    _critic: Critic | None
-    _device: torch.device
+    """Of a model that `optimizer` trains; `specs` are its published tensors."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        specs: list[TensorSpec],
+        optimizer: MasterAdamW,
+        adapters: Adapters | None,
+        critic: Critic | None,
+        ranks: Ranks,
+    ):
+        self._model, self.specs, self._optimizer = model, specs, optimizer
+        self._adapters, self._critic, self._ranks = adapters, critic, ranks
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
         """The published bits of this rank's part of the current weights, in `into` or a new buffer that belongs to the
         caller; `done` as for `read_state`. All ranks must call this at the same time."""
-        state = into or State(self._specs, part=self.ranks.rank, parts=self.ranks.count)
-        read_state(OwnPart(self._weights(), self._specs, self.ranks), state, done)
+        state = into or State(self.specs, part=self._ranks.rank, parts=self._ranks.count)
+        read_state(OwnPart(self._weights(), self.specs, self._ranks), state, done)
         return state
 
     def _weights(self) -> Mapping[str, Tensor]:
         """What is published, before rounding; of several ranks each has its shards."""
-        return self._adapters.merged() if self._adapters else dict(self.model.named_parameters())
+        return self._adapters.merged() if self._adapters else dict(self._model.named_parameters())
 
     def gathered(self) -> tuple[State, dict[str, Tensor]]:
         """The published bits of all ranks' parts, and the adapters' own weights. Rank 0 calls this while the others
         call `hand_over`."""
-        state = State(self._specs)
+        state = State(self.specs)
         read_state(Whole(self._weights()), state)
         return state, dict(Whole(self._adapters.trained())) if self._adapters else {}
 
@@ -58,25 +64,25 @@ class Saving:
     def save(self, folder: str) -> None:
         """Write the published weights as a Hugging Face model folder, and adapters to its subfolder `adapter`."""
         state, adapters = self.gathered()
-        save_as_published(self.model, state, folder)
+        save_as_published(self._model, state, folder)
         if self._adapters:
             self._adapters.save(f"{folder}/adapter", adapters)
 
     def save_state(self, folder: Path) -> None:
         """Write what the next train step depends on, except its batch: master weights, optimizer state, critic."""
-        state = self.optimizer.state_dict()
+        state = self._optimizer.state_dict()
         if self._critic:
             state["critic"] = self._critic.state_dict()
         torch.save(state, folder / self._file)
 
     def load_state(self, folder: Path) -> None:
         """Continue from what `save_state` wrote: the same next batch then gives the same bits."""
-        state = torch.load(folder / self._file, weights_only=True, map_location=self._device)
-        self.optimizer.load_state_dict(state)
+        state = torch.load(folder / self._file, weights_only=True, map_location=self._model.device)
+        self._optimizer.load_state_dict(state)
         if self._critic:
             self._critic.load_state_dict(state["critic"])
 
     @property
     def _file(self) -> str:
         """The file of this rank's part in a checkpoint."""
-        return "learner.pt" if self.ranks.count == 1 else f"learner-{self.ranks.rank}-of-{self.ranks.count}.pt"
+        return "learner.pt" if self._ranks.count == 1 else f"learner-{self._ranks.rank}-of-{self._ranks.count}.pt"

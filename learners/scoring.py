@@ -52,7 +52,7 @@ class ScoringLearner(TorchLearner):
         trained = np.flatnonzero(step.columns.lengths)
         for part, logprobs in self._logprobs(step, [trained], self.model):
             step.proximal[part.trained] = logprobs
-        denominator = self.denominator(step.columns, trained)
+        denominator = self.objective.denominator(step.columns, trained)
         pulls = {name: self._pull(step, loss, denominator) for name, loss in losses.items()}
         staleness = step.staleness.cpu().numpy()
         members = {suffix: step.on_device(inside) for suffix, inside in buckets(staleness)}

@@ -92,7 +92,7 @@ class Gathering:
         self._trainer = trainer
 
     def __call__(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
-        state, model = into or State(self._trainer._specs), self._trainer.model
+        state, model = into or State(self._trainer.saving.specs), self._trainer.model
         read_state(Whole(dict(model.named_parameters())), state, done)
         self.came += sum(4 * (p.numel() - own_part(p).numel()) for p in model.parameters())
         return state
@@ -143,7 +143,7 @@ def learn(name: str, rank: int, folder: str, versions: int, follower: Connection
         trainer.ranks.barrier()
         began.append(time.monotonic())
         if gathered and rank:
-            trainer.hand_over()
+            trainer.saving.hand_over()
         else:
             exposed.append(publisher.publish(version, gathering if gathered else trainer.snapshot))
         if version < versions:

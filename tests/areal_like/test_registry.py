@@ -45,6 +45,10 @@ class Passes(Base):
     def __init__(self, *args, extra: bool = False, **knobs):
         super().__init__(*args, **knobs)
 
+class Holds:
+    def __init__(self, *, extra: bool = False, **knobs):
+        self.part = Inherits(0, **knobs)
+
 class Anything:
     def __init__(self, **knobs):
         pass
@@ -118,10 +122,11 @@ def test_inherited_and_imported_signatures_are_followed(name: str) -> None:
     assert knobs("task", name) == knobs("task", "own_parts:Base")
 
 
-def test_an_init_that_passes_knobs_on_has_those_of_its_base() -> None:
-    assert set(knobs("task", "own_parts:Passes")) == {"digits", "path", "sizes", "size", "extra"}
-    check("task", {"name": "own_parts:Passes", "path": "x", "extra": True})
-    assert "dogits" in refusal("task", name="own_parts:Passes", path="x", dogits=3)
+def test_an_init_that_passes_knobs_on_has_those_of_its_base_or_member() -> None:
+    for name in ("own_parts:Passes", "own_parts:Holds"):
+        assert set(knobs("task", name)) == {"digits", "path", "sizes", "size", "extra"}
+        check("task", {"name": name, "path": "x", "extra": True})
+        assert "dogits" in refusal("task", name=name, path="x", dogits=3)
     check("task", {"name": "own_parts:Anything", "whatever": 1})
 
 
@@ -259,12 +264,13 @@ def test_resolving_tells_a_wrong_name_from_a_broken_module(tmp_path: Path) -> No
 
 
 def keyword_only(component: Any) -> dict[str, inspect.Parameter]:
-    """Keyword-only parameters, those that a class passes on to its bases with `**` included."""
+    """Keyword-only parameters, those that a class passes on with `**` included."""
     parameters = inspect.signature(component).parameters.values()
     found: dict[str, inspect.Parameter] = {}
     if inspect.isclass(component) and any(p.kind is p.VAR_KEYWORD for p in parameters):
-        for base in reversed(component.__bases__):
-            found |= keyword_only(base)
+        passed_on = {"TorchLearner": (getattr(inspect.getmodule(component), "Objective", None),)}
+        for each in reversed(passed_on.get(component.__name__, component.__bases__)):
+            found |= keyword_only(each)
     return found | {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 

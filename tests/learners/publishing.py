@@ -125,7 +125,7 @@ def lead(trainer: TorchLearner, folder: Path) -> dict[str, Any]:
 
     def whole() -> State:
         with own._all("hand_over"):
-            return trainer.gathered()[0]
+            return trainer.saving.gathered()[0]
 
     def awake(version: int) -> list[str]:
         asleep = {"late": range(LATE), "sleeps": SLEEPS}

@@ -85,9 +85,9 @@ def train(case: Case, rank: int, ranks: int) -> dict[str, Any]:
     rows = [learner.train(share(batch, rank, ranks)) for batch in batches(case)]
     held = sum(state.numel() for state in learner.optimizer.state_dict()["adamw"][0].values())
     if rank:
-        learner.hand_over()
+        learner.saving.hand_over()
         return {"rows": rows, "held": held}
-    state, adapters = learner.gathered()
+    state, adapters = learner.saving.gathered()
     return {"rows": rows, "held": held, "weights": torch.from_numpy(state.buffer), "adapters": adapters}
 
 
