@@ -322,9 +322,10 @@ def test_a_merged_delta_that_is_longer_than_the_weights_is_not_asked_for_again(m
     learner, actor = Learner(keep=60), Actor()
     learner.step(0.0005)
     assert actor.sync(learner, 1), "by an anchor"
-    learner.whole.buffer[:] = learner.rng.integers(0, 256, learner.whole.nbytes)  # as long as the weights
-    for density in (0.0, 0.3):
-        learner.step(density)
+    for part in (1, 2):  # all of the weights become others, then half of them: more than whole weights together
+        new = learner.whole.buffer[: learner.whole.nbytes // part]
+        new[:] = learner.rng.integers(0, 256, new.size)
+        learner.step(0.0)
     assert [leg.base for leg in learner.history.plan(3, 0, learner.digests[0])] == [NOTHING]
     assert max(merged) > learner.whole.nbytes + history_module.HEADS
     assert actor.sync(learner, 3) and holds(actor, learner)
