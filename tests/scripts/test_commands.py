@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +101,7 @@ def test_an_interrupt_during_imports_is_no_traceback(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # tests in the background have it ignored
     )
     assert process.stdout and process.stdout.readline() == "importing\n"
     process.send_signal(signal.SIGINT)
