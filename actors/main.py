@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from actors import measures
 from actors.agents import counts
 from actors.relay import Relay
 from actors.reward_pool import RewardPool
@@ -70,10 +71,11 @@ def build_relay(role: Role, subscriber: Subscriber) -> Relay | None:
 
 async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber, pool: RewardPool) -> None:
     while True:
-        stats = worker.engine.stats() | pool.stats() | {"reward_resamples": float(worker.resampled)}
-        stats["wall_seconds"] = time.monotonic() - worker.started_at if worker.started_at else 0.0
-        stats |= subscriber.stats() | counts.stats()
-        client.heartbeat(stats | _engine_words(worker.engine), *worker.moved())
+        wall = time.monotonic() - worker.started_at if worker.started_at else 0.0
+        said = measures.of_engine(worker.engine, wall) | pool.stats() | counts.stats()
+        said |= measures.of_weights(subscriber.stats(), said.get("sum:rollout/updates", 0.0))
+        said["sum:rewards/resamples"] = float(worker.resampled)
+        client.heartbeat(said | _engine_words(worker.engine), *worker.moved())
         worker.note_spans()
         await asyncio.sleep(HEARTBEAT_SECONDS)
 
@@ -166,6 +168,7 @@ async def serve(role: Role) -> None:
 
 
 def main(role: Role) -> None:
+    counts.TOTALS.clear()  # of an earlier run in this process
     with asyncio.Runner(loop_factory=turns.event_loop) as runner:
         runner.run(serve(role))
 

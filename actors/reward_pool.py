@@ -108,12 +108,16 @@ class RewardPool:
             self._free.put_nowait(worker)
 
     def stats(self) -> dict[str, float]:
-        """Totals: `answered` (whoever verifies), `calls` (of the pool), `timeouts`, `errors` (timeouts excluded),
-        of these `crashes` (the worker died), and `kills` (workers killed while they were at a call); `waiting` now;
-        `seconds_p50`, `seconds_p99` of the latest calls that were answered."""
-        found = {name: float(getattr(self, name)) for name in ("answered", "calls", "timeouts", "errors", "crashes")}
-        found |= {"kills": float(sum(worker.kills for worker in self._workers)), "waiting": float(self._waiting)}
-        return {f"reward_{name}": value for name, value in (found | self.times.quantiles()).items()}
+        """As in `actors.measures`: `answered` (whoever verifies), `calls` (of the pool), `timeouts`, `errors` (timeouts
+        excluded), of these `crashes` (the worker died), and `kills` (workers killed while they were at a call);
+        `waiting` now; `seconds_p50`, `seconds_p99` of the latest calls that were answered. Without calls of the pool
+        only what is not 0."""
+        counted = {name: getattr(self, name) for name in ("answered", "calls", "timeouts", "errors", "crashes")}
+        counted["kills"] = sum(worker.kills for worker in self._workers)
+        found = {f"sum:rewards/{name}": float(count) for name, count in counted.items()}
+        found |= {f"max:rewards/{name}": seconds for name, seconds in self.times.quantiles().items()}
+        found["now:rewards/waiting"] = float(self._waiting)
+        return found if self.calls else {key: value for key, value in found.items() if value}
 
     async def close(self) -> None:
         """Kill all workers. Calls under way, and later ones, raise RewardError."""

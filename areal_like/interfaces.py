@@ -120,7 +120,8 @@ class RolloutEngine(Protocol):
 
     def stats(self) -> dict[str, float]:
         """Running totals: `tokens`, `busy_seconds`, `updates`, `apply_seconds`, and of the updates that stopped
-        running sequences `pauses`, `pause_seconds`; `running` now."""
+        running sequences `pauses`, `pause_seconds`; `running` now. A class attribute `METRICS`, which is optional,
+        makes metrics of others: name → `HOW:METRIC` (`actors.measures`)."""
         ...
 
     async def close(self) -> None: ...

@@ -134,9 +134,9 @@ class Controller:
             return
         state.learner.wanted = None
         state.progress_at = now
-        state.gauges.measure_rates(state.fleet, now)
+        state.gauges.measure_rates(now)
         allowed = state.replay.oldest_allowed(index)
-        info = state.gauges.batch_info(entries, version, allowed, now) | levels(state, now)
+        info = levels(state, now) | state.gauges.batch_info(entries, version, allowed, now)
         info |= state.gauges.decision(index) | {"redo": state.learner.redo}
         body = {"index": index, "version": version, "oldest_allowed": allowed, "info": info}
         body["actors"] = [entry.maker for entry in entries]

@@ -7,9 +7,10 @@ No I/O; time is passed in. An actor process that is restarted says hello under i
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from areal_like.ring import MappedRing
@@ -18,6 +19,8 @@ from buffer.store import LEASED, Entry, Stage
 MOST_REFUSED = 3
 """A group that was refused so often is dropped; an actor of which so many groups were refused in a row gets no leases
 until it joins anew."""
+OVER_PRESENT: dict[str, Callable[[list[float]], float]] = {"now": sum, "mean": fmean, "max": max}
+"""How numbers of the actors that are here are combined."""
 
 
 @dataclass(slots=True)
@@ -151,17 +154,34 @@ class Fleet:
         """What an actor says of itself. A process counts from 0; what an earlier one of its name did stays counted."""
         peer, said = self._counted.get(actor.name, (actor.peer, {}))
         if peer != actor.peer:
-            self._before.update({key: value for key, value in said.items() if isinstance(value, float)})
+            self._before.update(_numbers(said))
         self._counted[actor.name] = actor.peer, stats
         actor.stats = stats
 
-    def total(self, key: str) -> float:
-        """The sum of what all actors have counted, those that have left and earlier processes too: it never falls."""
-        return self._before[key] + sum(float(stats.get(key, 0.0)) for _, stats in self._counted.values())
+    def metrics(self) -> dict[str, float]:
+        """What actors say, combined as the keys ask for (`actors.measures`). A sum never falls: what actors that have
+        left and earlier processes have counted stays in it."""
+        sums, here = self._before.copy(), defaultdict[str, list[float]](list)
+        for _, stats in self._counted.values():
+            sums.update(_numbers(stats))
+        for actor in self:
+            for key, value in _numbers(actor.stats).items():
+                here[key].append(value)
+        found: dict[str, float] = {}
+        for key, total in sums.items():
+            how, _, metric = key.partition(":")
+            if how == "sum":
+                found[metric] = total
+            elif how == "part":
+                whole = sums[f"whole:{metric}"]
+                found[metric] = total / whole if whole else 0.0
+            elif how in OVER_PRESENT and key in here:
+                found[metric] = OVER_PRESENT[how](here[key])
+        return found
 
-    def now(self, key: str) -> float:
-        """The sum over the actors that are here of something that rises and falls."""
-        return sum(float(actor.stats.get(key, 0.0)) for actor in self)
+
+def _numbers(stats: Mapping[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in stats.items() if isinstance(value, float)}
 
 
 def _not_benched(actors: list[Actor], now: float) -> list[Actor]:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from areal_like.groups import ROW, Head
-from buffer.fleet import Fleet
 from buffer.sizing import Lengths
 from buffer.store import Entry
 
@@ -87,35 +86,15 @@ class Gauges:
             "buffer/queue_seconds": sum(now - e.pushed_at for e in entries) / len(entries),
         } | idle_shares([entry.head for entry in entries if entry.head])
 
-    def measure_rates(self, fleet: Fleet, now: float) -> dict[str, float]:
-        """Tokens per second pushed since the last call, and the actors' own running totals since `since_step`."""
-        seconds = max(1e-9, now - self._rate_at)
-        rate = (self.tokens_pushed - self._rate_tokens) / seconds
+    def measure_rates(self, now: float) -> None:
+        """Tokens per second pushed since the last call."""
+        rate = (self.tokens_pushed - self._rate_tokens) / max(1e-9, now - self._rate_at)
         self._rate_at, self._rate_tokens = now, self.tokens_pushed
-        wall, updates = fleet.total("wall_seconds"), max(1.0, fleet.total("updates"))
-        self.rates = (
-            {
-                "rollout/since_step": self.since_step,
-                "rollout/tokens_per_second": rate,
-                "rollout/tokens": self.tokens_pushed,
-                "rollout/idle_share": 1.0 - fleet.total("busy_seconds") / wall if wall else 0.0,
-                "rollout/updates": fleet.total("updates"),
-                "rollout/update_apply_seconds": fleet.total("apply_seconds") / updates,
-                "rollout/update_pause_seconds": fleet.total("pause_seconds") / max(1.0, fleet.total("pauses")),
-                "rollout/update_fetch_seconds": fleet.total("fetch_seconds") / updates,
-                "rollout/update_replica_seconds": fleet.total("replica_seconds") / updates,
-                "rollout/weight_bytes": fleet.total("weight_bytes"),
-                "rollout/weight_bytes_relayed": fleet.total("weight_bytes_relayed"),
-                "rollout/relays_left": fleet.total("relays_left"),
-                "rollout/full_syncs": fleet.total("full_syncs"),
-                "rollout/actors": len(fleet),
-            }
-            | _engines(fleet)
-            | rewards(fleet)
-            | _servers(fleet)
-            | _agents(fleet)
-        )
-        return self.rates
+        self.rates = {
+            "rollout/since_step": self.since_step,
+            "rollout/tokens_per_second": rate,
+            "rollout/tokens": self.tokens_pushed,
+        }
 
 
 def idle_shares(heads: list[Head]) -> dict[str, float]:
@@ -129,44 +108,6 @@ def idle_shares(heads: list[Head]) -> dict[str, float]:
         "barrier/group_idle_share": float(groups.mean()),
         "barrier/round_idle_share": float(1.0 - lengths.sum() / (len(lengths) * lengths.max())),
     }
-
-
-def _engines(fleet: Fleet) -> dict[str, float]:
-    """How many sequences run at once where memory decides that: the mean over engines that raise and lower it."""
-    limits = [actor.stats["limit"] for actor in fleet if "limit" in actor.stats]
-    if not limits:
-        return {}
-    return {"rollout/limit": sum(limits) / len(limits), "rollout/preemptions": fleet.total("preemptions")}
-
-
-def _servers(fleet: Fleet) -> dict[str, float]:
-    """Totals of engines that are servers of their own; nothing where there are none."""
-    if not fleet.total("patch_bytes"):
-        return {}
-    totals = ("restarts", "patch_bytes", "whole_updates", "unchecked_updates", "resampled", "replans", "preemptions")
-    largest = max((actor.stats.get("tp_size", 1.0) for actor in fleet), default=1.0)
-    return {f"servers/{name}": fleet.total(name) for name in totals} | {"servers/tp_size": largest}
-
-
-def rewards(fleet: Fleet) -> dict[str, float]:
-    """Of verifiers that run in processes of their own: totals, and the slowest actor's
-    seconds. Of those that run in the actors: what has gone wrong, if something has."""
-    totals = ("calls", "timeouts", "errors", "crashes", "kills", "resamples")
-    found = {f"rewards/{name}": fleet.total(f"reward_{name}") for name in totals}
-    found["rewards/waiting"] = fleet.now("reward_waiting")
-    if not fleet.total("reward_calls"):
-        return {name: value for name, value in found.items() if value}
-    for name in ("seconds_p50", "seconds_p99"):
-        found[f"rewards/{name}"] = max((actor.stats.get(f"reward_{name}", 0.0) for actor in fleet), default=0.0)
-    return found
-
-
-def _agents(fleet: Fleet) -> dict[str, float]:
-    """Totals of users' programs that talk to the actors' endpoints; nothing where there are none."""
-    if not fleet.total("agent_turns"):
-        return {}
-    totals = ("turns", "turns_left_out", "refused", "fields_ignored", "crashes")
-    return {f"agents/{name}": fleet.total(f"agent_{name}") for name in totals}
 
 
 def _sum(counts: Counter[int]) -> int:

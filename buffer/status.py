@@ -10,7 +10,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from buffer.fleet import MOST_REFUSED
-from buffer.gauges import rewards
 from buffer.store import PHASES, UNFINISHED, Stage
 
 if TYPE_CHECKING:
@@ -29,13 +28,15 @@ def levels(state: RunState, now: float) -> dict[str, Any]:
     found |= {"rollout/lease_timeouts": state.lease_timeouts, "rollout/hedges": state.hedges.made}
     if math.isfinite(state.replay.bound.max_staleness):
         found["staleness/bound"] = int(state.replay.bound.max_staleness)
-    return found | state.gauges.rates | rewards(state.fleet)
+    found["rollout/actors"] = len(state.fleet)
+    return state.fleet.metrics() | state.gauges.rates | found  # actors' names replace none of the buffer's own
 
 
 def status(state: RunState) -> dict[str, Any]:
     """Everything a person wants to know, as plain data."""
     now, bound = time.monotonic(), state.replay.bound.max_staleness
     return {
+        **levels(state, now),
         "started": state.started_at is not None,
         "stopping": state.stopping,
         "seconds": state.age(now),
@@ -65,7 +66,6 @@ def status(state: RunState) -> dict[str, Any]:
         },
         "left_out": state.left_out,
         "waits": waits(state),
-        **levels(state, now),
     }
 
 

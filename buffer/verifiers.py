@@ -29,7 +29,7 @@ class Verifiers:
 
     def see(self, actor: str, stats: Mapping[str, Any]) -> None:
         """An actor's totals; they begin anew when it does. Raises RolloutsFail."""
-        totals = stats.get("reward_answered", 0.0), stats.get("reward_timeouts", 0.0)
+        totals = stats.get("sum:rewards/answered", 0.0), stats.get("sum:rewards/timeouts", 0.0)
         before = self._totals.get(actor, (0.0, 0.0))
         self._totals[actor] = totals
         answered, late = totals if totals[0] < before[0] else (totals[0] - before[0], totals[1] - before[1])

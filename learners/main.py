@@ -265,7 +265,8 @@ class TrainLoop:
         row["train/idle_share"] = progress.waited / max(1e-9, progress.elapsed)
         row["train/tokens_per_second"] = progress.tokens / max(1e-9, progress.elapsed)
         row |= self.publisher.metrics
-        self.metrics.write({"step": progress.steps, "version": self.version, **row, **info})
+        first = {"step": progress.steps, "version": self.version}
+        self.metrics.write(first | info | row | first)
         if not self._stepped:
             note_step(self.run_folder)
             self._stepped = True

@@ -87,8 +87,8 @@ def _actors(report: dict[str, Any]) -> Table:
             str(version) if version >= 0 else "none",
             str(report["version"] - version) if version >= 0 else "-",
             str(actor["running"]),
-            f"{stats.get('running', 0):.0f}",
-            f"{stats.get('tokens', 0):,.0f}",
+            f"{stats.get('now:rollout/running', 0):.0f}",
+            f"{stats.get('sum:rollout/sampled_tokens', 0):,.0f}",
             _work(actor["engine"], stats),
             f"{actor['silent_seconds']:.1f} s ago",
         )
@@ -102,10 +102,10 @@ def _label(name: str, actor: dict[str, Any]) -> str:
 
 def _work(engine: str, stats: dict[str, Any]) -> str:
     """How busy an engine has been since its actor's first lease; or why it can't be busy now."""
-    wall = stats.get("wall_seconds", 0.0)
+    wall = stats.get("whole:rollout/idle_share", 0.0)
     if engine != "serving":
         return engine
-    return f"{stats.get('busy_seconds', 0.0) / wall:.0%}" if wall else "-"
+    return f"{1.0 - stats.get('part:rollout/idle_share', 0.0) / wall:.0%}" if wall else "-"
 
 
 def watch(view: View, console: Console) -> None:

@@ -83,7 +83,7 @@ class Conversation:
         message = spoken(text, number, chat.tools, self.terms.call_marks)
         self.turns.append(Turn(number, [*chat.messages, message], chat.tools, transcript, completion))
         self.full = False
-        TOTALS["agent_turns"] += 1
+        TOTALS["turns"] += 1
         finish = "tool_calls" if "tool_calls" in message else completion.finish
         return Reply(number, message, finish, len(before), len(completion.tokens))
 

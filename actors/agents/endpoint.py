@@ -93,7 +93,7 @@ class Endpoint:
         except Refused as refused:
             conversation.refusal = str(refused)
             raise
-        TOTALS["agent_fields_ignored"] += chat.ignored
+        TOTALS["fields_ignored"] += chat.ignored
         if not chat.stream:
             return web.json_response(bodies.completion(chat, reply))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -134,7 +134,7 @@ def _answered(handler: Handler) -> Handler:
         except Exception as error:
             log.exception("%s %s failed", request.method, request.path)
             refused = Refused(500, f"the endpoint failed: {error!r}")
-        TOTALS["agent_refused"] += 1
+        TOTALS["refused"] += 1
         return web.json_response(refused.body, status=refused.status)
 
     return handle

@@ -68,7 +68,7 @@ async def agent(  # noqa: PLR0913 (some are knobs)
             return None
         return await _sample(conversation, earned, engine, reward, prompt, request, filler)
     except AgentError:
-        TOTALS["agent_crashes"] += 1
+        TOTALS["crashes"] += 1
         raise
 
 
@@ -124,7 +124,7 @@ async def _sample(
         why = f"; a request was refused: {conversation.refusal}" if conversation.refusal else ""
         raise AgentError(f"the agent got no answer{why}")
     transcript, finish = last.transcript, _finish(conversation, last)
-    TOTALS["agent_turns_left_out"] += len(conversation.turns) - transcript.turns
+    TOTALS["turns_left_out"] += len(conversation.turns) - transcript.turns
     if isinstance(earned, list):
         try:
             transcript.earned_by_turn(earned)

@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -83,6 +83,17 @@ class SglangEngine:
 
     needs_model = True
     needs_folder = True
+    METRICS: ClassVar = {
+        "limit": "mean:rollout/limit",
+        "tp_size": "max:servers/tp_size",
+        "restarts": "sum:servers/restarts",
+        "patch_bytes": "sum:servers/patch_bytes",
+        "whole_updates": "sum:servers/whole_updates",
+        "unchecked_updates": "sum:servers/unchecked_updates",
+        "resampled": "sum:servers/resampled",
+        "replans": "sum:servers/replans",
+        "preemptions": "sum:servers/preemptions",
+    }
 
     def __init__(  # noqa: PLR0913 (each is a knob)
         self,

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from time import perf_counter
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -54,6 +54,7 @@ class TorchEngine:
     """
 
     needs_model = True
+    METRICS: ClassVar = {"limit": "mean:rollout/limit", "preemptions": "sum:rollout/preemptions"}
 
     def __init__(
         self,

@@ -133,7 +133,7 @@ def test_a_call_over_the_memory_limit_is_an_error_and_its_worker_goes_on():
         with pytest.raises(RewardError, match="MemoryError"):
             await pool.score("operator:mul", "x" * 1000, 1 << 20)
         assert await pool.score("os:getpid") == worker
-        assert pool.stats()["reward_crashes"] == 0
+        assert pool.stats()["sum:rewards/crashes"] == 0
 
     in_pool(test, memory_limit=1 << 28)
 
@@ -142,7 +142,7 @@ def test_what_a_hung_verifier_had_started_is_killed_with_it(tmp_path):
     async def test(pool):
         with pytest.raises(RewardTimeout):
             await pool.score("os:system", f"trap '' TERM INT; sleep 3600 & echo $! > {tmp_path}/pid; wait")
-        assert pool.stats()["reward_kills"] == 1
+        assert pool.stats()["sum:rewards/kills"] == 1
         pid = int((tmp_path / "pid").read_text())
         deadline = time.monotonic() + 60
         while alive(pid) and time.monotonic() < deadline:
@@ -158,8 +158,8 @@ def test_a_right_answer_shortens_the_time_of_later_ones_to_the_same_prompt():
         with pytest.raises(RewardTimeout, match=r"more than 0.2 s"):
             await pool.score("time:sleep", 3600, case=7)
         stats = pool.stats()
-        assert (stats["reward_timeouts"], stats["reward_calls"], stats["reward_waiting"]) == (1, 2, 0)
-        assert 0 < stats["reward_seconds_p50"] == stats["reward_seconds_p99"]
+        assert [stats[key] for key in ("sum:rewards/timeouts", "sum:rewards/calls", "now:rewards/waiting")] == [1, 2, 0]
+        assert 0 < stats["max:rewards/seconds_p50"] == stats["max:rewards/seconds_p99"]
 
     in_pool(test, min_timeout=0.2, timeout=600)
 

@@ -19,7 +19,7 @@ from buffer.policies import fifo
 from buffer.run_state import Learner, RunState
 from buffer.schedulers import AsyncScheduler, SyncScheduler
 from buffer.sizing import Fixed
-from buffer.status import status
+from buffer.status import levels, status
 from buffer.store import LEASED, Stage
 from scripts.status import render
 from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group, table
@@ -288,7 +288,8 @@ def test_an_engine_that_is_down_is_told_of_and_is_not_busy() -> None:
     house = House(asynchronous(max_staleness=0))
     house.start()
     for name, engine, note in (("actor-0", "restarting", FROZEN), ("actor-1", "serving", "")):
-        stats = {"wall_seconds": 10.0, "busy_seconds": 10.0, "engine": engine, "engine_note": note}
+        stats = {"whole:rollout/idle_share": 10.0, "part:rollout/idle_share": 0.0}
+        stats |= {"engine": engine, "engine_note": note}
         house.say(name, "heartbeat", SIGN_OF_LIFE | {"stats": stats})
     found = status(house.state)
     assert f"actor-0: {FROZEN}" in found["waits"]
@@ -327,24 +328,40 @@ def test_the_limit_of_the_start_does_not_run_while_an_engine_starts() -> None:
 def test_totals_never_fall_when_actors_restart_leave_and_come_back() -> None:
     house = House(asynchronous(max_staleness=1), timeout=1e9)
     house.start()
-    fleet, gauges = house.state.fleet, house.state.gauges
+    fleet = house.state.fleet
 
     def updates(peer: str, count: float) -> float:
-        stats = {"updates": count, "wall_seconds": 10 * count, "reward_calls": 1.0, "reward_waiting": 2.0}
+        stats = {"sum:room/updates": count, "sum:room/calls": 1.0, "now:room/waiting": 2.0}
         house.say(peer, "heartbeat", SIGN_OF_LIFE | {"stats": stats})
-        return gauges.measure_rates(fleet, 1.0)["rollout/updates"]
+        return fleet.metrics()["room/updates"]
 
     assert (updates("actor-0", 3), updates("actor-1", 5)) == (3, 8)
     house.say("new process", "hello", {"role": "actor", "name": "actor-0", "pid": 2, "slots": 256})
-    assert gauges.measure_rates(fleet, 1.0)["rollout/updates"] == 8, "before it has said anything"
+    assert fleet.metrics()["room/updates"] == 8, "before it has said anything"
     assert (updates("new process", 1), updates("new process", 2)) == (9, 10)
     fleet.by_name["actor-1"].seen -= 2e9
     house.say("learner", "heartbeat", SIGN_OF_LIFE)
-    rates = gauges.measure_rates(fleet, 1.0)
-    assert (rates["rollout/actors"], rates["rollout/updates"]) == (1, 10), "one was silent for too long"
-    assert (rates["rewards/calls"], rates["rewards/waiting"]) == (3, 2), "what has left waits no more"
+    told = levels(house.state, 0.0)
+    assert (told["rollout/actors"], told["room/updates"]) == (1, 10), "one was silent for too long"
+    assert (told["room/calls"], told["room/waiting"]) == (3, 2), "what has left waits no more"
     house.hello("actor-1")
     assert updates("actor-1", 6) == 11, "the process that was silent goes on counting"
+
+
+def test_numbers_of_actors_are_combined_as_their_keys_say_and_replace_none_of_the_buffers() -> None:
+    house = House(asynchronous(max_staleness=1))
+    house.start()
+    own = levels(house.state, 0.0)
+    for name, value in (("actor-0", 2.0), ("actor-1", 6.0)):
+        keys = ["sum:a/sum", "now:a/now", "mean:a/mean", "max:a/max", "part:a/share", "part:a/none", "whole:a/none"]
+        stats = dict.fromkeys([*keys, "sum:buffer/bytes", "sum:rollout/actors", "unheard of:a/way", "bare"], value)
+        stats |= {"whole:a/share": 10.0, "part:a/none": 0.0, "whole:a/none": 0.0}
+        house.say(name, "heartbeat", SIGN_OF_LIFE | {"stats": stats | {"mean:a/one": 3.0} if value > 2 else stats})
+    told = levels(house.state, 0.0)
+    assert {key: value for key, value in told.items() if key not in own} == {
+        "a/sum": 8.0, "a/now": 8.0, "a/mean": 4.0, "a/max": 6.0, "a/share": 0.4, "a/none": 0.0, "a/one": 3.0
+    }  # fmt: skip
+    assert (told["buffer/bytes"], told["rollout/actors"]) == (own["buffer/bytes"], own["rollout/actors"])
 
 
 def test_what_a_resume_counts_anew_is_marked_by_its_step() -> None:
@@ -352,7 +369,8 @@ def test_what_a_resume_counts_anew_is_marked_by_its_step() -> None:
     state = RunState(
         **{f.name: getattr(house.state, f.name) for f in fields(RunState) if f.init} | {"learner": Learner(steps=7)}
     )
-    assert status(state)["since_step"] == 7 and state.gauges.measure_rates(state.fleet, 1.0)["rollout/since_step"] == 7
+    state.gauges.measure_rates(1.0)
+    assert status(state)["since_step"] == 7 == levels(state, 0.0)["rollout/since_step"]
     console = Console(record=True, width=120, file=io.StringIO())
     console.print(render({"report": status(state), "step": {}}, 10))
     assert console.export_text().count("since the resume at step 7") == 2

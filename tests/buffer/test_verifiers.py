@@ -9,7 +9,7 @@ from tests.buffer.house import SIGN_OF_LIFE, House, asynchronous
 
 
 def totals(answered: float, timeouts: float) -> dict[str, float]:
-    return {"reward_answered": answered, "reward_timeouts": timeouts}
+    return {"sum:rewards/answered": answered, "sum:rewards/timeouts": timeouts}
 
 
 def test_a_window_of_late_answers_ends_the_run_with_the_verifier_and_its_limit() -> None:

@@ -244,11 +244,10 @@ def test_guests_work_leave_gently_and_end_with_the_run(live: Live) -> None:
     command = [sys.executable, "-m", "scripts.join", str(live.folder), "--actors", "2"]
     first = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     seen = Running(live.folder)
-    working = lambda count: (  # noqa: E731
-        sum(actor["stats"].get("tokens", 0) > 0 for actor in seen.report()["actors"].values()) >= count
-    )
+    stats = lambda: [actor["stats"] for actor in seen.report()["actors"].values()]  # noqa: E731
+    working = lambda count: sum(each.get("sum:rollout/sampled_tokens", 0) > 0 for each in stats()) >= count  # noqa: E731
     live.until("their work", lambda: working(4))
-    relayed = lambda stats: stats["weight_bytes_relayed"] == stats["weight_bytes"] > 0  # noqa: E731
+    relayed = lambda stats: stats["sum:rollout/weight_bytes_relayed"] == stats["sum:rollout/weight_bytes"] > 0  # noqa: E731
     actors = seen.report()["actors"].items()
     assert {name for name, actor in actors if relayed(actor["stats"])} == {n for n, _ in actors if "guest" in n}
     first.send_signal(signal.SIGTERM)

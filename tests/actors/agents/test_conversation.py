@@ -126,8 +126,8 @@ def test_a_branch_shares_the_tokens_before_it_and_the_last_turn_is_trained():
     assert TEXT.decode(response) == heard["first"] + "11" + heard["right"]["content"]
     assert (~sample.loss_mask).sum() == 2
     assert heard["left"] != heard["again"], "asking the same again is not in vain"
-    assert TOTALS["agent_turns"] - before["agent_turns"] == 5
-    assert TOTALS["agent_turns_left_out"] - before["agent_turns_left_out"] == 3
+    assert TOTALS["turns"] - before["turns"] == 5
+    assert TOTALS["turns_left_out"] - before["turns_left_out"] == 3
 
 
 def test_what_the_agent_has_changed_is_prompt_and_not_trained():

@@ -1,0 +1,42 @@
+"""What an actor says of itself in heartbeats: numbers by metric, and of each how those of all actors are combined.
+
+A key is `HOW:METRIC`. `sum` adds up what processes have counted since their start, also those that have ended. `part`
+and `whole` are two such sums; the metric is part ÷ whole. `now` adds up over the actors that are here, `mean` and `max`
+are over those of them that say it. The buffer knows no metric by name (`Fleet.metrics`): a new one is made here, or
+named by an engine in its `METRICS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+ENGINE = {
+    "tokens": "sum:rollout/sampled_tokens",
+    "updates": "sum:rollout/updates",
+    "running": "now:rollout/running",
+    "waiting": "now:rollout/waiting",
+}
+"""What `Engine.stats` says, and its metric; an engine's own `METRICS` are more of these."""
+FETCHING = ("fetch_seconds", "replica_seconds")
+
+
+def of_engine(engine: Any, wall: float) -> dict[str, float]:
+    """`wall` seconds have passed since the actor's first lease (0: none yet)."""
+    stats, named = engine.stats(), ENGINE | getattr(engine, "METRICS", {})
+    found = {key: stats[name] for name, key in named.items() if name in stats}
+    found |= quotient("rollout/idle_share", wall - stats.get("busy_seconds", 0.0) if wall else 0.0, wall)
+    found |= quotient("rollout/update_apply_seconds", stats.get("apply_seconds", 0.0), stats.get("updates", 0.0))
+    return found | quotient("rollout/update_pause_seconds", stats.get("pause_seconds", 0.0), stats.get("pauses", 0.0))
+
+
+def of_weights(stats: Mapping[str, float], updates: float) -> dict[str, float]:
+    """What `Subscriber.stats` says, for so many updates of the engine."""
+    found = {f"sum:rollout/{name}": value for name, value in stats.items() if name not in FETCHING}
+    for name in FETCHING:
+        found |= quotient(f"rollout/update_{name}", stats[name], updates)
+    return found
+
+
+def quotient(metric: str, part: float, whole: float) -> dict[str, float]:
+    return {f"part:{metric}": part, f"whole:{metric}": whole}
