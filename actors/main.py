@@ -61,7 +61,7 @@ def build_relay(role: Role, subscriber: Subscriber) -> Relay | None:
     weights = role.config.weights
     if weights.fanout == 0:
         return None
-    knobs = {"keep": weights.keep, "anchor_every": weights.anchor_every, "keys": role.keys}
+    knobs = {"keep": weights.keep, "snapshot_every": weights.snapshot_every, "keys": role.keys}
     try:
         return Relay(role.own_endpoint(), lambda: subscriber.sources.received, **knobs)
     except (BusError, KeysError) as error:

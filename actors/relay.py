@@ -18,13 +18,13 @@ from areal_like.weights.server import WeightServer
 
 
 class Relay:
-    """Serves on `endpoint`; `progress()` grows while this actor itself is being sent weights. `keep` and `anchor_every`
-    as for the learner (`configs/base.yaml`, weights). Raises BusError, KeysError."""
+    """Serves on `endpoint`; `progress()` grows while this actor itself is being sent weights. `keep` and
+    `snapshot_every` as for the learner (`configs/base.yaml`, weights). Raises BusError, KeysError."""
 
     def __init__(
-        self, endpoint: str, progress: Callable[[], int], *, keep: int, anchor_every: int, keys: str | None = None
+        self, endpoint: str, progress: Callable[[], int], *, keep: int, snapshot_every: int, keys: str | None = None
     ):
-        self._keep, self._anchor_every = keep, anchor_every
+        self._keep, self._snapshot_every = keep, snapshot_every
         self._layouts: list[Layout] = []
         self._histories: list[History] = []
         self._server = WeightServer(endpoint, keys, self._history, progress, as_client=True)
@@ -43,11 +43,11 @@ class Relay:
         """Serve the replica's new version, with the messages that led its parts there (none: only its bits)."""
         if self._layouts is not replica.layouts:
             self._layouts, ways = replica.layouts, ()
-            knobs = {"keep": self._keep, "anchor_every": self._anchor_every}
+            knobs = {"keep": self._keep, "snapshot_every": self._snapshot_every}
             self._histories = [History(layout, **knobs) for layout in replica.layouts]
         for part, history in enumerate(self._histories):
             way = ways[part] if ways else Way(replica.version, [])
-            if way.anchor is not None:
+            if way.base_snapshot is not None:
                 history.add(*replica.held(part), replica.state, None)
                 continue
             for delta in way.messages:

@@ -21,7 +21,7 @@ from areal_like.partials import digest_of
 from areal_like.types import Completion, Limits, Prompt, Runs, SoFar
 
 
-def joined(runs: Runs) -> Runs:
+def merged(runs: Runs) -> Runs:
     """Join neighbouring runs of the same version."""
     result: Runs = []
     for version, count in runs:
@@ -81,7 +81,7 @@ class Recorder:
         return Completion(
             np.concatenate([before.tokens, after.tokens]),
             np.concatenate([before.logprobs, after.logprobs]),
-            joined(before.runs + after.runs),
+            merged(before.runs + after.runs),
             after.finish,
         )
 

@@ -71,12 +71,12 @@ class Subscriber:
         self.replica = Replica(state)
         self.digests: dict[int, str] = {}
         self.full_syncs: Counter[str] = Counter()
-        self.totals = dict.fromkeys(("fetch_seconds", "replica_seconds", "deltas", "anchors"), 0.0)
+        self.totals = dict.fromkeys(("fetch_seconds", "replica_seconds", "deltas", "base_snapshots"), 0.0)
 
     def stats(self) -> dict[str, float]:
         """Running totals: bytes and seconds of fetching, bytes that came from relays and that went to others, relays
-        that were left, seconds of applying to the replica, versions that came as deltas or with an anchor, and whole
-        weights by reason."""
+        that were left, seconds of applying to the replica, versions that came as deltas or with a base snapshot, and
+        whole weights by reason."""
         by_reason = {f"full_syncs/{reason}": float(count) for reason, count in self.full_syncs.items()}
         bytes_ = {"weight_bytes": self.sources.received, "weight_bytes_relayed": self.sources.relayed}
         bytes_["weight_bytes_served"] = self.relay.bytes_sent if self.relay else 0
@@ -172,7 +172,7 @@ class Subscriber:
         await self._take(ways, target)
         self.totals["fetch_seconds"] += fetched - begin
         self.totals["replica_seconds"] += time.monotonic() - fetched
-        self.totals["anchors" if whole else "deltas"] += 1
+        self.totals["base_snapshots" if whole else "deltas"] += 1
         return target, self.digests[target]
 
     async def _plans(self, manifest: dict[str, Any]) -> list[list[Row]]:
@@ -194,13 +194,13 @@ class Subscriber:
         return plans
 
     async def _fetched(self, part: int, legs: list[Row]) -> Way:
-        """What brings a part forward; an anchor is written to its place at once."""
-        replica, anchor, messages = self.replica, None, list[memoryview]()
+        """What brings a part forward; a base snapshot is written to its place at once."""
+        replica, base_snapshot, messages = self.replica, None, list[memoryview]()
         layout = replica.layouts[part]
         for leg in legs:
             base, version, nbytes, checksum = leg
             if base == NOTHING:
-                anchor = version
+                base_snapshot = version
                 if self.relay:
                     await asyncio.to_thread(self.relay.begin, replica)
                 replica.forget(part)
@@ -215,14 +215,14 @@ class Subscriber:
             if xxhash.xxh3_64_hexdigest(message.data) != checksum:
                 raise Desync("wrong checksum", f"of the delta from version {base}")
             messages.append(message.data)
-        return Way(anchor, messages)
+        return Way(base_snapshot, messages)
 
     async def _take(self, ways: list[Way], version: int) -> None:
         def work() -> None:
             if self.relay:
                 self.relay.begin(self.replica)
             self.replica.take(ways, version, self.digests[version])
-            taken = self.totals["anchors"] + self.totals["deltas"] + 1
+            taken = self.totals["base_snapshots"] + self.totals["deltas"] + 1
             if taken % self._sweep_every == 0 and not self.replica.sweep():
                 raise Desync("wrong sweep", "bits of the replica have changed by themselves")
             if self.relay:

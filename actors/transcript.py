@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from actors.resumption import joined
+from actors.resumption import merged
 from areal_like.types import Completion, Finish, Limits, Runs, Sample
 
 
@@ -100,7 +100,7 @@ class Transcript:
             prompt_length=len(self._prompt),
             logprobs=np.concatenate([part.logprobs for part in self._parts]),
             loss_mask=np.repeat([part.trained for part in self._parts], [len(part.tokens) for part in self._parts]),
-            runs=joined([run for part in self._parts for run in part.runs]),
+            runs=merged([run for part in self._parts for run in part.runs]),
             reward=total,
             finish=finish,
             turn_rewards=self._earned if len(self._earned) > 1 else [],

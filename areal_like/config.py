@@ -111,7 +111,7 @@ class Weights:
     dense_above: float
     block_bytes: int
     keep: int
-    anchor_every: int
+    snapshot_every: int
     sweep_every: int
     overlap: bool
     fanout: int | None

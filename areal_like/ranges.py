@@ -49,7 +49,7 @@ RANGES = {
     "weights.dense_above": "[0, 1]",
     "weights.block_bytes": "[4096, inf)",
     "weights.keep": "[1, inf)",
-    "weights.anchor_every": "[1, inf)",
+    "weights.snapshot_every": "[1, inf)",
     "weights.sweep_every": "[1, inf)",
     "weights.fanout": "[0, inf)",
     "checkpoint.every": "[0, inf)",

@@ -102,7 +102,7 @@ def _name(token: str) -> str:
     return f"areal-like-ring-{token}"
 
 
-class Piece(np.ndarray):
+class Mapped(np.ndarray):
     """The bytes of a block, uint8 [size], as the buffer keeps them: whoever reads a payload need not know the
     difference. `place` is the descriptor by which others on this host find it."""
 
@@ -125,9 +125,9 @@ class MappedRing:
         self.freed: list[int] = []
         self._newest = 0
         self._closing = False
-        self._live: dict[int, weakref.ref[Piece]] = {}
+        self._live: dict[int, weakref.ref[Mapped]] = {}
 
-    def piece(self, descriptor: bytes, size: int) -> Piece | None:
+    def piece(self, descriptor: bytes, size: int) -> Mapped | None:
         """The content of a block; None if it was pushed, and given free, before. Raises WireError."""
         block, offset = _BLOCK.unpack(descriptor)
         if offset % _ALIGN or offset + size > len(self._memory):
@@ -139,12 +139,12 @@ class MappedRing:
         if block <= self._newest:
             return None
         self._newest = block
-        piece = np.frombuffer(self._memory, np.uint8, size, offset).view(Piece)
+        piece = np.frombuffer(self._memory, np.uint8, size, offset).view(Mapped)
         piece.place = _PLACE.pack(*self._place, offset // _ALIGN)
         self._live[block] = weakref.ref(piece, partial(self._gone, block))
         return piece
 
-    def _gone(self, block: int, reference: weakref.ref[Piece]) -> None:
+    def _gone(self, block: int, reference: weakref.ref[Mapped]) -> None:
         self._live.pop(block, None)
         self.freed.append(block)
         if self._closing and not self._live:
@@ -181,7 +181,7 @@ def _checked_memory(fd: int, path: str, token: str) -> memoryview:
 
 def frame_of(payload: Any) -> Any:
     """What to send to a reader on this host: the payload, or its place."""
-    return payload.place if isinstance(payload, Piece) else payload
+    return payload.place if isinstance(payload, Mapped) else payload
 
 
 class RingReader:

@@ -25,7 +25,7 @@ class _Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=s
 
 class Admit(_Record):
     """A new group, leased to `actor`, which holds `version`. `launch` samples are started, the first `need` that finish
-    make the group. `spare`: it gets no slot of its own."""
+    make the group. `redundant`: it gets no slot of its own."""
 
     id: int
     row: int
@@ -33,7 +33,7 @@ class Admit(_Record):
     need: int
     actor: str
     version: int
-    spare: bool = False
+    redundant: bool = False
 
 
 class Lease(_Record):
@@ -90,19 +90,19 @@ class Push(_Record):
 
 
 class Place(_Record):
-    """A spare group wins the slot of `loser`, which has none from then on, or a free slot (None)."""
+    """A redundant group wins the slot of `loser`, which has none from then on, or a free slot (None)."""
 
     id: int
     loser: int | None
 
 
 class Defer(_Record):
-    """A spare group has lost: it waits in the queue, behind all others there."""
+    """A redundant group has lost: it waits in the queue, behind all others there."""
 
     id: int
 
 
-class TakeUp(_Record):
+class Readmit(_Record):
     """A deferred group gets the next slot, and as many samples as its new batch asks for."""
 
     id: int
@@ -242,7 +242,7 @@ class Snapshot(_Record):
 
 
 Event = (
-    Admit | Lease | Recall | Requeue | HandBack | Forget | LeaveOut | Push | Place | Defer | TakeUp | Drop | Filter
+    Admit | Lease | Recall | Requeue | HandBack | Forget | LeaveOut | Push | Place | Defer | Readmit | Drop | Filter
     | Open | Settle | Serve | Unserve | Finish | Replan | Plan | Begin | Branch | Advance | Snapshot
 )  # fmt: skip
 Recorder = Callable[[Event, Payload], Payload]

@@ -246,7 +246,7 @@ class Hedges:
 
 
 def may_be_hedged(entry: Entry, hedges: Hedges) -> bool:
-    """Spare groups are not: another of the round takes their place."""
+    """Redundant groups are not: another of the round takes their place."""
     return entry.stage is Stage.RUNNING and entry.id not in hedges.pairs
 
 

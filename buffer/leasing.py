@@ -46,7 +46,7 @@ def admit(state: RunState, now: float) -> None:
     queued = state.store.count(Stage.QUEUED)
     running = sum(len(actor.running) for actor in state.fleet) - len(state.hedges.pairs)
     view = _view(state, state.weights.version, running)
-    to_start = view.room + queued + state.scheduler.wants_spares(view)
+    to_start = view.room + queued + state.scheduler.wants_redundant(view)
     if not to_start:
         return
     planned: dict[str, list[Granted]] = {}
@@ -117,10 +117,10 @@ def _start(state: RunState, actor: Actor, plan: GroupPlan, now: float) -> tuple[
     replay = state.replay
     entry = state.store.first(Stage.DEFERRED) if plan.deferred else None
     if entry is not None:
-        replay.take_up(entry, plan.launch, plan.need)
+        replay.readmit(entry, plan.launch, plan.need)
         return entry, replay.assign(entry, actor.name, actor.version)
     group_id, row = state.prompts.next()
-    return replay.admit(group_id, row, plan.launch, plan.need, actor.name, actor.version, now, plan.spare), {}
+    return replay.admit(group_id, row, plan.launch, plan.need, actor.name, actor.version, now, plan.redundant), {}
 
 
 def _open_batch(state: RunState) -> None:
@@ -142,7 +142,7 @@ def _least_groups(state: RunState, batch: int) -> int:
     """So many groups a batch must have, or not all that wait for a place would be trained before the data ends."""
     if state.last_batch is None or state.last_batch <= batch:
         return 0
-    waiting = state.store.count(Stage.DEFERRED) + len(state.store.spares)
+    waiting = state.store.count(Stage.DEFERRED) + len(state.store.redundant)
     return math.ceil(waiting / (state.last_batch - batch))
 
 
@@ -159,14 +159,18 @@ def _view(state: RunState, version: int, running: int) -> View:
 
 def _round(state: RunState, version: int) -> Round:
     store, batches = state.store, state.replay.bound.batches
-    unfinished = store.count(*UNFINISHED) - len(store.spares)
+    unfinished = store.count(*UNFINISHED) - len(store.redundant)
     to_come = math.inf
     lasts = [last for last in (state.last_batch, _drains_to(state)) if last is not None]
     if lasts:
         to_come = (min(lasts) - state.learner.steps) * batches.size(state.learner.steps) - len(store.entries)
     left = batches.first(state.learner.steps + 1) - store.slots.used
     return Round(
-        left, unfinished, len(store.spares), to_come, version >= state.replay.bound.batch_version(state.learner.steps)
+        left,
+        unfinished,
+        len(store.redundant),
+        to_come,
+        version >= state.replay.bound.batch_version(state.learner.steps),
     )
 
 

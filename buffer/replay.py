@@ -71,10 +71,10 @@ class Replay:
         actor: str,
         version: int,
         now: float,
-        spare: bool = False,
+        redundant: bool = False,
     ) -> Entry:
-        """A new group, RUNNING on an actor that holds `version`, in the next slot or, `spare`, in none."""
-        self.commit(events.Admit(group_id, row, launch, need, actor, version, spare), now=now)
+        """A new group, RUNNING on an actor that holds `version`, in the next slot or, `redundant`, in none."""
+        self.commit(events.Admit(group_id, row, launch, need, actor, version, redundant), now=now)
         entry = self.store.entries[group_id]
         self._note_age(entry)
         return entry
@@ -128,7 +128,7 @@ class Replay:
 
     def requeue(self, group_id: int) -> None:
         """A group that was leased, or WAITING, needs another lease: what was rolled out is lost or too old, save
-        `Entry.partial`. A spare group is DEFERRED, unless it only moves."""
+        `Entry.partial`. A redundant group is DEFERRED, unless it only moves."""
         self.commit(events.Requeue(group_id))
 
     def drop(self, group_id: int, reason: str) -> None:
@@ -182,23 +182,23 @@ class Replay:
         self.commit(events.Place(entry.id, lowest[1]))
         return True
 
-    # ---- spare groups, and the queue --------------------------------------------------------------------------------
+    # ---- redundant groups, and the queue ----------------------------------------------------------------------------
 
     @property
     def deferred(self) -> int:
         """Groups in the queue, and those that will be there as soon as their actors have handed them back."""
-        recalled = sum(entry.stage is Stage.RECALLED for entry in self.store.spares.values())
+        recalled = sum(entry.stage is Stage.RECALLED for entry in self.store.redundant.values())
         return self.store.count(Stage.DEFERRED) + recalled
 
-    def take_up(self, entry: Entry, launch: int, need: int) -> None:
+    def readmit(self, entry: Entry, launch: int, need: int) -> None:
         """DEFERRED → QUEUED, in the next slot, with as many samples as its new batch asks for."""
-        self.commit(events.TakeUp(entry.id, launch, need))
+        self.commit(events.Readmit(entry.id, launch, need))
 
     def recall_losers(self) -> None:
-        """Recall spare groups for which there is no place left that could hold their tokens."""
-        if not self.store.spares or self._losers_recalled_at == self.store.changes:
+        """Recall redundant groups for which there is no place left that could hold their tokens."""
+        if not self.store.redundant or self._losers_recalled_at == self.store.changes:
             return
-        racing = [entry for entry in self.store.spares.values() if entry.stage is not Stage.RECALLED]
+        racing = [entry for entry in self.store.redundant.values() if entry.stage is not Stage.RECALLED]
         lowest = self.store.lowest_open if racing else None
         for entry in racing:
             if lowest is None or not self.bound.admits(lowest[0], entry.lease_version):

@@ -4,8 +4,8 @@ All modes run through the same buffer. A scheduler says how stale a group may be
 admission enforces), how large the groups of a batch are, and, asked with a `View`, what to start now. Your own one is a
 class that inherits from `Scheduler`; `module:Name` names it in a config.
 
-A scheduler may start *spare* groups: more than there are places in a batch. The buffer sees to the rest, whatever the
-scheduler (`buffer.store`): the first to finish get the places, the others are recalled at once and wait in a queue,
+A scheduler may start *redundant* groups: more than there are places in a batch. The buffer sees to the rest, whatever
+the scheduler (`buffer.store`): the first to finish get the places, the others are recalled at once and wait in a queue,
 first in, first out, for `GroupPlan(deferred=True)`. Nothing is lost: their prompts are trained in a later batch.
 """
 
@@ -20,22 +20,22 @@ from buffer.sizing import Lengths, Sizing
 
 class GroupPlan(NamedTuple):
     """Start `launch` samples of one prompt; the first `need` that finish make the group. `deferred`: the prompt is that
-    which waits longest in the queue, not a new one; `spare`: the group gets no place of its own."""
+    which waits longest in the queue, not a new one; `redundant`: the group gets no place of its own."""
 
     launch: int
     need: int
     deferred: bool = False
-    spare: bool = False
+    redundant: bool = False
 
 
 class Round(NamedTuple):
     """How far the round is, in groups. `left`: places of the batch that is trained next which nobody has got yet;
-    `unfinished`: places given out in which nothing is ready yet; `spares`: running without a place; `fresh`: new
+    `unfinished`: places given out in which nothing is ready yet; `redundant`: running without a place; `fresh`: new
     prompts until the end of the data (0 or below: none). `current`: the actor in question holds the newest weights."""
 
     left: int
     unfinished: int
-    spares: int
+    redundant: int
     fresh: float
     current: bool
 
@@ -83,8 +83,8 @@ class Scheduler:
         """The next group to start on an actor with room for `launch` sequences. None: not now."""
         raise NotImplementedError
 
-    def wants_spares(self, view: View) -> int:
-        """How many spare groups to start as soon as all places have been given out."""
+    def wants_redundant(self, view: View) -> int:
+        """How many redundant groups to start as soon as all places have been given out."""
         return 0
 
     def warning(self) -> str:
@@ -192,24 +192,24 @@ class SyncScheduler(Scheduler):
         now = view.round()
         if not now.current or (now.fresh < 1 and not view.deferred):
             return None
-        if self.long and now.spares and not view.deferred:
+        if self.long and now.redundant and not view.deferred:
             return None  # the rest of the queue is on its way back from the actors
         if view.room >= 1 and now.left > 0:
             from_queue = view.deferred > 0 and (self.long or now.fresh < 1)
             return GroupPlan(self.launch, self.group_size, from_queue)
-        return GroupPlan(self.launch, self.group_size, spare=True) if self._spares_wanted(now) else None
+        return GroupPlan(self.launch, self.group_size, redundant=True) if self._redundant_wanted(now) else None
 
-    def wants_spares(self, view: View) -> int:
+    def wants_redundant(self, view: View) -> int:
         now = view.round()
-        to_start = max(now.left, 0)  # these come first, and then the spares at once
+        to_start = max(now.left, 0)  # these come first, and then the redundant ones at once
         after = now._replace(left=0, unfinished=now.unfinished + to_start, fresh=now.fresh - to_start)
-        return self._spares_wanted(after)
+        return self._redundant_wanted(after)
 
-    def _spares_wanted(self, now: Round) -> int:
+    def _redundant_wanted(self, now: Round) -> int:
         if self.long or not now.unfinished or now.left > 0:
             return 0
-        spares = math.ceil(self.oversample_prompts * self.groups) - self.groups
-        return max(0, int(min(spares - now.spares, now.fresh)))
+        redundant = math.ceil(self.oversample_prompts * self.groups) - self.groups
+        return max(0, int(min(redundant - now.redundant, now.fresh)))
 
     def warning(self) -> str:
         if not self.max_staleness:

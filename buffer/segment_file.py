@@ -31,7 +31,7 @@ import xxhash
 from buffer.events import Copy, Event, Padding, Written, decode, encode
 from buffer.payloads import Extent, JournalError, Payload, Stored, load
 
-FORMAT = 5
+FORMAT = 6
 """Of the records (`buffer.events`) and of how they stand in a file."""
 _NAME = b"areal-journal-"
 MAGIC = _NAME + b"%d\n" % FORMAT

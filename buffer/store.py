@@ -8,17 +8,17 @@
 
     RUNNING ──Recall──► RECALLED ──HandBack──► QUEUED       it is broken off
 
-A scheduler may start *spare* groups, more than a batch has places. They run without a slot (NO_SLOT), and one that is
-done takes the slot of a group that is not there yet (Place), which is a spare one from then on. What can win no slot
-any more is deferred: a queue, first in, first out, that a scheduler takes from when it likes.
+A scheduler may start *redundant* groups, more than a batch has places. They run without a slot (NO_SLOT), and one that
+is done takes the slot of a group that is not there yet (Place), which is a redundant one from then on. What can win no
+slot any more is deferred: a queue, first in, first out, that a scheduler takes from when it likes.
 
-    Admit ──► SPARE ──Place──► RUNNING, and then WAITING
+    Admit ──► REDUNDANT ──Place──► RUNNING, and then WAITING
                │ ▲
          Defer │ └── the group that had the slot, if it runs; DEFERRED at once if it was QUEUED
        Requeue ▼
-              DEFERRED ──TakeUp──► QUEUED
+              DEFERRED ──Readmit──► QUEUED
 
-RECALLED may have a slot or none; RUNNING, QUEUED, WAITING and SERVED have one; SPARE and DEFERRED
+RECALLED may have a slot or none; RUNNING, QUEUED, WAITING and SERVED have one; REDUNDANT and DEFERRED
 have none. A group that leaves untrained gives its slot back, and the next one takes the lowest that is free.
 
 `Store.apply` is the only way in which any of this changes: `buffer.replay` decides and makes an event, the journal
@@ -61,13 +61,13 @@ class Stage(StrEnum):
     DEFERRED = "deferred"
     QUEUED = "queued"
     RUNNING = "running"
-    SPARE = "spare"
+    REDUNDANT = "redundant"
     RECALLED = "recalled"
     WAITING = "waiting"
     SERVED = "served"
 
 
-LEASED = (Stage.RUNNING, Stage.SPARE, Stage.RECALLED)
+LEASED = (Stage.RUNNING, Stage.REDUNDANT, Stage.RECALLED)
 UNFINISHED = (*LEASED, Stage.QUEUED)
 PHASES = {
     "deferred": (Stage.DEFERRED,),
@@ -191,7 +191,7 @@ class EventError(RuntimeError):
 
 
 class Store:
-    """`entries` are the active groups by id. `spares`: those of them that have a lease and no slot.
+    """`entries` are the active groups by id. `redundant`: those of them that have a lease and no slot.
     `planned`: batch → ids, of batches that were served before a crash and are to be served again; `replans` counts how
     often that became void. `scheduler`: the scheduler's state as of the batch that was opened last; `decided`: the same
     of all batches that are open and not trained. `changes` counts events: what was decided by looking at nothing else
@@ -277,7 +277,7 @@ class Store:
     # ---- one group --------------------------------------------------------------------------------------------------
 
     def _admit(self, event: events.Admit, _: Payload, now: float) -> None:
-        slot, stage = (NO_SLOT, Stage.SPARE) if event.spare else (self.slots.take(), Stage.RUNNING)
+        slot, stage = (NO_SLOT, Stage.REDUNDANT) if event.redundant else (self.slots.take(), Stage.RUNNING)
         entry = Entry(event.id, event.row, slot, event.launch, event.need, stage, admitted_at=now)
         entry.lease_version = event.version
         entry.leased_to(event.actor)
@@ -307,7 +307,7 @@ class Store:
         self._break_off(entry)
 
     def _break_off(self, entry: Entry) -> None:
-        """Its lease, or what it was pushed as, is void. A spare group is deferred."""
+        """Its lease, or what it was pushed as, is void. A redundant group is deferred."""
         self.bytes -= len(entry.payload)
         entry.actor, entry.head, entry.payload = "", None, b""
         if entry.slot == NO_SLOT:
@@ -341,8 +341,8 @@ class Store:
             if loser.stage is Stage.QUEUED:
                 self._put_off(loser)
             else:
-                self._move(loser, Stage.SPARE if loser.stage is Stage.RUNNING else loser.stage, NO_SLOT)
-        self._move(winner, Stage.RUNNING if winner.stage is Stage.SPARE else winner.stage, slot)
+                self._move(loser, Stage.REDUNDANT if loser.stage is Stage.RUNNING else loser.stage, NO_SLOT)
+        self._move(winner, Stage.RUNNING if winner.stage is Stage.REDUNDANT else winner.stage, slot)
 
     def _defer(self, event: events.Defer, *_: Any) -> None:
         self._put_off(self.entries[event.id])
@@ -351,7 +351,7 @@ class Store:
         entry.actor, entry.was_deferred = "", True
         self._move(entry, Stage.DEFERRED, NO_SLOT)
 
-    def _takeup(self, event: events.TakeUp, *_: Any) -> None:
+    def _readmit(self, event: events.Readmit, *_: Any) -> None:
         entry = self.entries[event.id]
         entry.launch, entry.need = event.launch, event.need
         self._move(entry, Stage.QUEUED, self.slots.take())
@@ -484,7 +484,7 @@ class Store:
 
     def _clear(self) -> None:
         self.entries.clear()
-        self.spares: dict[int, Entry] = {}
+        self.redundant: dict[int, Entry] = {}
         self._in: dict[Stage, dict[int, Entry]] = {stage: {} for stage in Stage}
         self._unfinished, self._queued, self._waiting = BySlot(), BySlot(), BySlot()
 
@@ -503,7 +503,7 @@ class Store:
             self._waiting.add(entry.id, entry.slot)
         elif stage in UNFINISHED:
             if entry.slot == NO_SLOT:
-                self.spares[entry.id] = entry
+                self.redundant[entry.id] = entry
             else:
                 self._unfinished.add(entry.id, entry.slot)
             if stage is Stage.QUEUED:
@@ -515,7 +515,7 @@ class Store:
         if stage is Stage.WAITING:
             self._waiting.discard(entry.id)
         elif stage in UNFINISHED:
-            self.spares.pop(entry.id, None)
+            self.redundant.pop(entry.id, None)
             self._unfinished.discard(entry.id)
             if stage is Stage.QUEUED:
                 self._queued.discard(entry.id)

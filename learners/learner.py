@@ -46,7 +46,7 @@ from learners.saving import Saving
 from learners.schedules import Schedule
 from learners.sharding import prepare
 from learners.step import Step
-from learners.streaming import check_stream, is_start_of, joined
+from learners.streaming import check_stream, combined, is_start_of
 from learners.untrainable import or_untrainable
 
 Advantage = Callable[..., np.ndarray]
@@ -206,7 +206,7 @@ class TorchLearner:
         taken = sum(len(step.batch.groups) for step in self._taken)
         for first in range(taken, len(batch.groups), self._stream_groups):
             self._take(replace(batch, groups=batch.groups[first : first + self._stream_groups]))
-        step, self._taken, self._waiting = joined(self._taken), [], []
+        step, self._taken, self._waiting = combined(self._taken), [], []
         if step.denominator:
             self.optimizer.gradient.div_(step.denominator)
             if self._critic:

@@ -109,7 +109,7 @@ class Coding:
     coding: str = "delta"
     dense_above: float = 1.0
     block_bytes: int = 16 << 20
-    anchor_every: int = 50
+    snapshot_every: int = 50
     keep: int = 8
     sweep_every: int = 100
     overlap: bool = True
@@ -256,7 +256,7 @@ class Publication:
         for _ in range(ENCODERS if several else 1):
             self._encoders.put(Encoder(layout, self._coding.dense_above))
         self._layout, self._lanes = layout, Lanes(layout, state.words)
-        self.history = History(layout, keep=self._coding.keep, anchor_every=self._coding.anchor_every)
+        self.history = History(layout, keep=self._coding.keep, snapshot_every=self._coding.snapshot_every)
         return self._lanes
 
     def _wait_for(self, nbytes: int) -> None:

@@ -44,7 +44,7 @@ def is_start_of(taken: Sequence[Batch], batch: Batch) -> bool:
     return groups == [(batch.index, batch.version, group.id) for group in batch.groups[: len(groups)]]
 
 
-def joined(steps: Sequence[Step]) -> Step:
+def combined(steps: Sequence[Step]) -> Step:
     """Combine steps made group by group into one, enough for its metrics. Consumes the steps."""
     first, *others = steps
     for each in others:

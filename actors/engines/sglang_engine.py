@@ -35,7 +35,7 @@ from transformers import PreTrainedModel
 from actors.engines import sglang_flags, sglang_patch, sglang_weights
 from actors.engines.concurrency import AdaptiveSemaphore
 from actors.engines.sglang_fleet import Fleet
-from actors.engines.sglang_replies import Piece, generate_request, joined, piece_of
+from actors.engines.sglang_replies import Reply, concatenated, generate_request, reply_of
 from actors.engines.sglang_server import Server, ServerGone, ServerRefused
 from areal_like.models import state_of
 from areal_like.types import Completion, Finish, Limits
@@ -57,7 +57,7 @@ class _Call:
     rid: str = ""
     server: Server | None = None
     aborted: bool = False
-    pieces: list[Piece] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
 
 
 class SglangEngine:
@@ -174,7 +174,7 @@ class SglangEngine:
             return await call.work
         except asyncio.CancelledError:
             if call.aborted and call.work.cancelled():  # while it waited: see `abort`
-                return Completion(*joined(call.pieces), "abort")
+                return Completion(*concatenated(call.replies), "abort")
             raise
         finally:
             self._calls.discard(call)
@@ -196,20 +196,20 @@ class SglangEngine:
         async with self._places:
             self._totals["joins"] += 1
             while True:
-                done = joined(call.pieces)
+                done = concatenated(call.replies)
                 if finish := _finish_of(done[0], limits, call.aborted):
                     self._answered += 1
                     return Completion(*done, finish)
                 if fruitless >= _TRIES:
                     raise RuntimeError(f"{fruitless} answers in a row without a token to {len(tokens)} prompt tokens")
                 label = self._label
-                piece = await self._ask(call, np.concatenate([tokens, done[0]]), len(done[0]), limits)
-                if piece is not None:
-                    fruitless = 0 if len(piece.tokens) or label != self._label else fruitless + 1
-                    call.pieces.append(piece)
-                    self._totals["tokens"] += len(piece.tokens)
+                reply = await self._ask(call, np.concatenate([tokens, done[0]]), len(done[0]), limits)
+                if reply is not None:
+                    fruitless = 0 if len(reply.tokens) or label != self._label else fruitless + 1
+                    call.replies.append(reply)
+                    self._totals["tokens"] += len(reply.tokens)
 
-    async def _ask(self, call: _Call, tokens: np.ndarray, done: int, limits: Limits) -> Piece | None:
+    async def _ask(self, call: _Call, tokens: np.ndarray, done: int, limits: Limits) -> Reply | None:
         """One request to one server; None where it is to be asked again. Raises RuntimeError."""
         server = await self._pick()
         call.rid, call.server = uuid.uuid4().hex, server  # of one length: SGLang aborts whatever begins with the id
@@ -221,11 +221,11 @@ class SglangEngine:
             if answer.get("output_ids") and answer["meta_info"]["finish_reason"]["type"] != "abort":
                 server.pulse.beat()
             undisturbed = label == newest == self._label
-            piece = piece_of(answer, self._versions, label if undisturbed else None)
-            if piece is None or (self._flush and piece.is_stale(label)):
+            reply = reply_of(answer, self._versions, label if undisturbed else None)
+            if reply is None or (self._flush and reply.is_stale(label)):
                 self._totals["resampled"] += 1
                 return None
-            return piece
+            return reply
         except ServerGone:
             await asyncio.sleep(0.1)  # `watch` will see it
             return None

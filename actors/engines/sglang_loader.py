@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actors.engines.sglang_patch import Patch, Piece, read
+from actors.engines.sglang_patch import Change, Patch, read
 from areal_like.weights import digest as words_digest
 from areal_like.weights.state import TensorSpec
 
@@ -120,18 +120,18 @@ class ParameterMap:
             self.boxes[spec.name] = [Box(spec.shape, source, target) for source, target in copies.noted]
 
     @torch.no_grad()
-    def apply(self, piece: Piece) -> None:
-        spec, boxes = piece.spec, self.boxes[piece.spec.name]
+    def apply(self, change: Change) -> None:
+        spec, boxes = change.spec, self.boxes[change.spec.name]
         if not boxes:
             return
         device = boxes[0].target.device
-        values = _as_values(piece.bits, spec.dtype).to(device)
-        if piece.places is None:
+        values = _as_values(change.bits, spec.dtype).to(device)
+        if change.places is None:
             whole = values.view(spec.shape)
             for box in boxes:
                 box.target.copy_(whole[box.slices])
             return
-        at = torch.unravel_index(torch.from_numpy(piece.places).to(device), spec.shape)
+        at = torch.unravel_index(torch.from_numpy(change.places).to(device), spec.shape)
         for box in boxes:
             box.scatter(at, values)
 
@@ -238,8 +238,8 @@ def apply(model: torch.nn.Module, patch: Patch, group: Any = None) -> str:
         places = _KNOWN.get(model)
         if places is None or places.specs != patch.specs or places.layout != layout_of(model):
             places = _KNOWN[model] = ParameterMap(model, patch.specs)
-        for piece in patch.pieces:
-            places.apply(piece)
+        for change in patch.changes:
+            places.apply(change)
     except Exception as error:
         if group is None:
             raise
@@ -287,7 +287,7 @@ def answered(original: Callable, updater: Any, *args: Any, **kwargs: Any) -> tup
             return original(updater, *args, **kwargs)
         _refuse_with_sglang(updater)
         patch = read(kwargs["named_tensors"][0][1].cpu().numpy())
-        asked = not patch.pieces
+        asked = not patch.changes
         return True, APPLIED + apply(updater.get_model(), patch, _group())
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"

@@ -4,7 +4,7 @@
     piece = places (uint32, in the tensor's flat order), then values (bits)        or, of a tensor sent whole, all bits
 
 A patch says what the new values *are*, so applying it twice does no harm, and it may be applied to weights of which
-nothing is known if it has all tensors whole. `digest` is that of the weights after it. One without changes asks for a
+nothing is known if it has all tensors whole. `digest` is that of the weights after it. One without count asks for a
 comparison of digests only. The engine writes patches, the loader inside the server (`sglang_loader`) reads them. Every
 piece begins at a multiple of 8 bytes. No torch here.
 """
@@ -21,7 +21,7 @@ from areal_like.weights.state import BITS, State, TensorSpec
 NAME = "areal_like.patch"
 """Name of the one tensor that carries a patch."""
 WHOLE = -1
-"""Stands for the number of changes of a tensor that is sent whole."""
+"""Stands for the number of count of a tensor that is sent whole."""
 _ALIGN = 8
 _MOST_PLACES = 1 << 32
 
@@ -31,7 +31,7 @@ class PatchError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Change:
     """Of tensor `spec`: new `bits` [n] at `places` int64 [n], in flat order; `places` None: all of its elements."""
 
     spec: TensorSpec
@@ -43,7 +43,7 @@ class Piece:
 class Patch:
     specs: list[TensorSpec]
     digest: str
-    pieces: list[Piece]
+    changes: list[Change]
 
 
 def write(state: State, digest: str, base: State | None) -> np.ndarray:
@@ -54,14 +54,14 @@ def write(state: State, digest: str, base: State | None) -> np.ndarray:
     for i, (spec, bits) in enumerate(state.tensors()):
         places = np.flatnonzero(before[i] != bits) if before else None
         if places is not None and not len(places):
-            changes = 0
+            count = 0
         elif places is None or len(places) * (4 + spec.itemsize) >= spec.nbytes or spec.count > _MOST_PLACES:
-            changes = WHOLE
+            count = WHOLE
             parts.append(bits.view(np.uint8))
         else:
-            changes = len(places)
+            count = len(places)
             parts += [places.astype(np.uint32).view(np.uint8), bits[places].view(np.uint8)]
-        rows.append([spec.name, spec.dtype, list(spec.shape), changes])
+        rows.append([spec.name, spec.dtype, list(spec.shape), count])
     return _joined(digest, rows, parts)
 
 
@@ -83,30 +83,30 @@ def _joined(digest: str, rows: list, parts: list[np.ndarray]) -> np.ndarray:
 
 
 def read(data: np.ndarray) -> Patch:
-    """The patch in `data`, uint8; the pieces' bits are views of it. Raises PatchError."""
+    """The patch in `data`, uint8; the changes' bits are views of it. Raises PatchError."""
     if data.size < _ALIGN:
         raise PatchError("a patch that is too short")
     try:
         size = int(data[:8].view("<u8")[0])
         head = json.loads(data[8 : 8 + size].tobytes())
-        at, specs, pieces = 8 + _padded(size), [], []
-        for name, dtype, shape, changes in head["tensors"]:
+        at, specs, changes = 8 + _padded(size), [], []
+        for name, dtype, shape, count in head["tensors"]:
             spec = TensorSpec(name, dtype, tuple(shape))
             specs.append(spec)
-            if changes == 0:
+            if count == 0:
                 continue
             places = None
-            if changes != WHOLE:
-                places = _taken(data, at, 4 * changes).view(np.uint32).astype(np.int64)
-                at += _padded(4 * changes)
+            if count != WHOLE:
+                places = _taken(data, at, 4 * count).view(np.uint32).astype(np.int64)
+                at += _padded(4 * count)
                 if places.max() >= spec.count:
                     raise PatchError(f"a place beyond the end of {name}")
-            nbytes = spec.nbytes if places is None else changes * spec.itemsize
-            pieces.append(Piece(spec, places, _taken(data, at, nbytes).view(BITS[dtype])))
+            nbytes = spec.nbytes if places is None else count * spec.itemsize
+            changes.append(Change(spec, places, _taken(data, at, nbytes).view(BITS[dtype])))
             at += _padded(nbytes)
         if at != data.size:
             raise PatchError(f"{data.size} bytes where the head tells of {at}")
-        return Patch(specs, head["digest"], pieces)
+        return Patch(specs, head["digest"], changes)
     except (KeyError, TypeError, IndexError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise PatchError(f"not a patch: {error!r}") from None
 

@@ -28,7 +28,7 @@ NEUTRAL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Reply:
     """Tokens int32 [n], logprobs float32 [n], and `runs` of versions. `cached`: prompt tokens that were not computed
     but kept from before; `first`: the label of the first token."""
 
@@ -60,7 +60,7 @@ def generate_request(rid: str, tokens: np.ndarray, done: int, limits: Limits, sh
     return body if share is None else body | {"extra_key": share}
 
 
-def piece_of(answer: Mapping[str, Any], versions: Mapping[str, int], only: str | None) -> Piece | None:
+def reply_of(answer: Mapping[str, Any], versions: Mapping[str, int], only: str | None) -> Reply | None:
     """What an answer brings. Versions come from the server's spans; a server without spans is believed only if there
     was one label (`only`) all the time, else the answer is worth nothing: None. Raises RuntimeError for an answer that
     does not add up, and for tokens made by weights that nobody here has given to the server."""
@@ -72,14 +72,14 @@ def piece_of(answer: Mapping[str, Any], versions: Mapping[str, int], only: str |
     if [row[1] for row in rows] != tokens.tolist() or np.isnan(logprobs).any():
         raise RuntimeError("SGLang's tokens and logprobs do not agree, or are no numbers")
     if not len(tokens):
-        return Piece(tokens, logprobs, [], 0, None)
+        return Reply(tokens, logprobs, [], 0, None)
     spans = meta.get("weight_versions")
     if not spans:
         if only is None:
             return None
         spans = [{"version": only, "start": 0, "end": len(tokens)}]
     cached = int(meta.get("cached_tokens") or 0)
-    return Piece(tokens, logprobs, _runs(spans, len(tokens), versions), cached, spans[0]["version"])
+    return Reply(tokens, logprobs, _runs(spans, len(tokens), versions), cached, spans[0]["version"])
 
 
 def _refuse_errors(reason: Mapping[str, Any] | None) -> None:
@@ -103,14 +103,14 @@ def _runs(spans: Sequence[Mapping[str, Any]], count: int, versions: Mapping[str,
     return runs
 
 
-def joined(pieces: Sequence[Piece]) -> tuple[np.ndarray, np.ndarray, Runs]:
-    """Tokens, logprobs and runs of pieces that follow one another."""
+def concatenated(replies: Sequence[Reply]) -> tuple[np.ndarray, np.ndarray, Runs]:
+    """Tokens, logprobs and runs of replies that follow one another."""
     runs: Runs = []
-    for version, count in (run for piece in pieces for run in piece.runs):
+    for version, count in (run for reply in replies for run in reply.runs):
         if runs and runs[-1][0] == version:
             runs[-1] = (version, runs[-1][1] + count)
         else:
             runs.append((version, count))
-    tokens = [np.zeros(0, np.int32), *(piece.tokens for piece in pieces)]
-    logprobs = [np.zeros(0, np.float32), *(piece.logprobs for piece in pieces)]
+    tokens = [np.zeros(0, np.int32), *(reply.tokens for reply in replies)]
+    logprobs = [np.zeros(0, np.float32), *(reply.logprobs for reply in replies)]
     return np.concatenate(tokens), np.concatenate(logprobs), runs

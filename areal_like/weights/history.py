@@ -1,11 +1,11 @@
-"""What a publisher or a relay can still hand out: the newest weights, the deltas that led there, and an anchor.
+"""What a publisher or a relay can still hand out: the newest weights, the deltas that led there, and a base snapshot.
 
 A subscriber says what it holds, and gets the fewest bytes that lead from there to the newest version: the chain of
-deltas since, or one merged from them; or an anchor (whole weights), with the deltas since that. An anchor is a copy of
-the newest weights, made when somebody needs one and the last is old: it does not change while it is fetched, and costs
-nothing where nobody joins late. Merging takes a while, and can be done in a thread of its own: neither the learner nor
-others who ask wait for it. Where weights come in parts there is a history of each. No sockets; safe for several
-threads."""
+deltas since, or one merged from them; or a base snapshot (whole weights), with the deltas since that. A base snapshot
+is a copy of the newest weights, made when somebody needs one and the last is old: it does not change while it is
+fetched, and costs nothing where nobody joins late. Merging takes a while, and can be done in a thread of its own:
+neither the learner nor others who ask wait for it. Where weights come in parts there is a history of each. No sockets;
+safe for several threads."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """A message that can be fetched, and leads from version `base` (NOTHING: an anchor, which has no checksum: its
-    digest is compared) to `version`."""
+    """A message that can be fetched, and leads from version `base` (NOTHING: a base snapshot, which has no checksum:
+    its digest is compared) to `version`."""
 
     base: int
     version: int
@@ -51,16 +51,17 @@ BESIDE_FROM = 4 << 20
 """Above this size, merge in a background thread if the caller passed wait=False."""
 
 HEADS = 4096
-"""Header allowance: prefer a dense delta to an anchor if it is at most this much larger."""
+"""Header allowance: prefer a dense delta to a base snapshot if it is at most this much larger."""
 
 
 class History:
-    """Of weights, or the part of them, with this layout. The last `keep` deltas are kept, and those since the anchor,
-    as long as they are not more than twice the weights together; merged ones, as long as those are not more than half
-    of them, so that a slow link gets to its end; an anchor serves for at most `anchor_every` versions."""
+    """Of weights, or the part of them, with this layout. The last `keep` deltas are kept, and those since the base
+    snapshot, as long as they are not more than twice the weights together; merged ones, as long as those are not more
+    than half of them, so that a slow link gets to its end; a base snapshot serves for at most `snapshot_every`
+    versions."""
 
-    def __init__(self, layout: Layout, *, keep: int, anchor_every: int):
-        self._layout, self._keep, self._anchor_every = layout, keep, anchor_every
+    def __init__(self, layout: Layout, *, keep: int, snapshot_every: int):
+        self._layout, self._keep, self._snapshot_every = layout, keep, snapshot_every
         self._lock = threading.Lock()
         self._states: dict[int, State] = {}  # the two newest versions, whole
         self._chain: dict[int, tuple[Leg, Message]] = {}  # base → the delta to the next version, without gaps
@@ -68,7 +69,7 @@ class History:
         self._unmerged: tuple[int, int] | None = None  # what the last plan would have liked to have
         self._merging: threading.Thread | None = None
         self._digests: dict[int, str] = {}  # of the bases in the chain
-        self._anchor: tuple[Leg, np.ndarray] | None = None
+        self._base_snapshot: tuple[Leg, np.ndarray] | None = None
         self.version, self.digest = NOTHING, ""
 
     def add(self, version: int, digest: str, state: State | None, message: Message | None) -> None:
@@ -120,7 +121,7 @@ class History:
         way = self._way(held, version) if held < version and self._digests.get(held) == digest else []
         if self._unmerged or (way and _size(way) <= self._layout.nbytes + HEADS):
             return way
-        return self._from_anchor(version) or ([] if self._states else None)
+        return self._from_base_snapshot(version) or ([] if self._states else None)
 
     def _merge(self, ends: tuple[int, int], chain: Sequence[Message]) -> None:
         merged = None
@@ -142,8 +143,8 @@ class History:
         """The bytes of a leg, or nothing if they are gone."""
         with self._lock:
             if base == NOTHING:
-                same = self._anchor is not None and self._anchor[0].version == version
-                return self._anchor[1].data if same and self._anchor else None
+                same = self._base_snapshot is not None and self._base_snapshot[0].version == version
+                return self._base_snapshot[1].data if same and self._base_snapshot else None
             for found in (self._chain.get(base), self._merged.get((base, version))):
                 if found and found[0].version == version:
                     return memoryview(found[1])
@@ -162,28 +163,28 @@ class History:
     def _deltas(self, base: int, version: int) -> list[Message]:
         return [message for start, (_, message) in self._chain.items() if base <= start < version]
 
-    def _from_anchor(self, version: int) -> list[Leg]:
-        """By the anchor, if it is not too old; else by a new one, of the wanted version if possible."""
-        if self._anchor:
-            start = self._anchor[0].version
-            fresh = version - start < self._anchor_every
+    def _from_base_snapshot(self, version: int) -> list[Leg]:
+        """By the base snapshot, if it is not too old; else by a new one, of the wanted version if possible."""
+        if self._base_snapshot:
+            start = self._base_snapshot[0].version
+            fresh = version - start < self._snapshot_every
             way = self._way(start, version) if fresh else []
             fresh = fresh and _size(way) <= self._layout.nbytes // 2
             if self._unmerged or (fresh and (way or start == version)):
-                return [self._anchor[0], *way]
+                return [self._base_snapshot[0], *way]
         for start in sorted(self._states, reverse=True):
             way = self._way(start, version)
             if way or start == version:
-                copy = self._anchor[1] if self._anchor else np.empty(self._layout.nbytes, np.uint8)
+                copy = self._base_snapshot[1] if self._base_snapshot else np.empty(self._layout.nbytes, np.uint8)
                 self._layout.copy_out(self._states[start].buffer, copy)
-                self._anchor = (Leg(NOTHING, start, copy.nbytes, ""), copy)
-                return [self._anchor[0], *way]
+                self._base_snapshot = (Leg(NOTHING, start, copy.nbytes, ""), copy)
+                return [self._base_snapshot[0], *way]
         return []
 
     def _trim(self, nbytes: int) -> None:
-        """Oldest first, drop what neither the number nor the anchor keeps, or what is too much."""
-        wanted = self._anchor[0].version if self._anchor else self.version
-        if self.version - wanted >= self._anchor_every:
+        """Oldest first, drop what neither the number nor the base snapshot keeps, or what is too much."""
+        wanted = self._base_snapshot[0].version if self._base_snapshot else self.version
+        if self.version - wanted >= self._snapshot_every:
             wanted = self.version
         size = _size([leg for leg, _ in self._chain.values()])
         for base in list(self._chain):

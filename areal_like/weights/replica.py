@@ -1,6 +1,6 @@
 """A follower of published weights: a state, its version, and the lanes of its digest.
 
-    nothing held ──anchor──► version a ──delta──► version v ──delta──► ...      anything wrong ──► nothing held
+    nothing held ──base snapshot──► version a ──delta──► version v ──delta──► ...      anything wrong ──► nothing held
 
 Weights come in parts, one of each of the learner's ranks, and parts come to a version together, each by a way of its
 own. All messages of an update are read and checked before the first is applied; a delta is applied only to the very
@@ -37,10 +37,10 @@ class Desync(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What has been fetched to bring a part forward: with `anchor`, that version's bits of it have been written to the
-    state; then deltas."""
+    """What has been fetched to bring a part forward: with `base_snapshot`, that version's bits of it have been written
+    to the state; then deltas."""
 
-    anchor: int | None
+    base_snapshot: int | None
     messages: Sequence[Message]
 
 
@@ -114,8 +114,8 @@ class Replica:
                 for part, way in zip(self._parts, ways, strict=True)
             ]
             for part, way, steps in zip(self._parts, ways, deltas, strict=True):
-                if way.anchor is not None:
-                    part.begin(way.anchor, self.state)
+                if way.base_snapshot is not None:
+                    part.begin(way.base_snapshot, self.state)
                 self._advance(part, steps)
             self.digest = self._digest()
             if (self.version, self.digest) != (version, digest):

@@ -74,7 +74,7 @@ class NoEngine:
 async def _follow(pipe: Connection, number: int) -> None:
     engine: Any = NoEngine()
     subscriber = Subscriber(engine, f"actor-{number}", lambda *_: None)
-    subscriber.relay = Relay(ANY_PORT, lambda: subscriber.sources.received, keep=2, anchor_every=50)
+    subscriber.relay = Relay(ANY_PORT, lambda: subscriber.sources.received, keep=2, snapshot_every=50)
     pipe.send(subscriber.relay.offer)
     while manifest := await asyncio.to_thread(pipe.recv):
         if manifest["digest"] == "gather":
@@ -180,7 +180,7 @@ class Bench:
             publisher.publish(version, self._snapshot(self.states[version % 2]))
             publisher.wait()
             at, received = self._arrivals()
-            if version > 1:  # the first is an anchor for all, the second warms up
+            if version > 1:  # the first is a base snapshot for all, the second warms up
                 best, per_version = min(best, at - self._began), received - got
                 egress = (publisher.metrics["publish/bytes"] - before) / per_version
             got = received

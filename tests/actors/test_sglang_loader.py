@@ -84,7 +84,7 @@ def test_a_rank_takes_its_part_of_a_patch():
         model = Fused(rank)
         places = sglang_loader.ParameterMap(model, SPECS)
         for patch in (patch_between(None, first), patch_between(first, second)):
-            for piece in patch.pieces:
+            for piece in patch.changes:
                 places.apply(piece)
         whole = dict(tensors_of(second))
         assert torch.equal(model.o, whole["o"][:, 4 * rank : 4 * rank + 4])

@@ -8,7 +8,7 @@ import pytest
 from actors.engines import sglang_flags, sglang_loader, sglang_patch, sglang_server, sglang_weights
 from actors.engines.sglang_engine import SglangEngine
 from actors.engines.sglang_flags import Wanted
-from actors.engines.sglang_replies import NEUTRAL, generate_request, joined, piece_of
+from actors.engines.sglang_replies import NEUTRAL, concatenated, generate_request, reply_of
 from areal_like.errors import UserError
 from areal_like.models import publishable, qwen2
 from areal_like.types import Limits
@@ -45,9 +45,11 @@ def answer(tokens, spans, **meta):
 
 def test_versions_come_from_the_spans():
     spans = [{"version": "a", "start": 0, "end": 2}, {"version": "b", "start": 2, "end": 3}]
-    piece = piece_of(answer([7, 8, 9], spans), {"a": 4, "b": 5}, "b")
-    assert (piece.tokens.tolist(), piece.runs, piece.first) == ([7, 8, 9], [(4, 2), (5, 1)], "a")
-    tokens, logprobs, runs = joined([piece, piece_of(answer([1], [{**spans[1], "start": 0, "end": 1}]), {"b": 5}, "b")])
+    reply = reply_of(answer([7, 8, 9], spans), {"a": 4, "b": 5}, "b")
+    assert (reply.tokens.tolist(), reply.runs, reply.first) == ([7, 8, 9], [(4, 2), (5, 1)], "a")
+    tokens, logprobs, runs = concatenated(
+        [reply, reply_of(answer([1], [{**spans[1], "start": 0, "end": 1}]), {"b": 5}, "b")]
+    )
     assert (tokens.tolist(), len(logprobs), runs) == ([7, 8, 9, 1], 4, [(4, 2), (5, 2)])
 
 
@@ -62,12 +64,12 @@ def test_versions_come_from_the_spans():
 )
 def test_tokens_of_unknown_weights_are_an_error(spans):
     with pytest.raises(RuntimeError):
-        piece_of(answer([7, 8], spans), {"a": 4}, "a")
+        reply_of(answer([7, 8], spans), {"a": 4}, "a")
 
 
 def test_without_spans_only_undisturbed_answers_count():
-    assert piece_of(answer([7, 8], None), {"a": 4}, "a").runs == [(4, 2)]
-    assert piece_of(answer([7, 8], None), {"a": 4}, None) is None, (
+    assert reply_of(answer([7, 8], None), {"a": 4}, "a").runs == [(4, 2)]
+    assert reply_of(answer([7, 8], None), {"a": 4}, None) is None, (
         "an update came meanwhile: of which version are they?"
     )
 
@@ -77,17 +79,17 @@ def test_answers_that_do_not_add_up_are_errors():
     broken = answer([7], span)
     broken["output_ids"] = [8]
     with pytest.raises(RuntimeError, match="do not agree"):
-        piece_of(broken, {"a": 0}, "a")
+        reply_of(broken, {"a": 0}, "a")
     with pytest.raises(RuntimeError, match="too long"):
         refused = {"type": "abort", "message": "too long", "status_code": 400}
-        piece_of(answer([], [], finish_reason=refused), {"a": 0}, "a")
+        reply_of(answer([], [], finish_reason=refused), {"a": 0}, "a")
 
 
 def test_a_kept_prompt_of_older_weights_is_seen():
     span = [{"version": "b", "start": 0, "end": 1}]
-    assert piece_of(answer([7], span, cached_tokens=3), {"b": 5}, "b").is_stale("a")
-    assert not piece_of(answer([7], span, cached_tokens=3), {"b": 5}, "b").is_stale("b")
-    assert not piece_of(answer([7], span), {"b": 5}, "b").is_stale("a")
+    assert reply_of(answer([7], span, cached_tokens=3), {"b": 5}, "b").is_stale("a")
+    assert not reply_of(answer([7], span, cached_tokens=3), {"b": 5}, "b").is_stale("b")
+    assert not reply_of(answer([7], span), {"b": 5}, "b").is_stale("a")
 
 
 def test_a_request_leaves_nothing_to_the_servers_defaults():

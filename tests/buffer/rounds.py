@@ -291,9 +291,9 @@ class Run:
         held = [entry.slot for entry in replay.store.entries.values() if entry.slot != NO_SLOT]
         assert sorted(held + replay.store.slots.free) == list(range(replay.store.trained, replay.store.slots.end))
         for entry in replay.store.entries.values():
-            assert (entry.slot == NO_SLOT) == (entry.stage is Stage.DEFERRED or entry.id in replay.store.spares)
+            assert (entry.slot == NO_SLOT) == (entry.stage is Stage.DEFERRED or entry.id in replay.store.redundant)
             has_slot = {Stage.QUEUED, Stage.RUNNING, Stage.WAITING, Stage.SERVED}
-            assert entry.slot == NO_SLOT or entry.stage not in (Stage.SPARE, Stage.DEFERRED)
+            assert entry.slot == NO_SLOT or entry.stage not in (Stage.REDUNDANT, Stage.DEFERRED)
             assert entry.slot != NO_SLOT or entry.stage not in has_slot
         ids = [each for batch in self.served for each in batch]
         assert len(ids) == len(set(ids)), "a prompt was trained twice"

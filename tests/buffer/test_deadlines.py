@@ -185,10 +185,10 @@ def test_when_everything_hangs_the_run_ends_and_says_so(clock: Clock) -> None:
             clock.passes(house, TIMEOUT)
 
 
-def test_a_spare_group_that_hangs_waits_in_the_queue(clock: Clock) -> None:
+def test_a_redundant_group_that_hangs_waits_in_the_queue(clock: Clock) -> None:
     house = stuck_house(actors=1)
     replay = house.state.replay
-    entry = replay.admit(100, 100, 8, 8, "actor-0", 0, 0.0, spare=True)
+    entry = replay.admit(100, 100, 8, 8, "actor-0", 0, 0.0, redundant=True)
     house.state.fleet.by_name["actor-0"].lease(100, 8, time.monotonic())
     clock.ahead += TIMEOUT * 1.1
     moved = dict.fromkeys(range(B), 1)

@@ -246,11 +246,12 @@ def audit(folder: Path) -> None:
 
 @pytest.mark.parametrize("use", [resume, count_batches, count, audit])
 def test_a_journal_of_another_format_is_refused_in_one_sentence_and_left_alone(tmp_path: Path, use) -> None:
-    """Format 4 had lists of fields where events are now."""
+    """Format 4 had lists of fields where events are now; 5 had `takeup` and `spare` for what is `readmit` and
+    `redundant`."""
     path = tmp_path / "000001.wal"
-    for magic in (b"areal-journal-1\n", b"areal-journal-4\n"):
+    for magic in (b"areal-journal-1\n", b"areal-journal-4\n", b"areal-journal-5\n"):
         path.write_bytes(magic + b"whatever")
-        with pytest.raises(JournalError, match=r"by another version .*format is [14], ours \d\): use that"):
+        with pytest.raises(JournalError, match=r"by another version .*format is [145], ours \d\): use that"):
             use(tmp_path)
         assert path.read_bytes() == magic + b"whatever"
 

@@ -96,7 +96,7 @@ def test_a_late_push_of_a_deferred_group_takes_nothing_from_the_lease_of_now() -
     house = House(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5), actors=3, last_batch=2)
     house.start()
     replay = house.state.replay
-    group_id = min(replay.store.spares)
+    group_id = min(replay.store.redundant)
     entry, first = replay.store.entries[group_id], replay.store.entries[group_id].actor
     house.say("starter", "lost", {"name": first, "pid": 0, "how": "was cut off", "for_good": False})
     want(house, 0)

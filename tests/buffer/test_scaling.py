@@ -90,15 +90,15 @@ def test_pushes_behind_a_straggler_are_not_sorted_again_and_again() -> None:
     assert many <= MOST_GROWTH * few, f"{few:.0f} looks per push with {FEW} waiting, {many:.0f} with {MANY}"
 
 
-def test_the_place_that_a_spare_group_can_win_is_known() -> None:
+def test_the_place_that_a_redundant_group_can_win_is_known() -> None:
     def scenario(n: int) -> Iterator[None]:
         replay = filled(n, n)
-        for spare in range(n, n + 50):
-            replay.admit(spare, spare, 1, 1, "b", 0, 0.0, spare=True)
+        for late in range(n, n + 50):
+            replay.admit(late, late, 1, 1, "b", 0, 0.0, redundant=True)
         yield
-        for number, spare in enumerate(range(n, n + 50)):
-            push(replay, spare)
-            assert replay.store.entries[spare].slot == number
+        for number, late in enumerate(range(n, n + 50)):
+            push(replay, late)
+            assert replay.store.entries[late].slot == number
             yield
 
     few, many = looks_per_group(scenario)

@@ -75,7 +75,7 @@ def owner(house: House, group_id: int) -> str:
 def test_the_first_done_are_kept_and_the_others_are_recalled_in_the_same_turn() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
     launched = sorted(house.leases())
-    assert launched == list(range(6)) and len(house.state.store.spares) == 2
+    assert launched == list(range(6)) and len(house.state.store.redundant) == 2
     for group_id in (5, 4, 3, 2):
         assert not [body for _, kind, body in house.router.sent if kind == "cancel"]
         house.push(owner(house, group_id), group_id, 0)
@@ -91,21 +91,21 @@ def test_the_first_done_are_kept_and_the_others_are_recalled_in_the_same_turn() 
     assert house.state.store.entries[0].stage is Stage.DEFERRED, "too late: its round is closed"
 
 
-def test_spare_groups_start_in_the_same_turn_as_those_that_have_places() -> None:
+def test_redundant_groups_start_in_the_same_turn_as_those_that_have_places() -> None:
     house = House(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5), actors=1)
     house.hello("learner", "actor-0")
     house.publish(0)
     assert not house.leases()
     house.apply(0)
-    assert house.leases() == list(range(6)) and set(house.state.store.spares) == {4, 5}
+    assert house.leases() == list(range(6)) and set(house.state.store.redundant) == {4, 5}
 
 
-def test_near_the_end_of_the_data_there_are_as_many_spares_as_prompts() -> None:
+def test_near_the_end_of_the_data_there_are_as_many_redundant_groups_as_prompts() -> None:
     house = House(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5), actors=1, last_batch=1)
     house.hello("learner", "actor-0")
     house.publish(0)
     house.apply(0)
-    assert house.leases() == list(range(4)) and not house.state.store.spares
+    assert house.leases() == list(range(4)) and not house.state.store.redundant
 
 
 def test_a_long_round_takes_from_the_queue_alone_first_in_first_out() -> None:

@@ -28,7 +28,7 @@ async def main(name: str, endpoint: str) -> None:
         print(json.dumps(said), flush=True)
 
     subscriber = Subscriber(engine, name, tell)
-    subscriber.relay = Relay(endpoint, lambda: subscriber.sources.received, keep=8, anchor_every=50)
+    subscriber.relay = Relay(endpoint, lambda: subscriber.sources.received, keep=8, snapshot_every=50)
     print(json.dumps(subscriber.relay.offer), flush=True)
     task = asyncio.create_task(subscriber.run())
     while line := await asyncio.to_thread(sys.stdin.readline):

@@ -40,7 +40,7 @@ class Actor:
         self.name, self.tree, self.engine = f"a{number}", tree, RecordingEngine()
         self.subscriber = Subscriber(self.engine, self.name, lambda *_: None, keys=keys_folder)
         self.relay = Relay(
-            f"ipc://{folder}/{number}", lambda: self.subscriber.sources.received, keep=8, anchor_every=50,
+            f"ipc://{folder}/{number}", lambda: self.subscriber.sources.received, keep=8, snapshot_every=50,
             keys=keys_folder,
         )  # fmt: skip
         self.subscriber.relay = self.relay
@@ -97,13 +97,13 @@ def test_sixteen_actors_cost_the_learner_as_much_as_its_fan_out(tmp_path: Path, 
     assert bytes_sent[0] == 16 / 2 * bytes_sent[2]
 
 
-def test_a_joiner_gets_an_anchor_and_the_deltas_since_from_a_relay(tmp_path: Path) -> None:
+def test_a_joiner_gets_a_base_snapshot_and_the_deltas_since_from_a_relay(tmp_path: Path) -> None:
     source, tree, sent = Source(tmp_path), Relays(1), weights()
     first, second, third = (Actor(tmp_path, number, tree) for number in range(3))
 
     async def follow() -> None:
         await together([first], source.publish(0, sent))
-        await together([second], source.manifests[-1])  # makes the anchor of version 0
+        await together([second], source.manifests[-1])  # makes the base snapshot of version 0
         before, newest = egress(source), sent
         for version in range(1, 4):
             newest = moved(newest, version, 0.001)
@@ -114,7 +114,7 @@ def test_a_joiner_gets_an_anchor_and_the_deltas_since_from_a_relay(tmp_path: Pat
 
     asyncio.run(follow())
     joiner = third.subscriber
-    assert third.engine.version == 3 and joiner.totals["anchors"] == 1
+    assert third.engine.version == 3 and joiner.totals["base_snapshots"] == 1
     assert joiner.stats()["weight_bytes_relayed"] == joiner.stats()["weight_bytes"] >= sent.nbytes
     for actor in (first, second, third):
         actor.subscriber.close()

@@ -116,7 +116,7 @@ def test_parts_arrive_as_one_version_whoever_asks_and_when(tmp_path: Path, parts
 
     asyncio.run(follow())
     follows, late = (subscribers[name].stats() for name in ("follows", "late"))
-    assert (follows["anchors"], follows["deltas"]) == ((1, 5) if coding == "delta" else (6, 0))
+    assert (follows["base_snapshots"], follows["deltas"]) == ((1, 5) if coding == "delta" else (6, 0))
     assert not follows["full_syncs"] or coding == "full"
     received = follows["weight_bytes"] + late["weight_bytes"]
     assert sum(publisher.metrics["publish/bytes"] for publisher in learner.publishers[:1]) <= received

@@ -93,7 +93,7 @@ def test_every_byte_arrives(tmp_path: Path, nbytes: int, coding: str) -> None:
     (version, received), *rest = engine.loaded
     assert version == 4 and not rest
     assert received.tobytes() == sent.buffer.tobytes()
-    assert engine.digest == sent.digest() and subscriber.totals["anchors"] == 1
+    assert engine.digest == sent.digest() and subscriber.totals["base_snapshots"] == 1
     source.publisher.close()
 
 
@@ -144,7 +144,7 @@ def test_bits_that_the_engine_begins_with_are_built_on(source: Source) -> None:
         subscriber.close()
 
     asyncio.run(follow())
-    assert engine.version == 1 and (subscriber.totals["deltas"], subscriber.totals["anchors"]) == (1, 0)
+    assert engine.version == 1 and (subscriber.totals["deltas"], subscriber.totals["base_snapshots"]) == (1, 0)
 
 
 def test_wrong_bits_never_reach_the_engine(source: Source) -> None:
@@ -175,7 +175,7 @@ def test_the_same_bits_under_a_new_version_are_not_sent_again(source: Source) ->
         subscriber.close()
 
     asyncio.run(follow())
-    assert [version for version, _ in engine.loaded] == [1, 3] and subscriber.totals["anchors"] == 1
+    assert [version for version, _ in engine.loaded] == [1, 3] and subscriber.totals["base_snapshots"] == 1
 
 
 def test_a_version_that_is_gone_is_skipped_for_the_newest(source: Source) -> None:

@@ -84,7 +84,7 @@ class Engine:
 
 def actor(name: str, folder: Path) -> Subscriber:
     subscriber = Subscriber(Engine(), name, lambda *_: None, sweep_every=1)  # type: ignore[arg-type]
-    subscriber.relay = Relay(f"ipc://{folder}/{name}", lambda: subscriber.sources.received, keep=8, anchor_every=50)
+    subscriber.relay = Relay(f"ipc://{folder}/{name}", lambda: subscriber.sources.received, keep=8, snapshot_every=50)
     return subscriber
 
 

@@ -19,8 +19,8 @@ def test_ranks_publish_what_one_would_and_none_has_more_than_its_part(tmp_path, 
         assert found["edges"], "a shard that ends within a word"
     syncs = found["syncs"]
     assert syncs["follows"]["deltas"] == syncs["behind a relay"]["deltas"] == VERSIONS - 1
-    assert syncs["late"]["anchors"] == 1 and syncs["late"]["deltas"] == VERSIONS - LATE - 1
-    assert syncs["sleeps"]["anchors"] == 1 and syncs["sleeps"]["deltas"] == 2, (
+    assert syncs["late"]["base_snapshots"] == 1 and syncs["late"]["deltas"] == VERSIONS - LATE - 1
+    assert syncs["sleeps"]["base_snapshots"] == 1 and syncs["sleeps"]["deltas"] == 2, (
         "one of them leads over all it has missed"
     )
     assert 0 < min(seen["density"] for seen in found["versions"][1:]) < 0.1

@@ -28,10 +28,10 @@ BLOCK = 8192
 class Learner:
     """Versions of weights that change as told, in a history; or in several parts, each with a history of its own."""
 
-    def __init__(self, keep: int = 4, anchor_every: int = 20, seed: int = 0, parts: int = 1):
+    def __init__(self, keep: int = 4, snapshot_every: int = 20, seed: int = 0, parts: int = 1):
         self.rng, self.version = seeded(seed), 0
         self.layouts = [Layout(SPECS, BLOCK, part, parts, apart=True) for part in range(parts)]
-        self.histories = [History(layout, keep=keep, anchor_every=anchor_every) for layout in self.layouts]
+        self.histories = [History(layout, keep=keep, snapshot_every=snapshot_every) for layout in self.layouts]
         self.whole = State(SPECS, self.rng.integers(0, 256, State(SPECS).nbytes, dtype=np.uint8))
         self.states, self._spares = ([State(SPECS, part=part, parts=parts) for part in range(parts)] for _ in range(2))
         self.digests = {0: self.whole.digest()}
@@ -91,7 +91,7 @@ class Actor:
         return True
 
     def _fetched(self, part: int, history: History, version: int, spoil) -> Way | None:
-        anchor, messages = None, []
+        base_snapshot, messages = None, []
         for leg in history.plan(version, *self.replica.held(part)) or ():
             payload = history.payload(leg.base, leg.version)
             assert payload is not None and payload.nbytes == leg.nbytes
@@ -100,12 +100,12 @@ class Actor:
                 return None
             self.fetched += len(data)
             if leg.base == NOTHING:
-                anchor = leg.version
+                base_snapshot = leg.version
                 self.replica.forget(part)
                 self.replica.layouts[part].copy_in(np.frombuffer(data, np.uint8), 0, self.replica.state.buffer)
             else:
                 messages.append(data)
-        return Way(anchor, messages) if messages or anchor is not None else None
+        return Way(base_snapshot, messages) if messages or base_snapshot is not None else None
 
 
 def holds(actor: Actor, learner: Learner) -> bool:
@@ -174,7 +174,7 @@ def test_hundreds_of_versions_with_every_mishap(parts: int) -> None:
 
 
 def test_fifty_versions_asleep() -> None:
-    """A few bytes where the deltas are there, in one merged message; else an anchor, and from there as everybody."""
+    """A few bytes where the deltas are there, in one merged message; else a base snapshot, and from there on alike."""
     learner = Learner(keep=60)
     actor, late = Actor(), Actor()
     assert actor.sync(learner, 0) and late.sync(learner, 0)
@@ -189,7 +189,7 @@ def test_fifty_versions_asleep() -> None:
     (leg,) = learner.history.plan(50, 0, learner.digests[0])
     assert (leg.base, leg.version) == (0, 50) and leg.nbytes < 0.8 * chain
     assert actor.sync(learner, 50) and holds(actor, learner) and actor.fetched - before == leg.nbytes
-    short = Learner(keep=4, anchor_every=20)
+    short = Learner(keep=4, snapshot_every=20)
     assert late.replica.digest == short.digests[0]
     for _ in range(50):
         short.step(0.01)
@@ -198,8 +198,8 @@ def test_fifty_versions_asleep() -> None:
     assert late.sync(short, 50) and holds(late, short)
 
 
-def test_late_joiners_share_an_anchor_until_it_is_old() -> None:
-    learner = Learner(keep=2, anchor_every=10)
+def test_late_joiners_share_a_base_snapshot_until_it_is_old() -> None:
+    learner = Learner(keep=2, snapshot_every=10)
     plans = []
     for _ in range(24):
         learner.step(0.0005)
@@ -253,7 +253,7 @@ def test_bits_that_are_not_what_the_head_says_are_noticed() -> None:
 
 
 def test_what_is_kept_stays_bounded() -> None:
-    learner = Learner(keep=1000, anchor_every=1000)
+    learner = Learner(keep=1000, snapshot_every=1000)
     assert Actor().sync(learner, 0)
     for _ in range(40):
         learner.step(0.5)
@@ -308,7 +308,7 @@ def test_a_merged_delta_can_be_fetched_while_the_learner_goes_on(monkeypatch) ->
 
 
 def test_a_merged_delta_that_is_longer_than_the_weights_is_not_asked_for_again(monkeypatch) -> None:
-    """Else it and the one from the anchor push one another out of memory, and no plan is ever made."""
+    """Else it and the one from the base snapshot push one another out of memory, and no plan is ever made."""
     merge, merged = history_module.merge, []
 
     def counted(*args) -> bytes:
@@ -321,7 +321,7 @@ def test_a_merged_delta_that_is_longer_than_the_weights_is_not_asked_for_again(m
     monkeypatch.setattr(history_module, "merge", counted)
     learner, actor = Learner(keep=60), Actor()
     learner.step(0.0005)
-    assert actor.sync(learner, 1), "by an anchor"
+    assert actor.sync(learner, 1), "by a base snapshot"
     for part in (1, 2):  # all of the weights become others, then half of them: more than whole weights together
         new = learner.whole.buffer[: learner.whole.nbytes // part]
         new[:] = learner.rng.integers(0, 256, new.size)
