@@ -1,7 +1,8 @@
 """The embedded engine: a transformers model in the actor's own process, with continuous batching and in-flight updates.
 
 One asyncio task, no threads. The task makes one decode step for all running sequences, then yields to the event loop
-once, so messages, aborts and weight updates are handled between two steps and never within one:
+once, so messages, aborts and weight updates are handled between two steps. A long prefill yields between its forwards,
+too: what ends or is updated meanwhile waits for the end of the step.
 
     generate() → waiting (first in, first out) → slot, KV of all but the last token prefilled → one token per step
                → finished | aborted | cancelled: slot freed, caller answered
@@ -38,6 +39,9 @@ from areal_like.weights.update import Update
 
 PREFILL_TOKENS = 8192
 """Most tokens, padding included, of one prefill forward: bounds its memory."""
+PREFILL_OPERATIONS = 5e11
+"""And most operations on a CPU: seconds of one core. Between two forwards messages are handled, heartbeats sent."""
+LEAST_PREFILL_TOKENS = 256
 
 
 class TorchEngine:
@@ -90,6 +94,9 @@ class TorchEngine:
         self._parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._waiting: deque[Request] = deque()
         self._loads: list[tuple[Update, asyncio.Future[None]]] = []
+        self._prefill_tokens = _prefill_tokens(model)
+        self._stepping = False
+        self._ending: list[tuple[Request, Finish]] = []  # asked for during a step
         self._stale = False  # the KV of the running sequences is to be recomputed before the next step
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -207,14 +214,17 @@ class TorchEngine:
                     await self._wake.wait()
             elif self._interruptible:
                 self._apply_waiting_loads()  # directly before the step: nothing else stands between the two
+            self._stepping = True
             try:
-                self._step()
+                await self._step()
             except Exception as error:  # whatever it is, the callers must hear of it
                 self._fail(error)
+            finally:
+                self._stepping = False
+            self._end_late()
             await asyncio.sleep(0)
 
-    @torch.inference_mode()
-    def _step(self) -> None:
+    async def _step(self) -> None:
         """Let waiting sequences join, then sample one token for each running one."""
         start = perf_counter()
         if self._pause_start is not None:
@@ -224,18 +234,18 @@ class TorchEngine:
         table = self._table
         self._relieve()
         if self._stale:
-            self._cache.reserve(len(table), table.longest)
-            self._prefill(list(range(len(table))))
+            self._reserve()
+            await self._prefill(list(range(len(table))))
             self._totals["recompute_seconds"] += perf_counter() - start
             self._stale = False
-        self._admit()
+        await self._admit()
         if not table.requests:
             return
         tokens, logprobs = self._decode()
         self._totals["tokens"] += len(tokens)
         self._concurrency.step()
         for slot, finish in table.append(tokens, logprobs):
-            self._end(table.requests[slot], finish)
+            self._answer(table.requests[slot], finish)
         self._totals["busy_seconds"] += perf_counter() - start
 
     def _relieve(self) -> None:
@@ -257,7 +267,7 @@ class TorchEngine:
         self._waiting.appendleft(request)
         self._totals["preemptions"] += 1
 
-    def _admit(self) -> None:
+    async def _admit(self) -> None:
         joined = []
         while self._waiting and not self._loads and len(self._table) < self._concurrency.limit:
             if not self._fits(self._waiting[0]):
@@ -266,8 +276,12 @@ class TorchEngine:
             self._waiting[0].joined = int(self._totals["joins"])
             joined.append(self._table.add(self._waiting.popleft()))
         if self._table.requests:
-            self._cache.reserve(len(self._table), self._table.longest)
-        self._prefill(joined)
+            self._reserve()
+        await self._prefill(joined)
+
+    @torch.inference_mode()
+    def _reserve(self) -> None:
+        self._cache.reserve(len(self._table), self._table.longest)
 
     def _fits(self, request: Request) -> bool:
         """Is there room for another sequence, and for one token more of each?"""
@@ -275,23 +289,27 @@ class TorchEngine:
         running = len(self._table)
         return self._kv_tokens is None or not running or (running + 1) * longest <= self._kv_tokens
 
-    def _prefill(self, slots: list[int]) -> None:
+    async def _prefill(self, slots: list[int]) -> None:
         """Fill the KV cache of the slots for all but their last token; equal prompts are computed once."""
         if not slots:
             return
         table, now, joining = self._table, int(self._totals["updates"]), set(slots)
         sources = (i for i, r in enumerate(table.requests) if r.prefilled == now and i not in joining)
         planned = plan(table, slots, sources)
-        for source, target, time in planned.copies:
-            self._cache.move(source, target, time)
-        for spans in (planned.whole, planned.rests):
-            for chunk in _chunks(spans):
-                self._prefill_forward(chunk)
+        with torch.inference_mode():
+            for source, target, time in planned.copies:
+                self._cache.move(source, target, time)
+        chunks = [chunk for spans in (planned.whole, planned.rests) for chunk in _chunks(spans, self._prefill_tokens)]
+        for number, chunk in enumerate(chunks, 1):
+            self._prefill_forward(chunk)
+            if number < len(chunks):
+                await asyncio.sleep(0)
         for slot in slots:
             table.requests[slot].prefilled = now
         self._totals["prefill_tokens"] += planned.computed
         self._totals["shared_tokens"] += planned.shared
 
+    @torch.inference_mode()
     def _prefill_forward(self, chunk: list[Span]) -> None:
         """One forward over one row per span, which is for all of its slots; the last span is the longest."""
         table = self._table
@@ -310,6 +328,7 @@ class TorchEngine:
         tokens = torch.from_numpy(table.tokens[first, np.minimum(places, table.tokens.shape[1] - 1)]).to(self._device)
         self._decoder.prefill(tokens, torch.from_numpy(places).to(self._device))
 
+    @torch.inference_mode()
     def _decode(self) -> tuple[np.ndarray, np.ndarray]:
         """Feed each sequence's last token → the next ones int64 [n] and their logprobs float32 [n]."""
         table, n = self._table, len(self._table)
@@ -322,7 +341,20 @@ class TorchEngine:
         return sample(logits, temperatures, table.draws() if temperatures.any() else None)
 
     def _end(self, request: Request, finish: Finish) -> None:
-        """Take the request out, wherever it is, and answer its caller with what it has."""
+        """Take the request out, wherever it is, and answer its caller with what it has; after the step, if one is under
+        way: it goes by the slots that it began with."""
+        if self._stepping:
+            self._ending.append((request, finish))
+        else:
+            self._answer(request, finish)
+
+    def _end_late(self) -> None:
+        ending, self._ending = self._ending, []
+        for request, finish in ending:
+            if request.slot is not None or request in self._waiting:  # the step has not ended it
+                self._answer(request, finish)
+
+    def _answer(self, request: Request, finish: Finish) -> None:
         if request.slot is not None:
             completion = self._take_out(request, finish)
         else:
@@ -380,11 +412,19 @@ class TorchEngine:
         self._loads.clear()
 
 
-def _chunks(spans: list[Span]) -> Iterator[list[Span]]:
-    """Of rising length, as many at a time as one forward may have."""
+def _prefill_tokens(model: PreTrainedModel) -> int:
+    """Most tokens of one prefill forward of this model."""
+    if model.device.type != "cpu":
+        return PREFILL_TOKENS
+    operations = 2 * sum(parameter.numel() for parameter in model.parameters())
+    return max(LEAST_PREFILL_TOKENS, min(PREFILL_TOKENS, int(PREFILL_OPERATIONS / operations)))
+
+
+def _chunks(spans: list[Span], most: int) -> Iterator[list[Span]]:
+    """Of rising length, as many at a time as one forward of `most` tokens may have."""
     chunk: list[Span] = []
     for span in spans:
-        if chunk and (len(chunk) + 1) * (span.stop - span.start) > PREFILL_TOKENS:
+        if chunk and (len(chunk) + 1) * (span.stop - span.start) > most:
             yield chunk
             chunk = []
         chunk.append(span)

@@ -25,9 +25,9 @@ class HangingEngine(TorchEngine):
         super().__init__(model, slots=slots)
         self._switch, self._step_seconds = folder / SWITCH, step_seconds
 
-    def _step(self) -> None:
+    async def _step(self) -> None:
         if self._switch.exists():
             time.sleep(LOOK_SECONDS)
         else:
             time.sleep(self._step_seconds)
-            super()._step()
+            await super()._step()

@@ -6,9 +6,10 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config
 
-from actors.engines import decoders
+from actors.engines import decoders, torch_engine
 from actors.engines.torch_engine import TorchEngine
 from actors.worker import Rollout, Worker
 from areal_like.sampling import uniforms
@@ -361,3 +362,43 @@ def test_a_preempted_sequence_that_is_aborted_hands_back_all_it_had():
         await engine.close()
 
     asyncio.run(main())
+
+
+def test_others_are_heard_between_the_forwards_of_a_long_prefill(monkeypatch):
+    """An actor that could send no heartbeat for so long would be taken for dead. Who leaves meanwhile harms nobody."""
+    monkeypatch.setattr(torch_engine, "PREFILL_OPERATIONS", 1)
+    monkeypatch.setattr(torch_engine, "LEAST_PREFILL_TOKENS", 8)
+    model = new_model("qwen2")
+    reference = copy.deepcopy(model)
+    prompts = prompts_of(30, 9, 20, 12, 33, 25, 11)
+
+    async def main():
+        engine = TorchEngine(model)
+        limits = Limits(6, temperature=0.0)
+        tasks = [asyncio.create_task(engine.generate(p, limits, f"r{i}")) for i, p in enumerate(prompts)]
+        turns = 0
+        while not engine.stats()["tokens"]:
+            await asyncio.sleep(0)
+            turns += 1
+            if turns == 3:
+                assert engine.stats()["running"] == len(prompts) and not engine.stats()["prefill_tokens"], "under way"
+                tasks[1].cancel()
+                engine.abort(["r4"])
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert engine.stats()["running"] == 0
+        await engine.close()
+        return turns, done
+
+    turns, done = asyncio.run(main())
+    assert turns >= len(prompts), "a forward per prompt"
+    assert isinstance(done[1], asyncio.CancelledError) and done[4].finish == "abort" and len(done[4].tokens) <= 1
+    for i in (0, 2, 3, 5, 6):
+        np.testing.assert_array_equal(done[i].tokens, greedy_of(reference, prompts[i], 6))
+
+
+def test_a_prefill_forward_takes_seconds_of_a_core_at_most():
+    assert torch_engine._prefill_tokens(new_model("qwen2")) == torch_engine.PREFILL_TOKENS, "a toy's takes less"
+    with torch.device("meta"):
+        large = torch.nn.Linear(1 << 14, 1 << 13, bias=False)
+    large.device = torch.device("cpu")
+    assert torch_engine._prefill_tokens(large) == int(5e11 / (2 << 27))
