@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from areal_like import messages
 from areal_like.weights.delta import ends_of
 from areal_like.weights.history import History
 from areal_like.weights.layout import Layout
@@ -28,7 +29,7 @@ class Relay:
         self._layouts: list[Layout] = []
         self._histories: list[History] = []
         self._server = WeightServer(endpoint, keys, self._history, progress, as_client=True)
-        self.offer = {"endpoint": self._server.endpoint, "key": self._server.key}
+        self.offer = messages.Relay(self._server.endpoint, self._server.key)
 
     @property
     def bytes_sent(self) -> int:

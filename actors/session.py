@@ -15,9 +15,10 @@ import time
 
 from actors.subscriber import Subscriber
 from actors.worker import Worker
+from areal_like import messages
 from areal_like.client import ActorClient
 from areal_like.link import WrongKeysError
-from areal_like.wire import NOT_WITH_THIS_KEY, SAY_HELLO, Message
+from areal_like.wire import NOT_WITH_THIS_KEY, SAY_HELLO, Received
 
 log = logging.getLogger(__name__)
 HELLO_SECONDS = 5.0
@@ -35,15 +36,6 @@ class Session:
         self.client, self.worker, self.subscriber = client, worker, subscriber
         self.welcomed = False
         self._said_at = time.monotonic()
-        self._handlers = {
-            "lease": self._on_lease,
-            "announce": lambda message: subscriber.announce(message.body["manifest"]),
-            "pushed": lambda message: client.acknowledged(message.body["ids"]),
-            "cancel": lambda message: worker.cancel(message.body["ids"], message.body["give_back"]),
-            "quit": self._on_quit,
-            "welcome": self._on_welcome,
-            "refused": self._on_refused,
-        }
 
     async def receive(self) -> None:
         """Handle the buffer's messages until the process ends."""
@@ -57,8 +49,24 @@ class Session:
             log.warning("the connection to the buffer broke and is there again: hello again")
             self.renew()
 
-    def handle(self, message: Message) -> None:
-        self._handlers[message.kind](message)
+    def handle(self, received: Received) -> None:
+        """Raises Stuck, WrongKeysError."""
+        match message := received.message:
+            case messages.Lease():
+                if self.welcomed:  # else it is of the session before: others have it, or will
+                    self.worker.start(message.leases, self.client.carried(message, received.payloads))
+            case messages.Announce():
+                self.subscriber.announce(message.manifest)
+            case messages.Pushed():
+                self.client.acknowledged(message.ids)
+            case messages.Cancel():
+                self.worker.cancel(message.ids, message.give_back)
+            case messages.Quit():
+                raise Stuck(message.reason)
+            case messages.Welcome():
+                self.welcomed = True
+            case messages.Refused():
+                self._on_refused(message.reason)
 
     def renew(self) -> None:
         """Start a new session."""
@@ -67,22 +75,11 @@ class Session:
         if self.worker.engine.version >= 0:
             self.client.applied(self.worker.engine.version, self.worker.engine.digest)
 
-    def _on_lease(self, message: Message) -> None:
-        if self.welcomed:  # else it is of the session before: others have it, or will
-            self.worker.start(self.client.leases(message), self.client.carried(message))
-
-    def _on_welcome(self, message: Message) -> None:
-        self.welcomed = True
-
-    def _on_quit(self, message: Message) -> None:
-        """Raises Stuck."""
-        raise Stuck(message.body["reason"])
-
-    def _on_refused(self, message: Message) -> None:
+    def _on_refused(self, reason: str) -> None:
         """Raises WrongKeysError where this actor's key is not one of actors."""
-        if NOT_WITH_THIS_KEY in message.body["reason"]:
-            raise WrongKeysError(f"the buffer refused a message: {message.body['reason']}")
-        log.warning("the buffer refused a message: %s", message.body["reason"])
+        if NOT_WITH_THIS_KEY in reason:
+            raise WrongKeysError(f"the buffer refused a message: {reason}")
+        log.warning("the buffer refused a message: %s", reason)
         unanswered = time.monotonic() - self._said_at > HELLO_SECONDS
-        if SAY_HELLO in message.body["reason"] and (self.welcomed or unanswered):
+        if SAY_HELLO in reason and (self.welcomed or unanswered):
             self.renew()  # once, however many messages were refused meanwhile

@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from areal_like import messages
 from areal_like.bus import AsyncDealer, BusError
 from areal_like.weights.replica import Desync
-from areal_like.wire import Message, WireError
+from areal_like.wire import Received, WireError
 
 log = logging.getLogger(__name__)
 CHUNK_BYTES = 1 << 20
@@ -95,69 +96,61 @@ class Sources:
         """The legs that lead from what is held of a part to a version, or to the newest that the source has. Raises
         Superseded where none do, or where there are `other_relays` to ask meanwhile; Unreachable; Desync."""
         dealer = self._dealer(part)
-        body = {"part": part, "version": version, "held": held, "digest": digest}
-        dealer.send("sync", body)
+        question = messages.Sync(part, version, held, digest)
+        dealer.send(question)
         heard = moved = time.monotonic()
         progress = -1
         while True:
-            message = await self._within(dealer, LOOK_SECONDS)
+            received = await self._within(dealer, LOOK_SECONDS)
             now = time.monotonic()
-            if message is None:
-                if self._silent(dealer, now - heard):
-                    dealer.send("sync", body)
+            match received and received.message:
+                case None:
+                    if self._silent(dealer, now - heard):
+                        dealer.send(question)
+                        heard = now
+                case messages.Plan(part=of, version=to, legs=legs) if (of, to) == (part, version):  # else left over
+                    if not legs:
+                        raise Superseded
+                    return legs
+                case messages.Later(part=of, version=to, progress=so_far) if (of, to) == (part, version):
                     heard = now
-            elif (message.body.get("part"), message.body.get("version")) == (part, version):  # else left over
-                heard = now
-                if message.kind == "plan":
-                    return self._checked(message.body["legs"])
-                if message.kind == "later" and message.body["progress"] != progress:
-                    moved, progress = now, message.body["progress"]
+                    if so_far != progress:
+                        moved, progress = now, so_far
             if other_relays():
                 raise Superseded
             if self._is_relay() and now - moved > PATIENCE_SECONDS:
                 raise Unreachable(f"it waits for version {version} itself, and for {PATIENCE_SECONDS:.0f} s in vain")
 
-    def _checked(self, legs: Sequence[Any]) -> list[Row]:
-        if not legs:
-            raise Superseded
-        for row in legs:
-            if not isinstance(row, list) or [type(each) for each in row] != [int, int, int, str]:
-                raise Desync("wrong plan")
-        return [tuple(row) for row in legs]
-
     async def fetch(self, part: int, row: Row, put: Callable[[int, np.ndarray], None]) -> None:
         """Hand a leg chunk by chunk to `put(offset, uint8)`, in any order. Raises Superseded, Unreachable, Desync."""
         base, version, nbytes, _ = row
         dealer, offsets = self._dealer(part), iter(range(0, nbytes, CHUNK_BYTES))
-        about = {"part": part, "base": base, "version": version}
         waiting: set[int] = set()
 
         def ask(offset: int | None) -> None:
             if offset is not None:
                 waiting.add(offset)
-                dealer.send("fetch", {**about, "offset": offset, "size": CHUNK_BYTES})
+                dealer.send(messages.Fetch(part, base, version, offset, CHUNK_BYTES))
 
         for _ in range(CHUNKS_IN_FLIGHT):
             ask(next(offsets, None))
         while waiting:
-            message = await self._within(dealer, RELAY_SECONDS if self._is_relay() else RETRY_SECONDS)
-            if message is None:
+            received = await self._within(dealer, RELAY_SECONDS if self._is_relay() else RETRY_SECONDS)
+            if received is None:
                 self._silent(dealer, RETRY_SECONDS)
                 for offset in sorted(waiting):
                     ask(offset)
                 continue
-            body = message.body
-            if message.kind == "gone" and (body["part"], body["version"]) == (part, version):
+            message = received.message
+            if message == messages.Gone(part, version):
                 raise Superseded
-            if message.kind != "chunk" or {key: body[key] for key in about} != about:
+            offset = message.offset if isinstance(message, messages.Chunk) else -1
+            if message != messages.Chunk(part, base, version, offset) or offset not in waiting:
                 continue  # left over from a fetch that was given up
-            offset = body["offset"]
-            if offset not in waiting:
-                continue
-            expected = min(CHUNK_BYTES, nbytes - offset)
-            if message.payload.nbytes != expected:
-                raise Desync("wrong size", f"a chunk of {message.payload.nbytes} bytes where {expected} were asked for")
-            put(offset, np.frombuffer(message.payload, np.uint8))
+            chunk, expected = received.payload, min(CHUNK_BYTES, nbytes - offset)
+            if chunk.nbytes != expected:
+                raise Desync("wrong size", f"a chunk of {chunk.nbytes} bytes where {expected} were asked for")
+            put(offset, np.frombuffer(chunk, np.uint8))
             self.received += expected
             self.relayed += expected if self._is_relay() else 0
             waiting.discard(offset)
@@ -185,7 +178,7 @@ class Sources:
         log.warning("%s: the publisher has sent nothing for %.0f s", self._name, seconds)
         return True
 
-    async def _within(self, dealer: AsyncDealer, seconds: float) -> Message | None:
+    async def _within(self, dealer: AsyncDealer, seconds: float) -> Received | None:
         """The next message, or None after so many seconds. Raises Unreachable if a relay talks rubbish, WireError if
         the publisher does."""
         try:

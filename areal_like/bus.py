@@ -35,7 +35,18 @@ import zmq.asyncio
 from areal_like import keys as keyring
 from areal_like import turns
 from areal_like.link import BusError, Link
-from areal_like.wire import MAX_FRAME_BYTES, MAX_FRAMES, Message, WireError, check_role, decode, encode
+from areal_like.messages import Message, Refused
+from areal_like.wire import (
+    MAX_FRAME_BYTES,
+    MAX_FRAMES,
+    Frame,
+    Payloads,
+    Received,
+    WireError,
+    check_role,
+    decode,
+    encode,
+)
 
 log = logging.getLogger(__name__)
 _MORE, _NOW = int(zmq.SNDMORE), int(zmq.DONTWAIT)  # as plain numbers: arithmetic on zmq's enums is slow
@@ -83,7 +94,7 @@ def _configure(sock: zmq.Socket, unread: int = 0, unsent: int = 0, max_frame: in
     sock.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
 
 
-def keep(frames: Sequence[Any]) -> list[Any]:
+def keep(frames: Sequence[zmq.Frame]) -> list[Frame]:
     """Received frames in a form to keep: large ones as they are, small ones copied."""
     return [frame if len(frame) >= COPY_BELOW else frame.bytes for frame in frames]
 
@@ -101,7 +112,7 @@ def _comes_within(sock: zmq.Socket, seconds: float) -> bool:
     return True
 
 
-def receive_within(sock: zmq.Socket, timeout: float) -> list[Any] | None:
+def receive_within(sock: zmq.Socket, timeout: float) -> list[zmq.Frame] | None:
     """The frames of the next message as the socket has them (see `keep`), or None after `timeout` seconds. If a message
     has too many frames, only the first of them."""
     try:
@@ -118,7 +129,7 @@ def receive_within(sock: zmq.Socket, timeout: float) -> list[Any] | None:
     return frames
 
 
-def send_all(sock: zmq.Socket, frames: Sequence[Any], flags: int = 0) -> None:
+def send_all(sock: zmq.Socket, frames: Payloads, flags: int = 0) -> None:
     """Queue a message. Received frames are sent on as they are; anything else is copied at once."""
     for frame in frames[:-1]:
         sock.send(frame, _MORE | flags)
@@ -180,19 +191,19 @@ class Router:
         self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no allow-list, nobody in; the default would let all in
         return public.decode()
 
-    def receive(self, timeout: float) -> tuple[bytes, Message | WireError] | None:
+    def receive(self, timeout: float) -> tuple[bytes, Received | WireError] | None:
         """The next message and its sender, or None after `timeout` s. A message that cannot be accepted comes as a
         WireError; its sender has been told."""
         parts = receive_within(self.socket, timeout)
         if parts is None:
             return None
-        role = parts[-1].get("User-Id") if self._guard else keyring.NO_ROLE
+        role = str(parts[-1].get("User-Id")) if self._guard else keyring.NO_ROLE
         peer, *frames = keep(parts)
         try:
-            message = decode(frames)
+            received = decode(frames)
             if role != keyring.NO_ROLE:
-                check_role(role, message)
-            return peer, message
+                check_role(role, received.message)
+            return peer, received
         except WireError as error:
             self.refuse(peer, str(error))
             return peer, error
@@ -200,7 +211,7 @@ class Router:
     def refuse(self, peer: bytes, reason: str) -> None:
         """Tell a peer that its message was refused, and log it, up to a limit."""
         self.refused += 1
-        self.send(peer, "refused", {"reason": reason[:1000]})
+        self.send(peer, Refused(reason[:1000]))
         now = time.monotonic()
         if now - self._told_since > REFUSALS_SECONDS:
             self._told, self._told_since = 0, now
@@ -209,11 +220,11 @@ class Router:
             last = " (the log skips more of these for a minute)" if self._told == LOGGED_REFUSALS else ""
             log.warning("refused a message of %r: %r%s", _shown(peer), reason[:1000], last)
 
-    def send(self, peer: bytes, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
+    def send(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
         """Queue a message. A peer that is gone is no error (its silence will show); nor is one that stopped reading
         long ago (counted in `unsent`)."""
         try:
-            send_all(self.socket, [peer, *encode(kind, body, payloads)], _NOW)
+            send_all(self.socket, [peer, *encode(message, payloads)], _NOW)
         except zmq.ZMQError as error:
             self.unsent += error.errno == errno.EAGAIN
 
@@ -282,16 +293,16 @@ class Dealer:
     ):
         self.socket, self.link = _dealer(zmq.Context.instance(), endpoint, name, peer, link_timeout, keys, role)
 
-    def send(self, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
+    def send(self, message: Message, payloads: Payloads = ()) -> None:
         """Queue a message. Raises BusError if the other side has refused this one: then libzmq has no queue any more,
         and a send that may block would never return."""
         try:
-            send_all(self.socket, encode(kind, body, payloads), _NOW)
+            send_all(self.socket, encode(message, payloads), _NOW)
         except zmq.Again:
             self.link.check()
             raise BusError(f"the {self.link.peer} has closed the connection: nothing can be sent") from None
 
-    def receive(self, timeout: float) -> Message | None:
+    def receive(self, timeout: float) -> Received | None:
         """The next message, or None after `timeout` seconds. Raises WireError; BusError if the other side does not
         let this one in."""
         deadline = time.monotonic() + timeout
@@ -320,13 +331,13 @@ class SharedDealer(Dealer):
         self._lock, self._owner = threading.Lock(), threading.get_ident()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
 
-    def send(self, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
+    def send(self, message: Message, payloads: Payloads = ()) -> None:
         with self._lock:
-            super().send(kind, body, payloads)
+            super().send(message, payloads)
         if threading.get_ident() != self._owner:
             os.eventfd_write(self._wake, 1)
 
-    def receive(self, timeout: float) -> Message | None:
+    def receive(self, timeout: float) -> Received | None:
         """As `Dealer.receive`; by the thread that made this object."""
         deadline = time.monotonic() + timeout
         while True:
@@ -373,11 +384,11 @@ class AsyncDealer:
             context = zmq.asyncio.Context(zmq.Context.instance())
         self.socket, self.link = _dealer(context, endpoint, name, peer, link_timeout, keys, role, key)
 
-    def send(self, kind: str, body: dict[str, Any], payloads: Sequence[Any] = ()) -> None:
+    def send(self, message: Message, payloads: Payloads = ()) -> None:
         """Queue a message. Without a high-water mark the send is done when the call returns, so it is not awaited."""
-        self.socket.send_multipart(encode(kind, body, payloads), copy=True)
+        self.socket.send_multipart(encode(message, payloads), copy=True)
 
-    async def receive(self) -> Message:
+    async def receive(self) -> Received:
         """The next message. Raises WireError."""
         return decode(keep(await self.socket.recv_multipart(copy=False)))
 

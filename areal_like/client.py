@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
+from areal_like import messages
 from areal_like.bus import AsyncDealer, BusError, Dealer, SharedDealer
 from areal_like.groups import Head, decode_group, encode_group, pack_heads, unpack_heads
+from areal_like.messages import Message, PartialHead
 from areal_like.partials import decode_partial
 from areal_like.ring import Ring, RingReader
-from areal_like.types import Batch, Carried, Group, Lease
-from areal_like.wire import ONLY_THE_LEARNER, Message, WireError
+from areal_like.types import Batch, Carried, Group
+from areal_like.wire import ONLY_THE_LEARNER, Frame, Payloads, Received, WireError
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 5.0
@@ -28,6 +30,7 @@ MAX_GROUPS_PER_PUSH = 64
 LOOK_SECONDS = 0.5
 """Seconds between checks whether the connection was made again."""
 TELL_SECONDS = 10.0
+M = TypeVar("M", bound=Message)
 
 
 class Stopped(Exception):
@@ -45,8 +48,8 @@ class _Pushed:
 
     sent: float
     head: Head
-    payload: Any
-    frame: Any
+    payload: Frame
+    frame: Frame
 
 
 class ActorClient:
@@ -72,13 +75,13 @@ class ActorClient:
         self._unacknowledged: dict[int, _Pushed] = {}
         self._shared_bytes = shared_bytes if endpoint.startswith("ipc://") else 0
         self._ring: Ring | None = None
-        self.relay: dict[str, str] | None = None
+        self.relay: messages.Relay | None = None
 
     def hello(self) -> None:
-        """Introduce this actor; with `relay` (endpoint, key) also as a source of weights."""
-        self.dealer.send("hello", {"role": "actor", "name": self.name, "pid": os.getpid(), "slots": self.slots})
+        """Introduce this actor; with `relay` also as a source of weights."""
+        self.dealer.send(messages.Hello("actor", self.name, os.getpid(), self.slots))
         if self.relay:
-            self.dealer.send("relay", self.relay)
+            self.dealer.send(self.relay)
         self._share()
 
     def _share(self) -> None:
@@ -91,18 +94,17 @@ class ActorClient:
         if self._shared_bytes:
             with contextlib.suppress(OSError):
                 self._ring = Ring(self._shared_bytes)
-                self.dealer.send("share", {"pid": os.getpid(), "fd": self._ring.fd, "token": self._ring.token})
+                self.dealer.send(messages.Share(os.getpid(), self._ring.fd, self._ring.token))
 
     def heartbeat(
         self,
-        stats: dict[str, Any],
+        stats: dict[str, float | str],
         progress: Mapping[int, int] = MappingProxyType({}),
         heldout: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         """Send a sign of life, and repeat pushes that got no answer. `progress`: group → tokens of its lease, for
         leases that have moved since the last heartbeat; `heldout`: the same for held-out prompts."""
-        told = {"progress": dict(progress), "heldout": dict(heldout)}
-        self.dealer.send("heartbeat", {"stats": stats, **told})
+        self.dealer.send(messages.Heartbeat(stats, dict(progress), dict(heldout)))
         now = time.monotonic()
         for group_id, pushed in list(self._unacknowledged.items()):
             if now - pushed.sent > RETRY_SECONDS:
@@ -112,12 +114,12 @@ class ActorClient:
 
     def credit(self, ended: int) -> None:
         """Tell how many leased sequences have ended since hello: as many more may be leased."""
-        self.dealer.send("credit", {"ended": ended})
+        self.dealer.send(messages.Credit(ended))
 
     def push(self, group: Group) -> None:
         descriptor = b""
 
-        def room(size: int) -> Any:
+        def room(size: int) -> Frame:
             nonlocal descriptor
             block = self._ring.take(size) if self._ring and self._ring.readable else None
             descriptor, memory = block or (b"", bytearray(size))
@@ -139,7 +141,8 @@ class ActorClient:
         for start in range(0, len(ready), MAX_GROUPS_PER_PUSH):
             ids = ready[start : start + MAX_GROUPS_PER_PUSH]
             some = [self._unacknowledged[each] for each in ids if each in self._unacknowledged]
-            self.dealer.send("push", pack_heads([each.head for each in some]), [each.frame for each in some])
+            table = pack_heads([each.head for each in some])
+            self.dealer.send(messages.Push(table), [each.frame for each in some])
         self._ready.clear()
 
     def acknowledged(self, ids: Iterable[int]) -> None:
@@ -149,49 +152,45 @@ class ActorClient:
     def left_out(self, group_id: int, cut: list[int], redrawn: list[str]) -> None:
         """Tell what a group to be pushed lacks: the tokens so far of samples that it did not wait for, and the reason
         for each sample that was drawn again."""
-        self.dealer.send("left_out", {"id": group_id, "cut": cut, "redrawn": redrawn})
+        self.dealer.send(messages.LeftOut(group_id, cut, redrawn))
 
     def failed(self, group_id: int, reason: str, detail: str = "") -> None:
-        self.dealer.send("failed", {"id": group_id, "reason": reason, "detail": detail})
+        self.dealer.send(messages.Failed(group_id, reason, detail))
 
-    def give_back(self, ids: Iterable[int], partials: Iterable[tuple[dict[str, Any], bytes]], leaving: bool) -> None:
+    def give_back(self, ids: Iterable[int], partials: Iterable[tuple[PartialHead, bytes]], leaving: bool) -> None:
         """Return leases unfinished; `partials` hold what was sampled for some of them (`encode_partial`)."""
-        left, found = list(ids), {meta["id"]: (meta, payload) for meta, payload in partials}
+        left, found = list(ids), {head.id: (head, payload) for head, payload in partials}
         while True:
             some, left = left[:MAX_GROUPS_PER_PUSH], left[MAX_GROUPS_PER_PUSH:]
             pairs = [found[group_id] for group_id in some if group_id in found]
-            body = {"ids": some, "partials": [meta for meta, _ in pairs], "leaving": leaving and not left}
-            self.dealer.send("give_back", body, [payload for _, payload in pairs])
+            message = messages.GiveBack(some, [head for head, _ in pairs], leaving and not left)
+            self.dealer.send(message, [payload for _, payload in pairs])
             if not left:
                 return
 
     def evaluated(self, lease_id: int, reward: float, length: int, versions: tuple[int, int]) -> None:
-        body = {"id": lease_id, "reward": reward, "length": length, "oldest": versions[0], "newest": versions[1]}
-        self.dealer.send("evaluated", body)
+        self.dealer.send(messages.Evaluated(lease_id, reward, *versions, length))
 
     def applied(self, version: int, digest: str) -> None:
-        self.dealer.send("applied", {"version": version, "digest": digest})
+        self.dealer.send(messages.Applied(version, digest))
 
-    async def receive(self) -> Message:
+    async def receive(self) -> Received:
         """The next message for the actor itself."""
         while True:
-            message = await self.dealer.receive()
-            if self._ring and message.kind == "shared":
-                self._ring.readable = message.body["readable"]
-            elif self._ring and message.kind == "released":
-                self._ring.release(message.body["blocks"])
+            received = await self.dealer.receive()
+            message = received.message
+            if self._ring and isinstance(message, messages.Shared):
+                self._ring.readable = message.readable
+            elif self._ring and isinstance(message, messages.Released):
+                self._ring.release(message.blocks)
             else:
-                return message
+                return received
 
     @staticmethod
-    def leases(message: Message) -> list[Lease]:
-        return [Lease(*row) for row in message.body["leases"]]
-
-    @staticmethod
-    def carried(message: Message) -> dict[int, Carried]:
+    def carried(lease: messages.Lease, payloads: Payloads) -> dict[int, Carried]:
         """What the leases of a message carry, by group."""
-        pairs = zip(message.body["partials"], message.payloads, strict=True)
-        return {meta["id"]: decode_partial(meta, payload, usable) for (meta, usable), payload in pairs}
+        pairs = zip(lease.partials, payloads, strict=True)
+        return {head.id: decode_partial(head, payload, usable) for (head, usable), payload in pairs}
 
     def close(self) -> None:
         self._push_ready()
@@ -218,47 +217,47 @@ class LearnerClient:
         self._rings = RingReader()
         self._order = threading.Lock()
         self._index, self.redo = -1, 0
-        self._said: dict[str, dict[str, Any]] = {}  # kind → the newest body, in the order in which to say them again
+        self._said: dict[type[Message], Message] = {}  # the newest of each, in order, to say them again
 
-    def _say(self, kind: str, body: dict[str, Any]) -> None:
+    def _say(self, message: Message) -> None:
         with self._order:
-            self._said.pop(kind, None)
-            self._said[kind] = body
-            self.dealer.send(kind, body)
+            self._said.pop(type(message), None)
+            self._said[type(message)] = message
+            self.dealer.send(message)
 
     def hello(self, vocab_size: int | None = None) -> None:
         """Introduce the learner and, if known, its model's vocabulary size: the buffer refuses groups with other
         tokens."""
-        self._say("hello", {"role": "learner", "name": self.name, "pid": os.getpid(), "slots": 0})
+        self._say(messages.Hello("learner", self.name, os.getpid(), 0))
         if vocab_size is not None:
-            self._say("model", {"vocab_size": vocab_size})
+            self._say(messages.Model(vocab_size))
 
     def published(self, manifest: dict[str, Any]) -> None:
         """Announce a version. Any thread may call this."""
-        self._say("published", {"manifest": manifest})
+        self._say(messages.Published(manifest))
 
     def trained(self, index: int) -> None:
-        self._say("trained", {"index": index})
+        self._say(messages.Trained(index))
 
     def checkpointed(self, step: int) -> None:
         """All batches before `step` are in a checkpoint: the buffer need not serve them again."""
-        self.dealer.send("checkpointed", {"step": step})
+        self.dealer.send(messages.Checkpointed(step))
 
     def want(self, index: int, version: int) -> None:
         """Ask for a batch; it comes when it is complete."""
         self._taken, self._index = 0, index
-        self._say("want", {"index": index, "version": version})
+        self._say(messages.Want(index, version))
 
     def want_share(self, index: int, rank: int) -> None:
         """Ask for the share of a rank other than 0; it comes when the learner is served that batch."""
         self._index = index
-        self._say("want_share", {"index": index, "rank": rank})
+        self._say(messages.WantShare(index, rank))
 
     def stream(self, take: Callable[[Batch], None]) -> None:
         """From now on, while `batch` waits, call `take` with groups of the batch as they finish: a `Batch` of those
         that follow, in its order, on the ones before. They are in the batch nevertheless."""
         self._take = take
-        self._say("stream", {})
+        self._say(messages.Stream())
 
     def pause(self) -> None:
         """Make `batch` raise Stopped instead of waiting longer. For signal handlers."""
@@ -268,80 +267,89 @@ class LearnerClient:
         """The requested batch (or share), and what the buffer reports with it. Waits, and logs that now and then.
         Raises Stopped; without `may_pause` only when everything is drained."""
         index = self._index
-        message = self._wait_for("batch", f"batch {index}", self._is_wanted, may_pause)
-        return self._decode(message), message.body["info"]
+        batch, payloads = self._wait_for(messages.Batch, f"batch {index}", self._is_wanted, may_pause)
+        return self._decode(batch, payloads, batch.places, batch.redo), batch.info
 
-    def _is_wanted(self, body: dict[str, Any]) -> bool:
+    def _is_wanted(self, batch: messages.Batch) -> bool:
         """Is this batch newer than the last one that was set aside?"""
-        return body["index"] == self._index and body["info"].get("redo", 0) == self.redo
+        return batch.index == self._index and batch.redo == self.redo
 
     def set_aside(self, index: int, reason: str) -> None:
         """Report that this batch cannot be trained. Returns when the buffer has set it aside; ask for it again then."""
-        self._said.pop("want", None)
-        self._say("untrainable", {"index": index, "reason": reason[:2000]})
-        self.redo = self._wait_for("set_aside", "its answer", lambda body: body["index"] == index).body["redo"]
-        self._said.pop("untrainable", None)
+        self._said.pop(messages.Want, None)
+        self._say(messages.Untrainable(index, reason[:2000]))
+        answer, _ = self._wait_for(messages.SetAside, "its answer", lambda answer: answer.index == index)
+        self.redo = answer.redo
+        self._said.pop(messages.Untrainable, None)
 
-    def _take_part(self, message: Message) -> None:
+    def _take_part(self, part: messages.Part, payloads: Payloads) -> None:
         """One that does not follow on what is here is left out: the batch will have its groups."""
-        body = message.body
-        if self._take and body["index"] == self._said["want"]["index"] and body["begin"] == self._taken:
-            part = self._decode(message)
-            self._taken += len(part.groups)
-            self._take(part)
+        if self._take and part.index == self._index and part.begin == self._taken:
+            batch = self._decode(part, payloads)
+            self._taken += len(batch.groups)
+            self._take(batch)
 
-    def _decode(self, message: Message) -> Batch:
-        allowed = message.body["oldest_allowed"]
-        heads = unpack_heads(message.body)
-        payloads = self._rings.payloads(message.payloads, [head.size for head in heads])
+    def _decode(
+        self,
+        said: messages.Batch | messages.Part,
+        frames: Payloads,
+        places: list[int] | None = None,
+        redo: int = 0,
+    ) -> Batch:
+        heads = unpack_heads(said.table)
+        payloads = self._rings.payloads(frames, [head.size for head in heads])
         groups = [decode_group(*pair) for pair in zip(heads, payloads, strict=True)]
-        for group, actor in zip(groups, message.body["actors"], strict=True):
+        for group, actor in zip(groups, said.actors, strict=True):
             group.actor = actor
-        info = message.body.get("info", {})
-        places, redo = info.pop("places", None), info.pop("redo", 0)
-        batch = Batch(message.body["index"], message.body["version"], groups, allowed, places, redo)
-        if allowed > 0:
+        batch = Batch(said.index, said.version, groups, said.oldest_allowed, places, redo)
+        if batch.oldest_allowed > 0:
             for sample in batch.samples:
-                sample.mask_tokens_before(allowed)
+                sample.mask_tokens_before(batch.oldest_allowed)
         return batch
 
     def finish(self, reason: str, steps: int) -> dict[str, Any]:
         """End the run after `steps` trained batches: the last evaluation is made; returns the buffer's final report."""
-        self._said.pop("want", None)
-        self._say("finish", {"reason": reason, "steps": steps})
-        return self._wait_for("report", "the last evaluation", lambda body: True).body["report"]
+        self._said.pop(messages.Want, None)
+        self._say(messages.Finish(reason, steps))
+        return self._wait_for(messages.Report, "the last evaluation", lambda report: True)[0].report
 
     def _wait_for(
-        self, kind: str, what: str, is_it: Callable[[dict[str, Any]], bool], may_pause: bool = False
-    ) -> Message:
+        self, kind: type[M], what: str, is_it: Callable[[M], bool], may_pause: bool = False
+    ) -> tuple[M, Payloads]:
         begin = told = time.monotonic()
         while True:
             if self.pausing and may_pause:
                 raise Stopped(by_signal=True)
-            message = self.dealer.receive(timeout=LOOK_SECONDS)
+            received = self.dealer.receive(timeout=LOOK_SECONDS)
             now = time.monotonic()
             if self.dealer.link.reconnected():
                 log.warning("the connection to the buffer broke and is there again")
                 self._say_all()
-            if message is None:
+            if received is None:
                 if now - told >= TELL_SECONDS:
                     told = now
                     log.warning("waiting for %s from the buffer for %.0f s", what, now - begin)
-            elif message.kind == kind and is_it(message.body):
-                return message
-            elif message.kind == "part" and "want" in self._said:
-                self._take_part(message)
-            elif message.kind == "stop" and "want" in self._said:
-                raise Stopped(drained=message.body["drain"])
-            elif message.kind == "refused" and ONLY_THE_LEARNER in message.body["reason"]:
-                self._say_all()  # the first hello was lost
-            elif message.kind == "refused":
-                raise BusError(f"the buffer refused a message: {message.body['reason']}")
+            elif isinstance(received.message, kind) and is_it(received.message):
+                return received.message, received.payloads
+            else:
+                self._hear(received)
+
+    def _hear(self, received: Received) -> None:
+        """What comes while something else is waited for. Raises Stopped, BusError."""
+        message = received.message
+        if isinstance(message, messages.Part) and messages.Want in self._said:
+            self._take_part(message, received.payloads)
+        elif isinstance(message, messages.Stop) and messages.Want in self._said:
+            raise Stopped(drained=message.drain)
+        elif isinstance(message, messages.Refused):
+            if ONLY_THE_LEARNER not in message.reason:
+                raise BusError(f"the buffer refused a message: {message.reason}")
+            self._say_all()  # the first hello was lost
 
     def _say_all(self) -> None:
         with self._order:
-            for kind, body in self._said.items():
-                self.dealer.send(kind, body)
+            for message in self._said.values():
+                self.dealer.send(message)
 
     def close(self) -> None:
         self.dealer.close()
@@ -357,20 +365,20 @@ class SupervisorClient:
         self.dealer = Dealer(endpoint, name, "buffer", keys=keys, role="operator")
 
     def ask(self) -> None:
-        self.dealer.send("status", {})
+        self.dealer.send(messages.Status())
 
     def newest_report(self) -> dict[str, Any] | None:
         """The last answer that has arrived, if any has."""
         report = None
         while True:
             try:
-                message = self.dealer.receive(timeout=0)
+                received = self.dealer.receive(timeout=0)
             except WireError:
                 continue
-            if message is None:
+            if received is None:
                 return report
-            if message.kind == "report":
-                report = message.body["report"]
+            if isinstance(received.message, messages.Report):
+                report = received.message.report
 
     def report(self, timeout: float) -> dict[str, Any] | None:
         """Ask for a report and wait for it; None after `timeout` seconds. Raises BusError if the buffer refused
@@ -378,21 +386,22 @@ class SupervisorClient:
         self.ask()
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
-            message = self.dealer.receive(timeout=left)
-            if message is not None and message.kind == "report":
-                return message.body["report"]
-            if message is not None and message.kind == "refused":
-                raise BusError(f"the buffer refused: {message.body['reason']}")
+            received = self.dealer.receive(timeout=left)
+            message = received and received.message
+            if isinstance(message, messages.Report):
+                return message.report
+            if isinstance(message, messages.Refused):
+                raise BusError(f"the buffer refused: {message.reason}")
         return None
 
     def stop(self, drain: bool) -> None:
         """End the run at its next batch or, with `drain`, when everything admitted is trained."""
-        self.dealer.send("stop", {"drain": drain})
+        self.dealer.send(messages.Stop(drain))
 
     def lost(self, name: str, pid: int, how: str, for_good: bool = False) -> None:
         """Report a dead process, so that the buffer need not wait for its silence. A `pid` of 0 means: whoever has that
         name. `for_good`: an actor of the run that will not be restarted."""
-        self.dealer.send("lost", {"name": name, "pid": pid, "how": how, "for_good": for_good})
+        self.dealer.send(messages.Lost(name, pid, how, for_good))
 
     def close(self) -> None:
         self.dealer.close()

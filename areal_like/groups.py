@@ -16,16 +16,17 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from areal_like.types import Group, Runs, Sample
+from areal_like.messages import Table
+from areal_like.types import Finish, Group, Runs, Sample
 from areal_like.wire import WireError
 
 OR = " or "
 """Between digests, where a version has several."""
-FINISHES = ("stop", "length", "abort")
+FINISHES: tuple[Finish, ...] = get_args(Finish)
 ROW = np.dtype(
     [("prompt", "<i4"), ("response", "<i4"), ("finish", "<i2"), ("turns", "<i2"), ("runs", "<i4"), ("reward", "<f8")]
 )
@@ -98,7 +99,7 @@ def _starts(counts: np.ndarray) -> np.ndarray:
 # ---- heads ----------------------------------------------------------------------------------------------------------
 
 
-def pack_heads(heads: Sequence[Head]) -> dict[str, Any]:
+def pack_heads(heads: Sequence[Head]) -> Table:
     """The table of several groups; inverse of `unpack_heads`. Where they disagree on the digest of a version (weights
     that came out otherwise after a resume, or a lie), the table has all that they say: see `OR`."""
     digests: dict[int, str] = {}
@@ -107,12 +108,12 @@ def pack_heads(heads: Sequence[Head]) -> dict[str, Any]:
             for version, digest in head.digests.items():
                 said = digests.setdefault(version, digest)
                 digests[version] = said if digest in said.split(OR) else f"{said}{OR}{digest}"
-    return {
-        "groups": [(head.id, head.samples, head.seconds) for head in heads],
-        "rows": b"".join([head.rows for head in heads]),
-        "runs": b"".join([head.runs for head in heads]),
-        "digests": digests,
-    }
+    return Table(
+        [(head.id, head.samples, head.seconds) for head in heads],
+        b"".join([head.rows for head in heads]),
+        b"".join([head.runs for head in heads]),
+        digests,
+    )
 
 
 def make_head(
@@ -125,18 +126,17 @@ def make_head(
 ) -> Head:
     """The head of one group: `rows` are (prompt, response, finish, runs, reward) as in ROW, `runs` those of all
     samples, `turns` counts the turns' rewards of each (None: there are none). Raises WireError if they don't agree."""
-    table = {"groups": [(group_id, len(rows), seconds)], "digests": digests}
     counts = turns or [0] * len(rows)
     numbers = [(*row[:3], count, *row[3:]) for row, count in zip(rows, counts, strict=True)]
-    table |= {"rows": np.array(numbers, ROW).tobytes(), "runs": np.array(runs, RUN).tobytes()}
-    return unpack_heads(table)[0]
+    names = [(group_id, len(rows), seconds)]
+    return unpack_heads(Table(names, np.array(numbers, ROW).tobytes(), np.array(runs, RUN).tobytes(), digests))[0]
 
 
-def unpack_heads(table: dict[str, Any]) -> list[Head]:
+def unpack_heads(table: Table) -> list[Head]:
     """The groups of a table that anybody may have sent. Raises WireError where its numbers don't agree."""
-    groups, digests = table["groups"], table["digests"]
-    names = _check_names(groups, digests)
-    rows, runs = _view(table, "rows", ROW), _view(table, "runs", RUN)
+    names, digests = table.groups, table.digests
+    _check_names(names)
+    rows, runs = view(table.rows, "groups: rows", ROW), view(table.runs, "groups: runs", RUN)
     per_group = np.array([samples for _, samples, _ in names], np.int64)
     if per_group.sum() != len(rows):
         raise WireError(f"groups: {per_group.sum()} samples named, {len(rows)} in the table")
@@ -152,8 +152,8 @@ def unpack_heads(table: dict[str, Any]) -> list[Head]:
     heads, row, run = [], 0, 0
     made: set[int] = set()
     for place, (group_id, samples, seconds) in enumerate(names):
-        row_bytes = table["rows"][row * ROW.itemsize : ends[place] * ROW.itemsize]
-        run_bytes = table["runs"][run * RUN.itemsize : run_ends[place] * RUN.itemsize]
+        row_bytes = table.rows[row * ROW.itemsize : ends[place] * ROW.itemsize]
+        run_bytes = table.runs[run * RUN.itemsize : run_ends[place] * RUN.itemsize]
         row, run, low, high = ends[place], run_ends[place], oldest[place], newest[place]
         versions = (low,) if low == high else set(np.frombuffer(run_bytes, RUN)["version"].tolist())
         made.update(versions)
@@ -168,27 +168,21 @@ def unpack_heads(table: dict[str, Any]) -> list[Head]:
     return heads
 
 
-def _check_names(groups: list[Any], digests: dict[Any, Any]) -> list[tuple[int, int, float]]:
+def _check_names(groups: Sequence[tuple[int, int, float]]) -> None:
     if not groups:
         raise WireError("groups: the table is empty")
-    for name in groups:
-        if type(name) not in (list, tuple) or len(name) != 3:
-            raise WireError("groups: a group is [id, samples, seconds]")
-        group_id, samples, seconds = name
-        if type(group_id) is not int or group_id < 0 or type(samples) is not int or not 0 < samples < 1 << 31:
-            raise WireError("groups: an id or a number of samples is no integer, or out of range")
-        if type(seconds) not in (int, float) or not math.isfinite(seconds):
+    for group_id, samples, seconds in groups:
+        if group_id < 0 or not 0 < samples < 1 << 31:
+            raise WireError(f"group {group_id}: its id or number of samples is out of range")
+        if not math.isfinite(seconds):
             raise WireError(f"group {group_id}: its seconds are not a finite number")
-    for version, digest in digests.items():
-        if type(version) is not int or type(digest) is not str:
-            raise WireError("groups: digests map versions to texts")
-    return groups
 
 
-def _view(table: dict[str, Any], name: str, kind: np.dtype) -> np.ndarray:
-    if not table[name] or len(table[name]) % kind.itemsize:
-        raise WireError(f"groups: {name} is not a whole number of entries of {kind.itemsize} bytes, or empty")
-    return np.frombuffer(table[name], kind)
+def view(packed: bytes, name: str, kind: np.dtype) -> np.ndarray:
+    """One column of a table. Raises WireError."""
+    if not packed or len(packed) % kind.itemsize:
+        raise WireError(f"{name} is not a whole number of entries of {kind.itemsize} bytes, or empty")
+    return np.frombuffer(packed, kind)
 
 
 def _check_rows(rows: np.ndarray, runs: np.ndarray) -> None:
@@ -200,14 +194,19 @@ def _check_rows(rows: np.ndarray, runs: np.ndarray) -> None:
         raise WireError("groups: a sample's finish is out of range")
     if not fits_float32(rows["reward"]):
         raise WireError("groups: a reward is not a finite number, or too large for float32")
-    n_runs = np.add.reduce(rows["runs"], dtype=np.int64)
-    if n_runs != len(runs):
-        raise WireError(f"groups: the samples have {n_runs} runs, the table {len(runs)}")
-    if _least(runs["version"]) < 0 or _least(runs["n"]) < 1:
-        raise WireError("groups: a run's version or length is out of range")
-    covered = np.add.reduceat(runs["n"], _starts(rows["runs"]), dtype=np.int64)
-    if np.logical_or.reduce(covered != rows["response"]):
+    if np.logical_or.reduce(covered_by(runs, rows["runs"], "groups") != rows["response"]):
         raise WireError("groups: the runs of a sample do not cover its response")
+
+
+def covered_by(runs: np.ndarray, counts: np.ndarray, name: str) -> np.ndarray:
+    """Tokens that each of some consecutive parts of `runs` covers, int64; `counts`, each at least 1, are the runs of
+    each part. Raises WireError."""
+    n_runs = np.add.reduce(counts, dtype=np.int64)
+    if n_runs != len(runs):
+        raise WireError(f"{name}: {n_runs} runs are named, {len(runs)} in the table")
+    if _least(runs["version"]) < 0 or _least(runs["n"]) < 1:
+        raise WireError(f"{name}: a run's version or length is out of range")
+    return np.add.reduceat(runs["n"], _starts(counts), dtype=np.int64)
 
 
 _least = np.minimum.reduce  # an array's own `min` takes twice as long, and tables are small
@@ -293,7 +292,7 @@ def decode_group(head: Head, payload: Any) -> Group:
                 masks[r:r_end],
                 runs[run:run_end],
                 reward,
-                FINISHES[finish],  # type: ignore[arg-type]
+                FINISHES[finish],
                 earned,
             )
         )

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from areal_like.groups import Head, check_payload
-from areal_like.partials import check_partial
+from areal_like.messages import PartialHead
+from areal_like.partials import check_partial, versions_of
 from areal_like.ring import DESCRIPTOR_BYTES, MappedRing
-from areal_like.wire import WireError
+from areal_like.wire import Frame, Payloads, WireError
 from buffer.fleet import Actor
 from buffer.store import Entry
 
 log = logging.getLogger(__name__)
-MAX_NAME, MAX_SLOTS, MAX_STATS = 100, 1 << 20, 100
 WORDS = ("engine", "engine_note")
 """What is text among an actor's stats (`buffer.fleet.Actor.engine`)."""
 MOST_REDRAWN, MOST_CHARACTERS = 8, 256
-"""Of one sample, so many times; of a reason for it."""
+"""Of one sample, so many times; of a word among stats."""
 
 
-def read_payloads(heads: Sequence[Head], frames: Sequence[Any], ring: MappedRing | None) -> list[Any]:
+def read_payloads(heads: Sequence[Head], frames: Payloads, ring: MappedRing | None) -> list[Frame | None]:
     """The frames of a push, or the memory that they name. None in place of a block that was pushed before and is free
     again: a push that is repeated late. Raises WireError."""
     if len(heads) != len(frames):
@@ -35,7 +33,7 @@ def read_payloads(heads: Sequence[Head], frames: Sequence[Any], ring: MappedRing
 
 def faults_of_push(
     heads: Sequence[Head],
-    payloads: Sequence[Any],
+    payloads: Payloads,
     entries: Mapping[int, Entry],
     digests: Mapping[int, str],
     vocab_size: int | None = None,
@@ -63,70 +61,58 @@ def faults_of_push(
     return faults
 
 
-def check_hello(name: str, role: str, slots: int, known: Actor | None) -> None:
+def check_hello(name: str, role: str, known: Actor | None) -> None:
     """Raises WireError unless one with whom the buffer can work says hello; `known` is who the sender is so far."""
     if role not in ("actor", "learner"):
-        raise WireError(f"{role[:40]!r} is no role that says hello")
-    if not 1 <= len(name) <= MAX_NAME or not name.isprintable() or not 0 <= slots <= MAX_SLOTS:
-        raise WireError(f"a name has 1 to {MAX_NAME} letters, and an engine at most {MAX_SLOTS} slots")
+        raise WireError(f"{role!r} is no role that says hello")
+    if not name.isprintable():
+        raise WireError("a name is made of letters that can be printed")
     if known and known.name != name:
         raise WireError(f"this connection is {known.name} already")
 
 
-def check_left_out(cut: Any, redrawn: Any, entry: Entry) -> None:
-    """Raises WireError unless so many samples may have been cut, each after a number of tokens, and so many drawn anew,
-    each for a reason of some length."""
-    good_cut = len(cut) <= entry.launch and all(type(each) is int and 0 < each < 1 << 31 for each in cut)
-    good_reasons = all(type(each) is str and len(each) <= MOST_CHARACTERS for each in redrawn)
-    if not good_cut or not good_reasons or len(redrawn) > MOST_REDRAWN * entry.launch:
-        raise WireError(f"left_out: group {entry.id} can't have left out these samples")
+def check_left_out(cut: Sequence[int], redrawn: Sequence[str], entry: Entry) -> None:
+    """Raises WireError unless so many samples may have been cut, and so many drawn anew."""
+    if len(cut) > entry.launch or len(redrawn) > MOST_REDRAWN * entry.launch:
+        raise WireError(f"group {entry.id} can't have left out these samples")
 
 
-def check_stats(stats: dict[str, Any]) -> dict[str, Any]:
-    """An actor's running totals, as numbers, and the state of its engine, in words. Raises WireError, TypeError,
-    ValueError."""
-    words = {key: stats[key] for key in WORDS if key in stats}
-    checked = {key: float(value) for key, value in stats.items() if key not in words}
-    if len(checked) > MAX_STATS or not all(map(math.isfinite, checked.values())):
-        raise WireError(f"at most {MAX_STATS} finite numbers")
-    if not all(type(each) is str and len(each) <= MOST_CHARACTERS and each.isprintable() for each in words.values()):
-        raise WireError(f"{' and '.join(WORDS)}: text of at most {MOST_CHARACTERS} printable characters")
-    return checked | words
-
-
-def check_progress(progress: Mapping[Any, Any], heldout: Mapping[Any, Any]) -> None:
-    """Raises WireError unless a heartbeat maps leases to tokens."""
-    numbers = [*progress, *progress.values(), *heldout, *heldout.values()]
-    if not all(type(each) is int for each in numbers):
-        raise WireError("heartbeat: progress maps leases to tokens, both numbers")
+def check_stats(stats: dict[str, float | str]) -> dict[str, float | str]:
+    """An actor's running totals, as numbers, and the state of its engine, in words. Raises WireError."""
+    for name, value in stats.items():
+        if (name in WORDS) != isinstance(value, str):
+            raise WireError(f"stats: {name!r} is {'text' if name in WORDS else 'a number'}")
+        if isinstance(value, str) and (len(value) > MOST_CHARACTERS or not value.isprintable()):
+            raise WireError(f"stats: {name!r} has at most {MOST_CHARACTERS} printable characters")
+    return stats
 
 
 def check_give_back(
-    metas: list[Any],
-    payloads: Sequence[Any],
+    heads: Sequence[PartialHead],
+    payloads: Payloads,
     entries: Mapping[int, Entry],
     digests: Mapping[int, str],
     vocab_size: int | None = None,
 ) -> None:
     """Raises WireError unless the partial groups fit their leases, their payloads, and published weights."""
-    if len(metas) != len(payloads):
-        raise WireError("give_back: a partial group is a table and a payload")
-    for meta, payload in zip(metas, payloads, strict=True):
-        check_partial(meta, payload, vocab_size)
-        entry = entries.get(meta["id"])
-        if entry and max(row[0] for row in meta["samples"]) >= entry.launch:
-            raise WireError(f"partial group {meta['id']}: it has {entry.launch} samples")
-        _check_digests(meta["id"], meta["digests"], entry, digests)
+    if len(heads) != len(payloads):
+        raise WireError(f"{len(payloads)} payloads for {len(heads)} partial groups")
+    for head, payload in zip(heads, payloads, strict=True):
+        check_partial(head, payload, vocab_size)
+        entry = entries.get(head.id)
+        if entry and max(versions_of(head)) >= entry.launch:
+            raise WireError(f"partial group {head.id}: it has {entry.launch} samples")
+        _check_digests(head.id, head.digests, entry, digests)
 
 
 def _check_digests(
     group_id: int, claimed: Mapping[int, str], entry: Entry | None, published: Mapping[int, str]
 ) -> None:
     """Those of the tokens that a lease carried were checked when they were handed back, maybe before a crash."""
-    carried = entry.partial.meta["digests"] if entry and entry.partial else {}
+    carried = entry.partial.head.digests if entry and entry.partial else {}
     for version, digest in claimed.items():
         if digest not in (published.get(version), carried.get(version)):
-            raise WireError(f"group {group_id}: no version {version} with digest {str(digest)[:40]} was published")
+            raise WireError(f"group {group_id}: no version {version} with digest {digest[:40]} was published")
 
 
 class RolloutsFail(RuntimeError):

@@ -13,11 +13,12 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import Any
 
+from areal_like import messages
 from areal_like.bus import BusError
 from areal_like.groups import pack_heads
 from areal_like.ring import frame_of
+from areal_like.wire import Frame
 from buffer.deadlines import Deadlines
 from buffer.handlers import Handlers
 from buffer.injection import may_train
@@ -114,10 +115,10 @@ class Controller:
             state.shares.answer(state.outbox)
         if state.learner.wanted is None or state.learner.peer is None:
             return
-        index, version = state.learner.wanted.body["index"], state.learner.wanted.body["version"]
+        index, version = state.learner.wanted.index, state.learner.wanted.version
         if index in state.shares.served:  # it was lost on its way
             state.learner.wanted = None
-            state.outbox.put(state.learner.peer, "batch", *state.shares.served[index].share(0))
+            state.outbox.put(state.learner.peer, *state.shares.served[index].share(0))
             return
         if state.stopping == "now" and index % state.replay.bound.interval == 0:
             self._tell_to_stop()
@@ -137,12 +138,11 @@ class Controller:
         state.gauges.measure_rates(now)
         allowed = state.replay.oldest_allowed(index)
         info = levels(state, now) | state.gauges.batch_info(entries, version, allowed, now)
-        info |= state.gauges.decision(index) | {"redo": state.learner.redo}
-        body = {"index": index, "version": version, "oldest_allowed": allowed, "info": info}
-        body["actors"] = [entry.maker for entry in entries]
-        heads = [entry.head for entry in entries if entry.head]
-        served = state.shares.put(body, heads, frames)
-        state.outbox.put(state.learner.peer, "batch", *served.share(0))
+        info |= state.gauges.decision(index)
+        heads, actors = [entry.head for entry in entries if entry.head], [entry.maker for entry in entries]
+        batch = messages.Batch(index, version, allowed, actors, pack_heads(heads), info, state.learner.redo)
+        served = state.shares.put(batch, heads, frames)
+        state.outbox.put(state.learner.peer, *served.share(0))
         state.shares.answer(state.outbox)
 
     def _serve_part(self, index: int, version: int) -> None:
@@ -156,13 +156,11 @@ class Controller:
         entries = state.replay.finished_of(index)[begin:]
         if frames := self._frames(entries):
             allowed = state.replay.oldest_allowed(index)
-            body: dict[str, Any] = {"index": index, "version": version, "oldest_allowed": allowed, "begin": begin}
-            body |= pack_heads([entry.head for entry in entries if entry.head])
-            body["actors"] = [entry.maker for entry in entries]
-            state.outbox.put(state.learner.peer, "part", body, frames)
+            table, actors = pack_heads([each.head for each in entries if each.head]), [each.maker for each in entries]
+            state.outbox.put(state.learner.peer, messages.Part(index, version, allowed, actors, table, begin), frames)
             state.learner.parts = begin + len(entries)
 
-    def _frames(self, entries: list[Entry], batch: int | None = None) -> list[Any]:
+    def _frames(self, entries: list[Entry], batch: int | None = None) -> list[Frame]:
         """What to send of groups that go out together, those of `batch` if they are SERVED. Empty if the journal has
         lost the payload of one: that one is rolled out again, and the others wait for it."""
         frames, lost = [], []
@@ -182,7 +180,7 @@ class Controller:
         state = self.state
         if state.learner.peer:
             state.learner.wanted = None  # one who has not heard it asks again
-            state.router.send(state.learner.peer, "stop", {"drain": state.stopping == "drain"})
+            state.router.send(state.learner.peer, messages.Stop(drain=state.stopping == "drain"))
 
     def _revoke(self) -> None:
         """Actors need not finish what got too old while it ran, nor what another has finished."""
@@ -191,18 +189,18 @@ class Controller:
             if actor := self.state.fleet.by_name.get(name):
                 if not give_back:
                     actor.running.discard(group_id)
-                self.state.router.send(actor.peer, "cancel", {"ids": [group_id], "give_back": give_back})
+                self.state.router.send(actor.peer, messages.Cancel([group_id], give_back))
 
     def _release_blocks(self) -> None:
         for actor in self.state.fleet:
             if actor.ring and actor.ring.freed:
-                self.state.router.send(actor.peer, "released", {"blocks": actor.ring.take_freed()})
+                self.state.router.send(actor.peer, messages.Released(actor.ring.take_freed()))
 
     def _report_when_finished(self) -> None:
         state = self.state
         if state.finishing and not state.reported and state.evaluation.finished and state.learner.peer:
             state.reported = True
-            state.router.send(state.learner.peer, "report", {"report": status(state)})
+            state.router.send(state.learner.peer, messages.Report(status(state)))
 
     def _watch(self, now: float) -> None:
         state = self.state

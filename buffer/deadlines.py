@@ -21,6 +21,7 @@ import logging
 import math
 from collections import Counter, defaultdict
 
+from areal_like import messages
 from buffer.fleet import Actor, is_idle_for, may_be_hedged
 from buffer.leasing import lease_to_second
 from buffer.run_state import RunState
@@ -92,7 +93,7 @@ class Deadlines:
             ", ".join(map(str, group_ids[:8])) + (", ..." if len(group_ids) > 8 else ""),
             "them" if len(group_ids) > 1 else "it",
         )
-        state.router.send(actor.peer, "cancel", {"ids": group_ids, "give_back": False})
+        state.router.send(actor.peer, messages.Cancel(group_ids, give_back=False))
         for group_id in group_ids:
             actor.running.discard(group_id)
             entry = state.store.entries[group_id]
@@ -120,7 +121,7 @@ class Deadlines:
     def _tell_to_quit(self, actor: Actor, reason: str) -> None:
         actor.benched_until = math.inf
         log.warning("%s is told to quit: %s (buffer.lease_timeout)", actor.name, reason)
-        self.state.router.send(actor.peer, "quit", {"reason": f"{reason} (buffer.lease_timeout)"})
+        self.state.router.send(actor.peer, messages.Quit(f"{reason} (buffer.lease_timeout)"))
 
     def _look_after_benched(self, actor: Actor, now: float) -> None:
         """An engine that hangs takes no new weights, and without them the actor gets no lease that could time out."""

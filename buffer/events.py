@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from areal_like.groups import Head
+from areal_like.messages import PartialHead
 from buffer.payloads import Extent, Payload
 
 
@@ -59,11 +60,11 @@ class Requeue(_Record):
 
 
 class HandBack(_Record):
-    """The actor does not go on; what it has sampled (`meta`, see `areal_like.partials`, and the record's payload)
+    """The actor does not go on; what it has sampled (`head`, see `areal_like.partials`, and the record's payload)
     replaces what the lease had carried."""
 
     id: int
-    meta: dict[str, Any]
+    head: PartialHead
 
 
 class Forget(_Record):
@@ -219,7 +220,7 @@ class Held(msgspec.Struct, array_like=True):
     was_deferred: bool
     head: Head | None
     stored: Extent | None
-    left: tuple[dict[str, Any], Extent] | None
+    left: tuple[PartialHead, Extent] | None
 
 
 class Snapshot(_Record):

@@ -7,6 +7,7 @@ import logging
 import math
 from functools import partial
 
+from areal_like import messages
 from areal_like.types import Lease
 from buffer.events import Forget
 from buffer.fleet import Actor
@@ -181,22 +182,21 @@ def _bytes_to_come(state: RunState) -> int:
 
 def _slots_wanted(state: RunState) -> int:
     """The slots below this belong to the batch that the learner waits for, or to earlier ones."""
-    return state.replay.bound.batches.first(state.learner.wanted.body["index"] + 1) if state.learner.wanted else 0
+    return state.replay.bound.batches.first(state.learner.wanted.index + 1) if state.learner.wanted else 0
 
 
 def _send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> None:
-    metas, payloads = [], []
+    heads, payloads = [], []
     for lease, left, carried in all_granted:
         if left is None:
             continue
         try:
             payloads.append(load(left.payload))
-            metas.append([left.meta, carried])
+            heads.append((left.head, carried))
         except JournalError as error:
             log.error("group %d begins anew: %s", lease.group_id, error)
             state.replay.commit(Forget(lease.group_id))
-    body = {"leases": [lease for lease, _, _ in all_granted], "partials": metas}
-    state.router.send(actor.peer, "lease", body, payloads)
+    state.router.send(actor.peer, messages.Lease([lease for lease, _, _ in all_granted], heads), payloads)
 
 
 def _drains_to(state: RunState) -> int | None:

@@ -7,11 +7,14 @@ others begin anew with the lease.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
-from areal_like.groups import FINISHES
-from areal_like.partials import versions_of
+import numpy as np
+
+from areal_like.groups import FINISHES, RUN
+from areal_like.messages import PartialHead
+from areal_like.partials import CALL, samples_of, versions_of
 from buffer.payloads import Payload
 from buffer.sizing import Lengths
 
@@ -20,22 +23,24 @@ ABORTED = FINISHES.index("abort")
 
 @dataclass(frozen=True, slots=True)
 class PartialGroup:
-    """An actor's message, undecoded (see `areal_like.partials`)."""
+    """As an actor has handed it back, undecoded (see `areal_like.partials`)."""
 
-    meta: dict[str, Any]
+    head: PartialHead
     payload: Payload
 
     def usable(self, least: float, most: float = math.inf) -> dict[int, int]:
         """Sample index → version of its oldest token, of the samples made by versions from `least` to `most` alone."""
-        made = ((row[0], versions_of(row)) for row in self.meta["samples"])
+        made = versions_of(self.head).items()
         return {index: min(versions) for index, versions in made if least <= min(versions) and max(versions) <= most}
 
     @property
     def lengths(self) -> Lengths:
         """Of the samples that have begun: responses so far, and whether they go on."""
-        rows = [row[1] for row in self.meta["samples"]]
-        tokens = tuple(sum(sum(call[3][1::2]) for call in calls) for calls in rows)
-        return Lengths(tokens, tuple(any(call[2] == ABORTED for call in calls) for calls in rows))
+        tokens, calls = Counter[int](), np.frombuffer(self.head.calls, CALL)
+        for index, n in zip(samples_of(self.head), np.frombuffer(self.head.runs, RUN)["n"].tolist(), strict=True):
+            tokens[index] += n
+        aborted = set(calls["sample"][calls["finish"] == ABORTED].tolist())
+        return Lengths(tuple(tokens.values()), tuple(index in aborted for index in tokens))
 
     @property
     def ended(self) -> int:
@@ -45,9 +50,9 @@ class PartialGroup:
     @property
     def newest(self) -> int:
         """Version of its newest token."""
-        return max(max(versions_of(row)) for row in self.meta["samples"])
+        return max(self.head.digests)
 
     @property
     def oldest(self) -> int:
         """Version of its oldest token."""
-        return min(self.usable(-math.inf).values())
+        return min(self.head.digests)

@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from areal_like import messages
 from areal_like.bus import Router
-from areal_like.groups import Head
-from areal_like.wire import Message, WireError
+from areal_like.groups import Head, pack_heads
+from areal_like.wire import Received, WireError
 from buffer.events import Branch, Finish, Serve
 from buffer.journal import Recorded
 from buffer.outbox import Outbox
@@ -77,21 +78,22 @@ class Playback:
             if received:
                 self.handle(*received)
 
-    def handle(self, peer: bytes, message: Message | WireError) -> None:
-        if isinstance(message, WireError):
+    def handle(self, peer: bytes, received: Received | WireError) -> None:
+        if isinstance(received, WireError):
             return
-        if message.kind == "hello":
-            self.router.send(peer, "welcome", {})
-        elif message.kind == "want":  # batches come whole, also to a learner that would take their groups one by one
-            self._serve(peer, message.body["index"])
-        elif message.kind == "want_share":
-            self._shares.want(peer, **message.body)
-            self._shares.answer(self._outbox)
-        elif message.kind == "trained":
-            self._shares.trained(message.body["index"] + 1)
-            self.trained += self._sizes.pop(message.body["index"], 0)
-        elif message.kind in ("status", "finish"):
-            self.router.send(peer, "report", {"report": self._report()})
+        match message := received.message:
+            case messages.Hello():
+                self.router.send(peer, messages.Welcome())
+            case messages.Want():  # batches come whole, also to a learner that would take their groups one by one
+                self._serve(peer, message.index)
+            case messages.WantShare():
+                self._shares.want(peer, message.index, message.rank)
+                self._shares.answer(self._outbox)
+            case messages.Trained():
+                self._shares.trained(message.index + 1)
+                self.trained += self._sizes.pop(message.index, 0)
+            case messages.Status() | messages.Finish():
+                self.router.send(peer, messages.Report(self._report()))
         self._outbox.flush()
 
     def _serve(self, peer: bytes, index: int) -> None:
@@ -113,10 +115,9 @@ class Playback:
         self.staleness_sum += sum(staleness)
         self.staleness_max = max(self.staleness_max, *staleness)
         info = {"evaluations": [], "seconds": time.monotonic() - self._began}
-        body = {"index": index, "version": version, "oldest_allowed": oldest_allowed, "info": info}
-        body["actors"] = [""] * len(groups)
         heads, payloads = [head for head, _ in groups], [load(payload) for _, payload in groups]
-        self._outbox.put(peer, "batch", *self._shares.put(body, heads, payloads).share(0))
+        batch = messages.Batch(index, version, oldest_allowed, [""] * len(groups), pack_heads(heads), info)
+        self._outbox.put(peer, *self._shares.put(batch, heads, payloads).share(0))
         self._shares.answer(self._outbox)
 
     def _report(self) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class Replay:
     def hand_back(self, group_id: int, left: PartialGroup | None) -> None:
         """The actor does not go on; what it has sampled, if anything, replaces what the lease had carried."""
         if left and self.resume:
-            self.commit(events.HandBack(group_id, left.meta), left.payload)
+            self.commit(events.HandBack(group_id, left.head), left.payload)
         else:
             self.requeue(group_id)
 

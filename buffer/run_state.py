@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from areal_like import messages
 from areal_like.bus import Router
-from areal_like.wire import Message
 from buffer.checks import Failures
 from buffer.evaluation import Evaluation
 from buffer.fleet import Actor, Fleet, Hedges
@@ -36,7 +36,7 @@ class Learner:
     """What the learner has asked for and done."""
 
     peer: bytes | None = None
-    wanted: Message | None = None  # its open request
+    wanted: messages.Want | None = None  # its open request
     parts: int | None = None  # groups of the wanted batch that were sent ahead of it (None: it takes batches whole)
     steps: int = 0  # batches that it has trained
     redo: int = 0  # batches that were set aside
@@ -107,7 +107,7 @@ class RunState:
     def tell(self, peer: bytes, name: str) -> None:
         """Announce the newest weights to one actor, if there are any, and whom to ask for them."""
         if manifest := self.weights.manifest:
-            self.router.send(peer, "announce", {"manifest": {**manifest, "relays": self.relays.above(name)}})
+            self.router.send(peer, messages.Announce({**manifest, "relays": self.relays.above(name)}))
 
     def may_push(self, actor: Actor, group_id: int) -> bool:
         """Has this actor, or had it, a lease of the group? A lease that went to another does not void the work of who
@@ -137,7 +137,7 @@ class RunState:
         if group_id in actor.running:
             actor.running.discard(group_id)
             if told:
-                self.router.send(actor.peer, "cancel", {"ids": [group_id], "give_back": False})
+                self.router.send(actor.peer, messages.Cancel([group_id], give_back=False))
 
     def lose(self, actor: Actor) -> None:
         """An actor is gone: its leases go to others; the groups keep their slots."""

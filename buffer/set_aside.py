@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import msgpack
+import msgspec
 
 from areal_like.groups import decode_group, pack_heads, unpack_heads
+from areal_like.messages import Table
 from areal_like.types import Group
 from buffer.payloads import JournalError, load
 from buffer.run_state import RunState
@@ -23,12 +23,22 @@ log = logging.getLogger(__name__)
 FOLDER, REASON = "untrainable", "untrainable"
 
 
+class _Kept(msgspec.Struct):
+    """The file of a batch."""
+
+    batch: int
+    reason: str
+    actors: list[str]
+    table: Table
+    payloads: list[bytes]
+
+
 def set_aside(state: RunState, index: int, reason: str) -> None:
     """Batch `index` can't be trained. Said again, it changes nothing."""
     voided = state.shares.void(index)
     if not voided:
         return
-    state.gauges.tell_again(sum(len(each.body["info"]["evaluations"]) for each in voided))
+    state.gauges.tell_again(sum(len(each.batch.info["evaluations"]) for each in voided))
     faulty = state.replay.unserve(index)
     state.learner.redo += 1
     log.warning("batch %d is set aside, its %d groups are replaced: %s", index, len(faulty), reason)
@@ -42,21 +52,22 @@ def set_aside(state: RunState, index: int, reason: str) -> None:
 
 
 def _keep(path: Path, index: int, reason: str, entries: Sequence[Entry]) -> None:
-    held: dict[str, Any] = {"batch": index, "reason": reason, "actors": [entry.maker for entry in entries]}
-    held |= {"table": pack_heads([entry.head for entry in entries if entry.head])}
+    table = pack_heads([entry.head for entry in entries if entry.head])
     try:
-        held |= {"payloads": [bytes(load(entry.payload)) for entry in entries]}
+        payloads = [bytes(load(entry.payload)) for entry in entries]
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(msgpack.packb(held))
+        kept = _Kept(index, reason, [entry.maker for entry in entries], table, payloads)
+        path.write_bytes(msgspec.msgpack.encode(kept))
     except (OSError, JournalError) as error:
         log.error("%s: it can't be kept for inspection: %s", path, error)
 
 
 def read(path: Path) -> tuple[int, str, list[Group]]:
     """Batch, reason and groups of a file that `set_aside` has written."""
-    held = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
-    heads = unpack_heads(held["table"])
-    groups = [decode_group(head, payload) for head, payload in zip(heads, held["payloads"], strict=True)]
-    for group, actor in zip(groups, held["actors"], strict=True):
+    kept = msgspec.msgpack.decode(path.read_bytes(), type=_Kept)
+    groups = [
+        decode_group(head, payload) for head, payload in zip(unpack_heads(kept.table), kept.payloads, strict=True)
+    ]
+    for group, actor in zip(groups, kept.actors, strict=True):
         group.actor = actor
-    return held["batch"], held["reason"], groups
+    return kept.batch, kept.reason, groups

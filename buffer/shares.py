@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from areal_like.groups import Head, pack_heads
-from areal_like.wire import WireError
+from areal_like.messages import Batch
+from areal_like.wire import Frame, Payloads, WireError
 from buffer.outbox import Outbox
 
 
@@ -33,23 +33,30 @@ def split(tokens: Sequence[int], ranks: int) -> list[list[int]]:
 
 @dataclass(slots=True)
 class Served:
-    """A batch on its way: `body` without the groups' numbers, `heads` and `payloads` in the order of the batch."""
+    """A batch on its way: as one message, and its `heads` and `payloads` in the order of the batch; `places` of each
+    rank's groups."""
 
-    body: dict[str, Any]
+    batch: Batch
     heads: list[Head]
-    payloads: list[Any]
+    payloads: list[Frame]
     places: list[list[int]]
 
-    def share(self, rank: int) -> tuple[dict[str, Any], list[Any]]:
-        """Body and payloads of the message to a rank. What the buffer tells goes to rank 0 alone."""
+    def share(self, rank: int) -> tuple[Batch, Payloads]:
+        """The message to a rank, and its payloads. What the buffer tells goes to rank 0 alone."""
         if len(self.places) == 1:
-            return self.body | pack_heads(self.heads), self.payloads
-        places = self.places[rank]
-        told = self.body["info"]
-        info = (told if rank == 0 else {"redo": told.get("redo", 0)}) | {"places": places}
-        actors = [self.body["actors"][place] for place in places]
-        heads = pack_heads([self.heads[place] for place in places])
-        return self.body | {"info": info, "actors": actors} | heads, [self.payloads[place] for place in places]
+            return self.batch, self.payloads
+        batch, places = self.batch, self.places[rank]
+        share = Batch(
+            batch.index,
+            batch.version,
+            batch.oldest_allowed,
+            [batch.actors[place] for place in places],
+            pack_heads([self.heads[place] for place in places]),
+            batch.info if rank == 0 else {},
+            batch.redo,
+            places,
+        )
+        return share, [self.payloads[place] for place in places]
 
 
 @dataclass(slots=True)
@@ -61,10 +68,10 @@ class Shares:
     served: dict[int, Served] = field(default_factory=dict)
     wanted: dict[int, tuple[bytes, int]] = field(default_factory=dict)
 
-    def put(self, body: dict[str, Any], heads: list[Head], payloads: list[Any]) -> Served:
+    def put(self, batch: Batch, heads: list[Head], payloads: list[Frame]) -> Served:
         """Keep a batch that is served, to be sent until it is trained."""
         places = split([head.tokens for head in heads], self.ranks)
-        self.served[body["index"]] = served = Served(body, heads, payloads, places)
+        self.served[batch.index] = served = Served(batch, heads, payloads, places)
         return served
 
     def want(self, peer: bytes, index: int, rank: int) -> None:
@@ -87,4 +94,4 @@ class Shares:
         for rank, (peer, index) in list(self.wanted.items()):
             if index in self.served:
                 del self.wanted[rank]
-                outbox.put(peer, "batch", *self.served[index].share(rank))
+                outbox.put(peer, *self.served[index].share(rank))

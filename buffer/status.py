@@ -87,7 +87,7 @@ def waits(state: RunState) -> list[str]:
         owners = sorted({entry.actor or "no actor" for entry in missing})
         waiting = state.store.count(Stage.WAITING)
         lines.append(
-            f"learner waits for batch {state.learner.wanted.body['index']}: {waiting} groups wait, "
+            f"learner waits for batch {state.learner.wanted.index}: {waiting} groups wait, "
             f"{len(missing)} run on {', '.join(owners) or 'nobody'}"
         )
     lines += _engine_notes(state)

@@ -303,7 +303,7 @@ class Store:
 
     def _handback(self, event: events.HandBack, payload: Payload, _: float) -> None:
         entry = self.entries[event.id]
-        self._keep(entry, PartialGroup(event.meta, payload))
+        self._keep(entry, PartialGroup(event.head, payload))
         self._break_off(entry)
 
     def _break_off(self, entry: Entry) -> None:
@@ -523,7 +523,7 @@ class Store:
 
 def _held(entry: Entry) -> events.Held:
     stored = _extent(entry.payload) if len(entry.payload) else None
-    left = (entry.partial.meta, _extent(entry.partial.payload)) if entry.partial else None
+    left = (entry.partial.head, _extent(entry.partial.payload)) if entry.partial else None
     return events.Held(**{name: getattr(entry, name) for name in KEPT}, stored=stored, left=left)
 
 

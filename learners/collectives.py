@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from areal_like.groups import decode_group, encode_group, pack_heads, unpack_heads
+from areal_like.messages import Table
 from areal_like.types import Batch, Group
 
 _ARRAY = 1
@@ -77,7 +79,7 @@ class Ranks:
         placed: dict[int, tuple[int, Group]] = {}
         for rank, groups in enumerate(self.gathered([[place, *_encoded(group)] for place, group in mine.items()])):
             for place, table, payload in groups:
-                placed[place] = rank, mine.get(place) or decode_group(unpack_heads(table)[0], payload)
+                placed[place] = rank, mine.get(place) or decode_group(unpack_heads(Table(*table))[0], payload)
         if sorted(placed) != list(range(len(placed))):
             raise RuntimeError(f"the ranks' shares of batch {batch.index} do not add up to the whole batch")
         ordered = [placed[place] for place in range(len(placed))]
@@ -150,12 +152,12 @@ def is_lost_rank(error: BaseException) -> bool:
     return known or (isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words))
 
 
-def _encoded(group: Group) -> tuple[dict[str, Any], Any]:
+def _encoded(group: Group) -> tuple[tuple[Any, ...], Any]:
     """A group's table and payload as they come from the buffer, with zeros in place of token ids: only the rank that
     computes on them needs those."""
     samples = [replace(s, tokens=np.zeros(len(s.tokens), np.int32)) for s in group.samples]
     head, payload = encode_group(replace(group, samples=samples))
-    return pack_heads([head]), payload
+    return msgspec.structs.astuple(pack_heads([head])), payload
 
 
 def _packed(thing: Any) -> Tensor:

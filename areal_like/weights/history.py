@@ -40,8 +40,8 @@ class Leg:
     def of(base: int, version: int, message: Message) -> Leg:
         return Leg(base, version, len(message), xxhash.xxh3_64_hexdigest(message))
 
-    def row(self) -> list[int | str]:
-        return [self.base, self.version, self.nbytes, self.checksum]
+    def row(self) -> tuple[int, int, int, str]:
+        return self.base, self.version, self.nbytes, self.checksum
 
 
 MOST_LEGS = 32

@@ -16,9 +16,10 @@ from collections.abc import Callable
 
 from areal_like import turns
 from areal_like.bus import Router
+from areal_like.messages import Chunk, Fetch, Gone, Later, Plan, Sync
 from areal_like.weights.history import History
 from areal_like.weights.replica import NOTHING
-from areal_like.wire import Message, WireError
+from areal_like.wire import WireError
 
 MAX_CHUNK_BYTES = 4 << 20
 MAX_FRAME_BYTES = 4096
@@ -50,7 +51,7 @@ class WeightServer:
         self._router = Router(endpoint, keys, max_frame=MAX_FRAME_BYTES, unsent=UNSENT_CHUNKS, as_client=as_client)
         self.endpoint, self.key = self._router.endpoint, self._router.key
         self._history, self._progress = history, progress
-        self._waiting: dict[bytes, Message] = {}
+        self._waiting: dict[bytes, Sync] = {}
         self._told = 0.0
         self._ending = threading.Event()
         self.bytes_sent = 0
@@ -58,20 +59,21 @@ class WeightServer:
         self._thread.start()
 
     def _serve(self) -> None:
-        answers = {"sync": self._plan, "fetch": self._chunk}
         while not self._ending.is_set():
             received = self._router.receive(timeout=LOOK_SECONDS if self._waiting else 0.2)
             if self._waiting:
                 self._look_again()
             if received is None:
                 continue
-            peer, message = received
-            if isinstance(message, WireError):
+            peer, said = received
+            if isinstance(said, WireError):
                 continue
-            if message.kind in answers:
-                answers[message.kind](peer, message)
+            if isinstance(said.message, Sync):
+                self._plan(peer, said.message)
+            elif isinstance(said.message, Fetch):
+                self._chunk(peer, said.message)
             else:
-                self._router.refuse(peer, f"weights are served to sync and fetch, not {message.kind!r}")
+                self._router.refuse(peer, f"weights are served to sync and fetch, not {said.message.kind()!r}")
 
     def _look_again(self) -> None:
         for peer in list(self._waiting):
@@ -79,36 +81,29 @@ class WeightServer:
         now = time.monotonic()
         if self._waiting and now - self._told >= LATER_SECONDS:
             self._told = now
-            for peer, message in self._waiting.items():
-                self._later(peer, message)
+            for peer, asked in self._waiting.items():
+                self._router.send(peer, Later(asked.part, asked.version, self._progress()))
 
-    def _plan(self, peer: bytes, message: Message) -> None:
-        part, version, held, digest = (message.body[key] for key in ("part", "version", "held", "digest"))
-        history = self._history(part)
+    def _plan(self, peer: bytes, asked: Sync) -> None:
+        version, held, digest = asked.version, asked.held, asked.digest
+        history = self._history(asked.part)
         legs = history.plan(version, held, digest, wait=False) if history else None
         if history and not legs and NOTHING < held < history.version:  # who has just joined knows of no other version
             legs = history.plan(history.version, held, digest, wait=False) or legs
         if legs is not None:
-            rows = [leg.row() for leg in legs]
-            self._router.send(peer, "plan", {"part": part, "version": version, "legs": rows})
+            self._router.send(peer, Plan(asked.part, version, [leg.row() for leg in legs]))
         elif len(self._waiting) < MOST_WAITING:
-            self._waiting[peer] = message
+            self._waiting[peer] = asked
 
-    def _later(self, peer: bytes, message: Message) -> None:
-        about = {key: message.body[key] for key in ("part", "version")}
-        self._router.send(peer, "later", {**about, "progress": self._progress()})
-
-    def _chunk(self, peer: bytes, message: Message) -> None:
-        part, base, version, offset, size = (message.body[key] for key in ("part", "base", "version", "offset", "size"))
-        history = self._history(part)
-        payload = history.payload(base, version) if history else None
-        if payload is None or not 0 <= offset < payload.nbytes or size < 1:
-            self._router.send(peer, "gone", {"part": part, "version": version})
+    def _chunk(self, peer: bytes, asked: Fetch) -> None:
+        history = self._history(asked.part)
+        payload = history.payload(asked.base, asked.version) if history else None
+        if payload is None or asked.offset >= payload.nbytes or asked.size < 1:
+            self._router.send(peer, Gone(asked.part, asked.version))
             return
-        chunk = payload[offset : offset + min(size, MAX_CHUNK_BYTES)]
+        chunk = payload[asked.offset : asked.offset + min(asked.size, MAX_CHUNK_BYTES)]
         self.bytes_sent += chunk.nbytes
-        about = {"part": part, "base": base, "version": version, "offset": offset}
-        self._router.send(peer, "chunk", about, [chunk])
+        self._router.send(peer, Chunk(asked.part, asked.base, asked.version, asked.offset), [chunk])
 
     def close(self) -> None:
         self._ending.set()

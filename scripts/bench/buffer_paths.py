@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import singledispatchmethod
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,11 @@ import numpy as np
 import zmq
 
 from areal_like import config as configs
+from areal_like import messages
 from areal_like.bus import Dealer
 from areal_like.client import LearnerClient
 from areal_like.groups import RUN, encode_group
+from areal_like.messages import Message
 from areal_like.process import REPOSITORY, prepare_memory
 from areal_like.ring import Ring
 from areal_like.types import Group, Sample
@@ -116,35 +119,46 @@ class LightActor:
         self.sent: dict[int, float] = {}
         self.delays: list[float] = []
         self.ring = Ring(SHARED_BYTES) if endpoint.startswith("ipc://") else None
-        self.dealer.send("hello", {"role": "actor", "name": name, "pid": os.getpid(), "slots": slots})
+        self.dealer.send(messages.Hello("actor", name, os.getpid(), slots))
         if self.ring:
-            self.dealer.send("share", {"pid": os.getpid(), "fd": self.ring.fd, "token": self.ring.token})
+            self.dealer.send(messages.Share(os.getpid(), self.ring.fd, self.ring.token))
 
     def step(self) -> None:
         """Take what has come, then push what is ready in as few messages as may be."""
-        message = self.dealer.receive(1.0)
-        while message:
-            getattr(self, f"_on_{message.kind}", lambda body: None)(message.body)
-            message = self.dealer.receive(0)
+        received = self.dealer.receive(1.0)
+        while received:
+            self._on(received.message)
+            received = self.dealer.receive(0)
         while self.ready:
             self._push([self.ready.popleft() for _ in range(min(GROUPS_PER_PUSH, len(self.ready)))])
 
-    def _on_announce(self, body: dict[str, Any]) -> None:
-        self.version = body["manifest"]["version"]
+    @singledispatchmethod
+    def _on(self, message: Message) -> None:
+        """What is of no use here."""
+
+    @_on.register
+    def _on_announce(self, message: messages.Announce) -> None:
+        self.version, digest = message.manifest["version"], message.manifest["digest"]
         self.head.runs = np.array([(self.version, RESPONSE_TOKENS)] * GROUP_SIZE, RUN).tobytes()
-        self.head.digests = {self.version: body["manifest"]["digest"]}
-        self.dealer.send("applied", {"version": self.version, "digest": body["manifest"]["digest"]})
+        self.head.digests = {self.version: digest}
+        self.dealer.send(messages.Applied(self.version, digest))
 
-    def _on_lease(self, body: dict[str, Any]) -> None:
-        self.ready += [lease[0] for lease in body["leases"]]
+    @_on.register
+    def _on_lease(self, message: messages.Lease) -> None:
+        self.lease([lease.group_id for lease in message.leases])
 
-    def _on_shared(self, body: dict[str, Any]) -> None:
+    def lease(self, ids: list[int]) -> None:
+        self.ready += ids
+
+    @_on.register
+    def _on_shared(self, message: messages.Shared) -> None:
         if self.ring:
-            self.ring.readable = body["readable"]
+            self.ring.readable = message.readable
 
-    def _on_released(self, body: dict[str, Any]) -> None:
+    @_on.register
+    def _on_released(self, message: messages.Released) -> None:
         if self.ring:
-            self.ring.release(body["blocks"])
+            self.ring.release(message.blocks)
 
     def _frame(self) -> Any:
         """The payload, or where it was written: a real actor writes it only once, too."""
@@ -155,20 +169,22 @@ class LightActor:
         memory[:] = self.payload
         return descriptor
 
-    def _on_pushed(self, body: dict[str, Any]) -> None:
+    @_on.register
+    def _on_pushed(self, message: messages.Pushed) -> None:
         now = time.perf_counter()
-        self.delays += [now - self.sent.pop(group_id) for group_id in body["ids"]]
+        self.delays += [now - self.sent.pop(group_id) for group_id in message.ids]
 
-    def _on_refused(self, body: dict[str, Any]) -> None:
-        raise SystemExit(f"refused: {body['reason']}")
+    @_on.register
+    def _on_refused(self, message: messages.Refused) -> None:
+        raise SystemExit(f"refused: {message.reason}")
 
     def _push(self, ids: list[int]) -> None:
         self.sent.update(dict.fromkeys(ids, time.perf_counter()))
         self.ended += len(ids) * GROUP_SIZE
-        table = {"groups": [(group_id, GROUP_SIZE, 1.0) for group_id in ids], "digests": self.head.digests}
-        table |= {"rows": self.head.rows * len(ids), "runs": self.head.runs * len(ids)}
-        self.dealer.send("push", table, [self._frame() for _ in ids])
-        self.dealer.send("credit", {"ended": self.ended})
+        names, rows, runs = [(group_id, GROUP_SIZE, 1.0) for group_id in ids], self.head.rows, self.head.runs
+        table = messages.Table(names, rows * len(ids), runs * len(ids), self.head.digests)
+        self.dealer.send(messages.Push(table), [self._frame() for _ in ids])
+        self.dealer.send(messages.Credit(self.ended))
 
 
 def light_actor(endpoint: str, name: str, delays: Connection) -> None:

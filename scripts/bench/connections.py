@@ -20,6 +20,7 @@ import zmq
 
 from areal_like.bus import routing_id
 from areal_like.client import LearnerClient
+from areal_like.messages import Hello
 from areal_like.process import allow_many_files
 from areal_like.wire import encode
 from scripts import output
@@ -46,8 +47,7 @@ def idle_actors(endpoint: str, first: int, count: int, welcomed: Connection) -> 
         actor = context.socket(zmq.DEALER)
         actor.setsockopt(zmq.ROUTING_ID, routing_id(f"idle-{number}"))
         actor.connect(endpoint)
-        body = {"role": "actor", "name": f"idle-{number}", "pid": os.getpid(), "slots": 8}
-        actor.send_multipart(encode("hello", body))
+        actor.send_multipart(encode(Hello("actor", f"idle-{number}", os.getpid(), 8)))
         actors.append(actor)
     for actor in actors:
         actor.recv_multipart()

@@ -16,11 +16,11 @@ import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import zmq
 
 from areal_like.client import LearnerClient
+from areal_like.messages import Heartbeat
 from scripts import output
 from scripts.bench import buffer_paths as paths
 from scripts.bench.figures import bench_parser
@@ -46,14 +46,14 @@ class SlowActor(paths.LightActor):
         self.mean = math.log(seconds) - SIGMA**2 / 2
         self.due: list[tuple[float, int]] = []
 
-    def _on_lease(self, body: dict[str, Any]) -> None:
+    def lease(self, ids: list[int]) -> None:
         now = time.monotonic()
-        for lease in body["leases"]:
-            heapq.heappush(self.due, (now + self.dice.lognormvariate(self.mean, SIGMA), lease[0]))
+        for group_id in ids:
+            heapq.heappush(self.due, (now + self.dice.lognormvariate(self.mean, SIGMA), group_id))
 
     def hear(self) -> None:
-        while message := self.dealer.receive(0):
-            getattr(self, f"_on_{message.kind}", lambda body: None)(message.body)
+        while received := self.dealer.receive(0):
+            self._on(received.message)
 
     def push_what_is_done(self, now: float) -> None:
         while self.due and self.due[0][0] <= now:
@@ -76,7 +76,7 @@ def actors_process(endpoint: str, first: int, count: int, seconds: float) -> Non
         for actor in actors:
             actor.push_what_is_done(now)
             if now - heard > 5.0:
-                actor.dealer.send("heartbeat", {"stats": {}, "progress": {}, "heldout": {}})
+                actor.dealer.send(Heartbeat({}, {}, {}))
         heard = now if now - heard > 5.0 else heard
 
 

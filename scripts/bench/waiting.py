@@ -24,16 +24,18 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from areal_like import config as configs
+from areal_like import messages
 from areal_like.bus import Dealer
 from areal_like.groups import Head, encode_group, pack_heads
+from areal_like.messages import Message
 from areal_like.process import REPOSITORY
 from areal_like.types import Group, Sample
-from areal_like.wire import Message
+from areal_like.wire import Payloads
 from scripts import output
 from scripts.bench.buffer_paths import socket_folder
 from scripts.bench.figures import bench_parser
@@ -58,6 +60,9 @@ def mark(payload: bytearray, group_id: int) -> bytearray:
     return payload
 
 
+M = TypeVar("M", bound=Message)
+
+
 @dataclass
 class Life:
     """What one process of the buffer has shown; see the top."""
@@ -76,23 +81,23 @@ class Peer:
     def __init__(self, endpoint: str, name: str, slots: int = 0):
         self.dealer = Dealer(endpoint, name, peer="buffer")
         role = "actor" if slots else "learner"
-        self.dealer.send("hello", {"role": role, "name": name, "pid": os.getpid(), "slots": slots})
-        self.hear("welcome")
+        self.dealer.send(messages.Hello(role, name, os.getpid(), slots))
+        self.hear(messages.Welcome)
 
-    def hear(self, *kinds: str) -> Message:
+    def hear(self, *kinds: type[M]) -> tuple[M, Payloads]:
         """The next message of these kinds. Ends the program if none comes."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
-            message = self.dealer.receive(1.0)
-            if message and message.kind == "refused":
-                sys.exit(f"refused: {message.body['reason']}")
-            if message and message.kind in kinds:
-                return message
-        sys.exit(f"no {' or '.join(kinds)} for {PATIENCE:.0f} s")
+            message, payloads = self.dealer.receive(1.0) or (None, ())
+            if isinstance(message, messages.Refused):
+                sys.exit(f"refused: {message.reason}")
+            if isinstance(message, kinds):
+                return message, payloads
+        sys.exit(f"no {' or '.join(kind.kind() for kind in kinds)} for {PATIENCE:.0f} s")
 
     def status(self) -> dict[str, Any]:
-        self.dealer.send("status", {})
-        return self.hear("report").body["report"]
+        self.dealer.send(messages.Status())
+        return self.hear(messages.Report)[0].report
 
 
 class Pusher(Peer):
@@ -105,44 +110,45 @@ class Pusher(Peer):
         self.on_the_way = self.pushed = 0
 
     def start(self) -> None:
-        self.hear("announce")
-        self.dealer.send("applied", {"version": 0, "digest": "digest"})
+        self.hear(messages.Announce)
+        self.dealer.send(messages.Applied(0, "digest"))
 
     def push_until(self, groups: int) -> None:
         """All of them acknowledged."""
         while self.pushed < groups:
             while self.leased and self.on_the_way < min(IN_FLIGHT, groups - self.pushed):
                 self.head.id = self.leased.popleft()
-                self.dealer.send("push", pack_heads([self.head]), [bytes(mark(self.payload, self.head.id))])
+                payload = bytes(mark(self.payload, self.head.id))
+                self.dealer.send(messages.Push(pack_heads([self.head])), [payload])
                 self.on_the_way += 1
-            message = self.hear("lease", "pushed")
-            if message.kind == "lease":
-                self.leased += [lease[0] for lease in message.body["leases"]]
-            else:
-                self.on_the_way -= len(message.body["ids"])
-                self.pushed += len(message.body["ids"])
+            message, _ = self.hear(messages.Lease, messages.Pushed)
+            if isinstance(message, messages.Lease):
+                self.leased += [lease.group_id for lease in message.leases]
+            elif isinstance(message, messages.Pushed):
+                self.on_the_way -= len(message.ids)
+                self.pushed += len(message.ids)
 
 
 class Reader(Peer):
     """The learner."""
 
     def publish(self, version: int) -> None:
-        self.dealer.send("published", {"manifest": {"version": version, "digest": "digest"}})
+        self.dealer.send(messages.Published({"version": version, "digest": "digest"}))
 
     def rotate(self) -> float:
         """Seconds until the buffer answers again."""
         begin = time.perf_counter()
-        self.dealer.send("checkpointed", {"step": 0})
+        self.dealer.send(messages.Checkpointed(0))
         self.status()
         return time.perf_counter() - begin
 
     def read(self, index: int) -> list[int]:
         """The groups of a batch, whose bytes are looked at."""
-        self.dealer.send("want", {"index": index, "version": index})
-        message = self.hear("batch")
-        ids = [row[0] for row in message.body["groups"]]
+        self.dealer.send(messages.Want(index, index))
+        batch, payloads = self.hear(messages.Batch)
+        ids = [group_id for group_id, _, _ in batch.table.groups]
         payload = make_group()[1]
-        for group_id, found in zip(ids, message.payloads, strict=True):
+        for group_id, found in zip(ids, payloads, strict=True):
             if bytes(found) != mark(payload, group_id):
                 sys.exit(f"group {group_id} is not what was pushed")
         return ids
@@ -191,7 +197,7 @@ def live(run: Path, groups: int, number: int) -> Life:
         life.ledger = learner.status()["ledger"]
         for index in range([0, 1, groups // GROUPS_PER_BATCH][number]):
             life.read.append(learner.read(index))
-            learner.dealer.send("trained", {"index": index})
+            learner.dealer.send(messages.Trained(index))
             learner.publish(index + 1)
         life.most_resident = most_resident(process.pid)
         life.journal_bytes = sum(path.stat().st_size for path in (run / "journal").iterdir())

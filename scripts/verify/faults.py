@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from areal_like import messages
 from areal_like.client import ActorClient
 from areal_like.process import RENDEZVOUS
 from areal_like.types import Group, Lease, Sample
@@ -155,23 +156,22 @@ async def _push_lies(client: ActorClient, dice: random.Random, said: list[str]) 
     digests: dict[int, str] = {}
     pushed = 0
     while True:
-        message = await client.receive()
-        if message.kind == "announce":  # it claims to hold weights that it never asks for
-            manifest = message.body["manifest"]
-            digests[manifest["version"]] = manifest["digest"]
-            client.applied(manifest["version"], manifest["digest"])
-        elif message.kind == "lease":
-            for lease in client.leases(message):
-                if lease.split == "train":
-                    client.push(_bad_group(lease, max(digests), digests, dice))
-                    pushed += 1
-        elif message.kind == "refused":
-            said.append(message.body["reason"])
-            if pushed:
+        match (await client.receive()).message:
+            case messages.Announce(manifest):  # it claims to hold weights that it never asks for
+                digests[manifest["version"]] = manifest["digest"]
+                client.applied(manifest["version"], manifest["digest"])
+            case messages.Lease(leases):
+                for lease in leases:
+                    if lease.split == "train":
+                        client.push(_bad_group(lease, max(digests), digests, dice))
+                        pushed += 1
+            case messages.Refused(reason):
+                said.append(reason)
+                if pushed:
+                    return
+            case messages.Pushed():
+                said.append("accepted" if not said else "")
                 return
-        elif message.kind == "pushed":
-            said.append("accepted" if not said else "")
-            return
 
 
 def _bad_group(lease: Lease, version: int, digests: dict[int, str], dice: random.Random) -> Group:

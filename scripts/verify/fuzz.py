@@ -11,7 +11,6 @@ An input is known by the seed and its number, so a finding can be repeated: `--s
 
 from __future__ import annotations
 
-import copy
 import functools
 import random
 import struct
@@ -21,12 +20,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgpack
+import msgspec
 import numpy as np
 
+from areal_like import messages
 from areal_like.groups import decode_group, encode_group, pack_heads, unpack_heads
-from areal_like.partials import check_partial, decode_partial, encode_partial
-from areal_like.types import Carried, Completion, Group, Sample, SoFar
-from areal_like.wire import MESSAGES, SCHEMA, WireError, decode, encode
+from areal_like.messages import Batch, GiveBack, Message, Part, PartialHead, Push, Table
+from areal_like.partials import check_partial, decode_partial, encode_partial, versions_of
+from areal_like.types import Carried, Completion, Group, Lease, Sample, SoFar
+from areal_like.wire import SCHEMA, WireError, decode, encode
 from scripts import output
 from scripts.arguments import command, new_file
 from scripts.verify import fuzz_deltas as deltas
@@ -38,19 +40,18 @@ from scripts.verify.fuzzing import Finding, Frames, run
 def take(frames: Sequence[bytes]) -> str:
     """What becomes of a message: "refused", or its kind."""
     try:
-        message = decode(frames)
-        if "rows" in message.body:
-            heads = unpack_heads(message.body)
-            for head, payload in zip(heads, message.payloads, strict=False):
+        message, payloads = decode(frames)
+        if isinstance(message, Push | Batch | Part):
+            for head, payload in zip(unpack_heads(message.table), payloads, strict=False):
                 if head.size == len(payload):  # `check_push` refuses the others
                     _touch(decode_group(head, payload))
-        if message.kind == "give_back":
-            for meta, payload in zip(message.body["partials"], message.payloads, strict=False):
-                check_partial(meta, payload)
-                _touch_partial(decode_partial(meta, payload, {row[0] for row in meta["samples"]}))
+        if isinstance(message, GiveBack):
+            for partial, payload in zip(message.partials, payloads, strict=False):
+                check_partial(partial, payload)
+                _touch_partial(decode_partial(partial, payload, versions_of(partial)))
     except WireError:
         return "refused"
-    return message.kind
+    return message.kind()
 
 
 def _touch_partial(carried: Carried) -> None:
@@ -106,7 +107,7 @@ def a_group(chance: random.Random) -> Group:
 
 
 @functools.cache
-def _pool() -> list[tuple[dict[str, Any], list[bytes]]]:
+def _pool() -> list[tuple[Table, list[bytes]]]:
     """Tables of one to three groups, with their payloads: made once, they are dear."""
     chance = random.Random(0)
     made = []
@@ -117,7 +118,7 @@ def _pool() -> list[tuple[dict[str, Any], list[bytes]]]:
 
 
 @functools.cache
-def _partials() -> list[tuple[dict[str, Any], bytes]]:
+def _partials() -> list[tuple[PartialHead, bytes]]:
     """Partial groups of one to three samples."""
     chance = random.Random(1)
     made = []
@@ -133,28 +134,65 @@ def _partials() -> list[tuple[dict[str, Any], bytes]]:
     return made
 
 
-GOOD: dict[Any, Any] = {
-    bool: False,
-    str: "text",
-    int: 7,
-    list: [1, [2, 3]],
-    dict: {"version": 1, "digest": "d"},
-    bytes: b"",
-}
-"""A value of each type."""
+EXAMPLES: list[Message] = [
+    messages.Hello("actor", "actor-0", 7, 8),
+    messages.Status(),
+    messages.Lost("actor-0", 7, "died", True),
+    messages.Stop(True),
+    messages.Heartbeat({"busy": 0.5, "engine": "serving"}, {1: 2}, {3: 4}),
+    messages.Share(7, 3, "token"),
+    messages.Relay("tcp://host:1", "key"),
+    messages.Credit(7),
+    messages.LeftOut(7, [3], ["crashed"]),
+    messages.Failed(7, "failed", "why"),
+    messages.Evaluated(7, 0.5, 0, 1, 4),
+    messages.Applied(1, "digest"),
+    messages.Model(100),
+    messages.Published({"version": 1, "digest": "d", "tensors": [["name", "float32", [2, 3]]]}),
+    messages.Want(1, 1),
+    messages.WantShare(1, 1),
+    messages.Stream(),
+    messages.Trained(1),
+    messages.Checkpointed(1),
+    messages.Untrainable(1, "why"),
+    messages.Finish("done", 1),
+    messages.Welcome(),
+    messages.Shared(True),
+    messages.Released([1, 2]),
+    messages.Pushed([1, 2]),
+    messages.Announce({"version": 1, "digest": "d"}),
+    messages.Cancel([1], True),
+    messages.Quit("why"),
+    messages.SetAside(1, 1),
+    messages.Report({"actors": {"actor-0": {"stats": {"busy": 0.5}}}}),
+    messages.Refused("why"),
+    messages.Sync(0, 1, -1, "digest"),
+    messages.Plan(0, 1, [(-1, 1, 100, "checksum")]),
+    messages.Fetch(0, -1, 1, 0, 100),
+    messages.Later(0, 1, 7),
+    messages.Chunk(0, -1, 1, 0),
+    messages.Gone(0, 1),
+]
+"""One of each kind that holds no groups."""
+
+
+def with_groups(chance: random.Random) -> list[tuple[Message, list[bytes]]]:
+    """One of each kind that holds groups, with its payloads."""
+    table, payloads = chance.choice(_pool())
+    partial, left = chance.choice(_partials())
+    lease = Lease(partial.id, 0, "train", 8, 8)
+    return [
+        (Push(table), payloads),
+        (Batch(0, 0, 0, [], table, {"reward": 0.5}, 1, [0]), payloads),
+        (Part(0, 0, 0, [], table, 0), payloads),
+        (GiveBack([partial.id], [partial], False), [left]),
+        (messages.Lease([lease], [(partial, [0])]), [left]),
+    ]
 
 
 def valid(chance: random.Random) -> Frames:
-    kind = chance.choice(("push", "push", "push", "give_back", "batch", *MESSAGES))
-    body = {name: GOOD[types[0] if isinstance(types, tuple) else types] for name, types in MESSAGES[kind].items()}
-    payloads: list[bytes] = []
-    if "rows" in body:
-        table, payloads = chance.choice(_pool())
-        body |= table
-    if kind == "give_back":
-        meta, payload = chance.choice(_partials())
-        body, payloads = {"ids": [meta["id"]], "partials": [meta], "leaving": False}, [payload]
-    return encode(kind, body, payloads)
+    plain: list[tuple[Message, list[bytes]]] = [(each, []) for each in chance.choices(EXAMPLES, k=5)]
+    return encode(*chance.choice(with_groups(chance) + plain))
 
 
 def noise(chance: random.Random) -> Frames:
@@ -195,8 +233,8 @@ def _change(data: bytearray, chance: random.Random) -> bytes:
 
 def hostile(chance: random.Random) -> Frames:
     """The right form with values that are not."""
-    kind = chance.choice([*MESSAGES, "push", "batch"])
-    body: Any = {name: a_value(chance) for name in MESSAGES[kind]}
+    kind = chance.choice([*messages.KINDS, "push", "batch"])
+    body: Any = {name: a_value(chance) for name in messages.KINDS[kind].__struct_fields__}
     if chance.random() < 0.2:
         body[a_value(chance, 0) or "more"] = a_value(chance)
     header = [chance.choice([SCHEMA, SCHEMA, SCHEMA, SCHEMA - 1, a_value(chance)]), kind, body]
@@ -211,7 +249,7 @@ def tables(chance: random.Random) -> Frames:
     if chance.random() < 0.2:
         return _wrong_partial(chance)
     pooled = chance.choice(_pool())
-    table, payloads = pooled[0].copy(), pooled[1].copy()
+    table, payloads = msgspec.structs.asdict(pooled[0]), pooled[1].copy()
     for _ in range(chance.randint(1, 2)):
         name = chance.choice(["rows", "runs", "groups", "digests"])
         if name in ("rows", "runs") and isinstance(table[name], bytes):
@@ -227,26 +265,27 @@ def tables(chance: random.Random) -> Frames:
     extra = {"index": 0, "version": 0, "oldest_allowed": 0, "info": {}, "actors": []}
     kind = chance.choice(["push", "push", "batch"])
     try:
-        return encode(kind, table if kind == "push" else table | extra, payloads)
+        return _framed(kind, {"table": table} | (extra if kind == "batch" else {}), payloads)
     except (ValueError, OverflowError):
         return noise(chance)
 
 
 def _wrong_partial(chance: random.Random) -> Frames:
-    meta, payload = copy.deepcopy(chance.choice(_partials()))
-    inside: Any = meta
-    for _ in range(chance.randint(0, 5)):  # somewhere in it
-        keys = list(inside) if isinstance(inside, dict) else range(len(inside))
-        key = chance.choice(keys)
-        if not isinstance(inside[key], dict | list) or not inside[key]:
-            break
-        inside = inside[key]
-    keys = list(inside) if isinstance(inside, dict) else range(len(inside))
-    inside[chance.choice(keys)] = a_value(chance, 2)
+    partial, payload = chance.choice(_partials())
+    head = msgspec.structs.asdict(partial)
+    for _ in range(chance.randint(1, 2)):
+        name = chance.choice(list(head))
+        known = isinstance(head[name], bytes) and chance.random() < 0.9
+        head[name] = _change(bytearray(head[name]), chance) if known else a_value(chance, 2)
     try:
-        return encode("give_back", {"ids": [meta.get("id")], "partials": [meta], "leaving": False}, [payload])
+        return _framed("give_back", {"ids": [partial.id], "partials": [head], "leaving": False}, [payload])
     except (ValueError, OverflowError, TypeError):
         return noise(chance)
+
+
+def _framed(kind: str, body: dict[str, Any], payloads: list[bytes]) -> Frames:
+    """Frames of what may be no message."""
+    return [msgpack.packb([SCHEMA, kind, body]), *payloads]
 
 
 UNITS = [

@@ -12,6 +12,7 @@ from actors.progress import MOST_REPORTED, Progress
 from actors.resumption import Recorder, limited
 from actors.worker import Rollout, Worker
 from actors.workflows import single_turn
+from areal_like.messages import Heartbeat
 from areal_like.types import Completion, Lease, Limits, Prompt, SoFar
 from areal_like.wire import MAX_HEADER_BYTES, encode
 from tests.actors.test_worker import Client
@@ -219,9 +220,9 @@ def test_a_heartbeat_stays_small_and_leaves_nobody_out_for_long() -> None:
     progress = Progress(engine)
     told = [progress.moved(leases) for _ in range(6)]
     assert set().union(*told[:3]) == set().union(*told[3:]) == set(leases)
-    body = {"stats": {f"a_total_{i}": 1e9 / 7 for i in range(80)}, "heldout": {}}
+    stats: dict[str, float | str] = {f"a_total_{i}": 1e9 / 7 for i in range(80)}
     full = {group_id: 100_000 for group_id in told[0]}
-    (header,) = encode("heartbeat", body | {"progress": full, "heldout": full})
+    (header,) = encode(Heartbeat(stats, full, full))
     assert len(header) < MAX_HEADER_BYTES
 
 

@@ -1,17 +1,18 @@
 """A group that is broken off on one actor and goes on on another, with the real engine and real workflows."""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 
-import msgpack
 import numpy as np
 import pytest
 
 from actors.engines.torch_engine import TorchEngine
 from actors.worker import Rollout, Worker
 from actors.workflows import single_turn
-from areal_like.groups import decode_group, encode_group
-from areal_like.partials import check_partial, decode_partial
+from areal_like.groups import RUN, decode_group, encode_group
+from areal_like.messages import PartialHead
+from areal_like.partials import CALL, SCORE, check_partial, decode_partial
 from areal_like.types import Carried, Group, Lease, Prompt
 from areal_like.wire import WireError
 from tests.actors.tiny_models import VOCAB, new_model, update_of
@@ -41,10 +42,9 @@ class Client:
         self.groups.append(decode_group(head, bytes(payload)))
 
     def give_back(self, ids, partials, leaving: bool) -> None:
-        for meta, payload in partials:
-            meta = msgpack.unpackb(msgpack.packb(meta), strict_map_key=False)
-            check_partial(meta, payload)
-            self.given_back.append((meta, payload))
+        for head, payload in partials:
+            check_partial(head, payload)
+            self.given_back.append((head, payload))
         self.left = (list(ids), leaving)
 
     def failed(self, *failure) -> None:
@@ -94,8 +94,8 @@ async def broken_off(after: int, *, leaving: bool = False) -> Actor:
 
 
 def left_by(actor: Actor, usable: tuple[int, ...] = (0, 1, 2)) -> Carried:
-    ((meta, payload),) = actor.client.given_back
-    return decode_partial(meta, payload, usable)
+    ((head, payload),) = actor.client.given_back
+    return decode_partial(head, payload, usable)
 
 
 async def undisturbed() -> Group:
@@ -185,20 +185,36 @@ def test_an_actor_that_leaves_takes_no_more_leases() -> None:
     assert actor.client.left == ([7], True) and not actor.worker._groups
 
 
+def changed(column: str, kind: np.dtype, field: str, value: object) -> Callable[[PartialHead], None]:
+    """What gives the first row of a column another value."""
+
+    def change(head: PartialHead) -> None:
+        rows = np.frombuffer(getattr(head, column) or bytes(kind.itemsize), kind).copy()
+        rows[field][0] = value
+        setattr(head, column, rows.tobytes())
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda meta: meta.pop("digests"), "expected the fields"),
-        (lambda meta: meta["samples"].append(meta["samples"][0]), "size"),
-        (lambda meta: meta["samples"][0][1][0].__setitem__(3, [0, -1]), "runs"),
-        (lambda meta: meta["samples"][0][1][0].__setitem__(2, 9), "call"),
-        (lambda meta: meta["samples"][0][2].append([1, float("nan")]), "score"),
-        (lambda meta: meta["digests"].update({9: "d9"}), "digest"),
-        (lambda meta: meta["samples"][0].__setitem__(0, meta["samples"][1][0]), "twice"),
+        (lambda head: setattr(head, "calls", b""), "calls"),
+        (lambda head: setattr(head, "runs", head.runs + b"1"), "runs is not a whole number"),
+        (lambda head: setattr(head, "runs", head.runs * 2), "runs are named"),
+        (changed("runs", RUN, "n", -1), "a run's version or length"),
+        (changed("runs", RUN, "n", 10_000), "size"),
+        (changed("calls", CALL, "runs", 0), "number of runs"),
+        (changed("calls", CALL, "finish", 9), "finish"),
+        (changed("calls", CALL, "sample", -1), "sample"),
+        (changed("calls", CALL, "offset", -1), "offset"),
+        (changed("scores", SCORE, "reward", np.nan), "score"),
+        (changed("scores", SCORE, "sample", 99), "score"),
+        (lambda head: head.digests.update({9: "d9"}), "digest"),
     ],
 )
 def test_a_partial_group_that_does_not_add_up_is_refused(change, words: str) -> None:
-    ((meta, payload),) = asyncio.run(broken_off(12)).client.given_back
-    change(meta)
+    ((head, payload),) = asyncio.run(broken_off(12)).client.given_back
+    change(head)
     with pytest.raises(WireError, match=words):
-        check_partial(meta, payload)
+        check_partial(head, payload)

@@ -4,8 +4,10 @@ import pytest
 
 from actors import session as sessions
 from actors.session import Session
+from areal_like import messages
 from areal_like.bus import BusError
-from areal_like.wire import SAY_HELLO, Message
+from areal_like.types import Lease
+from areal_like.wire import SAY_HELLO, Payloads, Received
 
 
 class Engine:
@@ -20,7 +22,7 @@ class Worker:
         self.told.append("hello")
 
     def start(self, leases: list, carried: dict) -> None:
-        self.told.append(leases)
+        self.told.append([lease.group_id for lease in leases])
 
 
 class Client:
@@ -30,10 +32,7 @@ class Client:
     def applied(self, version: int, digest: str) -> None:
         self.told.append((version, digest))
 
-    def leases(self, message: Message) -> list:
-        return message.body["leases"]
-
-    def carried(self, message: Message) -> dict:
+    def carried(self, lease: messages.Lease, payloads: Payloads) -> dict:
         return {}
 
 
@@ -42,12 +41,16 @@ def begun() -> tuple[Session, list]:
     return Session(Client(told), Worker(told), None), told
 
 
-def lease(number: int) -> Message:
-    return Message("lease", {"leases": [number]})
+def lease(number: int) -> Received:
+    return Received(messages.Lease([Lease(number, 0, "train", 1, 1)], []))
 
 
-REFUSED = Message("refused", {"reason": f"unknown actor: {SAY_HELLO}"})
-WELCOME = Message("welcome", {})
+def refused(reason: str) -> Received:
+    return Received(messages.Refused(reason))
+
+
+REFUSED = refused(f"unknown actor: {SAY_HELLO}")
+WELCOME = Received(messages.Welcome())
 
 
 def test_a_lease_of_the_session_before_is_not_begun() -> None:
@@ -81,7 +84,7 @@ def test_many_refusals_make_one_hello_until_it_has_been_unanswered_for_long(monk
 def test_other_refusals_are_only_told() -> None:
     session, told = begun()
     session.handle(WELCOME)
-    session.handle(Message("refused", {"reason": "applied: other digest"}))
+    session.handle(refused("applied: other digest"))
     assert told == []
 
 
@@ -89,4 +92,4 @@ def test_an_actor_whose_key_is_not_one_of_actors_ends() -> None:
     session, _ = begun()
     reason = "a key of role operator can't say hello as 'actor'"
     with pytest.raises(BusError, match=reason):
-        session.handle(Message("refused", {"reason": reason}))
+        session.handle(refused(reason))

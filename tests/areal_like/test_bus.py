@@ -14,7 +14,19 @@ import pytest
 import zmq
 
 from areal_like.bus import LOGGED_REFUSALS, AsyncDealer, BusError, Dealer, Router, SharedDealer, is_loopback
-from areal_like.wire import MAX_FRAMES, Message, WireError, encode
+from areal_like.messages import (
+    Applied,
+    Chunk,
+    Heartbeat,
+    Message,
+    Pushed,
+    Refused,
+    Released,
+    Status,
+    Trained,
+    Welcome,
+)
+from areal_like.wire import MAX_FRAMES, WireError, encode
 from tests.faults.proxy import Proxy
 
 SECONDS = 30.0
@@ -32,16 +44,17 @@ def router(request: pytest.FixtureRequest) -> Iterator[Router]:
 def received(router: Router) -> tuple[bytes, Message | WireError]:
     result = router.receive(SECONDS)
     assert result is not None, "no message came"
-    return result
+    peer, said = result
+    return peer, said if isinstance(said, WireError) else said.message
 
 
 def test_many_more_messages_than_any_high_water_mark_arrive_in_order(router: Router) -> None:
     dealer = Dealer(router.endpoint, "learner", peer="buffer")
     for index in range(5000):
-        dealer.send("trained", {"index": index})
+        dealer.send(Trained(index))
     for index in range(5000):
         peer, message = received(router)
-        assert isinstance(message, Message) and message.body == {"index": index}
+        assert message == Trained(index)
         assert peer.startswith(b"learner:%d:" % os.getpid()) and peer == dealer.socket.getsockopt(zmq.ROUTING_ID)
     dealer.close()
 
@@ -49,10 +62,10 @@ def test_many_more_messages_than_any_high_water_mark_arrive_in_order(router: Rou
 def test_answers_go_to_who_asked_with_their_payload(router: Router) -> None:
     dealers = [Dealer(router.endpoint, name, peer="buffer") for name in ("a", "b")]
     for dealer in dealers:
-        dealer.send("status", {})
+        dealer.send(Status())
     for _ in dealers:
         peer, _ = received(router)
-        router.send(peer, "chunk", {"base": -1, "version": 1, "offset": 0, "part": 0}, [peer * 100_000])
+        router.send(peer, Chunk(0, -1, 1, 0), [peer * 100_000])
     for dealer in dealers:
         message = dealer.receive(SECONDS)
         assert message is not None and bytes(message.payload) == dealer.socket.getsockopt(zmq.ROUTING_ID) * 100_000
@@ -69,34 +82,34 @@ def test_a_bad_message_is_refused_and_the_next_one_taken(router: Router) -> None
     assert router.refused == 1
     raw.close(linger=0)
     dealer = Dealer(router.endpoint, "a", peer="buffer")
-    dealer.send("trained", {"index": 7})
+    dealer.send(Trained(7))
     _, message = received(router)
-    assert isinstance(message, Message) and message.body == {"index": 7}
+    assert message == Trained(7)
     dealer.close()
 
 
 def test_a_peer_that_is_gone_is_no_error(router: Router) -> None:
     dealer = Dealer(router.endpoint, "a", peer="buffer")
-    dealer.send("status", {})
+    dealer.send(Status())
     peer, _ = received(router)
     dealer.close()
     for _ in range(10):
-        router.send(peer, "pushed", {"ids": [1]})
-    router.send(b"never there", "pushed", {"ids": [1]})
+        router.send(peer, Pushed([1]))
+    router.send(b"never there", Pushed([1]))
 
 
 def test_a_blocking_and_an_asyncio_socket_speak_the_same(router: Router) -> None:
     async def talk() -> Message:
         dealer = AsyncDealer(router.endpoint, "actor-0", "buffer")
-        dealer.send("applied", {"version": 3, "digest": "d"})
+        dealer.send(Applied(3, "d"))
         peer, message = received(router)
-        assert isinstance(message, Message) and message.body == {"version": 3, "digest": "d"}
-        router.send(peer, "pushed", {"ids": [4]})
+        assert message == Applied(3, "d")
+        router.send(peer, Pushed([4]))
         answer = await asyncio.wait_for(dealer.receive(), SECONDS)
         dealer.close()
-        return answer
+        return answer.message
 
-    assert asyncio.run(talk()).body == {"ids": [4]}
+    assert asyncio.run(talk()) == Pushed([4])
 
 
 def test_silence_is_none_and_not_an_error(router: Router) -> None:
@@ -126,10 +139,10 @@ def test_loopback(host: str, answer: bool) -> None:
 def test_a_frame_over_the_limit_is_not_taken_and_the_others_are_served() -> None:
     router = Router("tcp://127.0.0.1:0", max_frame=1000)
     large, small = Dealer(router.endpoint, "large", peer="x"), Dealer(router.endpoint, "small", peer="x")
-    large.send("chunk", {"base": -1, "version": 0, "offset": 0, "part": 0}, [bytes(2000)])
-    small.send("chunk", {"base": -1, "version": 1, "offset": 0, "part": 0}, [bytes(900)])
+    large.send(Chunk(0, -1, 0, 0), [bytes(2000)])
+    small.send(Chunk(0, -1, 1, 0), [bytes(900)])
     _, message = received(router)
-    assert isinstance(message, Message) and message.body["version"] == 1
+    assert isinstance(message, Chunk) and message.version == 1
     assert router.receive(0.1) is None
     large.close()
     small.close()
@@ -138,33 +151,33 @@ def test_a_frame_over_the_limit_is_not_taken_and_the_others_are_served() -> None
 
 def test_a_message_of_too_many_frames_is_refused_and_the_next_one_taken(router: Router) -> None:
     dealer = Dealer(router.endpoint, "a", peer="x")
-    dealer.send("status", {}, [b""] * (MAX_FRAMES + 100))
-    dealer.send("trained", {"index": 1})
+    dealer.send(Status(), [b""] * (MAX_FRAMES + 100))
+    dealer.send(Trained(1))
     _, message = received(router)
     assert isinstance(message, WireError) and "frames" in str(message)
     _, message = received(router)
-    assert isinstance(message, Message) and message.body == {"index": 1}
+    assert message == Trained(1)
     answer = dealer.receive(SECONDS)
-    assert answer is not None and answer.kind == "refused"
+    assert answer is not None and isinstance(answer.message, Refused)
     dealer.close()
 
 
 def test_what_a_peer_does_not_read_is_bounded_and_keeps_nobody_waiting() -> None:
     router = Router("tcp://127.0.0.1:0", unsent=10)
     reader = Dealer(router.endpoint, "reader", peer="x")
-    reader.send("status", {})
+    reader.send(Status())
     reader_id, _ = received(router)
     deaf = zmq.Context.instance().socket(zmq.DEALER)
     deaf.setsockopt(zmq.RCVHWM, 1)
     deaf.connect(router.endpoint)
-    deaf.send_multipart(encode("status", {}))
+    deaf.send_multipart(encode(Status()))
     deaf_id, _ = received(router)
     for _ in range(200):
-        router.send(deaf_id, "chunk", {"base": -1, "version": 0, "offset": 0, "part": 0}, [bytes(1 << 20)])
+        router.send(deaf_id, Chunk(0, -1, 0, 0), [bytes(1 << 20)])
     assert router.unsent > 100, "of 200 MB only what fits the sockets and ten messages were kept"
-    router.send(reader_id, "welcome", {})
+    router.send(reader_id, Welcome())
     answer = reader.receive(SECONDS)
-    assert answer is not None and answer.kind == "welcome"
+    assert answer is not None and answer.message == Welcome()
     deaf.close(linger=0)
     reader.close()
     router.close()
@@ -182,7 +195,7 @@ def test_a_dealer_tells_once_that_its_connection_was_made_anew() -> None:
     router = Router("tcp://127.0.0.1:0")
     proxy = Proxy(int(router.endpoint.rpartition(":")[2]))
     dealer = Dealer(f"tcp://127.0.0.1:{proxy.port}", "learner", peer="buffer")
-    dealer.send("status", {})
+    dealer.send(Status())
     received(router)
     assert not dealer.link.reconnected()
     proxy.cut("close")
@@ -192,7 +205,7 @@ def test_a_dealer_tells_once_that_its_connection_was_made_anew() -> None:
         assert time.monotonic() < deadline, "it does not tell"
         time.sleep(0.01)
     assert not dealer.link.reconnected()
-    dealer.send("status", {})
+    dealer.send(Status())
     received(router)
     dealer.close()
     proxy.close()
@@ -207,14 +220,14 @@ def test_a_connection_that_leads_nowhere_is_made_anew(kind: str) -> None:
 
     async def talk() -> None:
         dealer = AsyncDealer(f"tcp://127.0.0.1:{proxy.port}", "actor-0", "buffer", link_timeout=0.5)
-        dealer.send("status", {})
+        dealer.send(Status())
         received(router)
         proxy.cut(kind)
         proxy.heal()
         await asyncio.wait_for(dealer.link.until_reconnected(), SECONDS)
-        dealer.send("heartbeat", {"stats": {}, "progress": {}, "heldout": {}})
+        dealer.send(Heartbeat({}, {}, {}))
         _, message = received(router)
-        assert isinstance(message, Message) and message.kind == "heartbeat"
+        assert message == Heartbeat({}, {}, {})
         dealer.close()
 
     asyncio.run(talk())
@@ -230,22 +243,22 @@ def test_one_thread_receives_while_others_send(tmp_path) -> None:
 
     def echo() -> None:
         for _ in range(threads * each):
-            received = router.receive(timeout=20)
-            assert received is not None and isinstance(received[1], Message)
-            router.send(received[0], "released", {"blocks": [received[1].body["index"]]})
+            peer, message = received(router)
+            assert isinstance(message, Trained)
+            router.send(peer, Released([message.index]))
 
     def say(first: int) -> None:
         for index in range(first, first + each):
-            dealer.send("trained", {"index": index})
+            dealer.send(Trained(index))
 
     others = [threading.Thread(target=echo), *(threading.Thread(target=say, args=(k * each,)) for k in range(threads))]
     for other in others:
         other.start()
     answers: list[int] = []
     while len(answers) < threads * each:
-        message = dealer.receive(timeout=20)
-        assert message is not None
-        answers += message.body["blocks"]
+        answer = dealer.receive(timeout=20)
+        assert answer is not None and isinstance(answer.message, Released)
+        answers += answer.message.blocks
     for other in others:
         other.join(20)
     assert all(sorted(part) == part for k in range(threads) if (part := [a for a in answers if a // each == k]))

@@ -10,9 +10,11 @@ import pytest
 from areal_like.bus import BusError, Router
 from areal_like.client import ActorClient, LearnerClient
 from areal_like.groups import encode_group, pack_heads
+from areal_like.messages import Batch, Refused
 from areal_like.ring import Ring
-from areal_like.types import Batch, Group, Sample
-from areal_like.wire import ONLY_THE_LEARNER, Message
+from areal_like.types import Batch as Taken
+from areal_like.types import Group, Sample
+from areal_like.wire import ONLY_THE_LEARNER, Received
 from tests.faults.proxy import Proxy
 
 
@@ -31,8 +33,8 @@ def test_tokens_older_than_allowed_are_masked_and_counted_out() -> None:
     assert samples[0].loss_mask.tolist() == [False, False, True, True, False]
     assert samples[1].loss_mask.tolist() == [True, True, False]
     assert not samples[2].loss_mask.any()
-    assert Batch(4, 4, [Group(0, samples)], oldest_allowed=3).staleness() == [1, 0]
-    assert Batch(4, 4, [Group(0, samples)]).staleness() == [4, 0, 4]
+    assert Taken(4, 4, [Group(0, samples)], oldest_allowed=3).staleness() == [1, 0]
+    assert Taken(4, 4, [Group(0, samples)]).staleness() == [4, 0, 4]
 
 
 PEERS: list[bytes] = []
@@ -41,9 +43,7 @@ PEERS: list[bytes] = []
 
 def send_batch(router: Router, index: int) -> None:
     head, payload = encode_group(Group(index, [sample([(index, 2)])], {index: "d"}))
-    body = {"index": index, "version": index, "oldest_allowed": 0, "info": {}, "actors": ["actor-0"]}
-    body |= pack_heads([head])
-    router.send(PEERS[-1], "batch", body, [payload])
+    router.send(PEERS[-1], Batch(index, index, 0, ["actor-0"], pack_heads([head]), {}), [payload])
 
 
 def test_a_group_that_is_pushed_twice_hides_no_other() -> None:
@@ -66,7 +66,7 @@ def test_a_group_that_is_pushed_twice_hides_no_other() -> None:
         def __init__(self) -> None:
             self.sent: list[list[bytes]] = []
 
-        def send(self, kind: str, body: object, frames: list[bytes]) -> None:
+        def send(self, message: object, frames: list[bytes]) -> None:
             self.sent.append(frames)
 
     blocks = asyncio.run(scenario())
@@ -86,9 +86,9 @@ def heard(router: Router, until: str) -> list[str]:
     while until not in kinds:
         received = router.receive(30.0)
         assert received, f"{until} did not come after {kinds}"
-        assert isinstance(received[1], Message)
+        assert isinstance(received[1], Received)
         PEERS.append(received[0])
-        kinds.append(received[1].kind)
+        kinds.append(received[1].message.kind())
     return kinds
 
 
@@ -109,7 +109,7 @@ def test_a_learner_whose_connection_broke_says_again_what_may_be_lost(router: Ro
     proxy = Proxy(int(router.endpoint.rpartition(":")[2]))
     client = LearnerClient(f"tcp://127.0.0.1:{proxy.port}")
     client.hello()
-    client.published({"version": 3})
+    client.published({"version": 3, "digest": "d"})
     client.want(3, 3)
     heard(router, "want")
     client.trained(2)
@@ -131,13 +131,13 @@ def test_a_learner_whose_hello_was_lost_says_it_when_it_is_refused(router: Route
     client.want(0, 0)
     heard(router, "want")
     peer = PEERS[-1]
-    router.send(peer, "refused", {"reason": f"want: {ONLY_THE_LEARNER}"})
+    router.send(peer, Refused(f"want: {ONLY_THE_LEARNER}"))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.batch)
         assert heard(router, "want") == ["hello", "want"]
         send_batch(router, 0)
         assert waiting.result(30.0)[0].index == 0
-    router.send(peer, "refused", {"reason": "there is a learner already"})
+    router.send(peer, Refused("there is a learner already"))
     with pytest.raises(BusError, match="already"):
         client.batch()
     client.close()

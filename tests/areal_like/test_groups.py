@@ -4,14 +4,16 @@ import contextlib
 from collections import Counter
 from dataclasses import replace
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_like.groups import OR, ROW, RUN, decode_group, encode_group, pack_heads, unpack_heads
+from areal_like.groups import OR, ROW, RUN, Head, decode_group, encode_group, pack_heads, unpack_heads
+from areal_like.messages import Push
 from areal_like.types import Group, Sample
-from areal_like.wire import WireError, decode, encode
+from areal_like.wire import SCHEMA, WireError, decode, encode
 
 
 @st.composite
@@ -41,10 +43,11 @@ def group_of(group_id: int, members: list[Sample]) -> Group:
 def test_groups_survive_the_wire_bit_for_bit(several: list[list[Sample]], first_id: int) -> None:
     groups = [group_of(group_id, members) for group_id, members in enumerate(several, first_id)]
     heads, payloads = zip(*map(encode_group, groups), strict=True)
-    message = decode(encode("push", pack_heads(heads), payloads))
-    arrived = unpack_heads(message.body)
+    push, frames = decode(encode(Push(pack_heads(heads)), payloads))
+    assert isinstance(push, Push)
+    arrived = unpack_heads(push.table)
     assert arrived == list(heads)
-    for group, head, payload in zip(groups, arrived, message.payloads, strict=True):
+    for group, head, payload in zip(groups, arrived, frames, strict=True):
         back = decode_group(head, payload)
         assert (back.id, back.digests, back.seconds) == (group.id, group.digests, 1.5)
         assert (head.oldest, head.newest) == (min(group.digests), max(group.digests))
@@ -73,15 +76,22 @@ def table(row: tuple = (2, 3, 0, 0, 2, 0.5), runs: tuple = ((1, 2), (2, 1)), **c
     return good | changes
 
 
+def read(table: dict) -> list[Head]:
+    """As of a push that anybody may have sent."""
+    push, _ = decode([msgpack.packb([SCHEMA, "push", {"table": table}])])
+    assert isinstance(push, Push)
+    return unpack_heads(push.table)
+
+
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
         (table(groups=[]), "empty"),
-        (table(groups=[[1, 1]]), "a group is"),
-        (table(groups=[[-1, 1, 0.0]]), "no integer"),
-        (table(groups=[[True, 1, 0.0]]), "no integer"),
+        (table(groups=[[1, 1]]), r"length 3.*table\.groups"),
+        (table(groups=[[-1, 1, 0.0]]), "out of range"),
+        (table(groups=[[True, 1, 0.0]]), r"`int`.*table\.groups"),
         (table(groups=[[1, 2, 0.0]]), "2 samples named, 1 in the table"),
-        (table(groups=[[1, 0, 0.0], [2, 1, 0.0]]), "no integer"),
+        (table(groups=[[1, 0, 0.0], [2, 1, 0.0]]), "out of range"),
         (table(groups=[[1, 2**40, 0.0]]), "out of range"),
         (table(groups=[[1, 1, float("inf")]]), "seconds"),
         (table(rows=b""), "rows"),
@@ -93,20 +103,20 @@ def table(row: tuple = (2, 3, 0, 0, 2, 0.5), runs: tuple = ((1, 2), (2, 1)), **c
         (table((2, 3, 0, -1, 2, 0.5)), "turns"),
         (table((0, 3, 0, 0, 2, 0.5)), "lengths"),
         (table((2, -3, 0, 0, 2, 0.5)), "lengths"),
-        (table((2, 3, 0, 0, 1, 0.5)), "1 runs, the table 2"),
-        (table((2, 3, 0, 0, 2**31 - 1, 0.5)), "runs, the table 2"),
+        (table((2, 3, 0, 0, 1, 0.5)), "1 runs are named, 2 in the table"),
+        (table((2, 3, 0, 0, 2**31 - 1, 0.5)), "runs are named, 2 in the table"),
         (table(runs=((-1, 2), (2, 1))), "version"),
         (table(runs=((1, 4), (2, -1))), "length"),
         (table(digests={1: "a"}), "missing"),
         (table(digests={1: "a", 2: "b", 3: "c"}), "none of them"),
-        (table(digests={1: "a", "2": "b"}), "texts"),
-        (table(digests={1: "a", 2: 3}), "texts"),
+        (table(digests={1: "a", "2": "b"}), r"`int`.*table\.digests"),
+        (table(digests={1: "a", 2: 3}), r"`str`.*table\.digests"),
     ],
 )
 def test_a_table_whose_numbers_disagree_is_refused(wrong: dict, reason: str) -> None:
-    unpack_heads(table())
+    read(table())
     with pytest.raises(WireError, match=reason):
-        unpack_heads(wrong)
+        read(wrong)
 
 
 @given(
@@ -123,7 +133,7 @@ def test_no_value_crashes_the_check(value: object, data: bytes) -> None:
         wrong.append(table(groups=value))
     for each in wrong:
         with contextlib.suppress(WireError):
-            unpack_heads(each)
+            read(each)
 
 
 @pytest.mark.parametrize("pairs", [[(3, 0.5)], [(-1, 0.5)], [(0, float("nan"))]])
@@ -137,9 +147,9 @@ def test_rewards_of_turns_that_make_no_sense_are_refused_when_they_are_read(pair
 
 def test_groups_that_disagree_on_a_version_are_all_heard() -> None:
     """Whatever their order: no digest hides another."""
-    head = unpack_heads(table())[0]
+    head = read(table())[0]
     version = head.versions[0]
     other = replace(head, id=head.id + 1, digests=head.digests | {version: "another"})
     for heads in ([head, other], [other, head], [head, other, head]):
-        said = pack_heads(heads)["digests"][version].split(OR)
+        said = pack_heads(heads).digests[version].split(OR)
         assert sorted(said) == sorted([head.digests[version], "another"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
@@ -17,7 +17,9 @@ import zmq
 from areal_like import keys
 from areal_like.bus import AsyncDealer, BusError, Dealer, Router, SharedDealer
 from areal_like.keys import KeysError
-from areal_like.wire import MAY_SAY, MESSAGES, Message, WireError
+from areal_like.messages import KINDS, Hello, Message, Status, Trained, Welcome
+from areal_like.wire import MAY_SAY, Received, WireError
+from scripts.verify import fuzz
 
 SECONDS = 30.0
 
@@ -39,12 +41,12 @@ def router(request: pytest.FixtureRequest, folder: Path) -> Iterator[Router]:
 def assert_served(router: Router, folder: Path, name: str = "friend") -> None:
     """A client of the allow-list speaks and is answered."""
     dealer = Dealer(router.endpoint, name, "buffer", keys=str(folder))
-    dealer.send("status", {})
+    dealer.send(Status())
     received = router.receive(SECONDS)
-    assert received is not None and isinstance(received[1], Message) and received[1].kind == "status"
-    router.send(received[0], "welcome", {})
+    assert received is not None and received[1] == Received(Status(), [])
+    router.send(received[0], Welcome())
     answer = dealer.receive(SECONDS)
-    assert answer is not None and answer.kind == "welcome"
+    assert answer is not None and answer.message == Welcome()
     dealer.close()
 
 
@@ -76,7 +78,7 @@ def test_a_stranger_is_refused_and_told_and_the_others_are_served(
     keys.make(tmp_path / "other")
     assert_served(router, folder)
     stranger = Dealer(router.endpoint, "stranger", "buffer", keys=prepare(folder, tmp_path / "other"))
-    stranger.send("trained", {"index": 1})
+    stranger.send(Trained(1))
     with pytest.raises(BusError, match=f"the buffer .*{reason}"):
         stranger.receive(SECONDS)
     assert_served(router, folder, "other friend")
@@ -96,16 +98,16 @@ def test_who_speaks_only_after_the_refusal_is_told_as_well(
         assert time.monotonic() < deadline, "the refusal never came"
         time.sleep(0.01)
     with pytest.raises(BusError, match=r"the buffer .*not in its allow-list"):
-        stranger.send("trained", {"index": 1})
+        stranger.send(Trained(1))
     with pytest.raises(BusError, match="nothing can be sent"):
-        stranger.send("trained", {"index": 1})
+        stranger.send(Trained(1))
     stranger.close()
 
 
 def test_a_client_with_keys_does_not_talk_to_a_server_without(folder: Path) -> None:
     router = Router("tcp://127.0.0.1:0")
     dealer = Dealer(router.endpoint, "a", "buffer", keys=str(folder))
-    dealer.send("trained", {"index": 1})
+    dealer.send(Trained(1))
     with pytest.raises(BusError, match="runs without keys"):
         dealer.receive(SECONDS)
     assert router.receive(0.05) is None
@@ -163,14 +165,11 @@ def test_only_the_owner_can_read_what_is_secret(folder: Path) -> None:
         Router("tcp://127.0.0.1:0", str(folder))
 
 
-def example(kind: str) -> dict[str, Any]:
-    """A body that fits."""
-    values = {str: "x", int: 1, bool: True, dict: {}, list: [], bytes: b"", (int, float): 1.0}
-    return {name: values[types] for name, types in MESSAGES[kind].items()}
+EXAMPLES = [*fuzz.EXAMPLES, *(message for message, _ in fuzz.with_groups(random.Random(0)))]
 
 
-def said(router: Router, dealer: Dealer, kind: str, body: dict[str, Any]) -> Message | WireError:
-    dealer.send(kind, body)
+def said(router: Router, dealer: Dealer, message: Message) -> Received | WireError:
+    dealer.send(message)
     received = router.receive(SECONDS)
     assert received is not None
     return received[1]
@@ -182,13 +181,13 @@ def test_a_key_is_for_one_role_and_says_nothing_of_anothers(folder: Path, role: 
     router = Router("tcp://127.0.0.1:0", str(folder))
     for place in [folder] * (role in keys.ROLES) + [folder / "machine"]:
         dealer = Dealer(router.endpoint, role, "buffer", keys=str(place), role=role)
-        for kind in (kind for kind in MESSAGES if kind != "hello"):
-            answer = said(router, dealer, kind, example(kind))
-            assert isinstance(answer, Message) == (kind in MAY_SAY[role]), (kind, answer)
-        for who in ("learner", "actor"):
-            answer = said(router, dealer, "hello", example("hello") | {"role": who})
-            assert isinstance(answer, Message) == (who == role)
-            assert isinstance(answer, Message) or f"a key of role {role}" in str(answer)
+        for message in (each for each in EXAMPLES if not isinstance(each, Hello)):
+            answer = said(router, dealer, message)
+            assert isinstance(answer, Received) == (message.kind() in MAY_SAY[role]), (message, answer)
+        for who in ("learner", "actor", "operator"):
+            answer = said(router, dealer, Hello(who, "x", 1, 1))
+            assert isinstance(answer, Received) == (who == role and role != "operator")
+            assert isinstance(answer, Received) or f"a key of role {role}" in str(answer)
         dealer.close()
     router.close()
 
@@ -196,7 +195,8 @@ def test_a_key_is_for_one_role_and_says_nothing_of_anothers(folder: Path, role: 
 def test_every_message_is_said_by_a_role_or_is_an_answer() -> None:
     answers = {"welcome", "lease", "shared", "released", "pushed", "announce", "cancel", "batch", "report", "part"}
     answers |= {"refused", "quit", "set_aside", "plan", "later", "chunk", "gone"}
-    assert MESSAGES.keys() - answers == frozenset().union(*MAY_SAY.values())
+    assert KINDS.keys() - answers == frozenset().union(*MAY_SAY.values())
+    assert {each.kind() for each in EXAMPLES} == KINDS.keys(), "all of them are tried"
 
 
 def test_a_key_from_before_there_were_roles_is_still_good_for_all(folder: Path) -> None:
@@ -209,8 +209,8 @@ def test_a_key_from_before_there_were_roles_is_still_good_for_all(folder: Path) 
         (folder / f"{role}.key_secret").unlink()
     router = Router("tcp://127.0.0.1:0", str(folder))
     dealer = Dealer(router.endpoint, "a", "buffer", keys=str(folder), role="learner")
-    for kind in ("finish", "push", "stop", "hello"):
-        assert isinstance(said(router, dealer, kind, example(kind)), Message)
+    for message in EXAMPLES:
+        assert isinstance(said(router, dealer, message), Received)
     dealer.close()
     router.close()
 
@@ -231,7 +231,7 @@ def test_nobody_can_take_over_the_connection_of_another(router: Router, folder: 
     """A routing id may be taken over, by whoever knows it."""
     learners = [Dealer(router.endpoint, "learner", "buffer", keys=str(folder), role="learner") for _ in range(2)]
     for learner in learners:
-        said(router, learner, "trained", {"index": 0})
+        said(router, learner, Trained(0))
     ids = [learner.socket.getsockopt(zmq.ROUTING_ID) for learner in learners]
     assert all(re.fullmatch(rb"learner:%d:[0-9a-f]{16}" % os.getpid(), each) for each in ids) and ids[0] != ids[1]
     for learner in learners:

@@ -24,9 +24,20 @@ def test_rubbish_is_refused(header: bytes) -> None:
         decode([header])
 
 
-@pytest.mark.parametrize("body", [{}, {"version": "1", "digest": ""}, {"version": True, "digest": ""}, {"version": 1}])
-def test_fields_are_checked(body: dict) -> None:
-    with pytest.raises(WireError):
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"digest": ""}, "version"),
+        ({"version": "1", "digest": ""}, "version"),
+        ({"version": True, "digest": ""}, "version"),
+        ({"version": -1, "digest": ""}, "version"),
+        ({"version": 2**31, "digest": ""}, "version"),
+        ({"version": 1, "digest": b""}, "digest"),
+        ({"version": 1, "digest": "", "more": 1}, "more"),
+    ],
+)
+def test_a_message_that_does_not_fit_is_refused_by_the_name_of_its_field(body: dict, field: str) -> None:
+    with pytest.raises(WireError, match=f"applied: .*{field}"):
         decode([msgpack.packb([SCHEMA, "applied", body])])
 
 

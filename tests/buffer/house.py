@@ -3,12 +3,13 @@
 from collections import deque
 from functools import partial
 
-import msgpack
+import msgspec
 import numpy as np
 
 from areal_like.groups import Head, encode_group, pack_heads
+from areal_like.messages import Message, Refused
 from areal_like.types import Group, Sample
-from areal_like.wire import Message
+from areal_like.wire import SCHEMA, Received, WireError, decode
 from buffer.controller import Controller
 from buffer.evaluation import Evaluation
 from buffer.outbox import Outbox
@@ -33,12 +34,12 @@ class FakeRouter:
     def receive(self, timeout: float):
         return self.incoming.popleft() if self.incoming else None
 
-    def send(self, peer: bytes, kind: str, body: dict, payloads: object = ()) -> None:
-        self.sent.append((peer.decode(), kind, body))
+    def send(self, peer: bytes, message: Message, payloads: object = ()) -> None:
+        self.sent.append((peer.decode(), message.kind(), msgspec.to_builtins(message, builtin_types=(bytes,))))
 
     def refuse(self, peer: bytes, reason: str) -> None:
         self.refused += 1
-        self.send(peer, "refused", {"reason": reason})
+        self.send(peer, Refused(reason))
 
 
 def group(group_id: int, version: int, samples: int = 8) -> tuple[Head, bytes]:
@@ -47,8 +48,18 @@ def group(group_id: int, version: int, samples: int = 8) -> tuple[Head, bytes]:
 
 
 def table(*heads: Head) -> dict:
-    """As it comes out of the wire: lists for tuples."""
-    return msgpack.unpackb(msgpack.packb(pack_heads(heads)), strict_map_key=False)
+    """The body of a push."""
+    return {"table": pack_heads(heads)}
+
+
+def framed(kind: str, body: dict, *payloads: bytes) -> list[bytes]:
+    """Of what may be no message."""
+    return [msgspec.msgpack.encode([SCHEMA, kind, body]), *payloads]
+
+
+def said(kind: str, body: dict, *payloads: bytes) -> Received:
+    """As it comes off the wire. Raises WireError."""
+    return decode(framed(kind, body, *payloads))
 
 
 SIGN_OF_LIFE = {"stats": {}, "progress": {}, "heldout": {}}
@@ -87,7 +98,10 @@ class House:
         self.names = [f"actor-{i}" for i in range(actors)]
 
     def say(self, who: str, kind: str, body: dict, *payloads: bytes) -> None:
-        self.router.incoming.append((who.encode(), Message(kind, body, list(payloads))))
+        try:
+            self.router.incoming.append((who.encode(), said(kind, body, *payloads)))
+        except WireError as error:
+            self.router.refuse(who.encode(), str(error))
         self.controller.step(0)
 
     def hello(self, *names: str, slots: int = 256) -> None:
@@ -127,7 +141,7 @@ class House:
                 self.say(name, "evaluated", body)
 
     def batches(self) -> list[list[int]]:
-        return [[name[0] for name in body["groups"]] for _, kind, body in self.router.sent if kind == "batch"]
+        return [[name[0] for name in body["table"]["groups"]] for _, kind, body in self.router.sent if kind == "batch"]
 
 
 def asynchronous(**knobs) -> AsyncScheduler:

@@ -5,6 +5,7 @@ from typing import Any
 import xxhash
 
 from areal_like.groups import Head
+from areal_like.messages import PartialHead
 from buffer.events import Admit, Event, Push, Snapshot, decode, encode
 from buffer.journal import Record
 from buffer.payloads import Extent, Payload, Stored, load
@@ -12,6 +13,9 @@ from buffer.recovery import restore, standing
 from buffer.replay import Replay
 from buffer.staleness import Bound
 from buffer.store import Store
+
+LEFT = PartialHead(0, b"", b"", b"", {})
+"""In a record whose payload is what matters."""
 
 
 class Paper:
@@ -64,7 +68,7 @@ def content(store: Store) -> dict[str, Any]:
     facts += ["version_at_push", "was_deferred", "cut"]
     groups = {
         entry.id: [getattr(entry, fact) for fact in facts]
-        + [bytes(load(entry.payload)), entry.partial and (entry.partial.meta, bytes(load(entry.partial.payload)))]
+        + [bytes(load(entry.payload)), entry.partial and (entry.partial.head, bytes(load(entry.partial.payload)))]
         for entry in store.entries.values()
     }
     counts = ["bytes", "requeued", "resumed", "pushes", "staleness_max", "planned", "decided", "scheduler"]

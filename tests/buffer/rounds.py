@@ -174,15 +174,17 @@ class Run:
                     assert self.staleness or not usable or set(meta["digests"]) == {self.held[who]}, "on-policy"
             elif kind == "part":
                 assert self.streams and body["index"] == len(self.served) and body["begin"] == len(self.parts)
-                self.parts += [name[0] for name in body["groups"]]
-                assert self.staleness or set(body["digests"]) == {body["version"]}, "strictly on-policy"
+                self.parts += [name[0] for name in body["table"]["groups"]]
+                assert self.staleness or set(body["table"]["digests"]) == {body["version"]}, "strictly on-policy"
             elif kind == "batch":
-                self.check_batch([name[0] for name in body["groups"]], [name[1] for name in body["groups"]], body)
+                self.check_batch(
+                    [name[0] for name in body["table"]["groups"]], [name[1] for name in body["table"]["groups"]], body
+                )
             assert kind != "refused", body
 
     def check_batch(self, ids: list[int], samples: list[int], body: dict) -> None:
         assert sum(samples) == B * SIZE and len(set(samples)) == 1, "the effective batch is kept"
-        versions = set(body["digests"])
+        versions = set(body["table"]["digests"])
         oldest = min(versions)
         assert body["version"] - oldest <= self.staleness
         if self.staleness == 0:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from areal_like.groups import pack_heads
+from areal_like.messages import Batch, Pushed
 from buffer.events import Defer, Push, Serve, Snapshot
 from buffer.journal import Journal, scan
 from buffer.outbox import MOST_ACKNOWLEDGEMENTS, Outbox
@@ -145,8 +147,8 @@ def test_acknowledgements_of_anything_are_bounded(tmp_path: Path, disk: Disk) ->
     disk.stop("full")
     journal.append(Defer(0))
     for each in range(MOST_ACKNOWLEDGEMENTS + 1000):
-        outbox.put(b"peer", "pushed", {"ids": [each]})
-    outbox.put(b"learner", "batch", {"index": 0})
+        outbox.put(b"peer", Pushed([each]))
+    outbox.put(b"learner", Batch(0, 0, 0, [], pack_heads([]), {}))
     outbox.flush()
     assert len(outbox) == MOST_ACKNOWLEDGEMENTS + 1 and not router.sent
     disk.go_on()
@@ -160,10 +162,10 @@ def test_an_acknowledgement_that_waits_for_an_earlier_push_covers_a_later_one_to
     outbox = Outbox(router, journal)
     disk.stop("slow")
     journal.append(Defer(1))
-    outbox.put(b"actor", "pushed", {"ids": [1]})
+    outbox.put(b"actor", Pushed([1]))
     outbox.flush()  # the first record is on its way
     journal.append(Defer(1))
-    outbox.put(b"actor", "pushed", {"ids": [1]})
+    outbox.put(b"actor", Pushed([1]))
     disk.go_on()
     while journal.committed == 0:
         outbox.flush()

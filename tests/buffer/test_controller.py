@@ -155,7 +155,7 @@ def test_the_learner_is_told_which_tokens_to_mask_and_staleness_leaves_them_out(
         house.apply(batch + 1)
     bodies = [body for _, kind, body in house.router.sent if kind == "batch"]
     assert [body["oldest_allowed"] for body in bodies] == [0, 0, 1]
-    assert 0 in [name[0] for name in bodies[2]["groups"]]
+    assert 0 in [name[0] for name in bodies[2]["table"]["groups"]]
     assert bodies[2]["info"]["staleness/in_flight_mean"] == bodies[2]["info"]["staleness/in_queue_mean"] == 0
     assert house.state.store.staleness_max == 0
 
@@ -254,7 +254,7 @@ def test_groups_change_their_size_between_batches_in_async_mode_too(sizing: str)
         house.say("learner", "trained", {"index": index})
         house.publish(index + 1)
         house.apply(index + 1)
-    batches = [[each[1] for each in body["groups"]] for _, kind, body in house.router.sent if kind == "batch"]
+    batches = [[each[1] for each in body["table"]["groups"]] for _, kind, body in house.router.sent if kind == "batch"]
     assert len(batches) == 8 and all(sum(sizes) == B * SIZE and len(set(sizes)) == 1 for sizes in batches)
     assert sizing != "restless" or len({sizes[0] for sizes in batches}) > 1
 

@@ -3,10 +3,9 @@
 import pytest
 
 from areal_like.bus import BusError
-from areal_like.wire import Message
 from buffer.checks import RolloutsFail
 from buffer.store import LEASED, Stage
-from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group
+from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group, said
 
 
 def test_weights_with_a_wrong_digest_are_refused() -> None:
@@ -220,9 +219,9 @@ def test_a_flood_does_not_keep_the_buffer_from_deciding() -> None:
     house = House(asynchronous(), actors=1)
     house.hello("learner", "actor-0")
     house.publish(0)
-    house.router.incoming.append((b"actor-0", Message("applied", {"version": 0, "digest": "d0"})))
+    house.router.incoming.append((b"actor-0", said("applied", {"version": 0, "digest": "d0"})))
     house.router.receive = lambda timeout: (  # type: ignore[method-assign]
-        house.router.incoming.popleft() if house.router.incoming else (b"x", Message("status", {}))
+        house.router.incoming.popleft() if house.router.incoming else (b"x", said("status", {}))
     )
     house.controller.step(0)
     assert house.leases("actor-0"), "it came to its decisions although messages never end"

@@ -281,7 +281,7 @@ def test_of_a_hedged_group_the_first_push_wins_and_the_other_lease_is_cancelled(
 def test_when_one_lease_of_a_hedged_group_ends_the_other_goes_on(hedged: House, who: str, how: str) -> None:
     other = "actor-1" if who == "actor-0" else "actor-0"
     if how == "lost":
-        hedged.say("stranger", "lost", {"name": who, "pid": 0, "how": "died"})
+        hedged.say("stranger", "lost", {"name": who, "pid": 0, "how": "died", "for_good": False})
     elif how in ("leaving", "handed back"):
         hedged.say(who, "give_back", {"ids": [0, 2], "partials": [], "leaving": how == "leaving"})
     elif how == "failed":

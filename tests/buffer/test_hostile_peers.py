@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 import zmq
 
+from areal_like import messages
 from areal_like.bus import Dealer, Router
-from areal_like.groups import encode_group, pack_heads
+from areal_like.groups import encode_group
 from areal_like.types import Group, Sample
-from areal_like.wire import MAX_FRAMES, SCHEMA, encode
+from areal_like.wire import MAX_FRAMES, SCHEMA
 from buffer.controller import Controller
 from buffer.evaluation import Evaluation
 from buffer.outbox import Outbox
@@ -30,7 +31,7 @@ from buffer.replay import Replay
 from buffer.run_state import RunState
 from buffer.staleness import Bound
 from buffer.store import LEASED
-from tests.buffer.house import SIGN_OF_LIFE, asynchronous
+from tests.buffer.house import SIGN_OF_LIFE, asynchronous, framed, table
 
 B, BATCHES, ATTACKED = 4, 5, 2
 """Groups per batch; batches in all; how many are trained when the attack comes."""
@@ -43,7 +44,7 @@ def push_frames(group_id: int, version: int, token: int) -> list[Any]:
     mask = np.ones(2, bool)
     sample = Sample(np.full(3, token, np.int32), 1, np.zeros(2, np.float32), mask, [(version, 2)], 1.0, "stop")
     head, payload = encode_group(Group(group_id, [sample] * 8, {version: f"d{version}"}))
-    return encode("push", pack_heads([head]), [bytes(payload)])
+    return framed("push", table(head), bytes(payload))
 
 
 class Peer:
@@ -60,7 +61,7 @@ class Peer:
         self.say("hello", role=role, name=self.name, pid=os.getpid(), slots=256)
 
     def say(self, kind: str, **body: Any) -> None:
-        self.send(encode(kind, body))
+        self.send(framed(kind, body))
 
     def send(self, frames: list[Any]) -> None:
         self.said.append(frames)
@@ -76,18 +77,18 @@ class ScriptedActor(Peer):
 
     def turn(self) -> None:
         self.say("heartbeat", **SIGN_OF_LIFE)
-        while message := self.dealer.receive(0):
-            if message.kind == "announce":
-                manifest = message.body["manifest"]
-                self.version = manifest["version"]
-                self.say("applied", version=self.version, digest=manifest["digest"])
-            elif message.kind == "lease":
-                for lease in message.body["leases"]:
-                    self.send(push_frames(lease[0], self.version, token=lease[0]))
-                    self.run.leased.append(lease[0])
-            elif message.kind == "refused" and "say hello" in message.body["reason"]:
-                self.hello()
-                self.say("applied", version=self.version, digest=f"d{self.version}")
+        while received := self.dealer.receive(0):
+            match received.message:
+                case messages.Announce(manifest):
+                    self.version = manifest["version"]
+                    self.say("applied", version=self.version, digest=manifest["digest"])
+                case messages.Lease(leases):
+                    for lease in leases:
+                        self.send(push_frames(lease.group_id, self.version, token=lease.group_id))
+                        self.run.leased.append(lease.group_id)
+                case messages.Refused(reason) if "say hello" in reason:
+                    self.hello()
+                    self.say("applied", version=self.version, digest=f"d{self.version}")
 
 
 class ScriptedLearner(Peer):
@@ -104,12 +105,12 @@ class ScriptedLearner(Peer):
             self.say("want", index=version, version=version)
 
     def turn(self) -> None:
-        while message := self.dealer.receive(0):
-            if message.kind == "batch":
-                self.batches.append((message.body["index"], [bytes(payload) for payload in message.payloads]))
-                self.say("trained", index=message.body["index"])
-                self.say("checkpointed", step=message.body["index"] + 1)
-                self.publish(message.body["index"] + 1)
+        while received := self.dealer.receive(0):
+            if isinstance(batch := received.message, messages.Batch):
+                self.batches.append((batch.index, [bytes(payload) for payload in received.payloads]))
+                self.say("trained", index=batch.index)
+                self.say("checkpointed", step=batch.index + 1)
+                self.publish(batch.index + 1)
 
 
 class Run:
@@ -264,7 +265,7 @@ def another_push_of_groups_that_are_trained(run: Run) -> None:
 def pushes_of_groups_that_others_have_and_nobody_has(run: Run) -> None:
     """Before those answer: all of it fits, but the thief has had no lease."""
     thief = run.stranger()
-    thief.send_multipart(encode("hello", {"role": "actor", "name": "thief", "pid": 1, "slots": 8}))
+    thief.send_multipart(framed("hello", {"role": "actor", "name": "thief", "pid": 1, "slots": 8}))
     while "thief" not in run.state.fleet.by_name:
         run.controller.step(0.001)
     while not run.state.store.count(*LEASED):
@@ -310,17 +311,17 @@ def words_that_only_the_learner_may_say(run: Run) -> None:
         ("trained", {"index": ATTACKED}),
         ("want", {"index": BATCHES, "version": BATCHES}),
     ):
-        sock.send_multipart(encode(kind, body))
+        sock.send_multipart(framed(kind, body))
 
 
 def a_second_learner(run: Run) -> None:
-    run.stranger().send_multipart(encode("hello", {"role": "learner", "name": "learner", "pid": 1, "slots": 0}))
+    run.stranger().send_multipart(framed("hello", {"role": "learner", "name": "learner", "pid": 1, "slots": 0}))
 
 
 def an_actor_that_takes_a_name_and_vanishes(run: Run) -> None:
     sock = run.stranger()
-    sock.send_multipart(encode("hello", {"role": "actor", "name": "actor-0", "pid": 1, "slots": 8}))
-    sock.send_multipart(encode("applied", {"version": 0, "digest": "d0"}))
+    sock.send_multipart(framed("hello", {"role": "actor", "name": "actor-0", "pid": 1, "slots": 8}))
+    sock.send_multipart(framed("applied", {"version": 0, "digest": "d0"}))
     run.until(lambda: run.state.fleet.by_name["actor-0"].peer != run.actors[0].dealer.socket.getsockopt(zmq.ROUTING_ID))
     sock.close(linger=0)
 
@@ -328,7 +329,7 @@ def an_actor_that_takes_a_name_and_vanishes(run: Run) -> None:
 def many_hellos_of_one_connection(run: Run) -> None:
     sock = run.stranger()
     for number in range(1000):
-        sock.send_multipart(encode("hello", {"role": "actor", "name": f"x{number}", "pid": 1, "slots": 8}))
+        sock.send_multipart(framed("hello", {"role": "actor", "name": f"x{number}", "pid": 1, "slots": 8}))
     run.until(lambda: "x0" in run.state.fleet.by_name)
     run.turn(10)
     assert len(run.state.fleet) == 3, "a connection is one actor"
@@ -338,28 +339,28 @@ def many_hellos_of_one_connection(run: Run) -> None:
 
 def applied_versions_that_do_not_exist(run: Run) -> None:
     """An actor that claims weights of the future would be let beyond the bound."""
-    run.actors[0].dealer.send("applied", {"version": 1000, "digest": "x"})
+    run.actors[0].dealer.send(messages.Applied(1000, "x"))
     run.turn(10)
     assert run.state.fleet.by_name["actor-0"].version < 1000
 
 
 def numbers_that_are_no_numbers(run: Run) -> None:
     sock = run.stranger()
-    run.actors[0].dealer.send("heartbeat", SIGN_OF_LIFE | {"stats": {"wall_seconds": float("nan")}})
+    run.actors[0].dealer.send(messages.Heartbeat({"wall_seconds": float("nan")}, {}, {}))
     for body in (
         {"role": "actor", "name": "x", "pid": 1, "slots": 2**63},
         {"role": "actor", "name": "x\n" * 40, "pid": 1, "slots": 1},
         {"role": "god", "name": "x", "pid": 1, "slots": 1},
     ):
-        sock.send_multipart(encode("hello", body))
-    sock.send_multipart(encode("evaluated", {"id": 0, "reward": 9.0, "oldest": 0, "newest": 0, "length": 1}))
+        sock.send_multipart(framed("hello", body))
+    sock.send_multipart(framed("evaluated", {"id": 0, "reward": 9.0, "oldest": 0, "newest": 0, "length": 1}))
 
 
 def a_flood(run: Run) -> None:
     """Requests whose answers nobody reads."""
     sock = run.stranger()
     for _ in range(20_000):
-        sock.send_multipart(encode("status", {}))
+        sock.send_multipart(framed("status", {}))
         sock.send(b"rubbish")
 
 

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_like.groups import make_head
-from areal_like.wire import Message
 from buffer import segment_file
 from buffer.events import Begin, Branch, Drop, Finish, HandBack, Open, Push, Requeue, Serve, Settle
 from buffer.journal import Journal, JournalError, Record, Recorded, scan, segments, since_snapshot
@@ -25,8 +24,8 @@ from buffer.prompts import PromptCursor
 from buffer.staleness import Bound
 from scripts.audit import Audit
 from scripts.ledger import Books
-from tests.buffer.house import FakeRouter
-from tests.buffer.paper import admitted, note, rolled_out
+from tests.buffer.house import FakeRouter, said
+from tests.buffer.paper import LEFT, admitted, note, rolled_out
 
 RECORDS = st.lists(
     st.builds(
@@ -132,20 +131,20 @@ def test_a_full_disk_leaves_the_file_whole_and_the_records_waiting(
         return real(file, [views[0][: len(views[0]) // 2]])
 
     journal.append(Requeue(2))
-    journal.append(HandBack(3, {}), b"payload")
+    journal.append(HandBack(3, LEFT), b"payload")
     monkeypatch.setattr(os, "writev", half_then_full)
     with pytest.raises(OSError, match="No space"):
         journal.commit()
     monkeypatch.setattr(os, "writev", real)
     assert loaded(scan(tmp_path)) == [Record(Requeue(1))]
     journal.commit()
-    assert loaded(scan(tmp_path)) == [Record(Requeue(1)), Record(Requeue(2)), Record(HandBack(3, {}), b"payload")]
+    assert loaded(scan(tmp_path)) == [Record(Requeue(1)), Record(Requeue(2)), Record(HandBack(3, LEFT), b"payload")]
 
 
 def test_a_write_that_the_kernel_cuts_short_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.writev
     monkeypatch.setattr(os, "writev", lambda file, views: real(file, [b"".join(views)[:7]]))
-    records = [Record(HandBack(n, {}), bytes([n]) * n) for n in range(5)]
+    records = [Record(HandBack(n, LEFT), bytes([n]) * n) for n in range(5)]
     write(tmp_path, records)
     assert loaded(scan(tmp_path)) == records
 
@@ -224,12 +223,12 @@ def test_a_replay_serves_a_batch_again_that_was_lost_on_its_way(tmp_path: Path) 
     write(tmp_path, records)
     router = FakeRouter()
     for index in (0, 0, 1, 1, 2, 3, 3):
-        router.incoming.append((b"learner", Message("want", {"index": index, "version": index})))
+        router.incoming.append((b"learner", said("want", {"index": index, "version": index})))
     playback = Playback(router, tmp_path, 1)
     while received := router.receive(0):
         playback.handle(*received)
     assert [body["index"] for _, kind, body in router.sent if kind == "batch"] == [0, 0, 1, 1, 2]
-    assert [body["groups"][0][0] for _, kind, body in router.sent if kind == "batch"] == [0, 0, 1, 1, 2]
+    assert [body["table"]["groups"][0][0] for _, kind, body in router.sent if kind == "batch"] == [0, 0, 1, 1, 2]
 
 
 def resume(folder: Path) -> None:
@@ -289,8 +288,8 @@ def test_whatever_the_sizes_each_record_comes_back_once(tmp_path_factory, sizes,
     for number, commits in enumerate(sizes):
         journal = Journal(folder, sync=(sync + [True] * 5)[number], keep=False)
         for size in commits:
-            journal.append(HandBack(size, {}), bytes([size % 251]) * size)
-            written.append(Record(HandBack(size, {}), bytes([size % 251]) * size))
+            journal.append(HandBack(size, LEFT), bytes([size % 251]) * size)
+            written.append(Record(HandBack(size, LEFT), bytes([size % 251]) * size))
             if size % 3:
                 journal.commit()
         journal.commit()
@@ -302,12 +301,12 @@ def test_a_commit_larger_than_the_room_for_it(tmp_path: Path) -> None:
     payloads = [os.urandom(3 << 20) for _ in range(4)]
     journal = Journal(tmp_path, sync=True, keep=False)
     for number, payload in enumerate(payloads):
-        journal.append(HandBack(number, {}), payload)
+        journal.append(HandBack(number, LEFT), payload)
     journal.commit()
     journal.append(Requeue(9))
     journal.commit()
     journal.close()
-    expected = [Record(HandBack(number, {}), payload) for number, payload in enumerate(payloads)]
+    expected = [Record(HandBack(number, LEFT), payload) for number, payload in enumerate(payloads)]
     assert loaded(scan(tmp_path)) == [*expected, Record(Requeue(9))]
     assert segments(tmp_path)[0].stat().st_size % 4096 == 0 or not direct(tmp_path / "other")
 
@@ -326,13 +325,13 @@ def test_a_disk_that_fills_up_past_the_cache_leaves_the_file_whole(tmp_path: Pat
         return real(file, data[:4096], at)
 
     monkeypatch.setattr(os, "pwrite", half_then_full)
-    journal.append(HandBack(2, {}), os.urandom(20_000))
+    journal.append(HandBack(2, LEFT), os.urandom(20_000))
     with pytest.raises(OSError, match="no space"):
         journal.commit()
     assert segments(tmp_path / "one")[0].stat().st_size == size
     monkeypatch.setattr(os, "pwrite", real)
     journal.commit()
-    assert [record.event for record in scan(tmp_path / "one")] == [Requeue(1), HandBack(2, {})]
+    assert [record.event for record in scan(tmp_path / "one")] == [Requeue(1), HandBack(2, LEFT)]
 
 
 def test_a_segment_that_finds_no_room_leaves_none_of_it_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

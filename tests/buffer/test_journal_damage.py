@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 
 from areal_like.groups import make_head
+from areal_like.messages import PartialHead
 from buffer import journal as module
 from buffer import segment_file
 from buffer.events import Copy, Drop, Event, HandBack, Padding, Requeue
 from buffer.journal import Journal, JournalError, scan, since_snapshot
 from buffer.payloads import Extent, Stored
-from tests.buffer.paper import note
+from tests.buffer.paper import LEFT, note
 
 
 def write(folder: Path, sync: bool, records: int = 10, size: int = 20_000) -> Path:
     journal = Journal(folder, sync=sync, keep=False)
     for number in range(records):
-        journal.append(HandBack(number, {}), bytes([number]) * size)
+        journal.append(HandBack(number, LEFT), bytes([number]) * size)
         journal.commit()
     journal.close()
     return module.segments(folder)[0]
@@ -52,11 +53,11 @@ def test_what_was_written_last_may_be_torn(tmp_path: Path, sync: bool, lost: int
 
 def test_blocks_of_the_last_append_may_have_reached_the_disk_in_any_order(tmp_path: Path) -> None:
     journal = Journal(tmp_path, sync=True, keep=False)
-    journal.append(HandBack(0, {}))
+    journal.append(HandBack(0, LEFT))
     journal.commit()
     durable = module.segments(tmp_path)[0].stat().st_size
     for number in range(1, 9):
-        journal.append(HandBack(number, {}), b"x" * 10_000)
+        journal.append(HandBack(number, LEFT), b"x" * 10_000)
     journal.commit()  # one append: a power cut may leave its end without its beginning
     journal.close()
     path = module.segments(tmp_path)[0]
@@ -68,19 +69,19 @@ def test_blocks_of_the_last_append_may_have_reached_the_disk_in_any_order(tmp_pa
 
 def test_a_new_segment_that_fails_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(tmp_path, sync=True, keep=False)
-    journal.append(HandBack(0, {}))
+    journal.append(HandBack(0, LEFT))
     with monkeypatch.context() as patch:
         patch.setattr(module, "sync_folder", lambda folder: (_ for _ in ()).throw(OSError(24, "Too many open files")))
         with pytest.raises(OSError, match="Too many"):
             journal.rotate(lambda: note(1))
-    journal.append(HandBack(1, {}))
+    journal.append(HandBack(1, LEFT))
     journal.commit()
     assert [record.event.id for record in since_snapshot(tmp_path)] == [0, 1]
     journal.rotate(lambda: note(2))
-    journal.append(HandBack(2, {}))
+    journal.append(HandBack(2, LEFT))
     journal.commit()
     journal.close()
-    assert [record.event for record in since_snapshot(tmp_path)] == [note(2), HandBack(2, {})]
+    assert [record.event for record in since_snapshot(tmp_path)] == [note(2), HandBack(2, LEFT)]
 
 
 def test_a_segment_that_is_being_written_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +138,7 @@ def test_a_payload_that_looks_like_records_proves_nothing(tmp_path: Path) -> Non
     earlier = write(tmp_path / "earlier", sync=False).read_bytes()
     journal = Journal(tmp_path / "now", sync=False, keep=False)
     for _ in range(2):
-        journal.append(HandBack(0, {}), earlier)
+        journal.append(HandBack(0, LEFT), earlier)
     journal.commit()
     journal.close()
     (path,) = module.segments(tmp_path / "now")
@@ -168,9 +169,9 @@ def test_a_segment_whose_snapshot_is_damaged_is_never_cut_off(tmp_path: Path, at
 def test_a_record_that_no_reader_would_take_is_not_written(tmp_path: Path, monkeypatch, what: str) -> None:
     monkeypatch.setattr(segment_file, what, 1000)
     journal = Journal(tmp_path, sync=False, keep=False)
-    journal.append(HandBack(1, {}), bytes(900))
+    journal.append(HandBack(1, LEFT), bytes(900))
     with pytest.raises(JournalError, match=r"a record 'handback' with .* of \d+ bytes: the journal takes 1000 at most"):
-        journal.append(HandBack(1, {"x": "x" * 1001}), bytes(1001))
+        journal.append(HandBack(1, PartialHead(1, b"x" * 1001, b"", b"", {})), bytes(1001))
     with pytest.raises(JournalError, match="a record 'snapshot' with fields") if "FIELDS" in what else nullcontext():
         journal.rotate(lambda: note("x" * 1001))
     journal.append(Requeue(1))
@@ -181,7 +182,7 @@ def test_a_record_that_no_reader_would_take_is_not_written(tmp_path: Path, monke
 
 def test_a_payload_that_is_damaged_is_noticed_when_it_is_read(tmp_path: Path) -> None:
     journal = Journal(tmp_path, sync=False, keep=False)
-    held = journal.append(HandBack(0, {}), b"x" * 1000)
+    held = journal.append(HandBack(0, LEFT), b"x" * 1000)
     journal.rotate(lambda: note(held.extent), [held])
     journal.close()
     first = module.segments(tmp_path)[0]

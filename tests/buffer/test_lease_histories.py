@@ -73,8 +73,8 @@ class History:
                         self.late.append((name, group_id, self.leases[name].pop(group_id)))
             elif kind == "quit" and name:
                 self.die(name)
-            elif kind == "batch" and body["info"]["redo"] == self.redo:
-                self.served = [row[0] for row in body["groups"]]
+            elif kind == "batch" and body["redo"] == self.redo:
+                self.served = [row[0] for row in body["table"]["groups"]]
                 oldest = min(body["digests"])
                 assert body["version"] - oldest <= self.staleness
 

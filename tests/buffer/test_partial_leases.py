@@ -1,17 +1,23 @@
 """Groups that are handed back unfinished: the next lease carries what the bound allows, and nothing is lost by lies."""
 
+import re
+
 import numpy as np
 import pytest
 
-from areal_like.partials import encode_partial
+from areal_like.groups import RUN
+from areal_like.messages import PartialHead
+from areal_like.partials import CALL, encode_partial
 from areal_like.types import Completion, SoFar
 from buffer.policies import fifo
 from buffer.staleness import Holder, place, rescue
 from buffer.store import LEASED, Stage
 from tests.buffer.house import B, House, asynchronous
 
+Left = tuple[PartialHead, bytes]
 
-def left_of(group_id: int, *versions: int) -> tuple[dict, bytes]:
+
+def left_of(group_id: int, *versions: int) -> Left:
     """Of each sample three tokens, made by one version."""
     calls = [
         Completion(np.zeros(3, np.int32), np.zeros(3, np.float32), [(version, 3)], "abort") for version in versions
@@ -22,7 +28,7 @@ def left_of(group_id: int, *versions: int) -> tuple[dict, bytes]:
     return encoded
 
 
-def give_back(house: House, actor: str, ids: list[int], *left: tuple[dict, bytes], leaving: bool = False) -> None:
+def give_back(house: House, actor: str, ids: list[int], *left: Left, leaving: bool = False) -> None:
     body = {"ids": ids, "partials": [meta for meta, _ in left], "leaving": leaving}
     house.say(actor, "give_back", body, *(payload for _, payload in left))
 
@@ -87,26 +93,50 @@ def test_a_straggler_that_got_too_old_is_recalled_and_its_young_samples_are_kept
     assert len(cancels) == 1, "asked once"
 
 
-@pytest.mark.parametrize("lie", ["digest", "no digest", "index", "size", "ids"])
+@pytest.mark.parametrize("lie", ["digest", "version", "index", "size"])
 def test_a_lie_ends_the_lease_and_carries_nothing(lie: str) -> None:
     house = House(asynchronous())
     house.start()
     group_id = house.leases("actor-0")[0]
-    meta, payload = left_of(group_id, 0)
+    head, payload = left_of(group_id, 0)
     if lie == "digest":
-        meta["digests"][0] = "other"
-    elif lie == "no digest":  # of a version that nobody has published either
-        meta["samples"][0][1][0][3][0], meta["digests"] = 7, {7: None}
+        head.digests[0] = "other"
+    elif lie == "version":  # that nobody has published
+        head.runs, head.digests = np.array([(7, 3)], RUN).tobytes(), {7: "d7"}
     elif lie == "index":
-        meta["samples"][0][0] = 8
+        calls = np.frombuffer(head.calls, CALL).copy()
+        calls["sample"] = 8
+        head.calls = calls.tobytes()
     elif lie == "size":
         payload += b"1"
-    ids = [group_id, "x", [], 9999] if lie == "ids" else [group_id]
-    give_back(house, "actor-0", ids, (meta, payload))
+    give_back(house, "actor-0", [group_id, 9999], (head, payload))
     again = house.leases("actor-0") + house.leases("actor-1")
     assert again.count(group_id) == 2
-    assert (house.state.store.entries[group_id].partial is None) == (lie != "ids")
-    assert house.state.store.bytes == (0 if lie != "ids" else len(payload))
+    assert house.state.store.entries[group_id].partial is None and house.state.store.bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"ids": ["x"], "partials": [], "leaving": False}, r"\$\.ids"),
+        (
+            {
+                "ids": [0],
+                "partials": [{"id": 0, "calls": b"", "runs": 1, "scores": b"", "digests": {}}],
+                "leaving": False,
+            },
+            "runs",
+        ),
+        ({"ids": [0], "partials": [], "leaving": False, "reason": ""}, "reason"),
+    ],
+)
+def test_a_give_back_of_another_form_is_refused_by_field_and_changes_nothing(body: dict, field: str) -> None:
+    house = House(asynchronous())
+    house.start()
+    house.say("actor-0", "give_back", {"ids": [0], "partials": [], "leaving": False} | body)
+    who, kind, answer = house.router.sent[-1]
+    assert (who, kind) == ("actor-0", "refused") and re.search(field, answer["reason"])
+    assert house.leases().count(0) == 1 and house.state.store.bytes == 0
 
 
 def test_only_the_owner_hands_a_group_back() -> None:

@@ -1,11 +1,14 @@
 """Crashes in a set order; random ones are in `test_replay_properties`."""
 
+import numpy as np
 import pytest
 
 from areal_like.groups import make_head
+from areal_like.partials import encode_partial
+from areal_like.types import Completion, SoFar
 from buffer.events import Begin, Finish
 from buffer.journal import JournalError
-from buffer.partials import ABORTED, PartialGroup
+from buffer.partials import PartialGroup
 from buffer.policies import fifo
 from buffer.replay import Replay
 from buffer.staleness import Bound
@@ -61,7 +64,7 @@ def test_a_resume_with_other_settings_rolls_out_anew_what_later_weights_have_mad
     admit_and_push(replay, 5, version=2)
     for group_id, versions in ((6, (1, 2)), (7, (1, 1))):
         replay.admit(group_id, 0, 1, 1, "actor", 1, 0.0)
-        replay.hand_back(group_id, PartialGroup({"id": group_id, "samples": [made_by(*versions)]}, b"tokens"))
+        replay.hand_back(group_id, made_by(group_id, *versions))
     for again in (False, True):  # the second time by the events of the first
         replay = reborn(journal, 1)
         if not again:
@@ -72,9 +75,13 @@ def test_a_resume_with_other_settings_rolls_out_anew_what_later_weights_have_mad
     assert train(replay, 1) == [3, 2]
 
 
-def made_by(*versions: int) -> list:
+def made_by(group_id: int, *versions: int) -> PartialGroup:
     """An unfinished sample, one token of each version."""
-    return [0, [[[1], [], ABORTED, [x for version in versions for x in (version, 1)]]]]
+    runs = [(version, 1) for version in versions]
+    call = Completion(np.zeros(len(runs), np.int32), np.zeros(len(runs), np.float32), runs, "abort")
+    encoded = encode_partial(group_id, {0: SoFar({(1, 0): call})}, dict.fromkeys(versions, "digest"))
+    assert encoded
+    return PartialGroup(*encoded)
 
 
 def test_an_event_that_does_not_fit_ends_the_buffer_and_is_not_taken_for_a_fault_of_a_message() -> None:

@@ -13,11 +13,14 @@ from functools import partial
 from itertools import product
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from areal_like.groups import Head, make_head
+from areal_like.partials import encode_partial, versions_of
+from areal_like.types import Completion, SoFar
 from buffer import filters
 from buffer.events import Drop, Filter
 from buffer.partials import PartialGroup
@@ -55,12 +58,13 @@ def head_of(group_id: int, oldest: int, newest: int, rewards: tuple[float, float
 
 def partial_of(group_id: int, versions: list[int]) -> PartialGroup:
     """Sample i has been made by versions[i]; the last one by the newest as well."""
-    made = [[version, 2] for version in versions]
-    made[-1] += [max(versions), 1]
-    rows = [[index, [[7, 0, 2, runs]], []] for index, runs in enumerate(made)]
-    payload = bytes([7 * group_id % 256]) * (8 * sum(runs[1] for runs in made) + 8)
-    digests = {version: "d" for version in versions}
-    return PartialGroup({"id": group_id, "bytes": len(payload), "samples": rows, "digests": digests}, payload)
+    made = [[(version, 2)] for version in versions]
+    made[-1].append((max(versions), 1))
+    calls = [Completion(np.full(9, group_id)[:n], np.zeros(n), runs, "abort") for runs in made for n in [len(runs) + 1]]
+    samples = {index: SoFar({(7, 0): call}) for index, call in enumerate(calls)}
+    encoded = encode_partial(group_id, samples, dict.fromkeys(versions, "d"))
+    assert encoded
+    return PartialGroup(*encoded)
 
 
 def payload_of(head: Head) -> bytes:
@@ -68,7 +72,7 @@ def payload_of(head: Head) -> bytes:
 
 
 def content(left: PartialGroup | None) -> tuple | None:
-    return (left.meta, load(left.payload)) if left else None
+    return (left.head, load(left.payload)) if left else None
 
 
 class BufferHistory(RuleBasedStateMachine):
@@ -129,7 +133,7 @@ class BufferHistory(RuleBasedStateMachine):
         """A lease carries what may be trained in the group's slot, and nothing that may be is thrown away."""
         left, train_version = entry.partial, self.bound.slot_version(entry.slot)
         carried = self.replay.assign(entry, actor, version)
-        made = {row[0]: min(row[1][0][3][::2]) for row in left.meta["samples"]} if left else {}
+        made = {index: min(versions) for index, versions in versions_of(left.head).items()} if left else {}
         masks = self.staleness_policy == "mask_tokens"
         assert carried == {
             index: oldest

@@ -21,7 +21,7 @@ from buffer.policies import fifo
 from buffer.recovery import restore
 from buffer.replay import Replay
 from buffer.staleness import Bound
-from tests.buffer.paper import note, rolled_out
+from tests.buffer.paper import LEFT, note, rolled_out
 
 MIB = 1 << 20
 
@@ -48,7 +48,7 @@ def reread(folder: Path) -> list[bytes]:
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_rotation_refers_to_payloads_and_copies_none(tmp_path: Path, sync: bool) -> None:
     journal = Journal(tmp_path, sync=sync, keep=False)
-    held = [journal.append(HandBack(number, {}), bytes([number]) * MIB) for number in range(4)]
+    held = [journal.append(HandBack(number, LEFT), bytes([number]) * MIB) for number in range(4)]
     journal.commit()
     before = size(tmp_path)
     for _ in range(3):
@@ -62,9 +62,9 @@ def test_a_rotation_refers_to_payloads_and_copies_none(tmp_path: Path, sync: boo
 
 def test_what_has_not_been_written_yet_is_before_the_snapshot_says_where_it_lies(tmp_path: Path) -> None:
     journal = Journal(tmp_path, sync=True, keep=False)
-    held = [journal.append(HandBack(0, {}), b"a" * 5000)]
+    held = [journal.append(HandBack(0, LEFT), b"a" * 5000)]
     journal.advance()
-    held.append(journal.append(HandBack(1, {}), b"b" * 5000))
+    held.append(journal.append(HandBack(1, LEFT), b"b" * 5000))
     journal.rotate(refer(held), held)
     journal.close()
     assert reread(tmp_path) == [b"a" * 5000, b"b" * 5000]
@@ -76,7 +76,7 @@ def test_stragglers_move_on_and_their_segments_go(tmp_path: Path, monkeypatch, k
     monkeypatch.setattr(module, "COPY_BYTES", 2500)
     journal, held = Journal(tmp_path, sync=False, keep=keep), []
     for number in range(3):
-        held += [journal.append(HandBack(number, {}), bytes([10 * number + place]) * 1000) for place in range(10)]
+        held += [journal.append(HandBack(number, LEFT), bytes([10 * number + place]) * 1000) for place in range(10)]
         journal.rotate(refer(held), held)
     held = [held[0], held[1], held[13], *held[20:]]
     expected = [bytes(load(each)) for each in held]
@@ -92,7 +92,7 @@ def test_stragglers_move_on_and_their_segments_go(tmp_path: Path, monkeypatch, k
 
 def test_copies_that_find_no_room_are_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(tmp_path, sync=False, keep=False)
-    all_held = [journal.append(HandBack(number, {}), bytes([number]) * 1000) for number in range(10)]
+    all_held = [journal.append(HandBack(number, LEFT), bytes([number]) * 1000) for number in range(10)]
     journal.rotate(refer(all_held), all_held)
     held = all_held[:2]
 
@@ -109,7 +109,7 @@ def test_copies_that_find_no_room_are_done_without(tmp_path: Path, monkeypatch: 
 def test_old_segments_stay_until_the_new_one_has_been_read_back(tmp_path: Path, monkeypatch) -> None:
     """A disk that takes everything and keeps something else."""
     journal = Journal(tmp_path, sync=False, keep=False)
-    held = [journal.append(HandBack(0, {}), b"x" * 1000)]
+    held = [journal.append(HandBack(0, LEFT), b"x" * 1000)]
     real = os.fsync
 
     def fsync(file: int) -> None:
@@ -127,7 +127,7 @@ def test_old_segments_stay_until_the_new_one_has_been_read_back(tmp_path: Path, 
     journal.append(Requeue(1))
     journal.commit()
     assert [path.name for path in tmp_path.iterdir()] == ["000001.wal"]
-    assert [record.event for record in since_snapshot(tmp_path)] == [HandBack(0, {}), Requeue(1)]
+    assert [record.event for record in since_snapshot(tmp_path)] == [HandBack(0, LEFT), Requeue(1)]
     journal.close()
 
 
@@ -144,7 +144,7 @@ def test_whatever_is_held_is_there_after_any_history(tmp_path: Path, monkeypatch
         match dice.choice(["push"] * 4 + ["leave"] * 3 + ["commit", "rotate", "die"]):
             case "push":
                 data = dice.randbytes(dice.randint(1, 2000))
-                held[number] = journal.append(HandBack(number, {}), data), data  # type: ignore[assignment]
+                held[number] = journal.append(HandBack(number, LEFT), data), data  # type: ignore[assignment]
                 number += 1
             case "leave" if held:
                 group = dice.choice(list(held))

@@ -16,13 +16,13 @@ from tests.buffer.paper import Paper
 
 
 def ids_of(message: tuple) -> list[int]:
-    return [name[0] for name in message[2]["groups"]]
+    return [name[0] for name in message[2]["table"]["groups"]]
 
 
 def batches(house: House) -> list[tuple[int, int, list[int]]]:
     """(index, batches that were set aside before, groups)."""
     sent = [message for message in house.router.sent if message[1] == "batch"]
-    return [(body["index"], body["info"]["redo"], ids_of((who, kind, body))) for who, kind, body in sent]
+    return [(body["index"], body["redo"], ids_of((who, kind, body))) for who, kind, body in sent]
 
 
 def play(house: House, journal: Paper) -> None:

@@ -238,7 +238,7 @@ def test_a_learner_that_streams_gets_groups_as_they_finish_and_the_batch_in_that
     told: list[list[int]] = []
     for group_id in (5, 1, 4, 0):
         house.push(owner(house, group_id), group_id, 0)
-        told = [[name[0] for name in body["groups"]] for _, kind, body in house.router.sent if kind == "part"]
+        told = [[name[0] for name in body["table"]["groups"]] for _, kind, body in house.router.sent if kind == "part"]
     assert told == [[5], [1], [4]], "the last one comes with the batch"
     assert house.batches() == [[5, 1, 4, 0]]
     assert house.state.store.count(Stage.SERVED) == 4 and house.state.store.entries[5].slot == 0

@@ -60,7 +60,7 @@ def test_a_group_whose_payload_the_disk_has_lost_is_rolled_out_again(
     buffer.push(lost.actor, 1, 0)
     settle(buffer)
     assert [sorted(ids) for ids in buffer.batches()] == [[0, 1, 2, 3]]
-    early = [row[0] for _, kind, body in buffer.router.sent if kind == "part" for row in body["groups"]]
+    early = [row[0] for _, kind, body in buffer.router.sent if kind == "part" for row in body["table"]["groups"]]
     assert early == buffer.batches()[0][: 3 * parts], "what was taken early is the batch's beginning"
     assert buffer.state.store.ledger()["dropped"] == {}
     again = Replay(Bound(1, 4), in_order)

@@ -7,6 +7,8 @@ import asyncio
 import json
 import sys
 
+import msgspec
+
 from actors.relay import Relay
 from actors.subscriber import Subscriber
 from areal_like.weights.update import Update
@@ -29,7 +31,7 @@ async def main(name: str, endpoint: str) -> None:
 
     subscriber = Subscriber(engine, name, tell)
     subscriber.relay = Relay(endpoint, lambda: subscriber.sources.received, keep=8, snapshot_every=50)
-    print(json.dumps(subscriber.relay.offer), flush=True)
+    print(json.dumps(msgspec.structs.asdict(subscriber.relay.offer)), flush=True)
     task = asyncio.create_task(subscriber.run())
     while line := await asyncio.to_thread(sys.stdin.readline):
         subscriber.announce(json.loads(line))

@@ -24,6 +24,7 @@ from actors.sources import CHUNK_BYTES, Unreachable
 from actors.subscriber import Subscriber
 from areal_like import keys
 from areal_like.bus import Router
+from areal_like.messages import Chunk, Fetch, Gone, Plan
 from areal_like.weights.replica import NOTHING
 from areal_like.weights.state import State, TensorSpec
 from buffer.relays import Relays
@@ -44,7 +45,7 @@ class Actor:
             keys=keys_folder,
         )  # fmt: skip
         self.subscriber.relay = self.relay
-        tree.join(self.name, self.relay.offer["endpoint"], self.relay.offer["key"])
+        tree.join(self.name, self.relay.offer.endpoint, self.relay.offer.key)
 
     async def apply(self, manifest: dict) -> None:
         await self.subscriber.apply({**manifest, "relays": self.tree.above(self.name)})
@@ -131,7 +132,7 @@ def test_relays_that_wait_for_one_another_are_left(tmp_path: Path, monkeypatch) 
     async def follow() -> None:
         await together(actors, source.publish(0, before))
         manifest = source.publish(1, moved(before, 1))
-        offers = [list(actor.relay.offer.values()) for actor in actors]
+        offers = [[actor.relay.offer.endpoint, actor.relay.offer.key] for actor in actors]
         async with asyncio.timeout(SECONDS):
             pairs = zip(actors, reversed(offers), strict=True)
             await asyncio.gather(*(actor.subscriber.apply({**manifest, "relays": [other]}) for actor, other in pairs))
@@ -158,22 +159,22 @@ class Liar:
             if received := self._router.receive(timeout=0.05):
                 self._answer(*received)
 
-    def _answer(self, peer: bytes, message: Any) -> None:
-        about = {key: message.body[key] for key in ("part", "version")}
-        leg = [NOTHING, about["version"], weights().nbytes, ""]
+    def _answer(self, peer: bytes, received: Any) -> None:
+        asked = received.message
+        leg = (NOTHING, asked.version, weights().nbytes, "")
         if self.lie == "rubbish":
             self._router.socket.send_multipart([peer, b"rubbish"])
-        elif message.kind == "fetch" and self.lie == "gone":
-            self._router.send(peer, "gone", about)
-        elif message.kind == "fetch":
-            chunk = {**about, "base": message.body["base"], "offset": message.body["offset"]}
-            size = min(CHUNK_BYTES, weights().nbytes - message.body["offset"])
-            self._router.send(peer, "chunk", chunk, [bytes(size)])
+        elif isinstance(asked, Fetch) and self.lie == "gone":
+            self._router.send(peer, Gone(asked.part, asked.version))
+        elif isinstance(asked, Fetch):
+            size = min(CHUNK_BYTES, weights().nbytes - asked.offset)
+            self._router.send(peer, Chunk(asked.part, asked.base, asked.version, asked.offset), [bytes(size)])
         elif self.lie == "many":
-            self._router.send(peer, "plan", {**about, "legs": [[0, 1, weights().nbytes, xxhash_of_zeros()]] * 99})
+            legs = [(0, 1, weights().nbytes, xxhash_of_zeros())] * 99
+            self._router.send(peer, Plan(asked.part, asked.version, legs))
         else:
-            newer = {"nothing": [], "elsewhere": [[NOTHING, 99, weights().nbytes, ""]]}
-            self._router.send(peer, "plan", {**about, "legs": newer.get(self.lie, [leg])})
+            newer = {"nothing": [], "elsewhere": [(NOTHING, 99, weights().nbytes, "")]}
+            self._router.send(peer, Plan(asked.part, asked.version, newer.get(self.lie, [leg])))
 
     def close(self) -> None:
         self._ending.set()
@@ -224,13 +225,13 @@ def test_a_relay_is_a_server_with_a_key_of_its_own(tmp_path: Path, monkeypatch) 
     assert not (Path(actor_keys) / "server.key_secret").exists()
     source, tree = Source(tmp_path, keys=str(folder)), Relays(1)
     first, second = Actor(tmp_path, 0, tree, actor_keys), Actor(tmp_path, 1, tree, actor_keys)
-    assert first.relay.offer["key"]
+    assert first.relay.offer.key
 
     async def follow() -> None:
         manifest = source.publish(0, weights())
         await together([first, second], manifest)
         assert second.subscriber.stats()["weight_bytes_relayed"] == second.subscriber.stats()["weight_bytes"] > 0
-        endpoint = first.relay.offer["endpoint"]
+        endpoint = first.relay.offer.endpoint
         server_key = keys.client_pair(folder, "actor")[2].decode()
         for who, key in ((None, ""), (str(folder), server_key)):
             stranger = Subscriber(RecordingEngine(), "stranger", lambda *_: None, keys=who)

@@ -12,6 +12,7 @@ import pytest
 from actors import sources
 from actors.sources import CHUNK_BYTES
 from actors.subscriber import TRIES, Subscriber
+from areal_like.messages import Chunk, Message
 from areal_like.bus import BusError
 from areal_like.weights.codec import Encoder
 from areal_like.weights.server import WeightServer
@@ -209,14 +210,14 @@ class SpoilingServer(WeightServer):
     def _serve(self) -> None:
         send = self._router.send
 
-        def spoiling(peer: bytes, kind: str, body: dict, payloads=()) -> None:
-            if kind == "chunk" and self.lost:
+        def spoiling(peer: bytes, message: Message, payloads=()) -> None:
+            if isinstance(message, Chunk) and self.lost:
                 self.lost -= 1
                 return
-            if kind == "chunk" and body["base"] >= 0 and self.spoilt:
+            if isinstance(message, Chunk) and message.base >= 0 and self.spoilt:
                 self.spoilt -= 1
                 payloads = [bytes(payloads[0][:-1]) + bytes([payloads[0][-1] ^ 1])]
-            send(peer, kind, body, payloads)
+            send(peer, message, payloads)
 
         self._router.send = spoiling
         super()._serve()

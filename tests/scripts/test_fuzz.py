@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 
+import msgspec
 import pytest
 
-from areal_like import groups, wire
-from areal_like.nesting import MAX_DEPTH, check_nesting
+from areal_like import groups, messages, wire
 from areal_like.wire import WireError, decode
 from scripts.verify import fuzz
+
+MOST_DEEP = 12
+"""Types in types; each level of plain data is two."""
 
 
 def test_a_few_thousand_inputs() -> None:
@@ -41,9 +45,9 @@ def test_an_input_is_known_by_its_number() -> None:
 @pytest.mark.parametrize(
     ("module", "name", "harmless"),
     [
-        (wire, "check_nesting", lambda packed: None),
-        (wire, "check_body", lambda kind, body: None),
+        (fuzz, "check_partial", lambda head, payload: None),
         (groups, "_check_rows", lambda rows, runs: None),
+        (groups, "_check_names", lambda names: None),
     ],
 )
 def test_a_check_that_is_left_out_is_found(
@@ -55,13 +59,29 @@ def test_a_check_that_is_left_out_is_found(
 
 
 def test_lists_in_lists_that_claim_to_be_long_are_refused_before_memory_is_taken() -> None:
-    start = b"\x93" + bytes([wire.SCHEMA]) + b"\xa9published"
-    with pytest.raises(WireError):
-        decode([start + b"\xdd\x00\x00\xff\xff" * 1000 + b"\xc0" * 70_000])
-    check_nesting(b"\x91" * MAX_DEPTH + b"\xc0")
-    for bad in (b"\x91" * (MAX_DEPTH + 2) + b"\xc0", b"\xdc\x00\x05\xc0", b"\x92\xc0", b"", b"\xc1", b"\xd4\x00\x00"):
-        with pytest.raises(ValueError, match=r"nested|ends|not accepted"):
-            check_nesting(bad)
+    start = b"\x93" + bytes([wire.SCHEMA]) + b"\xa9published" + b"\x81\xa8manifest\x81\xa1a"
+    for bomb in (b"\xdd\x00\x00\xff\xff" * 1000 + b"\xc0" * 70_000, b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff"):
+        with pytest.raises(WireError):
+            decode([start + bomb])
+
+
+def unbounded(found: msgspec.inspect.Type, depth: int = 0) -> Iterator[msgspec.inspect.Type]:
+    """What in a type may be as long, or as deep, as its sender likes."""
+    if isinstance(found, msgspec.inspect.AnyType) or depth > MOST_DEEP:
+        yield found
+    if isinstance(found, msgspec.inspect.CollectionType | msgspec.inspect.DictType) and found.max_length is None:
+        yield found
+    inner = [getattr(found, name, None) for name in ("item_type", "key_type", "value_type", "type")]
+    inner += [*getattr(found, "types", ()), *getattr(found, "item_types", ())]
+    inner += [field.type for field in getattr(found, "fields", ())]
+    for each in inner:
+        if isinstance(each, msgspec.inspect.Type):
+            yield from unbounded(each, depth + 1)
+
+
+def test_every_list_and_map_of_every_message_has_a_limit() -> None:
+    for made in messages.KINDS.values():
+        assert not [*unbounded(msgspec.inspect.type_info(made))], made
 
 
 @pytest.mark.parametrize("kind", ["hello", "heartbeat", "credit"])

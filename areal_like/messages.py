@@ -1,0 +1,442 @@
+"""The messages that roles send one another: one struct per kind, whose types limit sizes and depth when it is read.
+
+A kind's name on the wire is its class's, in small letters. `by` names the roles of keys (`areal_like.keys`) whose
+holders may say it; the buffer, and whoever serves weights, need no leave. Payloads are frames of their own, beside the
+message (`areal_like.wire`); which messages have some, and what they hold, is told here.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from areal_like.types import Lease as OneLease
+
+MOST, MOST_STATS, MAX_NAME, MAX_SLOTS = 1 << 16, 128, 100, 1 << 20
+"""Entries of any list or map, of an actor's stats; characters of a name; slots of an engine."""
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+Version = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Held = Annotated[int, Meta(ge=-1, lt=1 << 31)]
+"""A version, or -1: none."""
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+Ids = Annotated[list[Count], Meta(max_length=MOST)]
+Names = Annotated[list[Annotated[str, Meta(max_length=MAX_NAME)]], Meta(max_length=MOST)]
+Digests = Annotated[dict[Version, str], Meta(max_length=MOST)]
+"""Version → digest of its weights."""
+Tokens = Annotated[dict[Count, Count], Meta(max_length=1 << 12)]
+"""Lease → tokens so far."""
+if TYPE_CHECKING:
+    Facts = dict[str, Any]
+else:
+    Fact = Plain = None | bool | int | float | str
+    for _ in range(4):
+        Facts = Annotated[dict[str | int, Fact], Meta(max_length=MOST)]
+        Fact = Plain | Facts | Annotated[list[Fact], Meta(max_length=MOST)]
+"""Metrics and reports: plain data, nested four deep at most. (A type that names itself has no limit of depth.)"""
+
+ROLES = ("learner", "actor", "operator", "observer")
+LEARNER, ACTOR, OPERATOR, OBSERVER = (frozenset({role}) for role in ROLES)
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """`large`: it may have a header longer than most (`areal_like.wire`)."""
+
+    by: ClassVar[frozenset[str]] = frozenset()
+    large: ClassVar[bool] = False
+
+    @classmethod
+    def kind(cls) -> str:
+        """Its name on the wire."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+
+class Table(msgspec.Struct, forbid_unknown_fields=True):
+    """The numbers of several groups: see `areal_like.groups`. `groups`: (id, samples, seconds) of each."""
+
+    groups: Annotated[list[tuple[int, int, float]], Meta(max_length=MOST)]
+    rows: bytes
+    runs: bytes
+    digests: Digests
+
+
+class PartialHead(msgspec.Struct, forbid_unknown_fields=True):
+    """The numbers of a partial group: see `areal_like.partials`."""
+
+    id: Count
+    calls: bytes
+    runs: bytes
+    scores: bytes
+    digests: Digests
+
+
+# ---- actor or learner → buffer --------------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """First of all, and again after each reconnect. `slots`: sequences that an actor's engine decodes at once."""
+
+    by = LEARNER | ACTOR
+    role: Name
+    name: Name
+    pid: Count
+    slots: Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
+
+
+# ---- starter, or whoever looks in → buffer --------------------------------------------------------------------------
+
+
+class Status(Message):
+    """Asks for a `Report`."""
+
+    by = ACTOR | OPERATOR | OBSERVER
+
+
+class Lost(Message):
+    """A process of that name has died: nobody need wait for its silence. `pid` 0: whoever has that name. `for_good`: it
+    will not be started again."""
+
+    by = ACTOR | OPERATOR
+    name: Name
+    pid: Count
+    how: str
+    for_good: bool
+
+
+class Stop(Message):
+    """A person asks the run to end; and the buffer tells the learner, in place of a batch. `drain`: once what was
+    admitted is trained."""
+
+    by = OPERATOR
+    drain: bool
+
+
+# ---- actor → buffer -------------------------------------------------------------------------------------------------
+
+
+class Heartbeat(Message):
+    """Every few seconds. Running totals, and the leases that have moved since the last one, `heldout` those of held-out
+    prompts."""
+
+    by = ACTOR
+    stats: Annotated[dict[Name, Finite | str], Meta(max_length=MOST_STATS)]
+    progress: Tokens
+    heldout: Tokens
+
+
+class Push(Message):
+    """Groups that are rolled out, each with its payload, or where it lies in shared memory. Again until `Pushed`."""
+
+    by, large = ACTOR, True
+    table: Table
+
+
+class GiveBack(Message):
+    """Leases that end unfinished, as the actor leaves or was asked to; `partials`, each with its payload, are what was
+    sampled for some of them."""
+
+    by, large = ACTOR, True
+    ids: Ids
+    partials: Annotated[list[PartialHead], Meta(max_length=MOST)]
+    leaving: bool
+
+
+class Share(Message):
+    """Offers memory for payloads, after hello."""
+
+    by = ACTOR
+    pid: Count
+    fd: Count
+    token: Name
+
+
+class Relay(Message):
+    """Offers to hand weights on to others, after hello; `key` is the public key ("": no keys)."""
+
+    by = ACTOR
+    endpoint: Name
+    key: Annotated[str, Meta(max_length=MAX_NAME)]
+
+
+class Credit(Message):
+    """So many leased sequences have ended since hello: as many more may be leased."""
+
+    by = ACTOR
+    ended: int
+
+
+class LeftOut(Message):
+    """Before the push of a group that lacks samples: tokens of each that it did not wait for, and the reasons for those
+    that were drawn again."""
+
+    by = ACTOR
+    id: Count
+    cut: Annotated[list[Annotated[int, Meta(gt=0, lt=1 << 31)]], Meta(max_length=MOST)]
+    redrawn: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=MOST)]
+
+
+class Failed(Message):
+    """A lease that ends without a group."""
+
+    by, large = ACTOR, True
+    id: Count
+    reason: str
+    detail: str
+
+
+class Evaluated(Message):
+    """The result of a held-out lease, with the versions of its oldest and newest token."""
+
+    by = ACTOR
+    id: Count
+    reward: Finite
+    oldest: Held
+    newest: Held
+    length: Count
+
+
+class Applied(Message):
+    """The engine samples with this version from now on."""
+
+    by = ACTOR
+    version: Version
+    digest: str
+
+
+# ---- learner → buffer -----------------------------------------------------------------------------------------------
+
+
+class Model(Message):
+    """After hello: what the learner's model knows. Groups with other tokens are refused."""
+
+    by = LEARNER
+    vocab_size: Count
+
+
+class Published(Message):
+    """A version that can be fetched now."""
+
+    by, large = LEARNER, True
+    manifest: Facts
+
+
+class Want(Message):
+    """Asks for a batch, one ahead of training; it comes when it is complete."""
+
+    by = LEARNER
+    index: Version
+    version: Version
+
+
+class WantShare(Message):
+    """Another rank of the learner asks for its share of a batch."""
+
+    by = LEARNER
+    index: Version
+    rank: Count
+
+
+class Stream(Message):
+    """From now on, send what is there of the wanted batch ahead of it, as `Part`s."""
+
+    by = LEARNER
+
+
+class Trained(Message):
+    """All batches up to this one are trained."""
+
+    by = LEARNER
+    index: Version
+
+
+class Checkpointed(Message):
+    """All batches before this step are in a checkpoint."""
+
+    by = LEARNER
+    step: Version
+
+
+class Untrainable(Message):
+    """Asks for other groups in place of those of this batch; answered by `SetAside`."""
+
+    by = LEARNER
+    index: Version
+    reason: str
+
+
+class Finish(Message):
+    """No more batches: make the last evaluation, then `Report`."""
+
+    by = LEARNER
+    reason: str
+    steps: Version
+
+
+# ---- buffer → actor -------------------------------------------------------------------------------------------------
+
+
+class Welcome(Message):
+    """Answers hello."""
+
+
+class Lease(Message):
+    """Prompts to roll out. `partials`, each with its payload, are what earlier leases have left of some, and which of
+    its samples go on."""
+
+    large = True
+    leases: Annotated[list[OneLease], Meta(max_length=MOST)]
+    partials: Annotated[list[tuple[PartialHead, Ids]], Meta(max_length=MOST)]
+
+
+class Shared(Message):
+    """Answers `Share`."""
+
+    readable: bool
+
+
+class Released(Message):
+    """Blocks of the actor's shared memory that nobody needs any more."""
+
+    large = True
+    blocks: Ids
+
+
+class Pushed(Message):
+    """These groups need not be pushed again: they are safe, or refused."""
+
+    large = True
+    ids: Ids
+
+
+class Announce(Message):
+    """The newest version that the actor is to take, and whom to ask for it."""
+
+    large = True
+    manifest: Facts
+
+
+class Cancel(Message):
+    """These leases end. `give_back`: hand back what was sampled."""
+
+    large = True
+    ids: Ids
+    give_back: bool
+
+
+class Quit(Message):
+    """The buffer gives this actor up: it must be started again."""
+
+    reason: str
+
+
+# ---- buffer → learner, its ranks, whoever asked ---------------------------------------------------------------------
+
+
+class Batch(Message):
+    """A batch, or one rank's share of it: payloads as in `Push`; `actors` made its groups, `info` are metrics,
+    `places` those of a share's groups in the batch; `redo` counts the batches that were set aside before."""
+
+    large = True
+    index: Version
+    version: Version
+    oldest_allowed: int
+    actors: Names
+    table: Table
+    info: Facts
+    redo: Count = 0
+    places: Ids | None = None
+
+
+class Part(Message):
+    """Groups of the wanted batch, from place `begin` on, ahead of it."""
+
+    large = True
+    index: Version
+    version: Version
+    oldest_allowed: int
+    actors: Names
+    table: Table
+    begin: Count
+
+
+class SetAside(Message):
+    """Answers `Untrainable`; see `Batch.redo`."""
+
+    index: Version
+    redo: Count
+
+
+class Report(Message):
+    """How the run stands (`buffer.status`)."""
+
+    large = True
+    report: Facts
+
+
+class Refused(Message):
+    """To anybody: the message before changed nothing, and why."""
+
+    reason: str
+
+
+# ---- subscriber → publisher or relay, and back ----------------------------------------------------------------------
+
+
+class Sync(Message):
+    """How do I get from what I hold of a part (`held`, `digest`) to `version`? Answered by `Plan`, or `Later`."""
+
+    by = ACTOR
+    part: Count
+    version: Version
+    held: Held
+    digest: str
+
+
+class Fetch(Message):
+    """Asks for `size` bytes of a leg. Answered by `Chunk` or `Gone`."""
+
+    by = ACTOR
+    part: Count
+    base: Held
+    version: Version
+    offset: Count
+    size: Count
+
+
+class Plan(Message):
+    """The legs to fetch, one after the other: (base, version, bytes, checksum). None: there is no way."""
+
+    part: Count
+    version: Version
+    legs: Annotated[list[tuple[Held, Version, Count, str]], Meta(max_length=256)]
+
+
+class Later(Message):
+    """The version is not here yet; `progress` grows while it comes."""
+
+    part: Count
+    version: Version
+    progress: Count
+
+
+class Chunk(Message):
+    """Its payload are the bytes that were asked for."""
+
+    part: Count
+    base: Held
+    version: Version
+    offset: Count
+
+
+class Gone(Message):
+    """What was asked for is not kept any more."""
+
+    part: Count
+    version: Version
+
+
+KINDS: dict[str, type[Message]] = {each.kind(): each for each in Message.__subclasses__()}
