@@ -75,7 +75,7 @@ class History:
                 self.die(name)
             elif kind == "batch" and body["redo"] == self.redo:
                 self.served = [row[0] for row in body["table"]["groups"]]
-                oldest = min(body["digests"])
+                oldest = min(body["table"]["digests"])
                 assert body["version"] - oldest <= self.staleness
 
     # ---- the learner ------------------------------------------------------------------------------------------------
