@@ -5,7 +5,7 @@
     FOLDER/clients/NAME.key                 the allow-list: public keys of those that are let in, each with its role
 
 Files are ZeroMQ certificates (`zmq.auth`); secret ones can be read by their owner only, or are refused, as ssh does.
-What a role may say is in `areal_like.messages`; a key without one, as they were made before there were roles, may say all.
+What a role may say is in `areal_like.messages`; a key without a role, as they were once made, may say all.
 A machine that only connects needs `server.key` and a `client.key_secret` of its own: `add_client` makes such a folder.
 Taking a file out of `clients/` shuts that client out from its next connection on; nothing has to be restarted.
 
