@@ -139,7 +139,7 @@ class Controller:
         allowed = state.replay.oldest_allowed(index)
         info = levels(state, now) | state.gauges.batch_info(entries, version, allowed, now)
         info |= state.gauges.decision(index)
-        heads, actors = [entry.head for entry in entries if entry.head], [entry.maker for entry in entries]
+        heads, actors = [entry.head for entry in entries if entry.head], [entry.pushed_by for entry in entries]
         batch = messages.Batch(index, version, allowed, actors, pack_heads(heads), info, state.learner.redo)
         served = state.shares.put(batch, heads, frames)
         state.outbox.put(state.learner.peer, *served.share(0))
@@ -156,7 +156,8 @@ class Controller:
         entries = state.replay.finished_of(index)[begin:]
         if frames := self._frames(entries):
             allowed = state.replay.oldest_allowed(index)
-            table, actors = pack_heads([each.head for each in entries if each.head]), [each.maker for each in entries]
+            table = pack_heads([each.head for each in entries if each.head])
+            actors = [each.pushed_by for each in entries]
             state.outbox.put(state.learner.peer, messages.Part(index, version, allowed, actors, table, begin), frames)
             state.learner.parts = begin + len(entries)
 

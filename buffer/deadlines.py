@@ -97,7 +97,7 @@ class Deadlines:
         for group_id in group_ids:
             actor.running.discard(group_id)
             entry = state.store.entries[group_id]
-            entry.timeouts, entry.avoid = entry.timeouts + 1, actor.name
+            entry.timeouts, entry.failed_on = entry.timeouts + 1, actor.name
             if state.hedges.leave_to_other(entry, actor.name):
                 continue
             if entry.timeouts >= MOST_PER_GROUP:

@@ -216,7 +216,7 @@ class Held(msgspec.Struct, array_like=True):
     pushed: int
     version_at_push: int
     batch: int
-    maker: str
+    pushed_by: str
     was_deferred: bool
     head: Head | None
     stored: Extent | None

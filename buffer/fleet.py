@@ -253,5 +253,5 @@ def may_be_hedged(entry: Entry, hedges: Hedges) -> bool:
 def is_idle_for(actor: Actor, entry: Entry) -> bool:
     """Has this actor room for the group, and no reason not to get it?"""
     free = actor.free_slots >= entry.launch
-    good = actor.engine == "serving" and not actor.timed_out and actor.name not in (entry.actor, entry.avoid)
+    good = actor.engine == "serving" and not actor.timed_out and actor.name not in (entry.actor, entry.failed_on)
     return free and good and actor.version >= entry.lease_version

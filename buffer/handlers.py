@@ -166,8 +166,9 @@ class Handlers:
         for group_id in sorted(faults.keys() & actor.running):
             entry = state.store.entries[group_id]
             actor.running.discard(group_id)
-            actor.refused += not entry.refused or entry.avoid != actor.name  # the same group again tells nothing new
-            entry.refused, entry.avoid = entry.refused + 1, actor.name
+            # The same group again tells nothing new.
+            actor.refused += not entry.refused or entry.failed_on != actor.name
+            entry.refused, entry.failed_on = entry.refused + 1, actor.name
             state.gauges.refused[getattr(faults[group_id], "column", "form")] += 1
             if state.hedges.leave_to_other(entry, actor.name):
                 continue
@@ -182,17 +183,17 @@ class Handlers:
             last = list(faults.values())[-1]
             raise RolloutsFail(f"{MOST_REFUSED} groups in a row of every actor were refused; the last: {last}")
 
-    def _take(self, head: Head, payload: Frame, now: float, maker: str) -> bool:
+    def _take(self, head: Head, payload: Frame, now: float, pushed_by: str) -> bool:
         state = self.state
         entry = state.store.entries.get(head.id)
         cut = entry.cut if entry else ()
         owner = state.fleet.by_name.get(entry.actor) if entry else None
-        new = state.replay.push(head, payload, state.weights.version, now, maker)
-        state.end_hedges(maker)
+        new = state.replay.push(head, payload, state.weights.version, now, pushed_by)
+        state.end_hedges(pushed_by)
         if owner and entry and entry.stage not in LEASED:  # else the push came late: the lease of now goes on
-            state.end_lease(owner, head.id, told=owner.name != maker)
+            state.end_lease(owner, head.id, told=owner.name != pushed_by)
         if new and entry:
-            if finisher := state.fleet.by_name.get(maker):
+            if finisher := state.fleet.by_name.get(pushed_by):
                 finisher.has_finished()
             state.gauges.tokens_pushed += head.tokens
             if state.scheduler.sizing.looks:

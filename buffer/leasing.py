@@ -105,12 +105,12 @@ def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, n
 def _next_queued(state: RunState, actor: Actor, now: float) -> Entry | None:
     """One that this actor could not do goes to another, if there is one with as new weights."""
     entry = state.replay.queued_for(actor.version)
-    if entry is None or entry.avoid != actor.name:
+    if entry is None or entry.failed_on != actor.name:
         return entry
     others = (each for each in state.fleet.at_work(now) if each is not actor)
     if not any(each.version >= actor.version for each in others):
         return entry
-    return state.replay.queued_for(actor.version, avoided_by=actor.name)
+    return state.replay.queued_for(actor.version, not_on=actor.name)
 
 
 def _start(state: RunState, actor: Actor, plan: GroupPlan, now: float) -> tuple[Entry, dict[int, int]]:

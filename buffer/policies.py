@@ -5,7 +5,7 @@
     windowed   out of order, but what is about to expire goes first; equally urgent groups go as in fifo
     priority   by a user's function
 
-A policy states a wish. What it leaves behind must still fit under the staleness bound; `Replay.serve` sees to that.
+A policy states a preference. What it leaves behind must still fit under the staleness bound: `Replay.serve` sees to it.
 """
 
 from __future__ import annotations

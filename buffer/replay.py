@@ -46,7 +46,7 @@ class Replay:
         self.store = Store(bound, slots)
         self.duplicates = 0
         self._waits_for_gaps = getattr(policy, "func", policy) in WAIT_FOR_GAPS
-        self._oldest_limit = -math.inf  # no group that waits or runs has a youth below this: see `_expire`
+        self._oldest_limit = -math.inf  # no group that waits or runs is limited by a version below this: see `_expire`
         self._replans = 0  # `Store.replans` when that was looked at last
         self._undecided = (-1, -1)  # a batch, and `Store.changes` when there was nothing to serve
         self._losers_recalled_at = -1  # `Store.changes`
@@ -79,18 +79,18 @@ class Replay:
         self._note_age(entry)
         return entry
 
-    def queued_for(self, version: int, avoided_by: str = "") -> Entry | None:
+    def queued_for(self, version: int, not_on: str = "") -> Entry | None:
         """The group that needs a lease and has the lowest slot that weights of `version` may still fill, those
-        left out that the actor `avoided_by` could not do."""
+        left out that the actor `not_on` could not do."""
         entry = self.store.first_queued
-        if entry and not self._fits(entry, version, avoided_by):  # rare: `injection`, `Entry.avoid`
-            found = [each for each in self.store.of(Stage.QUEUED) if self._fits(each, version, avoided_by)]
+        if entry and not self._fits(entry, version, not_on):  # rare: `injection`, `Entry.failed_on`
+            found = [each for each in self.store.of(Stage.QUEUED) if self._fits(each, version, not_on)]
             entry = min(found, key=lambda entry: entry.slot, default=None)
         return entry if entry and self.bound.admits(entry.slot, version) else None
 
-    def _fits(self, entry: Entry, version: int, avoided_by: str) -> bool:
-        avoided = avoided_by and entry.avoid == avoided_by
-        return not avoided and self.store.slots.fits(entry.slot, version)
+    def _fits(self, entry: Entry, version: int, not_on: str) -> bool:
+        failed = not_on and entry.failed_on == not_on
+        return not failed and self.store.slots.fits(entry.slot, version)
 
     def assign(self, entry: Entry, actor: str, version: int) -> dict[int, int]:
         """A group that needs a lease runs on an actor that holds `version`.
@@ -339,17 +339,17 @@ class Replay:
             return
         kept: list[float] = []
         for entry in list(self.store.entries.values()):
-            youth = self._limiting_version(entry)
-            if version - youth <= self.bound.max_staleness:
-                kept.append(youth)
+            limit = self._limiting_version(entry)
+            if version - limit <= self.bound.max_staleness:
+                kept.append(limit)
                 continue
             if entry.stage in LEASED:
                 if self.staleness_policy == "wait":
-                    kept.append(youth)
+                    kept.append(limit)
                     continue  # its actor may have had newer weights when it began
                 if self.staleness_policy == "requeue" and self.resume:
                     self.recall(entry.id)  # samples that waited for a place in the engine are younger than the lease
-                    kept.append(youth)
+                    kept.append(limit)
                     continue
                 self._cancels.append((entry.actor, entry.id, False))
             if self.staleness_policy == "requeue":

@@ -56,7 +56,7 @@ def _keep(path: Path, index: int, reason: str, entries: Sequence[Entry]) -> None
     try:
         payloads = [bytes(load(entry.payload)) for entry in entries]
         path.parent.mkdir(exist_ok=True)
-        kept = _Kept(index, reason, [entry.maker for entry in entries], table, payloads)
+        kept = _Kept(index, reason, [entry.pushed_by for entry in entries], table, payloads)
         path.write_bytes(msgspec.msgpack.encode(kept))
     except (OSError, JournalError) as error:
         log.error("%s: it can't be kept for inspection: %s", path, error)

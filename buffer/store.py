@@ -97,7 +97,7 @@ class Entry:
     version_at_push: int = 0
     head: Head | None = None  # of what was pushed, as is the payload
     payload: Payload = b""
-    maker: str = ""  # the actor that pushed it
+    pushed_by: str = ""  # the actor that pushed it
     batch: int = -1
     partial: PartialGroup | None = None  # what earlier leases have left, until it is pushed
     was_deferred: bool = False
@@ -107,7 +107,7 @@ class Entry:
     holders: tuple[str, ...] = ()  # all actors that have had one, the present one included
     refused: int = 0  # pushes that could not be accepted
     timeouts: int = 0  # leases that were revoked for want of progress
-    avoid: str = ""  # the last actor that a push was refused of, or a lease revoked: another is to try
+    failed_on: str = ""  # the last actor that a push was refused of, or a lease revoked: another is to try
 
     def leased_to(self, actor: str) -> None:
         """It runs on `actor` from now on."""
@@ -325,7 +325,7 @@ class Store:
     def _push(self, event: events.Push, payload: Payload, now: float) -> None:
         entry = self.entries[event.head.id]
         self._keep(entry, None)
-        entry.head, entry.payload, entry.maker = event.head, payload, event.actor
+        entry.head, entry.payload, entry.pushed_by = event.head, payload, event.actor
         entry.pushed_at, entry.version_at_push, entry.pushed = now, event.version, self.pushes
         self._move(entry, Stage.WAITING)
         self.pushes += 1

@@ -64,7 +64,7 @@ class Paper:
 
 def content(store: Store) -> dict[str, Any]:
     """All that must not differ between a store and one that the same events have made."""
-    facts = ["slot", "stage", "actor", "lease_version", "launch", "need", "head", "maker", "batch", "pushed"]
+    facts = ["slot", "stage", "actor", "lease_version", "launch", "need", "head", "pushed_by", "batch", "pushed"]
     facts += ["version_at_push", "was_deferred", "cut"]
     groups = {
         entry.id: [getattr(entry, fact) for fact in facts]

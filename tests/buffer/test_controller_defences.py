@@ -97,7 +97,8 @@ def test_a_group_is_taken_from_who_has_or_had_its_lease_and_from_nobody_else() -
     house.push("actor-1", first, 0)
     house.push("actor-1", second, 0)
     stages = [house.state.store.entries[each] for each in (first, second)]
-    assert [(entry.stage, entry.maker) for entry in stages] == [(Stage.WAITING, "actor-0"), (Stage.WAITING, "actor-1")]
+    assert [entry.stage for entry in stages] == [Stage.WAITING, Stage.WAITING]
+    assert [entry.pushed_by for entry in stages] == ["actor-0", "actor-1"]
     assert house.state.replay.duplicates == 1
 
 

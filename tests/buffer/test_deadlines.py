@@ -267,7 +267,7 @@ def test_of_a_hedged_group_the_first_push_wins_and_the_other_lease_is_cancelled(
     hedged: House, winner: str, loser: str
 ) -> None:
     hedged.push(winner, 0, 0)
-    assert hedged.state.store.entries[0].maker == winner and 0 not in running(hedged, loser)
+    assert hedged.state.store.entries[0].pushed_by == winner and 0 not in running(hedged, loser)
     assert {"ids": [0], "give_back": False} in told(hedged, loser, "cancel")
     hedged.push(loser, 0, 0)
     assert hedged.state.replay.duplicates == 1 and balances(hedged)
