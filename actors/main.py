@@ -101,7 +101,7 @@ async def _until_told_to_end(worker: Worker, orders: Orders) -> None:
     loop, told = asyncio.get_running_loop(), asyncio.Event()
     orders.on_end(lambda: loop.call_soon_threadsafe(told.set))
     await told.wait()
-    await worker.give_back(leaving=True)
+    await worker.hand_back(leaving=True)
 
 
 async def _until_the_run_is_gone(role: Role, endpoint: str) -> None:

@@ -60,7 +60,7 @@ class Session:
             case messages.Pushed():
                 self.client.acknowledged(message.ids)
             case messages.Cancel():
-                self.worker.cancel(message.ids, message.give_back)
+                self.worker.cancel(message.ids, message.hand_back)
             case messages.Quit():
                 raise Stuck(message.reason)
             case messages.Welcome():

@@ -57,7 +57,7 @@ class _Running:
     task: asyncio.Task | None = None
     samples: list[asyncio.Task] = field(default_factory=list)
     recorders: dict[str, Recorder] = field(default_factory=dict)
-    given_back: bool = False
+    handed_back: bool = False
     cut: list[int] = field(default_factory=list)  # tokens of samples that were begun and are not waited for
     redrawn: list[str] = field(default_factory=list)
 
@@ -85,7 +85,7 @@ class Worker:
         self._progress, self._heldout_progress = Progress(engine), Progress(engine)
         self._active = self._ended = self._failures = 0
         self._credit_is_due = False
-        self._errands: set[asyncio.Task] = set()  # evaluations, and groups that are being given back
+        self._errands: set[asyncio.Task] = set()  # evaluations, and groups that are being handed back
         self._leaving = False
         self.started_at: float | None = None
         self.resampled = 0  # samples drawn anew, since their reward had crashed
@@ -109,11 +109,11 @@ class Worker:
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
 
-    def cancel(self, group_ids: list[int], give_back: bool = False) -> None:
+    def cancel(self, group_ids: list[int], hand_back: bool = False) -> None:
         """End leases: their sequences leave the engine before its next decode step. What was sampled is lost or, with
-        `give_back`, handed back to the buffer."""
-        if give_back:
-            self._run_errand(self.give_back(group_ids))
+        `hand_back`, handed back to the buffer."""
+        if hand_back:
+            self._run_errand(self.hand_back(group_ids))
             return
         for group_id in group_ids:
             group = self._groups.get(group_id)
@@ -123,7 +123,7 @@ class Worker:
                 self.engine.abort(group.recorders)  # now: a cancelled task takes some turns of the loop to notice
                 group.task.cancel()
 
-    async def give_back(self, group_ids: Iterable[int] | None = None, *, leaving: bool = False) -> None:
+    async def hand_back(self, group_ids: Iterable[int] | None = None, *, leaving: bool = False) -> None:
         """Interrupt groups (None: all) within a decode step, and hand the buffer what was sampled. `leaving`: this
         actor takes no more leases."""
         self._leaving |= leaving
@@ -131,7 +131,7 @@ class Worker:
         groups = [self._groups[each] for each in wanted if each in self._groups]
         recorders = {request: recorder for group in groups for request, recorder in group.recorders.items()}
         for group in groups:
-            group.given_back = True
+            group.handed_back = True
         for recorder in recorders.values():
             recorder.close()
         self.engine.abort(recorders)
@@ -146,7 +146,7 @@ class Worker:
             for group in groups
         ]
         ids = [group.lease.group_id for group in groups]
-        self.client.give_back(ids, [each for each in encoded if each], leaving)
+        self.client.hand_back(ids, [each for each in encoded if each], leaving)
 
     @staticmethod
     def _so_far(group: _Running) -> dict[int, SoFar]:
@@ -211,7 +211,7 @@ class Worker:
             self._log_failure(f"group {lease.group_id}")
             samples, reason, detail = [], "failed", repr(error)
         if len(samples) < lease.need:
-            if group.given_back:  # it has no failure of its own: `give_back` tells of it
+            if group.handed_back:  # it has no failure of its own: `hand_back` tells of it
                 await asyncio.Event().wait()
             self.client.failed(lease.group_id, reason, detail)
             return
@@ -283,7 +283,7 @@ class Worker:
             try:
                 return await self._try_sample(group, prompt, index, attempt, so_far)
             except tuple(CRASHES) as error:
-                if attempt == RESAMPLES or group.given_back:
+                if attempt == RESAMPLES or group.handed_back:
                     raise
                 attempt, so_far = attempt + 1, SoFar()
                 self.resampled += isinstance(error, RewardError)

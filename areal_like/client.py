@@ -157,13 +157,13 @@ class ActorClient:
     def failed(self, group_id: int, reason: str, detail: str = "") -> None:
         self.dealer.send(messages.Failed(group_id, reason, detail))
 
-    def give_back(self, ids: Iterable[int], partials: Iterable[tuple[PartialHead, bytes]], leaving: bool) -> None:
+    def hand_back(self, ids: Iterable[int], partials: Iterable[tuple[PartialHead, bytes]], leaving: bool) -> None:
         """Return leases unfinished; `partials` hold what was sampled for some of them (`encode_partial`)."""
         left, found = list(ids), {head.id: (head, payload) for head, payload in partials}
         while True:
             some, left = left[:MAX_GROUPS_PER_PUSH], left[MAX_GROUPS_PER_PUSH:]
             pairs = [found[group_id] for group_id in some if group_id in found]
-            message = messages.GiveBack(some, [head for head, _ in pairs], leaving and not left)
+            message = messages.HandBack(some, [head for head, _ in pairs], leaving and not left)
             self.dealer.send(message, [payload for _, payload in pairs])
             if not left:
                 return

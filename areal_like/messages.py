@@ -135,7 +135,7 @@ class Push(Message):
     table: Table
 
 
-class GiveBack(Message):
+class HandBack(Message):
     """Leases that end unfinished, as the actor leaves or was asked to; `partials`, each with its payload, are what was
     sampled for some of them."""
 
@@ -320,11 +320,11 @@ class Announce(Message):
 
 
 class Cancel(Message):
-    """These leases end. `give_back`: hand back what was sampled."""
+    """These leases end. `hand_back`: hand back what was sampled."""
 
     large = True
     ids: Ids
-    give_back: bool
+    hand_back: bool
 
 
 class Quit(Message):

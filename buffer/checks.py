@@ -87,7 +87,7 @@ def check_stats(stats: dict[str, float | str]) -> dict[str, float | str]:
     return stats
 
 
-def check_give_back(
+def check_hand_back(
     heads: Sequence[PartialHead],
     payloads: Payloads,
     entries: Mapping[int, Entry],

@@ -186,11 +186,11 @@ class Controller:
     def _revoke(self) -> None:
         """Actors need not finish what got too old while it ran, nor what another has finished."""
         self.state.end_hedges()
-        for name, group_id, give_back in self.state.replay.take_cancels():
+        for name, group_id, hand_back in self.state.replay.take_cancels():
             if actor := self.state.fleet.by_name.get(name):
-                if not give_back:
+                if not hand_back:
                     actor.running.discard(group_id)
-                self.state.router.send(actor.peer, messages.Cancel([group_id], give_back))
+                self.state.router.send(actor.peer, messages.Cancel([group_id], hand_back))
 
     def _release_blocks(self) -> None:
         for actor in self.state.fleet:

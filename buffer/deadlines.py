@@ -93,7 +93,7 @@ class Deadlines:
             ", ".join(map(str, group_ids[:8])) + (", ..." if len(group_ids) > 8 else ""),
             "them" if len(group_ids) > 1 else "it",
         )
-        state.router.send(actor.peer, messages.Cancel(group_ids, give_back=False))
+        state.router.send(actor.peer, messages.Cancel(group_ids, hand_back=False))
         for group_id in group_ids:
             actor.running.discard(group_id)
             entry = state.store.entries[group_id]

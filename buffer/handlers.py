@@ -13,7 +13,7 @@ from areal_like.ring import MappedRing
 from areal_like.wire import ONLY_THE_LEARNER, SAY_HELLO, Frame, Payloads, Received, WireError
 from buffer.checks import (
     RolloutsFail,
-    check_give_back,
+    check_hand_back,
     check_hello,
     check_left_out,
     check_stats,
@@ -223,7 +223,7 @@ class Handlers:
         self.state.failures.add(message.id, message.reason, message.detail)
 
     @_on.register
-    def _on_give_back(self, message: messages.GiveBack, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
+    def _on_hand_back(self, message: messages.HandBack, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
         """An actor will not finish these groups: because it leaves, or because it was asked to. Their leases end, even
         if what it hands back can't be accepted."""
         if actor is None:
@@ -231,7 +231,7 @@ class Handlers:
         state, heads, left = self.state, message.partials, {}
         ids = actor.running.intersection(message.ids)
         try:
-            check_give_back(heads, payloads, state.store.entries, state.weights.digests, state.learner.vocab_size)
+            check_hand_back(heads, payloads, state.store.entries, state.weights.digests, state.learner.vocab_size)
             left = {head.id: PartialGroup(head, part) for head, part in zip(heads, payloads, strict=True)}
         finally:
             for group_id in sorted(ids):
@@ -356,7 +356,7 @@ class Handlers:
         self.state.announce()
         self.state.gauges.trained_seconds = self.state.age(time.monotonic())
         for each in self.state.fleet:
-            self.state.router.send(each.peer, messages.Cancel(sorted(each.running), give_back=False))
+            self.state.router.send(each.peer, messages.Cancel(sorted(each.running), hand_back=False))
             each.running.clear()
         self.state.hedges.pairs.clear()
         for group_id in list(self.state.store.entries):

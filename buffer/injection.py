@@ -111,7 +111,7 @@ class AgedSlots(Slots):
         self._taken.add(slot)
         return slot
 
-    def give_back(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         self.changes += 1
         self._taken.discard(slot)
         heapq.heappush(self.free, slot)

@@ -137,7 +137,7 @@ class RunState:
         if group_id in actor.running:
             actor.running.discard(group_id)
             if told:
-                self.router.send(actor.peer, messages.Cancel([group_id], give_back=False))
+                self.router.send(actor.peer, messages.Cancel([group_id], hand_back=False))
 
     def lose(self, actor: Actor) -> None:
         """An actor is gone: its leases go to others; the groups keep their slots."""

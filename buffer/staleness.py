@@ -144,7 +144,7 @@ class Slots:
         self.end += 1
         return self.end - 1
 
-    def give_back(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         self.changes += 1
         heapq.heappush(self.free, slot)
 

@@ -369,7 +369,7 @@ class Store:
         self._leave(entry)
         self.bytes -= entry.size
         if entry.slot != NO_SLOT:
-            self.slots.give_back(entry.slot)
+            self.slots.release(entry.slot)
 
     def _keep(self, entry: Entry, left: PartialGroup | None) -> None:
         """Hold `left` for the next lease, in place of an earlier one."""

@@ -128,8 +128,8 @@ class OurBuffer:
 
     def revoked(self) -> list[int]:
         cancels = self.replay.take_cancels()
-        for _, group_id, give_back in cancels:
-            if give_back:
+        for _, group_id, hand_back in cancels:
+            if hand_back:
                 self.replay.hand_back(group_id, None)
         return [group_id for _, group_id, _ in cancels]
 

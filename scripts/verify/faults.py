@@ -144,7 +144,7 @@ async def _lie(run: Path, dice: random.Random, keys: str | None) -> str:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LIE_SECONDS):
                 await _push_lies(client, dice, said)
-        client.give_back([], [], leaving=True)
+        client.hand_back([], [], leaving=True)
         await asyncio.sleep(0.2)
     finally:
         client.close()

@@ -25,7 +25,7 @@ import numpy as np
 
 from areal_like import messages
 from areal_like.groups import decode_group, encode_group, pack_heads, unpack_heads
-from areal_like.messages import Batch, GiveBack, Message, Part, PartialHead, Push, Table
+from areal_like.messages import Batch, HandBack, Message, Part, PartialHead, Push, Table
 from areal_like.partials import check_partial, decode_partial, encode_partial, versions_of
 from areal_like.types import Carried, Completion, Group, Lease, Sample, SoFar
 from areal_like.wire import SCHEMA, WireError, decode, encode
@@ -45,7 +45,7 @@ def take(frames: Sequence[bytes]) -> str:
             for head, payload in zip(unpack_heads(message.table), payloads, strict=False):
                 if head.size == len(payload):  # `check_push` refuses the others
                     _touch(decode_group(head, payload))
-        if isinstance(message, GiveBack):
+        if isinstance(message, HandBack):
             for partial, payload in zip(message.partials, payloads, strict=False):
                 check_partial(partial, payload)
                 _touch_partial(decode_partial(partial, payload, versions_of(partial)))
@@ -185,7 +185,7 @@ def with_groups(chance: random.Random) -> list[tuple[Message, list[bytes]]]:
         (Push(table), payloads),
         (Batch(0, 0, 0, [], table, {"reward": 0.5}, 1, [0]), payloads),
         (Part(0, 0, 0, [], table, 0), payloads),
-        (GiveBack([partial.id], [partial], False), [left]),
+        (HandBack([partial.id], [partial], False), [left]),
         (messages.Lease([lease], [(partial, [0])]), [left]),
     ]
 
@@ -278,7 +278,7 @@ def _wrong_partial(chance: random.Random) -> Frames:
         known = isinstance(head[name], bytes) and chance.random() < 0.9
         head[name] = _change(bytearray(head[name]), chance) if known else a_value(chance, 2)
     try:
-        return _framed("give_back", {"ids": [partial.id], "partials": [head], "leaving": False}, [payload])
+        return _framed("hand_back", {"ids": [partial.id], "partials": [head], "leaving": False}, [payload])
     except (ValueError, OverflowError, TypeError):
         return noise(chance)
 

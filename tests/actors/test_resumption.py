@@ -33,7 +33,7 @@ class Client:
 
     def __init__(self) -> None:
         self.groups: list[Group] = []
-        self.given_back: list[tuple] = []
+        self.handed_back: list[tuple] = []
         self.failures: list[tuple] = []
         self.ended = 0
 
@@ -41,10 +41,10 @@ class Client:
         head, payload = encode_group(group)
         self.groups.append(decode_group(head, bytes(payload)))
 
-    def give_back(self, ids, partials, leaving: bool) -> None:
+    def hand_back(self, ids, partials, leaving: bool) -> None:
         for head, payload in partials:
             check_partial(head, payload)
-            self.given_back.append((head, payload))
+            self.handed_back.append((head, payload))
         self.left = (list(ids), leaving)
 
     def failed(self, *failure) -> None:
@@ -88,13 +88,13 @@ async def broken_off(after: int, *, leaving: bool = False) -> Actor:
     first = Actor()
     first.lease()
     await first.decoded(after)
-    await first.worker.give_back(leaving=leaving)
+    await first.worker.hand_back(leaving=leaving)
     await first.engine.close()
     return first
 
 
 def left_by(actor: Actor, usable: tuple[int, ...] = (0, 1, 2)) -> Carried:
-    ((head, payload),) = actor.client.given_back
+    ((head, payload),) = actor.client.handed_back
     return decode_partial(head, payload, usable)
 
 
@@ -163,7 +163,7 @@ def test_what_was_not_gone_on_with_is_handed_back_again() -> None:
         first, second = await broken_off(12), Actor()
         second.lease(left_by(first))
         await asyncio.sleep(0)
-        await second.worker.give_back([7])
+        await second.worker.hand_back([7])
         await second.engine.close()
         return first, second
 
@@ -214,7 +214,7 @@ def changed(column: str, kind: np.dtype, field: str, value: object) -> Callable[
     ],
 )
 def test_a_partial_group_that_does_not_add_up_is_refused(change, words: str) -> None:
-    ((head, payload),) = asyncio.run(broken_off(12)).client.given_back
+    ((head, payload),) = asyncio.run(broken_off(12)).client.handed_back
     change(head)
     with pytest.raises(WireError, match=words):
         check_partial(head, payload)

@@ -267,8 +267,8 @@ def test_knobs_are_checked():
         TorchEngine(new_model(), compute_dtype="float16")
 
 
-@pytest.mark.parametrize("give_back", [False, True])
-def test_cancelled_leases_free_their_slots_within_one_decode_step(give_back):
+@pytest.mark.parametrize("hand_back", [False, True])
+def test_cancelled_leases_free_their_slots_within_one_decode_step(hand_back):
     """The worker and the embedded engine together: no later decode step samples for a lease that was cancelled, and who
     waits for a slot runs in the very next one."""
 
@@ -278,7 +278,7 @@ def test_cancelled_leases_free_their_slots_within_one_decode_step(give_back):
         def credit(self, ended):
             pass
 
-        def give_back(self, ids, partials, leaving):
+        def hand_back(self, ids, partials, leaving):
             self.handed_back = ids, partials
 
     async def workflow(engine, reward, prompt, limits, request, filler):
@@ -300,12 +300,12 @@ def test_cancelled_leases_free_their_slots_within_one_decode_step(give_back):
         assert engine.stats()["running"] == 4 and engine.stats()["waiting"] == 1
         decode, decoded = engine._decode, []
         engine._decode = lambda: (decoded.append([r.name for r in engine._table.requests]), decode())[1]
-        worker.cancel([0], give_back)
+        worker.cancel([0], hand_back)
         while len(decoded) < 3:
             await asyncio.sleep(0)
         assert sum("0/0" in names for names in decoded) <= 1, "at most the step that was being made"
         assert decoded[1:] == [["1/0", "1/1"]] * 2 or decoded[1:] == [["1/1", "1/0"]] * 2
-        if give_back:
+        if hand_back:
             ids, partials = client.handed_back
             assert ids == [0] and set(versions_of(partials[0][0])) == {0, 1, 2}
         await engine.close()

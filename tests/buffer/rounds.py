@@ -222,7 +222,7 @@ class Run:
             each for each in self.leased[name] if entries[each].stage is Stage.RECALLED and entries[each].actor == name
         ]
 
-    def give_back(self, name: str, ids: list[int]) -> None:
+    def hand_back(self, name: str, ids: list[int]) -> None:
         left = []
         for group_id in ids:
             launch, need, version = self.let_go(name, group_id)
@@ -232,7 +232,7 @@ class Run:
             so_far = {index: SoFar({(1, 0): call}) for index, call in samples.items()}
             left.append(encode_partial(group_id, so_far, {version: f"d{version}"}))
         body = {"ids": ids, "partials": [meta for meta, _ in left], "leaving": False}
-        self.house.say(name, "give_back", body, *(payload for _, payload in left))
+        self.house.say(name, "hand_back", body, *(payload for _, payload in left))
         self.listen()
 
     def push_late(self) -> None:
@@ -268,7 +268,7 @@ class Run:
             case "update":
                 self.update(name)
             case "back":
-                self.give_back(name, self.recalled(name))
+                self.hand_back(name, self.recalled(name))
             case "train":
                 self.train()
             case "late" if self.late:

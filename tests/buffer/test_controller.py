@@ -133,7 +133,7 @@ def test_a_straggler_that_got_too_old_is_cancelled() -> None:
             house.publish(batch)
             house.apply(batch)
     assert batch == 3, "batch 2 is the first for which version 0 is too old"
-    assert ("actor-0", "cancel", {"ids": [straggler], "give_back": False}) in house.router.sent
+    assert ("actor-0", "cancel", {"ids": [straggler], "hand_back": False}) in house.router.sent
     assert house.state.store.ledger()["dropped"] == {"stale": 1}
     assert straggler not in house.state.fleet.by_name["actor-0"].running
 

@@ -58,7 +58,7 @@ def test_leases_without_progress_go_to_another_actor_and_the_batch_is_served(clo
     assert running(house, "actor-0") == hung, "not before the deadline"
     clock.passes(house, TIMEOUT * 0.2, "actor-1")
     assert running(house, "actor-0") == [] and set(hung) <= set(running(house, "actor-1"))
-    assert {"ids": hung, "give_back": False} in told(house, "actor-0", "cancel")
+    assert {"ids": hung, "hand_back": False} in told(house, "actor-0", "cancel")
     for group_id in running(house, "actor-1"):
         house.push("actor-1", group_id, 0)
     house.say("learner", "want", {"index": 0, "version": 0})
@@ -268,7 +268,7 @@ def test_of_a_hedged_group_the_first_push_wins_and_the_other_lease_is_cancelled(
 ) -> None:
     hedged.push(winner, 0, 0)
     assert hedged.state.store.entries[0].pushed_by == winner and 0 not in running(hedged, loser)
-    assert {"ids": [0], "give_back": False} in told(hedged, loser, "cancel")
+    assert {"ids": [0], "hand_back": False} in told(hedged, loser, "cancel")
     hedged.push(loser, 0, 0)
     assert hedged.state.replay.duplicates == 1 and balances(hedged)
     hedged.push(loser, 2, 0)
@@ -283,7 +283,7 @@ def test_when_one_lease_of_a_hedged_group_ends_the_other_goes_on(hedged: House, 
     if how == "lost":
         hedged.say("stranger", "lost", {"name": who, "pid": 0, "how": "died", "for_good": False})
     elif how in ("leaving", "handed back"):
-        hedged.say(who, "give_back", {"ids": [0, 2], "partials": [], "leaving": how == "leaving"})
+        hedged.say(who, "hand_back", {"ids": [0, 2], "partials": [], "leaving": how == "leaving"})
     elif how == "failed":
         for group_id in (0, 2):
             hedged.say(who, "failed", {"id": group_id, "reason": "rejected", "detail": ""})
@@ -313,7 +313,7 @@ def test_a_hedged_group_that_is_recalled_or_too_old_runs_in_two_places_no_more(h
     hedged.controller.step(0)
     assert running(hedged, "actor-0")[:1] == [0] and 0 not in running(hedged, "actor-1")
     assert 2 not in running(hedged, "actor-0") + running(hedged, "actor-1")
-    hedged.say("actor-0", "give_back", {"ids": [0], "partials": [], "leaving": False})
+    hedged.say("actor-0", "hand_back", {"ids": [0], "partials": [], "leaving": False})
     assert hedged.state.store.entries[0].stage is Stage.RUNNING and balances(hedged)
 
 

@@ -85,7 +85,7 @@ def test_a_queue_of_deferred_groups_is_trained_too() -> None:
         house.push(house.state.store.entries[group_id].actor, group_id, 0)
     for group_id in (0, 1):
         actor = house.state.store.entries[group_id].actor
-        house.say(actor, "give_back", {"ids": [group_id], "partials": [], "leaving": False})
+        house.say(actor, "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
     train(house, 0)
     assert push_all(house, 1) == B
     train(house, 1)

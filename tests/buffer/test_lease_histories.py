@@ -67,7 +67,7 @@ class History:
                         self.leases[name][group_id] = self.held[name]
                     else:
                         self.heldout[name].add(group_id)
-            elif kind == "cancel" and name and not body["give_back"]:  # else it is handed back when the dice say so
+            elif kind == "cancel" and name and not body["hand_back"]:  # else it is handed back when the dice say so
                 for group_id in body["ids"]:
                     if group_id in self.leases[name]:
                         self.late.append((name, group_id, self.leases[name].pop(group_id)))
@@ -136,11 +136,11 @@ class History:
             del self.leases[name][group_id]
             self.say(name, "failed", {"id": group_id, "reason": "rejected", "detail": ""})
 
-    def give_back(self, name: str, leaving: bool) -> None:
+    def hand_back(self, name: str, leaving: bool) -> None:
         ids = [each for each in self.leases[name] if leaving or self.dice.random() < 0.5]
         for group_id in ids:
             self.late.append((name, group_id, self.leases[name].pop(group_id)))
-        self.say(name, "give_back", {"ids": ids, "partials": [], "leaving": leaving})
+        self.say(name, "hand_back", {"ids": ids, "partials": [], "leaving": leaving})
         if leaving:
             self.join(name)
 
@@ -206,7 +206,7 @@ class History:
             "late": self.push_late,
             "rubbish": lambda: self.push_rubbish(name),
             "fail": lambda: self.fail(name),
-            "back": lambda: self.give_back(name, self.dice.random() < 0.3),
+            "back": lambda: self.hand_back(name, self.dice.random() < 0.3),
             "die": lambda: self.die(name),
             "aside": self.set_aside,
             "evaluate": lambda: self.evaluate(name),

@@ -103,7 +103,7 @@ def test_a_late_push_of_a_deferred_group_takes_nothing_from_the_lease_of_now() -
     for each in [each for each in replay.store.of(*LEASED) if each.slot != NO_SLOT]:
         house.push(each.actor, each.id, 0)
     for each in replay.store.of(*LEASED):
-        house.say(each.actor, "give_back", {"ids": [each.id], "partials": [], "leaving": False})
+        house.say(each.actor, "hand_back", {"ids": [each.id], "partials": [], "leaving": False})
     house.say("learner", "trained", {"index": 0})
     house.publish(1)
     house.hello(first)

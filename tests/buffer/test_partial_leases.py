@@ -28,9 +28,9 @@ def left_of(group_id: int, *versions: int) -> Left:
     return encoded
 
 
-def give_back(house: House, actor: str, ids: list[int], *left: Left, leaving: bool = False) -> None:
+def hand_back(house: House, actor: str, ids: list[int], *left: Left, leaving: bool = False) -> None:
     body = {"ids": ids, "partials": [meta for meta, _ in left], "leaving": leaving}
-    house.say(actor, "give_back", body, *(payload for _, payload in left))
+    house.say(actor, "hand_back", body, *(payload for _, payload in left))
 
 
 def carried(house: House, actor: str) -> dict[int, list[int]]:
@@ -43,7 +43,7 @@ def test_an_actor_that_leaves_has_its_groups_gone_on_with_by_the_others() -> Non
     house = House(asynchronous(max_staleness=1))
     house.start()
     first, second, *_ = lost = house.leases("actor-1")
-    give_back(house, "actor-1", lost[:-1], left_of(first, 0, 0), left_of(second, 0), leaving=True)
+    hand_back(house, "actor-1", lost[:-1], left_of(first, 0, 0), left_of(second, 0), leaving=True)
     assert "actor-1" not in house.state.fleet.by_name
     assert carried(house, "actor-0") == {first: [0, 1], second: [0]}
     assert set(lost) <= set(house.leases("actor-0")), "what it did not name goes to others, too"
@@ -56,7 +56,7 @@ def test_with_restart_nothing_is_carried() -> None:
     house = House(asynchronous(), resume=False)
     house.start()
     first, *_ = lost = house.leases("actor-1")
-    give_back(house, "actor-1", lost, left_of(first, 0), leaving=True)
+    hand_back(house, "actor-1", lost, left_of(first, 0), leaving=True)
     assert first in house.leases("actor-0") and carried(house, "actor-0") == {}
     assert house.state.store.bytes == 0
 
@@ -81,11 +81,11 @@ def test_a_straggler_that_got_too_old_is_recalled_and_its_young_samples_are_kept
     house.start()
     straggler = overtaken(house)
     entry = house.state.store.entries[straggler]
-    assert ("actor-0", "cancel", {"ids": [straggler], "give_back": True}) in house.router.sent
+    assert ("actor-0", "cancel", {"ids": [straggler], "hand_back": True}) in house.router.sent
     assert entry.stage is Stage.RECALLED, "it runs until its actor answers"
     train_version = house.state.replay.bound.slot_version(entry.slot)
     meta, payload = left_of(straggler, 0, 2, 1)
-    give_back(house, "actor-0", [straggler], (meta, payload))
+    hand_back(house, "actor-0", [straggler], (meta, payload))
     found = carried(house, "actor-0") | carried(house, "actor-1")
     assert found == {straggler: [index for index, made in enumerate((0, 2, 1)) if made >= train_version - 1]}
     assert 0 not in found[straggler] and entry.lease_version >= train_version - 1
@@ -109,7 +109,7 @@ def test_a_lie_ends_the_lease_and_carries_nothing(lie: str) -> None:
         head.calls = calls.tobytes()
     elif lie == "size":
         payload += b"1"
-    give_back(house, "actor-0", [group_id, 9999], (head, payload))
+    hand_back(house, "actor-0", [group_id, 9999], (head, payload))
     again = house.leases("actor-0") + house.leases("actor-1")
     assert again.count(group_id) == 2
     assert house.state.store.entries[group_id].partial is None and house.state.store.bytes == 0
@@ -130,10 +130,10 @@ def test_a_lie_ends_the_lease_and_carries_nothing(lie: str) -> None:
         ({"ids": [0], "partials": [], "leaving": False, "reason": ""}, "reason"),
     ],
 )
-def test_a_give_back_of_another_form_is_refused_by_field_and_changes_nothing(body: dict, field: str) -> None:
+def test_a_hand_back_of_another_form_is_refused_by_field_and_changes_nothing(body: dict, field: str) -> None:
     house = House(asynchronous())
     house.start()
-    house.say("actor-0", "give_back", {"ids": [0], "partials": [], "leaving": False} | body)
+    house.say("actor-0", "hand_back", {"ids": [0], "partials": [], "leaving": False} | body)
     who, kind, answer = house.router.sent[-1]
     assert (who, kind) == ("actor-0", "refused") and re.search(field, answer["reason"])
     assert house.leases().count(0) == 1 and house.state.store.bytes == 0
@@ -144,7 +144,7 @@ def test_only_the_owner_hands_a_group_back() -> None:
     house.start()
     group_id = house.leases("actor-0")[0]
     for name in ("actor-1", "a stranger"):
-        give_back(house, name, [group_id], left_of(group_id, 0))
+        hand_back(house, name, [group_id], left_of(group_id, 0))
     assert house.state.store.entries[group_id].actor == "actor-0" and house.state.store.bytes == 0
 
 

@@ -138,5 +138,5 @@ def test_a_partial_group_that_nobody_could_go_on_from_is_not_kept() -> None:
     lease = house.leases("actor-0")[0]
     call = Completion(np.array([1, 13], np.int32), np.zeros(2, np.float32), [(0, 2)], "abort")
     meta, payload = encode_partial(lease, {0: SoFar({(1, 0): call})}, {0: "d0"})
-    house.say("actor-0", "give_back", {"ids": [lease], "partials": [meta], "leaving": False}, payload)
+    house.say("actor-0", "hand_back", {"ids": [lease], "partials": [meta], "leaving": False}, payload)
     assert house.router.refused == 1 and house.state.store.entries[lease].partial is None

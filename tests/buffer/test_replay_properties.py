@@ -143,7 +143,7 @@ class BufferHistory(RuleBasedStateMachine):
         assert entry.lease_version == min([version, *carried.values()]) and bool(entry.partial) == bool(carried)
 
     @rule(actor=st.sampled_from(ACTORS), n=st.integers(1, 4), pick=PICK, begun=st.booleans())
-    def give_back(self, actor: str, n: int, pick: int, begun: bool) -> None:
+    def hand_back(self, actor: str, n: int, pick: int, begun: bool) -> None:
         """An actor that leaves or is asked to; its samples were made by any versions since the lease."""
         for entry in self.running(actor)[pick % 3 :][:n]:
             ages = range(entry.lease_version, self.held[actor] + 1)
@@ -209,8 +209,8 @@ class BufferHistory(RuleBasedStateMachine):
 
     # ---- the learner ------------------------------------------------------------------------------------------------
 
-    @rule(slow=st.sampled_from(ACTORS), rounds=st.integers(1, 8), pick=PICK, give_back=st.booleans())
-    def all_but_one_go_on(self, slow: str, rounds: int, pick: int, give_back: bool) -> None:
+    @rule(slow=st.sampled_from(ACTORS), rounds=st.integers(1, 8), pick=PICK, hand_back=st.booleans())
+    def all_but_one_go_on(self, slow: str, rounds: int, pick: int, hand_back: bool) -> None:
         """Groups of a slow actor become stragglers, while train steps go by; others may go on from what it has."""
         self.apply_weights(slow)
         self.admit(slow, 2)
@@ -223,8 +223,8 @@ class BufferHistory(RuleBasedStateMachine):
             self.serve()
             if self.serving:
                 self.train(False, False)
-        if give_back:
-            self.give_back(slow, 4, pick, True)
+        if hand_back:
+            self.hand_back(slow, 4, pick, True)
             for actor in ACTORS:
                 self.apply_weights(actor)
                 self.admit(actor, 2)
@@ -236,9 +236,9 @@ class BufferHistory(RuleBasedStateMachine):
 
     def serve_ahead(self, batch: int) -> None:
         entries = self.replay.serve(batch)
-        for actor, group_id, give_back in self.replay.take_cancels():
-            assert actor in ACTORS or (give_back and group_id not in self.store.entries)
-            if not give_back:
+        for actor, group_id, hand_back in self.replay.take_cancels():
+            assert actor in ACTORS or (hand_back and group_id not in self.store.entries)
+            if not hand_back:
                 assert self.staleness_policy in ("drop", "requeue") and self.policy != "in_order"
                 assert group_id not in self.store.entries or self.store.entries[group_id].stage is Stage.QUEUED
         if entries:

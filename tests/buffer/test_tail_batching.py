@@ -82,10 +82,10 @@ def test_the_first_done_are_kept_and_the_others_are_recalled_in_the_same_turn() 
     assert sorted(house.batches()[0]) == [2, 3, 4, 5]
     cancels = [(who, body) for who, kind, body in house.router.sent if kind == "cancel"]
     assert sorted(cancels, key=str) == sorted(
-        ((owner(house, i), {"ids": [i], "give_back": True}) for i in (0, 1)), key=str
+        ((owner(house, i), {"ids": [i], "hand_back": True}) for i in (0, 1)), key=str
     )
     for group_id in (0, 1):
-        house.say(owner(house, group_id), "give_back", {"ids": [group_id], "partials": [], "leaving": False})
+        house.say(owner(house, group_id), "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
     assert [entry.id for entry in house.state.store.of(Stage.DEFERRED)] == [0, 1]
     house.push(owner(house, 0), 0, 0)
     assert house.state.store.entries[0].stage is Stage.DEFERRED, "too late: its round is closed"
@@ -119,7 +119,7 @@ def test_a_long_round_takes_from_the_queue_alone_first_in_first_out() -> None:
             house.push(house.state.store.entries[group_id].actor, group_id, batch)
         for group_id in running[:-B]:
             actor = house.state.store.entries[group_id].actor
-            house.say(actor, "give_back", {"ids": [group_id], "partials": [], "leaving": False})
+            house.say(actor, "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
         deferred += running[:-B]
         house.say("learner", "trained", {"index": batch})
         house.publish(batch + 1)
@@ -135,14 +135,14 @@ def test_a_long_round_waits_for_what_is_still_being_handed_back() -> None:
     for group_id in (4, 5, 6, 7):
         house.push(owner(house, group_id), group_id, 0)
     for name, group_id in late[:2]:
-        house.say(name, "give_back", {"ids": [group_id], "partials": [], "leaving": False})
+        house.say(name, "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
     house.say("learner", "want", {"index": 1, "version": 1})
     house.say("learner", "trained", {"index": 0})
     house.publish(1)
     house.apply(1)
     assert house.state.scheduler.long and sorted(house.leases()[8:]) == [0, 1]
     for name, group_id in late[2:]:
-        house.say(name, "give_back", {"ids": [group_id], "partials": [], "leaving": False})
+        house.say(name, "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
     assert sorted(house.leases()[8:]) == [0, 1, 2, 3], "the queue alone, no new prompt"
 
 
@@ -156,7 +156,7 @@ def test_the_controller_is_told_of_responses_that_had_not_begun() -> None:
     house.state.gauges.take_seen()
     so_far = {0: SoFar({(1, 0): Completion([1, 2, 3], [0.0] * 3, [(0, 3)], "stop")})}
     meta, part = encode_partial(last, so_far, {0: "d0"})
-    house.say(owner(house, last), "give_back", {"ids": [last], "partials": [meta], "leaving": False}, part)
+    house.say(owner(house, last), "hand_back", {"ids": [last], "partials": [meta], "leaving": False}, part)
     (seen,) = house.state.gauges.take_seen()
     assert seen == Lengths((3,) + (0,) * (size - 1), (False,) + (True,) * (size - 1)) and size > 1
 
@@ -187,7 +187,7 @@ def test_the_last_rounds_have_places_for_all_that_wait_whatever_the_controller_w
     house = started(SyncScheduler(Growing(then=32), oversample_prompts=1.5), last_batch=2)
     first_round_done(house)
     for group_id in (0, 1):
-        house.say(owner(house, group_id), "give_back", {"ids": [group_id], "partials": [], "leaving": False})
+        house.say(owner(house, group_id), "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
     house.publish(1)
     house.apply(1)
     running = house.state.store.of(*LEASED)

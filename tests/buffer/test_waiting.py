@@ -77,7 +77,7 @@ def test_a_partial_group_that_the_disk_has_lost_begins_anew(tmp_path: Path, capl
     meta, payload = encode_partial(0, {0: SoFar({(1, 0): call})}, {0: "d0"})
     for actor in buffer.state.fleet:
         actor.slots = 0  # nobody takes it yet
-    buffer.say(name, "give_back", {"ids": [0], "partials": [meta], "leaving": False}, payload)
+    buffer.say(name, "hand_back", {"ids": [0], "partials": [meta], "leaving": False}, payload)
     entry = buffer.state.store.entries[0]
     assert entry.stage is Stage.QUEUED and entry.partial
     settle(buffer)

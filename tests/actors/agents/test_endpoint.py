@@ -211,7 +211,7 @@ def test_a_sample_that_was_broken_off_goes_on_elsewhere_with_the_same_tokens(aft
         expected = await whole.group()
         first.lease()
         await until(lambda: first.engine.stats()["tokens"] >= after)
-        await first.worker.give_back()
+        await first.worker.hand_back()
         await first.engine.close()
         second.lease(left_by(first))
         group = await second.group()
