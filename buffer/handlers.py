@@ -47,7 +47,7 @@ class Handlers:
         if actor:
             actor.seen = time.monotonic()
         try:
-            self._on(message, peer, actor, payloads)
+            _handler_of(type(message))(self, message, peer, actor, payloads)
         except (WireError, KeyError, TypeError, ValueError, ArithmeticError) as error:
             # What does not fit the run: it was looked at before anything was changed.
             self.state.router.refuse(peer, f"{message.kind()}: {error}")
@@ -373,3 +373,6 @@ class Handlers:
     @_on.register
     def _on_status(self, message: messages.Status, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
         self.state.router.send(peer, messages.Report(status(self.state)))
+
+
+_handler_of = vars(Handlers)["_on"].dispatcher.dispatch  # to call `_on` itself takes 1 µs more
