@@ -90,7 +90,7 @@ def test_cuts_shorter_and_longer_than_the_time_out(net: Net, kind: str) -> None:
     net.cut(kind, "actor-0", LONG)
     net.cut(kind, "learner", LONG)
     assert "actor-0: no sign of life" in net.log("buffer")
-    assert net.log("buffer").count("actor-0 joined") >= 2
+    net.run.until("actor-0 to join again", lambda: net.log("buffer").count("actor-0 joined") >= 2)
     assert_all_is_well(net)
 
 
