@@ -138,7 +138,7 @@ def lead(trainer: TorchLearner, folder: Path) -> dict[str, Any]:
         truth.publish(version, partial(copied, state))
         truth.wait()
         for name in awake(version):
-            relays = [[relay["endpoint"], relay["key"]]] if name == "behind a relay" else []
+            relays = [[relay.endpoint, relay.key]] if name == "behind a relay" else []
             asyncio.run(asyncio.wait_for(actors[name].apply({**manifests[-1], "relays": relays}), 60))
         engines = [actors[name].engine for name in awake(version)]
         found["versions"].append(
