@@ -259,9 +259,10 @@ class Chaos:
 
 
 def finish(victim: Victim, more: int) -> dict:
-    """Let the run train `more` steps and end. Returns its summary."""
+    """Let the run train `more` steps, so that who was disturbed last joins again, and as many after a resume.
+    Returns its summary."""
     begin = victim.steps()
-    victim.until("a train step after the last kill", lambda: victim.steps() > begin)
+    victim.until(f"{more} train steps after the last fault", lambda: victim.steps() >= begin + more)
     victim.end()
     victim.start(f"run.steps={victim.steps() + more}")
     if victim.wait():
@@ -300,7 +301,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--bad-pushes", type=int, default=0, help="how often somebody joins and pushes what is no data")
     parser.add_argument("--full-disks", type=int, default=0, help="how often the disk is full, and is free again")
     parser.add_argument("--cuts", type=int, default=0, help="how often all connections of a process break")
-    parser.add_argument("--more", type=int, default=5, help="train steps after the last fault")
+    parser.add_argument("--more", type=int, default=5, help="train steps after the last fault, and after a resume")
     parser.add_argument("--spread", type=float, default=2.0, help="seconds; a fault comes up to so long after a step")
     parser.add_argument("--seed", type=int, default=0, help="of the victims and the moments")
     return parser.parse_intermixed_args(argv)

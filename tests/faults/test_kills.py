@@ -33,7 +33,7 @@ def test_a_buffer_that_dies_again_and_again_under_load(tmp_path: Path, capsys) -
 def test_an_actor_that_stands_still_longer_than_the_time_out(tmp_path: Path, capsys) -> None:
     """Its groups go to others; when it goes on it joins again, and what it finishes late is not trained twice."""
     stop = ["buffer.heartbeat_timeout=2", "--kills", "0", "--stops", "1", "--stop-seconds", "4"]
-    assert wreak(tmp_path, *TIMED, *stop, "--more", "60") == 0, capsys.readouterr().out
+    assert wreak(tmp_path, *TIMED, *stop, "--more", "40") == 0, capsys.readouterr().out
     log = (tmp_path / "run" / "logs" / "buffer.log").read_text()
     assert "actor-0: no sign of life for 2 s, its leases go to others" in log
     assert log.count("actor-0 joined") >= 3, "at the start, after the stop, and at the resume"
