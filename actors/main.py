@@ -131,7 +131,7 @@ async def serve(role: Role) -> None:
     rollout = Rollout(config.run.seed, sampling.temperature, sampling.max_tokens, workflow, heldout)
     link = {"link_timeout": config.buffer.heartbeat_timeout, "keys": role.keys}
     buffer = role.find("buffer")
-    client = ActorClient(buffer, role.name, engine.slots, shared_bytes=role.config.buffer.shared_bytes, **link)
+    client = ActorClient(buffer, role.name, engine.slots, **link)
     spans = Spans(role.run, role.name)
     more = {"state": state, "sweep_every": config.weights.sweep_every, "spans": spans}
     subscriber = Subscriber(engine, role.name, client.applied, **more, **link)

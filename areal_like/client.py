@@ -4,7 +4,6 @@ else."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -20,7 +19,6 @@ from areal_like.bus import AsyncDealer, BusError, Dealer, SharedDealer
 from areal_like.groups import Head, decode_group, encode_group, pack_heads, unpack_heads
 from areal_like.messages import Message, PartialHead
 from areal_like.partials import decode_partial
-from areal_like.ring import Ring, RingReader
 from areal_like.types import Batch, Carried, Group
 from areal_like.wire import ONLY_THE_LEARNER, Frame, Payloads, Received, WireError
 
@@ -44,20 +42,18 @@ class Stopped(Exception):
 
 @dataclass(slots=True)
 class _Pushed:
-    """`sent`: when, in seconds; `frame`: the payload, or where it lies."""
+    """`sent`: when, in seconds."""
 
     sent: float
     head: Head
     payload: Frame
-    frame: Frame
 
 
 class ActorClient:
     """An actor's side; `slots` is the number of sequences that its engine decodes at once.
 
     A pushed group is kept, and sent again, until the buffer has acknowledged it. Groups pushed in the same turn of the
-    event loop share a message. `keys` is the folder of keys, for all clients here. On the buffer's own host payloads go
-    by way of a ring of `shared_bytes` of memory (0: none), as far as they find room there."""
+    event loop share a message. `keys` is the folder of keys, for all clients here."""
 
     def __init__(
         self,
@@ -67,14 +63,11 @@ class ActorClient:
         *,
         link_timeout: float | None = None,
         keys: str | None = None,
-        shared_bytes: int = 0,
     ):
         self.name, self.slots = name, slots
         self.dealer = AsyncDealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys, role="actor")
         self._ready: list[int] = []
         self._unacknowledged: dict[int, _Pushed] = {}
-        self._shared_bytes = shared_bytes if endpoint.startswith("ipc://") else 0
-        self._ring: Ring | None = None
         self.relay: messages.Relay | None = None
 
     def hello(self) -> None:
@@ -82,19 +75,6 @@ class ActorClient:
         self.dealer.send(messages.Hello("actor", self.name, os.getpid(), self.slots))
         if self.relay:
             self.dealer.send(self.relay)
-        self._share()
-
-    def _share(self) -> None:
-        """Offer a new ring: the buffer forgot what an earlier one held."""
-        for pushed in self._unacknowledged.values():
-            pushed.frame = pushed.payload
-        if self._ring:
-            self._ring.close()
-            self._ring = None
-        if self._shared_bytes:
-            with contextlib.suppress(OSError):
-                self._ring = Ring(self._shared_bytes)
-                self.dealer.send(messages.Share(os.getpid(), self._ring.fd, self._ring.token))
 
     def heartbeat(
         self,
@@ -117,16 +97,7 @@ class ActorClient:
         self.dealer.send(messages.Credit(ended))
 
     def push(self, group: Group) -> None:
-        descriptor = b""
-
-        def room(size: int) -> Frame:
-            nonlocal descriptor
-            block = self._ring.take(size) if self._ring and self._ring.readable else None
-            descriptor, memory = block or (b"", bytearray(size))
-            return memory
-
-        head, payload = encode_group(group, room)
-        self._push_soon(_Pushed(time.monotonic(), head, payload, descriptor or payload))
+        self._push_soon(_Pushed(time.monotonic(), *encode_group(group)))
 
     def _push_soon(self, pushed: _Pushed) -> None:
         if not self._ready:
@@ -135,14 +106,12 @@ class ActorClient:
         self._ready.append(pushed.head.id)
 
     def _push_ready(self) -> None:
-        # Each group once, where it came last: blocks of the ring are taken in order, and one that is older than its
-        # forerunner passes for a repetition.
-        ready = [*dict.fromkeys(reversed(self._ready))][::-1]
+        ready = [*dict.fromkeys(self._ready)]  # each group once
         for start in range(0, len(ready), MAX_GROUPS_PER_PUSH):
             ids = ready[start : start + MAX_GROUPS_PER_PUSH]
             some = [self._unacknowledged[each] for each in ids if each in self._unacknowledged]
             table = pack_heads([each.head for each in some])
-            self.dealer.send(messages.Push(table), [each.frame for each in some])
+            self.dealer.send(messages.Push(table), [each.payload for each in some])
         self._ready.clear()
 
     def acknowledged(self, ids: Iterable[int]) -> None:
@@ -176,15 +145,7 @@ class ActorClient:
 
     async def receive(self) -> Received:
         """The next message for the actor itself."""
-        while True:
-            received = await self.dealer.receive()
-            message = received.message
-            if self._ring and isinstance(message, messages.Shared):
-                self._ring.readable = message.readable
-            elif self._ring and isinstance(message, messages.Released):
-                self._ring.release(message.blocks)
-            else:
-                return received
+        return await self.dealer.receive()
 
     @staticmethod
     def carried(lease: messages.Lease, payloads: Payloads) -> dict[int, Carried]:
@@ -214,7 +175,6 @@ class LearnerClient:
         self.pausing = False
         self._take: Callable[[Batch], None] | None = None
         self._taken = 0
-        self._rings = RingReader()
         self._order = threading.Lock()
         self._index, self.redo = -1, 0
         self._said: dict[type[Message], Message] = {}  # the newest of each, in order, to say them again
@@ -292,13 +252,11 @@ class LearnerClient:
     def _decode(
         self,
         said: messages.Batch | messages.Part,
-        frames: Payloads,
+        payloads: Payloads,
         places: list[int] | None = None,
         redo: int = 0,
     ) -> Batch:
-        heads = unpack_heads(said.table)
-        payloads = self._rings.payloads(frames, [head.size for head in heads])
-        groups = [decode_group(*pair) for pair in zip(heads, payloads, strict=True)]
+        groups = [decode_group(*pair) for pair in zip(unpack_heads(said.table), payloads, strict=True)]
         for group, actor in zip(groups, said.actors, strict=True):
             group.actor = actor
         batch = Batch(said.index, said.version, groups, said.oldest_allowed, places, redo)

@@ -97,7 +97,6 @@ class Buffer:
     transport: Literal["auto", "ipc", "tcp", "inproc"]
     host: str
     port: int
-    shared_bytes: int
     max_bytes: int
     heartbeat_timeout: float
     lease_timeout: float

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -251,14 +251,13 @@ def check_sampled(group_id: int, tokens: np.ndarray, logprobs: np.ndarray, vocab
 # ---- groups ---------------------------------------------------------------------------------------------------------
 
 
-def encode_group(group: Group, room: Callable[[int], Any] = bytearray) -> tuple[Head, Any]:
-    """A group's head and its payload, written into what `room(size)` gives. Raises WireError if the group has no
-    samples, or one without tokens."""
+def encode_group(group: Group) -> tuple[Head, bytearray]:
+    """A group's head and its payload. Raises WireError if the group has no samples, or one without tokens."""
     samples = group.samples
     rows = [(s.prompt_length, s.response_length, FINISHES.index(s.finish), len(s.runs), s.reward) for s in samples]
     turns = [len(s.turn_rewards) for s in samples]
     head = make_head(group.id, rows, [run for s in samples for run in s.runs], group.digests, group.seconds, turns)
-    payload = room(head.size)
+    payload = bytearray(head.size)
     n_tokens = sum(len(sample.tokens) for sample in samples)
     tokens, logprobs, masks = _columns(payload, n_tokens, head.tokens)
     np.concatenate([sample.tokens for sample in samples], out=tokens)

@@ -145,15 +145,6 @@ class HandBack(Message):
     leaving: bool
 
 
-class Share(Message):
-    """Offers memory for payloads, after hello."""
-
-    by = ACTOR
-    pid: Count
-    fd: Count
-    token: Name
-
-
 class Relay(Message):
     """Offers to hand weights on to others, after hello; `key` is the public key ("": no keys)."""
 
@@ -290,19 +281,6 @@ class Lease(Message):
     large = True
     leases: Annotated[list[OneLease], Meta(max_length=MOST)]
     partials: Annotated[list[tuple[PartialHead, Ids]], Meta(max_length=MOST)]
-
-
-class Shared(Message):
-    """Answers `Share`."""
-
-    readable: bool
-
-
-class Released(Message):
-    """Blocks of the actor's shared memory that nobody needs any more."""
-
-    large = True
-    blocks: Ids
 
 
 class Pushed(Message):

@@ -43,7 +43,6 @@ RANGES = {
     "rewards.memory_limit": f"[{1 << 26}, inf)",
     "buffer.port": "[0, 65535]",
     "buffer.max_bytes": "[1, inf)",
-    "buffer.shared_bytes": "[0, inf)",
     "buffer.heartbeat_timeout": f"[2, {_SECONDS}]",
     "buffer.lease_timeout": f"[0, {_SECONDS}]",
     "weights.dense_above": "[0, 1]",

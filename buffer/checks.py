@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from areal_like.groups import Head, check_payload
 from areal_like.messages import PartialHead
 from areal_like.partials import check_partial, versions_of
-from areal_like.ring import DESCRIPTOR_BYTES, MappedRing
-from areal_like.wire import Frame, Payloads, WireError
+from areal_like.wire import Payloads, WireError
 from buffer.fleet import Actor
 from buffer.store import Entry
 
@@ -18,17 +17,6 @@ WORDS = ("engine", "engine_note")
 """What is text among an actor's stats (`buffer.fleet.Actor.engine`)."""
 MOST_REDRAWN, MOST_CHARACTERS = 8, 256
 """Of one sample, so many times; of a word among stats."""
-
-
-def read_payloads(heads: Sequence[Head], frames: Payloads, ring: MappedRing | None) -> list[Frame | None]:
-    """The frames of a push, or the memory that they name. None in place of a block that was pushed before and is free
-    again: a push that is repeated late. Raises WireError."""
-    if len(heads) != len(frames):
-        raise WireError(f"push: {len(frames)} payloads for {len(heads)} groups")
-    return [
-        ring.piece(bytes(frame), head.size) if ring and len(frame) == DESCRIPTOR_BYTES else frame
-        for head, frame in zip(heads, frames, strict=True)
-    ]
 
 
 def faults_of_push(
@@ -52,10 +40,9 @@ def faults_of_push(
             if entry and head.samples != entry.need and not entry.was_deferred:
                 raise WireError(f"group {head.id}: {head.samples} samples where {entry.need} were asked for")
             _check_digests(head.id, head.digests, entry, digests)
-            if payload is not None and len(payload) != head.size:
+            if len(payload) != head.size:
                 raise WireError(f"group {head.id}: its payload has {len(payload)} bytes where {head.size} belong")
-            if payload is not None:
-                check_payload(head, payload, vocab_size)
+            check_payload(head, payload, vocab_size)
         except WireError as error:
             faults[head.id] = error
     return faults

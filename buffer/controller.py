@@ -17,7 +17,6 @@ import time
 from areal_like import messages
 from areal_like.bus import BusError
 from areal_like.groups import pack_heads
-from areal_like.ring import frame_of
 from areal_like.wire import Frame
 from buffer.deadlines import Deadlines
 from buffer.handlers import Handlers
@@ -75,7 +74,6 @@ class Controller:
         self._serve(now)  # what it finds too old is revoked at once: the next turn may be long in coming
         self._report_when_finished()
         self.state.outbox.flush()  # last: what was decided is on its way to the disk, and what the disk has is said
-        self._release_blocks()
         self._watch(now)
 
     def _receive(self, timeout: float) -> None:
@@ -167,7 +165,7 @@ class Controller:
         frames, lost = [], []
         for entry in entries:
             try:
-                frames.append(frame_of(load(entry.payload)))
+                frames.append(load(entry.payload))
             except JournalError as error:
                 log.error("group %d will be rolled out again: %s", entry.id, error)
                 lost.append(entry.id)
@@ -191,11 +189,6 @@ class Controller:
                 if not hand_back:
                     actor.running.discard(group_id)
                 self.state.router.send(actor.peer, messages.Cancel([group_id], hand_back))
-
-    def _release_blocks(self) -> None:
-        for actor in self.state.fleet:
-            if actor.ring and actor.ring.freed:
-                self.state.router.send(actor.peer, messages.Released(actor.ring.take_freed()))
 
     def _report_when_finished(self) -> None:
         state = self.state

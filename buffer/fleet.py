@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from areal_like.ring import MappedRing
 from buffer.store import LEASED, Entry, Stage
 
 MOST_REFUSED = 3
@@ -27,8 +26,7 @@ OVER_PRESENT: dict[str, Callable[[list[float]], float]] = {"now": sum, "mean": f
 class Actor:
     """`peer` is its routing id, `pid` its process's id on its own host; `slots` the sequences that its engine decodes
     at once; `version` the weights it last applied (−1: none yet); `running` the ids of its groups; `leased` and `ended`
-    count sequences since it joined; `refused` groups of it in a row could not be accepted; `ring` is the memory that it
-    shares, if it does.
+    count sequences since it joined; `refused` groups of it in a row could not be accepted.
 
     `moved`: when each of its groups was leased or last made progress; `timed_out`: leases that it has lost for want of
     progress since it last finished something; until `benched_until` it gets no others (`buffer.deadlines`)."""
@@ -49,7 +47,6 @@ class Actor:
     benched_until: float = -math.inf
     benched_at: int = -1  # the version that it held then
     behind_since: float = math.inf  # since when there is a newer one, and it has not taken it
-    ring: MappedRing | None = None
 
     @property
     def engine(self) -> str:
@@ -98,7 +95,6 @@ class Fleet:
         self.by_peer: dict[bytes, Actor] = {}
         self._counted: dict[str, tuple[bytes, dict[str, Any]]] = {}  # by name: what its newest process said last
         self._before: Counter[str] = Counter()  # what processes had counted that others of their names have replaced
-        self._rings = 0
 
     def __iter__(self) -> Iterator[Actor]:
         return iter(self.by_name.values())
@@ -112,16 +108,9 @@ class Fleet:
         self.by_name[name] = self.by_peer[peer] = actor
         return actor
 
-    def next_ring(self) -> int:
-        """A number for a ring, never given before."""
-        self._rings += 1
-        return self._rings
-
     def leave(self, actor: Actor) -> None:
         self.by_name.pop(actor.name, None)
         self.by_peer.pop(actor.peer, None)
-        if actor.ring:
-            actor.ring.close()
 
     def at_work(self, now: float) -> list[Actor]:
         """Those that may get leases: none that had too many groups in a row refused, nor, while there are others, one

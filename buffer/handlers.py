@@ -9,7 +9,6 @@ from functools import singledispatchmethod
 from areal_like import messages
 from areal_like.groups import Head, unpack_heads
 from areal_like.messages import Message
-from areal_like.ring import MappedRing
 from areal_like.wire import ONLY_THE_LEARNER, SAY_HELLO, Frame, Payloads, Received, WireError
 from buffer.checks import (
     RolloutsFail,
@@ -18,7 +17,6 @@ from buffer.checks import (
     check_left_out,
     check_stats,
     faults_of_push,
-    read_payloads,
 )
 from buffer.events import LeaveOut
 from buffer.fleet import MOST_REFUSED, Actor
@@ -95,18 +93,6 @@ class Handlers:
                 self.state.tell(peer, actor.name)
 
     @_on.register
-    def _on_share(self, message: messages.Share, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
-        """An actor offers memory for its payloads: it is of use if it is on this host."""
-        if actor is None or actor.ring:
-            raise WireError("not an actor that has just said hello")
-        if self.state.router.endpoint.startswith("ipc://"):
-            try:
-                actor.ring = MappedRing(self.state.fleet.next_ring(), message.pid, message.fd, message.token)
-            except OSError as error:
-                log.info("%s: payloads come by the socket, its memory can't be read: %s", actor.name, error)
-        self.state.router.send(peer, messages.Shared(actor.ring is not None))
-
-    @_on.register
     def _on_relay(self, message: messages.Relay, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
         """An actor offers to hand weights on to others."""
         if actor is None:
@@ -134,15 +120,16 @@ class Handlers:
             raise WireError(f"only an actor pushes: {SAY_HELLO}")
         try:
             heads = unpack_heads(message.table)
-            payloads = read_payloads(heads, payloads, actor.ring)
+            if len(heads) != len(payloads):
+                raise WireError(f"push: {len(payloads)} payloads for {len(heads)} groups")
         except WireError as error:
             self._refuse_groups(actor, dict.fromkeys((group_id for group_id, _, _ in message.table.groups), error))
             raise
         state, now = self.state, time.monotonic()
         faults = faults_of_push(heads, payloads, state.store.entries, state.weights.digests, state.learner.vocab_size)
         foreign = [head.id for head in heads if not self.state.may_push(actor, head.id)]
-        here = [pair for pair in zip(heads, payloads, strict=True) if pair[1] is not None]
-        pushed = [(head, payload) for head, payload in here if head.id not in (*foreign, *faults)]
+        pairs = zip(heads, payloads, strict=True)
+        pushed = [(head, payload) for head, payload in pairs if head.id not in (*foreign, *faults)]
         try:
             taken = [self._take(head, payload, now, actor.name) for head, payload in pushed]
         except Exception as error:  # a filter of the user's, say; what the actor has sent is in order

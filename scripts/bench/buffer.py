@@ -38,7 +38,7 @@ RATIOS = {
     "tcp_over_ray_queue": (OURS, "ray queue", "10"),
     "tcp_over_mp_queue": (OURS, "mp queue", "2"),
     "tcp_over_mp_queue_bytes": (OURS, "mp queue, bytes", "-"),
-    "same_host_over_tcp": ("buffer ipc", OURS, "1.2"),
+    "ipc_over_tcp": ("buffer ipc", OURS, "-"),
     "memory_over_off": ("buffer tcp, journal=memory", OURS, "-"),
     "fsync_over_off": ("buffer tcp, journal=fsync", OURS, "0.6"),
 }

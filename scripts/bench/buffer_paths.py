@@ -34,7 +34,6 @@ from areal_like.client import LearnerClient
 from areal_like.groups import RUN, encode_group
 from areal_like.messages import Message
 from areal_like.process import REPOSITORY, prepare_memory
-from areal_like.ring import Ring
 from areal_like.types import Group, Sample
 
 GROUP_SIZE = 8
@@ -45,7 +44,6 @@ GROUPS_PER_BATCH = 64
 MAX_STALENESS = 2
 GROUPS_PER_PUSH = 16
 """At most so many groups that are ready together share a message (1.5 MB)."""
-SHARED_BYTES = 16 << 20
 VOCABULARY = 150_000
 WARMUP_SECONDS = 1.0
 
@@ -118,10 +116,7 @@ class LightActor:
         self.ready: deque[int] = deque()
         self.sent: dict[int, float] = {}
         self.delays: list[float] = []
-        self.ring = Ring(SHARED_BYTES) if endpoint.startswith("ipc://") else None
         self.dealer.send(messages.Hello("actor", name, os.getpid(), slots))
-        if self.ring:
-            self.dealer.send(messages.Share(os.getpid(), self.ring.fd, self.ring.token))
 
     def step(self) -> None:
         """Take what has come, then push what is ready in as few messages as may be."""
@@ -151,25 +146,6 @@ class LightActor:
         self.ready += ids
 
     @_on.register
-    def _on_shared(self, message: messages.Shared) -> None:
-        if self.ring:
-            self.ring.readable = message.readable
-
-    @_on.register
-    def _on_released(self, message: messages.Released) -> None:
-        if self.ring:
-            self.ring.release(message.blocks)
-
-    def _frame(self) -> Any:
-        """The payload, or where it was written: a real actor writes it only once, too."""
-        block = self.ring.take(len(self.payload)) if self.ring and self.ring.readable else None
-        if block is None:
-            return self.payload
-        descriptor, memory = block
-        memory[:] = self.payload
-        return descriptor
-
-    @_on.register
     def _on_pushed(self, message: messages.Pushed) -> None:
         now = time.perf_counter()
         self.delays += [now - self.sent.pop(group_id) for group_id in message.ids]
@@ -183,7 +159,7 @@ class LightActor:
         self.ended += len(ids) * GROUP_SIZE
         names, rows, runs = [(group_id, GROUP_SIZE, 1.0) for group_id in ids], self.head.rows, self.head.runs
         table = messages.Table(names, rows * len(ids), runs * len(ids), self.head.digests)
-        self.dealer.send(messages.Push(table), [self._frame() for _ in ids])
+        self.dealer.send(messages.Push(table), [self.payload] * len(ids))
         self.dealer.send(messages.Credit(self.ended))
 
 

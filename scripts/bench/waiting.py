@@ -207,7 +207,7 @@ def live(run: Path, groups: int, number: int) -> Life:
 def measure(gib: float, journal: str, folder: Path) -> list[Life]:
     groups = int(gib * GIB / make_group()[0].size / GROUPS_PER_BATCH) * GROUPS_PER_BATCH
     spec = [str(REPOSITORY / "configs/base.yaml"), "buffer.transport=ipc", f"buffer.journal={journal}"]
-    spec += [f"buffer.max_bytes={16 * GIB}", "buffer.shared_bytes=0", "actors.count=1", "eval.prompts=0"]
+    spec += [f"buffer.max_bytes={16 * GIB}", "actors.count=1", "eval.prompts=0"]
     spec += [f"groups_per_batch={GROUPS_PER_BATCH}", f"sizing.group_size={SAMPLES}"]
     spec.append(f"scheduler.max_staleness={groups // GROUPS_PER_BATCH - 1}")
     configs.save(configs.load(spec), folder / "config.yaml")

@@ -21,7 +21,6 @@ from areal_like.messages import (
     Message,
     Pushed,
     Refused,
-    Released,
     Status,
     Trained,
     Welcome,
@@ -245,7 +244,7 @@ def test_one_thread_receives_while_others_send(tmp_path) -> None:
         for _ in range(threads * each):
             peer, message = received(router)
             assert isinstance(message, Trained)
-            router.send(peer, Released([message.index]))
+            router.send(peer, Pushed([message.index]))
 
     def say(first: int) -> None:
         for index in range(first, first + each):
@@ -257,8 +256,8 @@ def test_one_thread_receives_while_others_send(tmp_path) -> None:
     answers: list[int] = []
     while len(answers) < threads * each:
         answer = dealer.receive(timeout=20)
-        assert answer is not None and isinstance(answer.message, Released)
-        answers += answer.message.blocks
+        assert answer is not None and isinstance(answer.message, Pushed)
+        answers += answer.message.ids
     for other in others:
         other.join(20)
     assert all(sorted(part) == part for k in range(threads) if (part := [a for a in answers if a // each == k]))

@@ -10,8 +10,7 @@ import pytest
 from areal_like.bus import BusError, Router
 from areal_like.client import ActorClient, LearnerClient
 from areal_like.groups import encode_group, pack_heads
-from areal_like.messages import Batch, Refused
-from areal_like.ring import Ring
+from areal_like.messages import Batch, Push, Refused, Table
 from areal_like.types import Batch as Taken
 from areal_like.types import Group, Sample
 from areal_like.wire import ONLY_THE_LEARNER, Received
@@ -46,31 +45,26 @@ def send_batch(router: Router, index: int) -> None:
     router.send(PEERS[-1], Batch(index, index, 0, ["actor-0"], pack_heads([head]), {}), [payload])
 
 
-def test_a_group_that_is_pushed_twice_hides_no_other() -> None:
-    """The buffer takes blocks of an actor's memory in order, and an older one for a repetition."""
-
+def test_a_group_that_is_pushed_twice_is_sent_once() -> None:
     async def scenario() -> list[int]:
         client = ActorClient.__new__(ActorClient)
         client._ready, client._unacknowledged = [], {}
-        client._ring = Ring(1 << 16)
-        client._ring.readable = True
         client.dealer = dealer = Dealer()  # type: ignore[assignment]
         for each in (7, 8, 7, 9):
             client.push(Group(each, [sample([(0, 2)])], {0: "d"}))
         await asyncio.sleep(0)
-        (frames,) = dealer.sent
-        client._ring.close()
-        return [int.from_bytes(bytes(frame)[:8], "little") for frame in frames]
+        ((table, payloads),) = dealer.sent
+        assert len(payloads) == len(table.groups)
+        return [group_id for group_id, _, _ in table.groups]
 
     class Dealer:
         def __init__(self) -> None:
-            self.sent: list[list[bytes]] = []
+            self.sent: list[tuple[Table, list[bytes]]] = []
 
-        def send(self, message: object, frames: list[bytes]) -> None:
-            self.sent.append(frames)
+        def send(self, message: Push, frames: list[bytes]) -> None:
+            self.sent.append((message.table, frames))
 
-    blocks = asyncio.run(scenario())
-    assert len(blocks) == 3 and blocks == sorted(set(blocks))
+    assert asyncio.run(scenario()) == [7, 8, 9]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import io
 import math
-import os
 from dataclasses import fields
 
 import numpy as np
@@ -11,7 +10,6 @@ from rich.console import Console
 
 from areal_like.bus import BusError
 from areal_like.groups import encode_group
-from areal_like.ring import DESCRIPTOR_BYTES, Ring
 from areal_like.types import Group, Sample
 from buffer.events import LeaveOut
 from buffer.filters import zero_variance
@@ -22,7 +20,7 @@ from buffer.sizing import Fixed
 from buffer.status import levels, status
 from buffer.store import LEASED, Stage
 from scripts.status import render
-from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group, table
+from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, table
 from tests.buffer.rounds import SIZE, SIZINGS, head_of
 
 
@@ -172,59 +170,6 @@ def test_staleness_is_split_into_flight_and_queue() -> None:
     info = [body["info"] for _, kind, body in house.router.sent if kind == "batch"]
     split = [(each["staleness/in_flight_mean"], each["staleness/in_queue_mean"]) for each in info]
     assert split == [(0, 0), (1, 0), (1, 1)]
-
-
-def shared(house: House, endpoint: str = "ipc:///tmp/x") -> Ring:
-    """What an actor's ring comes to in the buffer."""
-    house.state.router.endpoint = endpoint
-    ring = Ring(1 << 16)
-    house.say("actor-0", "share", {"pid": os.getpid(), "fd": ring.fd, "token": ring.token})
-    return ring
-
-
-def push_shared(house: House, ring: Ring, group_id: int) -> bytes:
-    head, payload = group(group_id, 0)
-    descriptor, memory = ring.take(len(payload))
-    memory[:] = payload
-    house.say("actor-0", "push", table(head), descriptor)
-    return descriptor
-
-
-def test_a_payload_in_shared_memory_is_served_by_its_place_and_its_block_released_once_trained() -> None:
-    house = House(asynchronous(max_staleness=0), actors=1)
-    house.start()
-    ring = shared(house)
-    assert ("actor-0", "shared", {"readable": True}) in house.router.sent
-    for group_id in range(4):
-        push_shared(house, ring, group_id)
-    house.say("learner", "want", {"index": 0, "version": 0})
-    assert house.batches() == [[0, 1, 2, 3]]
-    assert [bytes(entry.payload) for entry in house.state.store.of(Stage.SERVED)] == [bytes(group(0, 0)[1])] * 4
-    assert all(len(frame) == DESCRIPTOR_BYTES for frame in house.state.shares.served[0].payloads)
-    assert not [kind for _, kind, _ in house.router.sent if kind == "released"]
-    house.say("learner", "trained", {"index": 0})
-    who, kind, body = house.router.sent[-1]
-    assert (who, kind, sorted(body["blocks"])) == ("actor-0", "released", [1, 2, 3, 4])
-
-
-def test_a_shared_push_that_comes_again_late_is_acknowledged_and_not_read() -> None:
-    house = House(asynchronous(max_staleness=0), actors=1)
-    house.start()
-    descriptor = push_shared(house, shared(house), 0)
-    house.state.replay.requeue(0)
-    house.say("actor-0", "heartbeat", SIGN_OF_LIFE)
-    house.say("actor-0", "push", table(group(0, 0)[0]), descriptor)
-    assert house.router.sent[-1] == ("actor-0", "pushed", {"ids": [0]})
-    assert house.state.store.entries[0].head is None, "the memory may be another group's by now"
-
-
-def test_memory_of_another_host_is_not_looked_for() -> None:
-    house = House(asynchronous(), actors=1)
-    house.start()
-    ring = shared(house, "tcp://127.0.0.1:1")
-    assert house.router.sent[-1] == ("actor-0", "shared", {"readable": False})
-    push_shared(house, ring, 0)
-    assert house.state.gauges.refused == {"form": 1}, "16 bytes are no payload"
 
 
 def test_samples_that_were_cut_are_seen_by_who_sizes_groups_and_written_down() -> None:
