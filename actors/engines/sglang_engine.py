@@ -65,12 +65,10 @@ class SglangEngine:
     is for the servers' logs and the model's config.
 
     `url`: join the server that runs there; it must have been started with our loader (`docs/gpu.md`), and belongs to
-    this actor alone. "": start `replicas` servers, each over `tp_size` devices. `max_tp_size`: as memory for keys and
-    values runs out, or suffices, servers are exchanged at a weight update for half as many over twice as many devices
-    each, up to this, or back (`sglang_fleet`, `parallelism`); null: never. `server`: more of their arguments, as
-    `{mem-fraction-static: 0.8}`. `slots`: most sequences at once, over all servers; more wait, and while memory runs
-    out fewer run (`concurrency`: looked at once a second; SGLang's own admission goes on below that). `dtype` of them;
-    null: float32 on the CPU, else bfloat16.
+    this actor alone. "": start `replicas` servers, each over `tp_size` devices (tensor parallelism).
+    `server`: more of their arguments, as `{mem-fraction-static: 0.8}`. `slots`: most sequences at once, over all
+    servers; more wait, and while memory runs out fewer run (`concurrency`: looked at once a second; SGLang's own
+    admission goes on below that). `dtype` of them; null: float32 on the CPU, else bfloat16.
     `pause_mode`: at an update running sequences stay as they are (in_place), are computed anew under the new weights
     (retract), or are broken off and sent again (abort). `kv_policy`: "flush": what is kept of prompts is never used
     under newer weights; "keep": it is. (Of a sequence that is running, in_place keeps it in any case.)
@@ -91,7 +89,6 @@ class SglangEngine:
         "whole_updates": "sum:servers/whole_updates",
         "unchecked_updates": "sum:servers/unchecked_updates",
         "resampled": "sum:servers/resampled",
-        "replans": "sum:servers/replans",
         "preemptions": "sum:servers/preemptions",
     }
 
@@ -103,7 +100,6 @@ class SglangEngine:
         url: str = "",
         replicas: Annotated[int, "[1, inf)"] = 1,
         tp_size: Annotated[int, "[1, inf)"] = 1,
-        max_tp_size: Annotated[int, "[1, inf)"] | None = None,
         slots: Annotated[int, "[1, inf)"] = 64,
         device: Literal["cuda", "cpu"] = "cuda",
         dtype: str | None = None,
@@ -116,8 +112,6 @@ class SglangEngine:
     ):
         if min(replicas, tp_size, slots) < 1 or (url and replicas > 1):
             raise ValueError("replicas, tp_size and slots must be at least 1; a server that is joined (url) is one")
-        if url and max_tp_size is not None:
-            raise ValueError("engine.max_tp_size: a server that is joined (url) stays as it was started")
         sglang_flags.refuse_model(model)
         self.slots, self.digest = slots, ""
         self._vocab_size, self._positions = model.config.vocab_size, model.config.max_position_embeddings
@@ -125,18 +119,17 @@ class SglangEngine:
         self._held, self._held_digest = _copied(state_of(model)), ""
         timing: dict[str, Any] = {"start_timeout": start_timeout, "max_restarts": max_restarts}
         if url:
-            self._fleet = Fleet([Server("SGLang", url=url, patience=frozen_after)], {1: [None]}, **timing)
+            self._fleet = Fleet([Server("SGLang", url=url, patience=frozen_after)], **timing)
         else:
             folder.mkdir(parents=True, exist_ok=True)
             wanted = sglang_flags.Wanted(device, dtype, tp_size, slots, dict(server or {}))
-            layouts = sglang_flags.layouts(model, folder, wanted, replicas, max_tp_size)
-            self._fleet = Fleet.started_in(folder, replicas, *layouts, patience=frozen_after, **timing)
+            commands, environment = sglang_flags.commands(model, folder, wanted, replicas)
+            self._fleet = Fleet.started_in(folder, commands, environment, patience=frozen_after, **timing)
         self._servers = self._fleet.servers
         self._labels = f"areal-{uuid.uuid4().hex[:12]}"  # another engine that has joined the same server gives others
         self._label, self._version = f"{self._labels}-0", 0
         self._versions = {self._label: 0}
         self._updating = asyncio.Lock()
-        self._answered = 0  # since the last update
         self._places = AdaptiveSemaphore(slots)
         self._calls: set[_Call] = set()
         self._errands: set[asyncio.Task] = set()
@@ -198,7 +191,6 @@ class SglangEngine:
             while True:
                 done = concatenated(call.replies)
                 if finish := _finish_of(done[0], limits, call.aborted):
-                    self._answered += 1
                     return Completion(*done, finish)
                 if fruitless >= _TRIES:
                     raise RuntimeError(f"{fruitless} answers in a row without a token to {len(tokens)} prompt tokens")
@@ -296,9 +288,7 @@ class SglangEngine:
             self._held, self._held_digest = _copied(update.state), update.digest
             self._label = f"{self._labels}-{len(self._versions)}"
             self._versions[self._label] = update.version
-            requests, self._answered = self._answered + sum(server.load for server in self._servers), 0
-            await self._fleet.plan(requests)
-            ready = [server for server in self._servers if server.ready.is_set()]  # none, if they are exchanged
+            ready = [server for server in self._servers if server.ready.is_set()]
             await asyncio.gather(*(self._give(server, patch, base) for server in ready))
             self._version, self.digest = update.version, update.digest
             self._totals["updates"] += 1
@@ -367,13 +357,13 @@ class SglangEngine:
 
     def stats(self) -> dict[str, float]:
         """Running totals, and `running`, `waiting` as of now. As of the embedded engine, and: `restarts` of servers;
-        `tp_size` of each now, `replans`: changes of it; `preemptions` for want of memory; `limit`: how many requests
+        `tp_size` of each; `preemptions` for want of memory; `limit`: how many requests
         may be at the servers now; `patch_bytes` sent to them; `whole_updates`: with all weights; `unchecked_updates`:
         whose digest the server could not compare; `resampled`: requests sampled anew since their version or their
         prefix was in doubt."""
         self._note_busy()
         running = sum(server.load for server in self._servers)
-        fleet = {name: float(getattr(self._fleet, name)) for name in ("restarts", "tp_size", "replans", "preemptions")}
+        fleet = {name: float(getattr(self._fleet, name)) for name in ("restarts", "tp_size", "preemptions")}
         fleet["limit"] = float(self._places.limit)
         return {**self._totals, **fleet, "running": float(running), "waiting": float(len(self._calls) - running)}
 

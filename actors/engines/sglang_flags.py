@@ -103,44 +103,13 @@ def command(model: PreTrainedModel, folder: Path, wanted: Wanted) -> tuple[list[
     return _as_arguments(flags), environment
 
 
-def layouts(
-    model: PreTrainedModel, folder: Path, wanted: Wanted, replicas: int, most: int | None
-) -> tuple[dict[int, list[list[str] | None]], dict[str, str]]:
-    """TP → arguments of each server, and the environment of all. The devices are always those of `replicas` servers of
-    `wanted.tp_size` each; `wanted.slots` are over all servers. Raises ValueError unless TP can go up to `most`."""
-    found: dict[int, list[list[str] | None]] = {}
-    tp_size, devices = wanted.tp_size, replicas * wanted.tp_size
-    if most is not None:
-        _refuse_plan(model, wanted, replicas, most)
-    while tp_size <= (most or wanted.tp_size):
-        count = devices // tp_size
-        one = replace(wanted, tp_size=tp_size, slots=-(-wanted.slots // count))
-        told = [command(model, folder, replace(one, first_device=i * tp_size)) for i in range(count)]
-        found[tp_size] = [arguments for arguments, _ in told]
-        tp_size *= 2
-    return found, told[0][1]
-
-
-def _refuse_plan(model: PreTrainedModel, wanted: Wanted, replicas: int, most: int) -> None:
-    factor, rest = divmod(most, wanted.tp_size)
-    if factor < 1 or rest or factor & (factor - 1):
-        raise ValueError(f"engine.max_tp_size={most}: it must be tp_size={wanted.tp_size} times 1, 2, 4, 8, …")
-    if replicas % factor:
-        raise ValueError(
-            f"engine.max_tp_size={most}: replicas={replicas} servers of tp_size={wanted.tp_size} can't become servers "
-            f"over {most} devices each: replicas must be divisible by {factor}"
-        )
-    heads = getattr(model.config, "num_attention_heads", most)
-    if heads % most:
-        raise ValueError(
-            f"engine.max_tp_size={most}: the model's {heads} attention heads can't be parted into that many"
-        )
-    more = {str(key).replace("_", "-"): value for key, value in wanted.more.items()}
-    if "base-gpu-id" in more or more.get("enable-metrics", True) is not True:
-        raise ValueError(
-            "engine.max_tp_size: it places servers itself, and needs what they count: leave base-gpu-id and "
-            "enable-metrics out of engine.server"
-        )
+def commands(
+    model: PreTrainedModel, folder: Path, wanted: Wanted, replicas: int
+) -> tuple[list[list[str]], dict[str, str]]:
+    """Arguments of each of `replicas` servers, and the environment of all. `wanted.slots` are over all servers."""
+    one = replace(wanted, slots=-(-wanted.slots // replicas))
+    told = [command(model, folder, replace(one, first_device=i * wanted.tp_size)) for i in range(replicas)]
+    return [arguments for arguments, _ in told], told[0][1]
 
 
 def _source(model: PreTrainedModel, folder: Path) -> dict[str, Any]:

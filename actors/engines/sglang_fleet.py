@@ -1,13 +1,4 @@
-"""The SGLang servers of one engine: started, watched, started again when they die; and, if wanted, exchanged for others
-over the same devices, each spread over twice as many of them or half as many (tensor parallelism, TP).
-
-    plan()  once per weight update, before it: TP stays, or
-            servers take no more requests → what is under way is broken off, its tokens come back → `watch` is told
-    watch() keepers of the old servers end, and all servers → those of the new TP are started, get weights, get requests
-
-`Server` objects stay: with a larger TP the last of them have no process. A change is no failure; it does not count
-towards `max_restarts`. Nothing is sampled between `plan` and the new servers, so their labels are the newer weights'.
-"""
+"""The SGLang servers of one engine: started, watched, and started again when they die."""
 
 from __future__ import annotations
 
@@ -16,18 +7,13 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from actors.engines import sglang_flags
-from actors.engines.parallelism import Parallelism
 from actors.engines.sglang_server import Server, ServerGone, ServerRefused
 
 log = logging.getLogger(__name__)
-_BREAK_OFF_SECONDS = 30.0
-"""Seconds after which a server is ended all the same: its open requests are sampled again."""
-_ABORT_SECONDS = 0.1
 NOTE_CHARACTERS = 200
 _COUNT_SECONDS = 10.0
 _RETRACTED = "sglang:num_retracted_requests_total"
@@ -36,50 +22,42 @@ a weight update, too, and nothing tells which is which.)"""
 
 
 class Fleet:
-    """`layouts`: TP → arguments of each of its servers (None: it is not ours). With several, TP is planned
-    (`parallelism.py`), from the least on. `counters`: a folder per server of ours for what it counts. `preemptions`: of
-    all servers, as far as they were counted."""
+    """`counters`: a folder per server of ours for what it counts. `preemptions`: of all servers, as far as they were
+    counted."""
 
     def __init__(
         self,
         servers: Sequence[Server],
-        layouts: dict[int, list[list[str] | None]],
         *,
         start_timeout: float,
         max_restarts: int,
         counters: Sequence[Path] = (),
     ):
         self.servers = servers
-        self.restarts = self.replans = self.preemptions = 0
-        self._layouts, self._planned = layouts, min(layouts)
-        self._planner = Parallelism(min(layouts), max(layouts)) if len(layouts) > 1 else None
+        self.restarts = self.preemptions = 0
         self._start_timeout, self._max_restarts = start_timeout, max_restarts
         self._counters, self._counted = dict(zip(servers, counters, strict=False)), Counter[Server]()
-        self._before_plan = 0
         self._failures, self._proven = Counter[Server](), set[Server]()
-        self._changed = asyncio.Event()
         self._notes: dict[Server, str] = {}
-        self._arrange()
 
     @classmethod
     def started_in(
         cls,
         folder: Path,
-        replicas: int,
-        layouts: dict[int, list[list[str] | None]],
+        commands: Sequence[list[str]],
         environment: dict[str, str],
         *,
         patience: float,
         **timing: Any,
     ) -> Fleet:
-        """Servers of ours, with logs and counters in `folder`."""
-        counters = [folder.resolve() / f"counters-{i}" for i in range(replicas)]
+        """Servers of ours, one with each of `commands` as its arguments; their logs and counters are in `folder`."""
+        counters = [folder.resolve() / f"counters-{i}" for i in range(len(commands))]
         servers = []
-        for i in range(replicas):
-            own = environment | {"PROMETHEUS_MULTIPROC_DIR": str(counters[i])}
+        for i, (arguments, counter) in enumerate(zip(commands, counters, strict=True)):
+            own = environment | {"PROMETHEUS_MULTIPROC_DIR": str(counter)}
             log = folder / f"server-{i}.log"
-            servers.append(Server(f"SGLang {i}", arguments=[], environment=own, log=log, patience=patience))
-        return cls(servers, layouts, counters=counters, **timing)
+            servers.append(Server(f"SGLang {i}", arguments=arguments, environment=own, log=log, patience=patience))
+        return cls(servers, counters=counters, **timing)
 
     @property
     def tp_size(self) -> int:
@@ -88,43 +66,28 @@ class Fleet:
     @property
     def condition(self) -> tuple[str, str]:
         """See `SglangEngine.condition`."""
-        out = [server for server in self._used if not server.ready.is_set()]
+        out = [server for server in self.servers if not server.ready.is_set()]
         names = {each: each.name.replace("SGLang", "SGLang server") for each in out}
-        if len(self._used) == 1:
+        if len(self.servers) == 1:
             names = dict.fromkeys(out, "SGLang server")
         begins = {each: "is starting" if each.is_ours else f"is waited for at {each.url}" for each in out}
         notes = "; ".join(f"its {names[each]} {self._notes.get(each, begins[each])}" for each in out)
-        if len(out) < len(self._used):
+        if len(out) < len(self.servers):
             return "serving", notes[:NOTE_CHARACTERS]
         return "restarting" if self._proven else "starting", notes[:NOTE_CHARACTERS]
-
-    def _arrange(self) -> None:
-        """End all servers, and choose those to start."""
-        for server in self.servers:
-            server.kill()
-            server.open.set()
-        self._used = self.servers[: len(self._layouts[self._planned])]
-        for server, arguments in zip(self._used, self._layouts[self._planned], strict=True):
-            server.arguments, server.ranks = arguments, self._planned
-        self._changed.clear()
 
     # ---- keeping ----------------------------------------------------------------------------------------------------
 
     async def watch(self, equip: Callable[[Server], Awaitable[None]]) -> None:
-        """Keep the servers running, for ever. `equip` gives weights to one, and lets it be used. Waits for a change of
-        plan, or a server that can't be kept: raises RuntimeError, or UserError where it could never be used."""
-        while True:
-            keepers = [asyncio.ensure_future(self._keep(server, equip)) for server in self._used]
-            tasks = [*keepers, asyncio.ensure_future(self._changed.wait())]
-            try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-            for task in done:
-                task.result()
-            self._arrange()
+        """Keep the servers running, for ever. `equip` gives weights to one, and lets it be used. Raises RuntimeError
+        for a server that can't be kept, or UserError where it could never be used."""
+        keepers = [asyncio.ensure_future(self._keep(server, equip)) for server in self.servers]
+        try:
+            await asyncio.gather(*keepers)
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
 
     async def _keep(self, server: Server, equip: Callable[[Server], Awaitable[None]]) -> None:
         while True:
@@ -159,34 +122,11 @@ class Fleet:
         log.info("%s is ready at %s", server.name, server.url)
         return ""
 
-    # ---- planning ---------------------------------------------------------------------------------------------------
-
-    async def plan(self, requests: int) -> bool:
-        """Once per weight update: `requests` were worked on since the last one. True if the servers are exchanged: then
-        none of them has a request any more, or gets one, and what is started gets weights from `equip`."""
-        ready = [server for server in self._used if server.ready.is_set()]
-        if self._planner is None or not ready:
-            return False
-        await self.count()
-        preemptions, self._before_plan = self.preemptions - self._before_plan, self.preemptions
-        tp_size = self._planner.step(requests, preemptions)
-        if tp_size == self._planned:
-            return False
-        log.info("TP %d → %d: %d preemptions, %d requests", self._planned, tp_size, preemptions, requests)
-        self._notes = dict.fromkeys(self.servers, f"is exchanged: TP {self._planned} → {tp_size}")
-        self._planned = tp_size
-        self.replans += 1
-        try:
-            for server in self.servers:
-                server.ready.clear()
-            await asyncio.gather(*(self._break_off(server) for server in ready))
-        finally:
-            self._changed.set()
-        return True
+    # ---- counting ---------------------------------------------------------------------------------------------------
 
     async def count(self) -> int:
         """Preemptions of all servers since the last call."""
-        ready = [server for server in self._used if server.ready.is_set()]
+        ready = [server for server in self.servers if server.ready.is_set()]
         found = sum(await asyncio.gather(*(self._count(server) for server in ready)))
         self.preemptions += found
         return found
@@ -199,15 +139,6 @@ class Fleet:
             return 0
         before, self._counted[server] = self._counted[server], total
         return max(0, total - before)
-
-    @staticmethod
-    async def _break_off(server: Server) -> None:
-        """Abort repeatedly: a request may still be on its way, and a pause with `abort` would hold it for ever."""
-        with suppress(ServerGone, ServerRefused, TimeoutError):
-            async with asyncio.timeout(_BREAK_OFF_SECONDS):
-                while server.load:
-                    await server.post("/abort_request", {"abort_all": True})
-                    await asyncio.sleep(_ABORT_SECONDS)
 
 
 def _in_short(problem: str) -> str:

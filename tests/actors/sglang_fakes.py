@@ -143,5 +143,5 @@ def update(engine: SglangEngine, version: int) -> Update:
     return Update(version, state.digest(), state)
 
 
-def planned(folder: Path, **knobs: Any) -> SglangEngine:
-    return SglangEngine(tiny(), folder, **{"replicas": 2, "max_tp_size": 2, "slots": 4, "device": "cuda", **knobs})
+def served(folder: Path, **knobs: Any) -> SglangEngine:
+    return SglangEngine(tiny(), folder, **{"replicas": 2, "slots": 4, "device": "cuda", **knobs})

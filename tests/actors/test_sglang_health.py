@@ -13,7 +13,7 @@ from actors.engines.sglang_health import Pulse
 from actors.engines.sglang_loader import APPLIED
 from actors.engines.sglang_server import Server, ServerGone
 from areal_like.types import Limits
-from tests.actors.sglang_fakes import PROMPT, Fakes, planned, until, update, watched
+from tests.actors.sglang_fakes import PROMPT, Fakes, served, until, update, watched
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
 
 def test_waiting_for_a_server_is_not_busy(fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the start, and while a server that has died is started again: told in words, and no time of work."""
-    engine = planned(tmp_path, replicas=1, max_tp_size=None)
+    engine = served(tmp_path, replicas=1)
     clock, let_start = 0.0, asyncio.Event()
     start = Server.start
 
@@ -162,7 +162,7 @@ def test_a_server_that_stands_still_is_exchanged_for_a_new_one(
 ) -> None:
     """First it is slow, and left alone. Then its scheduler stops in mid-sequence; or all of it, while it is idle."""
     monkeypatch.setenv("STAND_IN_STEP", "0.25")
-    engine = planned(tmp_path, replicas=1, max_tp_size=None, frozen_after=2.0)
+    engine = served(tmp_path, replicas=1, frozen_after=2.0)
 
     async def scenario() -> None:
         (server,) = engine._servers
@@ -189,7 +189,7 @@ def test_an_update_that_hangs_blocks_nobody_for_ever(
 ) -> None:
     monkeypatch.setattr(sglang_weights, "SLOWEST_BYTES_PER_SECOND", float("inf"))
     monkeypatch.setenv("STAND_IN_HANG", "/end_weight_update")
-    engine = planned(tmp_path, replicas=1, max_tp_size=None, frozen_after=2.0)
+    engine = served(tmp_path, replicas=1, frozen_after=2.0)
 
     async def scenario() -> None:
         (server,) = engine._servers
