@@ -50,6 +50,14 @@ def assert_served(router: Router, folder: Path, name: str = "friend") -> None:
     dealer.close()
 
 
+def assert_refused(dealer: Dealer, reason: str) -> None:
+    """It is told while it sends or while it waits, whichever comes first."""
+    with pytest.raises(BusError, match=reason):
+        dealer.send(Trained(1))
+        dealer.receive(SECONDS)
+    dealer.close()
+
+
 def without_keys(folder: Path, other: Path) -> str | None:
     return None
 
@@ -78,12 +86,9 @@ def test_a_stranger_is_refused_and_told_and_the_others_are_served(
     keys.make(tmp_path / "other")
     assert_served(router, folder)
     stranger = Dealer(router.endpoint, "stranger", "buffer", keys=prepare(folder, tmp_path / "other"))
-    stranger.send(Trained(1))
-    with pytest.raises(BusError, match=f"the buffer .*{reason}"):
-        stranger.receive(SECONDS)
+    assert_refused(stranger, f"the buffer .*{reason}")
     assert_served(router, folder, "other friend")
     assert router.receive(0.05) is None and router.refused == 0, "no word of the stranger has come in"
-    stranger.close()
 
 
 @pytest.mark.parametrize("kind", [Dealer, SharedDealer])
@@ -107,11 +112,8 @@ def test_who_speaks_only_after_the_refusal_is_told_as_well(
 def test_a_client_with_keys_does_not_talk_to_a_server_without(folder: Path) -> None:
     router = Router("tcp://127.0.0.1:0")
     dealer = Dealer(router.endpoint, "a", "buffer", keys=str(folder))
-    dealer.send(Trained(1))
-    with pytest.raises(BusError, match="runs without keys"):
-        dealer.receive(SECONDS)
+    assert_refused(dealer, "runs without keys")
     assert router.receive(0.05) is None
-    dealer.close()
     router.close()
 
 
@@ -135,9 +137,7 @@ def test_clients_come_and_go_without_a_restart(router: Router, folder: Path) -> 
     assert_served(router, machine)
     (folder / "clients" / "machine-2.key").unlink()
     dealer = Dealer(router.endpoint, "a", "buffer", keys=str(machine))
-    with pytest.raises(BusError, match="allow-list"):
-        dealer.receive(SECONDS)
-    dealer.close()
+    assert_refused(dealer, "allow-list")
     assert_served(router, folder)
 
 
@@ -146,9 +146,7 @@ def test_a_list_that_can_not_be_read_lets_nobody_in_and_the_next_who_is_on_it_ag
 ) -> None:
     (folder / "clients" / "broken.key").write_text("no key")
     dealer = Dealer(router.endpoint, "a", "buffer", keys=str(folder))
-    with pytest.raises(BusError, match="allow-list"):
-        dealer.receive(SECONDS)
-    dealer.close()
+    assert_refused(dealer, "allow-list")
     (folder / "clients" / "broken.key").unlink()
     assert_served(router, folder)
 
@@ -220,9 +218,7 @@ def test_a_role_that_is_none_lets_nobody_in(router: Router, folder: Path) -> Non
     listed = folder / "clients" / "actor.key"
     listed.write_text(listed.read_text().replace("role = actor", "role = god"))
     dealer = Dealer(router.endpoint, "a", "buffer", keys=str(folder), role="actor")
-    with pytest.raises(BusError, match="allow-list"):
-        dealer.receive(SECONDS)
-    dealer.close()
+    assert_refused(dealer, "allow-list")
     with pytest.raises(KeysError, match="'god' is no role: learner, actor, operator, observer"):
         keys.add_client(folder, "b", "god")
 
