@@ -14,7 +14,7 @@ from areal_like import messages
 from areal_like.weights.delta import ends_of
 from areal_like.weights.history import History
 from areal_like.weights.layout import Layout
-from areal_like.weights.replica import Replica, Way
+from areal_like.weights.replica import Replica, Route
 from areal_like.weights.server import WeightServer
 
 
@@ -40,18 +40,18 @@ class Relay:
         for history in self._histories:
             history.release(replica.state)
 
-    def add(self, replica: Replica, ways: Sequence[Way]) -> None:
+    def add(self, replica: Replica, routes: Sequence[Route]) -> None:
         """Serve the replica's new version, with the messages that led its parts there (none: only its bits)."""
         if self._layouts is not replica.layouts:
-            self._layouts, ways = replica.layouts, ()
+            self._layouts, routes = replica.layouts, ()
             knobs = {"keep": self._keep, "snapshot_every": self._snapshot_every}
             self._histories = [History(layout, **knobs) for layout in replica.layouts]
         for part, history in enumerate(self._histories):
-            way = ways[part] if ways else Way(replica.version, [])
-            if way.base_snapshot is not None:
+            route = routes[part] if routes else Route(replica.version, [])
+            if route.base_snapshot is not None:
                 history.add(*replica.held(part), replica.state, None)
                 continue
-            for delta in way.messages:
+            for delta in route.messages:
                 version, digest = ends_of(delta)
                 history.add(version, digest, replica.state if version == replica.version else None, delta)
 

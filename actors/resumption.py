@@ -18,7 +18,7 @@ import numpy as np
 
 from areal_like.interfaces import RewardFunction, RolloutEngine
 from areal_like.partials import digest_of
-from areal_like.types import Completion, Limits, Prompt, Runs, SoFar
+from areal_like.types import Completion, Limits, PartialSample, Prompt, Runs
 
 
 def merged(runs: Runs) -> Runs:
@@ -38,12 +38,11 @@ def limited(engine: Any) -> AbstractContextManager[None]:
 
 
 class Recorder:
-    """`engine` and `verifier` as one sample sees them; `so_far` is what has been answered, some of it by an earlier
-    lease. After `close` no more tokens are sampled. `tokens` and `answers` (of either) have come here: see
-    `actors.progress`."""
+    """`engine` and `verifier` as one sample sees them; `record` holds their answers, some from an earlier lease. After
+    `close` no more tokens are sampled. `tokens` and `answers` (of either) have come here: see `actors.progress`."""
 
-    def __init__(self, engine: RolloutEngine, verifier: RewardFunction, so_far: SoFar):
-        self.engine, self.verifier, self.so_far = engine, verifier, so_far
+    def __init__(self, engine: RolloutEngine, verifier: RewardFunction, record: PartialSample):
+        self.engine, self.verifier, self.record = engine, verifier, record
         self.tokens = self.answers = 0
         self._closed = False
         self._open = self._limited = 0
@@ -56,7 +55,7 @@ class Recorder:
     async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
         """As the engine's; ends with finish "abort" at once when closed."""
         key = (digest_of(tokens), limits.offset)
-        before = self.so_far.calls.get(key)
+        before = self.record.calls.get(key)
         if before and before.finish != "abort":
             return before
         if self._closed:
@@ -64,7 +63,7 @@ class Recorder:
         self._open += 1
         self._idle.clear()
         try:
-            self.so_far.calls[key] = done = await self._go_on(before, tokens, limits, request)
+            self.record.calls[key] = done = await self._go_on(before, tokens, limits, request)
             self.tokens, self.answers = self.tokens + len(done.tokens), self.answers + 1
         finally:
             self._open -= 1
@@ -88,11 +87,11 @@ class Recorder:
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         """As the verifier's; a response that was scored before is not scored again."""
         key = digest_of(tokens)
-        if key not in self.so_far.scores:
+        if key not in self.record.scores:
             with self.limited():
-                self.so_far.scores[key] = float(await self.verifier(prompt, tokens))
+                self.record.scores[key] = float(await self.verifier(prompt, tokens))
             self.answers += 1
-        return self.so_far.scores[key]
+        return self.record.scores[key]
 
     @contextmanager
     def limited(self) -> Iterator[None]:

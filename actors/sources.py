@@ -37,7 +37,7 @@ AVOID_SECONDS = 60.0
 """Seconds for which a relay that was left is not asked again."""
 
 Row = tuple[int, int, int, str]
-"""(base, version, bytes, checksum) of a leg (`areal_like.weights.history`)."""
+"""(base, version, bytes, checksum) of a hop (`areal_like.weights.history`)."""
 
 
 class Superseded(Exception):
@@ -93,8 +93,8 @@ class Sources:
     async def plan(
         self, part: int, version: int, held: int, digest: str, other_relays: Callable[[], bool]
     ) -> list[Row]:
-        """The legs that lead from what is held of a part to a version, or to the newest that the source has. Raises
-        Superseded where none do, or where there are `other_relays` to ask meanwhile; Unreachable; Desync."""
+        """Hops from the held version of a part to `version`, or to the newest that the source has. Raises Superseded if
+        there is no route, or if `other_relays` can be asked meanwhile; Unreachable; Desync."""
         dealer = self._dealer(part)
         question = messages.Sync(part, version, held, digest)
         dealer.send(question)
@@ -108,10 +108,10 @@ class Sources:
                     if self._silent(dealer, now - heard):
                         dealer.send(question)
                         heard = now
-                case messages.Plan(part=of, version=to, legs=legs) if (of, to) == (part, version):  # else left over
-                    if not legs:
+                case messages.Plan(part=of, version=to, hops=hops) if (of, to) == (part, version):  # else left over
+                    if not hops:
                         raise Superseded
-                    return legs
+                    return hops
                 case messages.Later(part=of, version=to, progress=so_far) if (of, to) == (part, version):
                     heard = now
                     if so_far != progress:
@@ -119,10 +119,10 @@ class Sources:
             if other_relays():
                 raise Superseded
             if self._is_relay() and now - moved > PATIENCE_SECONDS:
-                raise Unreachable(f"it waits for version {version} itself, and for {PATIENCE_SECONDS:.0f} s in vain")
+                raise Unreachable(f"it has waited {PATIENCE_SECONDS:.0f} s for version {version} itself")
 
     async def fetch(self, part: int, row: Row, put: Callable[[int, np.ndarray], None]) -> None:
-        """Hand a leg chunk by chunk to `put(offset, uint8)`, in any order. Raises Superseded, Unreachable, Desync."""
+        """Hand a hop chunk by chunk to `put(offset, uint8)`, in any order. Raises Superseded, Unreachable, Desync."""
         base, version, nbytes, _ = row
         dealer, offsets = self._dealer(part), iter(range(0, nbytes, CHUNK_BYTES))
         waiting: set[int] = set()

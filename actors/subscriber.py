@@ -1,6 +1,6 @@
 """Weights in: fetches announced versions while the engine generates, verifies them, and applies them in one go.
 
-    announcement ─► sync (held version, digest) ─► plan ─► legs, in chunks ─► checked ─► applied to the replica ─► load
+    announcement ─► sync (held version, digest) ─► plan ─► hops, in chunks ─► checked ─► applied to the replica ─► load
 
 Waits for an announcement (unblocked by the buffer) and then for the plan and chunks (unblocked by the publisher, or by
 a relay: `actors.sources`), for each part of the weights: there is one per rank of the learner. The replica
@@ -33,7 +33,7 @@ from areal_like.spans import Spans
 from areal_like.weights.delta import largest
 from areal_like.weights.history import HEADS
 from areal_like.weights.layout import Layout
-from areal_like.weights.replica import NOTHING, Desync, Replica, Way
+from areal_like.weights.replica import NOTHING, Desync, Replica, Route
 from areal_like.weights.state import BITS, State, TensorSpec
 from areal_like.weights.update import Update
 
@@ -164,19 +164,19 @@ class Subscriber:
         target = plans[0][-1][1]
         if target not in self.digests:
             raise Superseded
-        whole = any(base == NOTHING for legs in plans for base, *_ in legs)
+        whole = any(base == NOTHING for hops in plans for base, *_ in hops)
         if whole and self.replica.version != NOTHING:
-            self.full_syncs["no way from here"] += 1
-        ways = [await self._fetched(part, legs) for part, legs in enumerate(plans)]
+            self.full_syncs["no route from here"] += 1
+        routes = [await self._fetched(part, hops) for part, hops in enumerate(plans)]
         fetched = time.monotonic()
-        await self._take(ways, target)
+        await self._take(routes, target)
         self.totals["fetch_seconds"] += fetched - begin
         self.totals["replica_seconds"] += time.monotonic() - fetched
         self.totals["base_snapshots" if whole else "deltas"] += 1
         return target, self.digests[target]
 
     async def _plans(self, manifest: dict[str, Any]) -> list[list[Row]]:
-        """For each part the legs of its way, all to one version. Raises Desync, Superseded, Unreachable."""
+        """For each part the hops of its route, all to one version. Raises Desync, Superseded, Unreachable."""
 
         def other_relays() -> bool:
             return self._newest is not None and self._newest.get("relays") != manifest.get("relays")
@@ -185,20 +185,20 @@ class Subscriber:
             return await self.sources.plan(part, version, *self.replica.held(part), other_relays)
 
         plans = [await plan(part, manifest["version"]) for part in range(len(manifest["parts"]))]
-        newest = max(legs[-1][1] for legs in plans)
-        for part, legs in enumerate(plans):
-            if legs[-1][1] != newest:  # a source led us further with another part
+        newest = max(hops[-1][1] for hops in plans)
+        for part, hops in enumerate(plans):
+            if hops[-1][1] != newest:  # a source led us further with another part
                 plans[part] = await plan(part, newest)
-        if len({legs[-1][1] for legs in plans}) > 1:
+        if len({hops[-1][1] for hops in plans}) > 1:
             raise Superseded
         return plans
 
-    async def _fetched(self, part: int, legs: list[Row]) -> Way:
+    async def _fetched(self, part: int, hops: list[Row]) -> Route:
         """What brings a part forward; a base snapshot is written to its place at once."""
         replica, base_snapshot, messages = self.replica, None, list[memoryview]()
         layout = replica.layouts[part]
-        for leg in legs:
-            base, version, nbytes, checksum = leg
+        for hop in hops:
+            base, version, nbytes, checksum = hop
             if base == NOTHING:
                 base_snapshot = version
                 if self.relay:
@@ -206,27 +206,27 @@ class Subscriber:
                 replica.forget(part)
                 if nbytes != layout.nbytes:
                     raise Desync("wrong size", f"{nbytes} bytes are announced")
-                await self.sources.fetch(part, leg, partial(_put, layout, replica.state.buffer))
+                await self.sources.fetch(part, hop, partial(_put, layout, replica.state.buffer))
                 continue
             if not 0 <= nbytes <= largest(layout) + HEADS - sum(each.nbytes for each in messages):
                 raise Desync("wrong size", f"{nbytes} bytes are announced")
             message = np.empty(nbytes, np.uint8)
-            await self.sources.fetch(part, leg, partial(_put_plainly, message))
+            await self.sources.fetch(part, hop, partial(_put_plainly, message))
             if xxhash.xxh3_64_hexdigest(message.data) != checksum:
                 raise Desync("wrong checksum", f"of the delta from version {base}")
             messages.append(message.data)
-        return Way(base_snapshot, messages)
+        return Route(base_snapshot, messages)
 
-    async def _take(self, ways: list[Way], version: int) -> None:
+    async def _take(self, routes: list[Route], version: int) -> None:
         def work() -> None:
             if self.relay:
                 self.relay.begin(self.replica)
-            self.replica.take(ways, version, self.digests[version])
+            self.replica.take(routes, version, self.digests[version])
             taken = self.totals["base_snapshots"] + self.totals["deltas"] + 1
             if taken % self._sweep_every == 0 and not self.replica.sweep():
                 raise Desync("wrong sweep", "bits of the replica have changed by themselves")
             if self.relay:
-                self.relay.add(self.replica, ways)
+                self.relay.add(self.replica, routes)
 
         if self.replica.state.nbytes < THREAD_FROM:
             work()

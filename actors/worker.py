@@ -25,7 +25,7 @@ from areal_like.interfaces import RewardFunction, RolloutEngine, Task
 from areal_like.partials import encode_partial
 from areal_like.sampling import stream_key
 from areal_like.spans import Busy, Spans
-from areal_like.types import Carried, Group, Lease, Limits, Prompt, Sample, SoFar
+from areal_like.types import Carried, Group, Lease, Limits, PartialSample, Prompt, Sample
 
 log = logging.getLogger(__name__)
 _HELDOUT_STREAM = 1
@@ -142,16 +142,16 @@ class Worker:
             assert group.task is not None
             group.task.cancel()
         encoded = [
-            encode_partial(group.lease.group_id, self._so_far(group), group.carried.digests | self.digests)
+            encode_partial(group.lease.group_id, self._partial_samples(group), group.carried.digests | self.digests)
             for group in groups
         ]
         ids = [group.lease.group_id for group in groups]
         self.client.hand_back(ids, [each for each in encoded if each], leaving)
 
     @staticmethod
-    def _so_far(group: _Running) -> dict[int, SoFar]:
+    def _partial_samples(group: _Running) -> dict[int, PartialSample]:
         """What was sampled of each started sample, here or under an earlier lease."""
-        begun = {int(request.partition("/")[2]): each.so_far for request, each in group.recorders.items()}
+        begun = {int(request.partition("/")[2]): each.record for request, each in group.recorders.items()}
         return group.carried.samples | begun
 
     def hello_again(self) -> None:
@@ -264,7 +264,7 @@ class Worker:
         self.engine.abort(found)
         for recorder in found.values():
             await recorder.idle()
-        tokens = [sum(len(call.tokens) for call in each.so_far.calls.values()) for each in found.values()]
+        tokens = [sum(len(call.tokens) for call in each.record.calls.values()) for each in found.values()]
         group.cut = sorted(count for count in tokens if count)
 
     def _spawn_sample(self, group: _Running, prompt: Prompt, index: int) -> asyncio.Task:
@@ -278,27 +278,27 @@ class Worker:
     async def _run_sample(self, group: _Running, prompt: Prompt, index: int) -> Sample | None:
         """Roll out a sample. If its reward or agent crashes, draw another one in its place, with random numbers of its
         own. (A reward that overruns its time is no crash: it is 0.)"""
-        attempt, so_far = 0, group.carried.samples.get(index) or SoFar()
+        attempt, record = 0, group.carried.samples.get(index) or PartialSample()
         while True:
             try:
-                return await self._try_sample(group, prompt, index, attempt, so_far)
+                return await self._try_sample(group, prompt, index, attempt, record)
             except tuple(CRASHES) as error:
                 if attempt == RESAMPLES or group.handed_back:
                     raise
-                attempt, so_far = attempt + 1, SoFar()
+                attempt, record = attempt + 1, PartialSample()
                 self.resampled += isinstance(error, RewardError)
                 group.redrawn.append(f"{_reason(error)}: {error}"[:REASON_CHARACTERS])
                 log.warning("group %d: sample %d is drawn again: %s", group.lease.group_id, index, error)
 
     async def _try_sample(
-        self, group: _Running, prompt: Prompt, index: int, attempt: int, so_far: SoFar
+        self, group: _Running, prompt: Prompt, index: int, attempt: int, record: PartialSample
     ) -> Sample | None:
         group_id = group.lease.group_id
         key = stream_key(self.rollout.seed, group_id, index, *([attempt] if attempt else []))
         limits = self._limits(prompt, self.rollout.temperature, key)
         filler = prompt.filler[index % len(prompt.filler)] if prompt.filler else 0
         request = f"{group_id}/{index}"
-        recorder = group.recorders[request] = Recorder(self.engine, self.reward, so_far)
+        recorder = group.recorders[request] = Recorder(self.engine, self.reward, record)
         sample = await self.rollout.workflow(recorder, recorder.reward, prompt, limits, request, filler)
         if sample:
             _check_rewards(sample)
@@ -324,7 +324,7 @@ class Worker:
             prompt = self.task.prompt(lease.split, lease.row)
             key = stream_key(self.rollout.seed, _HELDOUT_STREAM, lease.row)
             limits = replace(self._limits(prompt, lease.temperature or 0.0, key), trained=False)
-            request, recorder = f"e{lease.group_id}", Recorder(self.engine, self.reward, SoFar())
+            request, recorder = f"e{lease.group_id}", Recorder(self.engine, self.reward, PartialSample())
             self._heldout[lease.group_id] = request, recorder
             sample = await self.rollout.heldout(recorder, recorder.reward, prompt, limits, request, 0)
             if sample:

@@ -375,7 +375,7 @@ class Sync(Message):
 
 
 class Fetch(Message):
-    """Asks for `size` bytes of a leg. Answered by `Chunk` or `Gone`."""
+    """Asks for `size` bytes of a hop. Answered by `Chunk` or `Gone`."""
 
     by = ACTOR
     part: Count
@@ -386,11 +386,11 @@ class Fetch(Message):
 
 
 class Plan(Message):
-    """The legs to fetch, one after the other: (base, version, bytes, checksum). None: there is no way."""
+    """The hops to fetch, one after the other: (base, version, bytes, checksum). None: there is no route."""
 
     part: Count
     version: Version
-    legs: Annotated[list[tuple[Held, Version, Count, str]], Meta(max_length=256)]
+    hops: Annotated[list[tuple[Held, Version, Count, str]], Meta(max_length=256)]
 
 
 class Later(Message):

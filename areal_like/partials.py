@@ -1,7 +1,7 @@
 """Partial groups: what an actor hands back of a group that it will not finish, and the next lease of it carries.
 
-A workflow depends only on the answers of the engine and the verifier, so the answers are all that is kept: each call's
-tokens, behaviour logprobs and runs (`areal_like.types.SoFar`). The next actor starts the workflow again: it answers
+A workflow depends only on the answers of the engine and the verifier, so only the answers are kept: each call's tokens,
+behaviour logprobs and runs (`areal_like.types.PartialSample`). The next actor starts the workflow again: it answers
 finished calls from the record, and continues the interrupted one at its next token, in the same stream of random
 numbers. Prompts, loss masks and filler follow from the workflow again, and need not travel.
 
@@ -19,7 +19,7 @@ import xxhash
 
 from areal_like.groups import FINISHES, RUN, check_sampled, covered_by, fits_float32, view
 from areal_like.messages import PartialHead
-from areal_like.types import Carried, Completion, SoFar
+from areal_like.types import Carried, Completion, PartialSample
 from areal_like.wire import Frame, WireError
 
 CALL = np.dtype([("given", "<u8"), ("offset", "<i8"), ("sample", "<i4"), ("finish", "<i2"), ("runs", "<i4")])
@@ -35,7 +35,7 @@ def digest_of(tokens: np.ndarray) -> int:
 
 
 def encode_partial(
-    group_id: int, samples: Mapping[int, SoFar], digests: Mapping[int, str]
+    group_id: int, samples: Mapping[int, PartialSample], digests: Mapping[int, str]
 ) -> tuple[PartialHead, bytes] | None:
     """A partial group's head and its payload, or None if no token was sampled. `digests` has at least the versions that
     made the tokens."""
@@ -59,13 +59,13 @@ def decode_partial(head: PartialHead, payload: Frame, usable: Collection[int]) -
     runs = np.frombuffer(head.runs, RUN).tolist()
     total = sum(n for _, n in runs)
     tokens, logprobs = np.frombuffer(payload, np.int32, total), np.frombuffer(payload, np.float32, total, 4 * total)
-    found: dict[int, SoFar] = {}
+    found: dict[int, PartialSample] = {}
     start = run = 0
     for given, offset, index, finish, n_runs in np.frombuffer(head.calls, CALL).tolist():
         mine = runs[run : run + n_runs]
         end, run = start + sum(n for _, n in mine), run + n_runs
         call = Completion(tokens[start:end], logprobs[start:end], mine, FINISHES[finish])
-        found.setdefault(index, SoFar()).calls[given, offset] = call
+        found.setdefault(index, PartialSample()).calls[given, offset] = call
         start = end
     for digest, score, index in np.frombuffer(head.scores, SCORE).tolist():
         found[index].scores[digest] = score

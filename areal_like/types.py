@@ -72,7 +72,7 @@ class Completion:
 
 
 @dataclass(slots=True)
-class SoFar:
+class PartialSample:
     """What is known of an interrupted sample, by request: enough for its workflow to continue. `calls` maps (digest of
     the tokens that the engine was given, `Limits.offset`) to what it had sampled, with finish "abort" if it had not
     ended; `scores` maps the digest of a response to its reward (see `areal_like.partials`)."""
@@ -86,7 +86,7 @@ class Carried:
     """What a lease carries of a group that an earlier lease left unfinished: samples by index, and the digests of the
     versions that made their tokens."""
 
-    samples: dict[int, SoFar] = field(default_factory=dict)
+    samples: dict[int, PartialSample] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
 
 

@@ -123,19 +123,19 @@ class Children:
             elif has_ended_well(role.name, code):
                 return True
             else:
-                raise RunFailed(self._obituary(role, process, code), may_resume(self.run, code))
+                raise RunFailed(self._death_report(role, process, code), may_resume(self.run, code))
         now = time.monotonic()
         for role in [role for due, role in self._due.values() if due <= now]:
             del self._due[role.name]
             self._start(role)
         return False
 
-    def _obituary(self, role: RoleSpec, process: Process, code: int) -> str:
-        return self._words.obituary(role.name, code, self._lives[role.name], process.remark)
+    def _death_report(self, role: RoleSpec, process: Process, code: int) -> str:
+        return self._words.death_report(role.name, code, self._lives[role.name], process.remark)
 
     def _actor_died(self, role: RoleSpec, process: Process, code: int) -> None:
         """Restart an actor, now or later, or leave it out. Raises RunFailed."""
-        name, words, error = self._name(role), self._obituary(role, process, code), self._words.error(role.name)
+        name, words, error = self._name(role), self._death_report(role, process, code), self._words.error(role.name)
         self._lives[role.name] += 1
         delay = None if code == EXIT_USER_ERROR else self._restarts.delay(role.name)
         pid = 0 if self._on_nodes else process.pid

@@ -119,7 +119,7 @@ class LastWords:
         """The error that a role reported in its last life; empty if it could not."""
         return _error(self._tail(name))
 
-    def obituary(self, name: str, code: int, restarts: int, remark: str) -> str:
+    def death_report(self, name: str, code: int, restarts: int, remark: str) -> str:
         """One line if the role reported its error; otherwise how it died, and the end of its log."""
         if not self._run.is_dir():
             return f"the run folder {self._run} is gone: was it removed? ({name} {in_words(code)})"

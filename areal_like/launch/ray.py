@@ -157,7 +157,7 @@ class RayLauncher:
         address = None if self.address == ray_cluster.LOCAL else ray_cluster.answering(self.address, check)
         where: dict[str, Any] = {"address": address}
         if address is None:
-            ray_cluster.keep_to_oneself()
+            ray_cluster.require_token()
             needed = _sum(place for _, places in self.groups(roles) for _, place in places)
             cpus, gpus = needed.pop("CPU"), needed.pop("GPU", 0.0)
             needed.pop("memory", None)  # it has what this machine has

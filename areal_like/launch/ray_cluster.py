@@ -79,9 +79,9 @@ def _lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def keep_to_oneself() -> None:
-    """A cluster that is started from now on lets in nobody without its token: Ray binds to all of a host's addresses,
-    and whoever reaches them could have it run anything. Has to come before Ray is imported."""
+def require_token() -> None:
+    """Make a new cluster refuse clients without its token: Ray binds to all of a host's addresses, and any client could
+    run any code. Call this before Ray is imported."""
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 

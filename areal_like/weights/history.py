@@ -1,11 +1,10 @@
-"""What a publisher or a relay can still hand out: the newest weights, the deltas that led there, and a base snapshot.
+"""What a publisher or a relay can serve: the newest weights, the deltas that led there, and a base snapshot.
 
-A subscriber says what it holds, and gets the fewest bytes that lead from there to the newest version: the chain of
-deltas since, or one merged from them; or a base snapshot (whole weights), with the deltas since that. A base snapshot
-is a copy of the newest weights, made when somebody needs one and the last is old: it does not change while it is
-fetched, and costs nothing where nobody joins late. Merging takes a while, and can be done in a thread of its own:
-neither the learner nor others who ask wait for it. Where weights come in parts there is a history of each. No sockets;
-safe for several threads."""
+A subscriber names the version that it holds, and gets the shortest route from there to the newest one: the chain of
+deltas, one delta merged from them, or a base snapshot (whole weights) and the deltas after it. A base snapshot is a
+copy of the newest weights, made on request when the last one is old. It does not change while it is fetched, and costs
+nothing where nobody joins late. Merging takes a while and can run in a thread of its own: neither the learner nor
+other subscribers wait for it. Each part of the weights has its own history. No sockets; safe for several threads."""
 
 from __future__ import annotations
 
@@ -27,9 +26,9 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
-    """A message that can be fetched, and leads from version `base` (NOTHING: a base snapshot, which has no checksum:
-    its digest is compared) to `version`."""
+class Hop:
+    """One message of a route: leads from version `base` to `version`. `base` NOTHING: a base snapshot, whose digest is
+    compared in place of a checksum."""
 
     base: int
     version: int
@@ -37,14 +36,14 @@ class Leg:
     checksum: str
 
     @staticmethod
-    def of(base: int, version: int, message: Message) -> Leg:
-        return Leg(base, version, len(message), xxhash.xxh3_64_hexdigest(message))
+    def of(base: int, version: int, message: Message) -> Hop:
+        return Hop(base, version, len(message), xxhash.xxh3_64_hexdigest(message))
 
     def row(self) -> tuple[int, int, int, str]:
         return self.base, self.version, self.nbytes, self.checksum
 
 
-MOST_LEGS = 32
+MOST_HOPS = 32
 """Most deltas in a plan: more are merged, whatever their size."""
 
 BESIDE_FROM = 4 << 20
@@ -64,25 +63,25 @@ class History:
         self._layout, self._keep, self._snapshot_every = layout, keep, snapshot_every
         self._lock = threading.Lock()
         self._states: dict[int, State] = {}  # the two newest versions, whole
-        self._chain: dict[int, tuple[Leg, Message]] = {}  # base → the delta to the next version, without gaps
-        self._merged: dict[tuple[int, int], tuple[Leg, bytes] | None] = {}  # None: in vain
-        self._unmerged: tuple[int, int] | None = None  # what the last plan would have liked to have
+        self._chain: dict[int, tuple[Hop, Message]] = {}  # base → the delta to the next version, without gaps
+        self._merged: dict[tuple[int, int], tuple[Hop, bytes] | None] = {}  # None: no gain, or failed
+        self._unmerged: tuple[int, int] | None = None  # the merged delta that the last plan lacked
         self._merging: threading.Thread | None = None
         self._digests: dict[int, str] = {}  # of the bases in the chain
-        self._base_snapshot: tuple[Leg, np.ndarray] | None = None
+        self._base_snapshot: tuple[Hop, np.ndarray] | None = None
         self.version, self.digest = NOTHING, ""
 
     def add(self, version: int, digest: str, state: State | None, message: Message | None) -> None:
         """`state` is the newest now, and must not change until it is released (None: nobody holds it whole); `message`
         leads there from the one before (None: none does)."""
-        leg = None if message is None else Leg.of(self.version, version, message)
+        hop = None if message is None else Hop.of(self.version, version, message)
         with self._lock:
-            if leg is None or message is None:
+            if hop is None or message is None:
                 self._merged.clear()
                 self._chain.clear()
                 self._digests.clear()
             else:
-                self._chain[self.version] = (leg, message)
+                self._chain[self.version] = (hop, message)
                 self._digests[self.version] = self.digest
             self._merged = {ends: kept for ends, kept in self._merged.items() if kept}
             self._states = {old: kept for old, kept in self._states.items() if old == self.version}
@@ -96,16 +95,16 @@ class History:
         with self._lock:
             self._states = {version: kept for version, kept in self._states.items() if kept is not state}
 
-    def plan(self, version: int, held: int, digest: str, *, wait: bool = True) -> list[Leg] | None:
+    def plan(self, version: int, held: int, digest: str, *, wait: bool = True) -> list[Hop] | None:
         """What to fetch, in this order, to get to `version` from the version `held`, if its bits have that digest;
         empty if it is unreachable; None if it is not available yet (the version is not published, or, without `wait`, a
         merge of large weights is running)."""
         while True:
             with self._lock:
                 self._unmerged = None
-                legs = self._planned(version, held, digest)
+                hops = self._planned(version, held, digest)
                 if self._unmerged is None:
-                    return legs
+                    return hops
                 work = (self._unmerged, self._deltas(*self._unmerged))
                 if not wait and self._layout.nbytes >= BESIDE_FROM:
                     if not self._merging or not self._merging.is_alive():
@@ -114,13 +113,13 @@ class History:
                     return None
             self._merge(*work)
 
-    def _planned(self, version: int, held: int, digest: str) -> list[Leg] | None:
+    def _planned(self, version: int, held: int, digest: str) -> list[Hop] | None:
         """The plan as things are, unless something is `_unmerged`."""
         if version > self.version:
             return None
-        way = self._way(held, version) if held < version and self._digests.get(held) == digest else []
-        if self._unmerged or (way and _size(way) <= self._layout.nbytes + HEADS):
-            return way
+        route = self._route(held, version) if held < version and self._digests.get(held) == digest else []
+        if self._unmerged or (route and _size(route) <= self._layout.nbytes + HEADS):
+            return route
         return self._from_base_snapshot(version) or ([] if self._states else None)
 
     def _merge(self, ends: tuple[int, int], chain: Sequence[Message]) -> None:
@@ -128,11 +127,11 @@ class History:
         try:
             message = merge(chain, self._layout)
             if len(message) <= self._layout.nbytes + HEADS:  # else whole weights are shorter
-                merged = (Leg.of(*ends, message), message)
+                merged = (Hop.of(*ends, message), message)
         except Exception:
             log.exception("deltas of the versions %d to %d could not be merged; they are sent as they are", *ends)
         with self._lock:
-            if self._deltas(*ends) == chain:  # no other line of versions has begun
+            if self._deltas(*ends) == chain:  # else another line of versions has begun
                 self._merged[ends] = merged
                 kept = {each: found[0].nbytes for each, found in self._merged.items() if found}
                 for old in list(kept)[:-1]:
@@ -140,7 +139,7 @@ class History:
                         del kept[old], self._merged[old]
 
     def payload(self, base: int, version: int) -> memoryview | None:
-        """The bytes of a leg, or nothing if they are gone."""
+        """The bytes of a hop, or nothing if they are gone."""
         with self._lock:
             if base == NOTHING:
                 same = self._base_snapshot is not None and self._base_snapshot[0].version == version
@@ -150,35 +149,35 @@ class History:
                     return memoryview(found[1])
             return None
 
-    def _way(self, base: int, version: int) -> list[Leg]:
-        """The chain between two versions, or the merged delta if that is shorter; nothing if there is none."""
-        legs = [leg for start, (leg, _) in self._chain.items() if base <= start < version]
-        if not legs or legs[0].base != base or legs[-1].version != version:
+    def _route(self, base: int, version: int) -> list[Hop]:
+        """The chain between two versions, or the merged delta if that is shorter; empty if there is no chain."""
+        hops = [hop for start, (hop, _) in self._chain.items() if base <= start < version]
+        if not hops or hops[0].base != base or hops[-1].version != version:
             return []
-        if len(legs) > 1 and (base, version) not in self._merged:
+        if len(hops) > 1 and (base, version) not in self._merged:
             self._unmerged = (base, version)
         merged = self._merged.get((base, version))
-        return [merged[0]] if merged and (merged[0].nbytes < _size(legs) or len(legs) > MOST_LEGS) else legs
+        return [merged[0]] if merged and (merged[0].nbytes < _size(hops) or len(hops) > MOST_HOPS) else hops
 
     def _deltas(self, base: int, version: int) -> list[Message]:
         return [message for start, (_, message) in self._chain.items() if base <= start < version]
 
-    def _from_base_snapshot(self, version: int) -> list[Leg]:
+    def _from_base_snapshot(self, version: int) -> list[Hop]:
         """By the base snapshot, if it is not too old; else by a new one, of the wanted version if possible."""
         if self._base_snapshot:
             start = self._base_snapshot[0].version
             fresh = version - start < self._snapshot_every
-            way = self._way(start, version) if fresh else []
-            fresh = fresh and _size(way) <= self._layout.nbytes // 2
-            if self._unmerged or (fresh and (way or start == version)):
-                return [self._base_snapshot[0], *way]
+            route = self._route(start, version) if fresh else []
+            fresh = fresh and _size(route) <= self._layout.nbytes // 2
+            if self._unmerged or (fresh and (route or start == version)):
+                return [self._base_snapshot[0], *route]
         for start in sorted(self._states, reverse=True):
-            way = self._way(start, version)
-            if way or start == version:
+            route = self._route(start, version)
+            if route or start == version:
                 copy = self._base_snapshot[1] if self._base_snapshot else np.empty(self._layout.nbytes, np.uint8)
                 self._layout.copy_out(self._states[start].buffer, copy)
-                self._base_snapshot = (Leg(NOTHING, start, copy.nbytes, ""), copy)
-                return [self._base_snapshot[0], *way]
+                self._base_snapshot = (Hop(NOTHING, start, copy.nbytes, ""), copy)
+                return [self._base_snapshot[0], *route]
         return []
 
     def _trim(self, nbytes: int) -> None:
@@ -186,7 +185,7 @@ class History:
         wanted = self._base_snapshot[0].version if self._base_snapshot else self.version
         if self.version - wanted >= self._snapshot_every:
             wanted = self.version
-        size = _size([leg for leg, _ in self._chain.values()])
+        size = _size([hop for hop, _ in self._chain.values()])
         for base in list(self._chain):
             kept = len(self._chain) <= self._keep or base >= wanted
             if kept and (size <= 2 * nbytes or len(self._chain) == 1):
@@ -195,5 +194,5 @@ class History:
             del self._digests[base]
 
 
-def _size(legs: list[Leg]) -> int:
-    return sum(leg.nbytes for leg in legs)
+def _size(hops: list[Hop]) -> int:
+    return sum(hop.nbytes for hop in hops)

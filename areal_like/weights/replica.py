@@ -2,11 +2,10 @@
 
     nothing held ──base snapshot──► version a ──delta──► version v ──delta──► ...      anything wrong ──► nothing held
 
-Weights come in parts, one of each of the learner's ranks, and parts come to a version together, each by a way of its
-own. All messages of an update are read and checked before the first is applied; a delta is applied only to the very
-bits that it was made from, its part's digest is compared after each, and that of the whole at the end. When something
-does not fit, `Desync` says what, and the replica holds nothing until it is given whole weights: there is no way on from
-doubtful bits. No I/O.
+Weights come in parts, one per learner rank. All parts reach a version together, each by its own route. The replica
+reads and checks all messages of an update before it applies the first. It applies a delta only to the bits that the
+delta was made from, compares its part's digest after each, and the digest of the whole at the end. On a mismatch it
+raises `Desync`, and holds nothing until it gets whole weights: it never continues from doubtful bits. No I/O.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class Desync(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """What has been fetched to bring a part forward: with `base_snapshot`, that version's bits of it have been written
-    to the state; then deltas."""
+class Route:
+    """The fetched data that brings one part forward: deltas, after `base_snapshot` if given (the version whose bits are
+    already in the state)."""
 
     base_snapshot: int | None
     messages: Sequence[Message]
@@ -106,16 +105,16 @@ class Replica:
         self._hold(version)
         return True
 
-    def take(self, ways: Sequence[Way], version: int, digest: str) -> None:
-        """Advance to a version with that digest, each part by its way. Raises Desync."""
+    def take(self, routes: Sequence[Route], version: int, digest: str) -> None:
+        """Advance to a version with that digest, each part by its route. Raises Desync."""
         try:
             deltas = [
-                [read(message, part.layout) for message in way.messages]
-                for part, way in zip(self._parts, ways, strict=True)
+                [read(message, part.layout) for message in route.messages]
+                for part, route in zip(self._parts, routes, strict=True)
             ]
-            for part, way, steps in zip(self._parts, ways, deltas, strict=True):
-                if way.base_snapshot is not None:
-                    part.begin(way.base_snapshot, self.state)
+            for part, route, steps in zip(self._parts, routes, deltas, strict=True):
+                if route.base_snapshot is not None:
+                    part.begin(route.base_snapshot, self.state)
                 self._advance(part, steps)
             self.digest = self._digest()
             if (self.version, self.digest) != (version, digest):

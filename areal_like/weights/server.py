@@ -1,11 +1,10 @@
-"""Serves histories of weights, in chunks, to whoever asks: each rank of the learner that of its part of the weights,
-and relays beside actors those of all parts.
+"""Serves histories of weights in chunks: each learner rank those of its part, a relay those of all parts.
 
-Who says `sync` says which version of which part it wants, which one it holds and the digest of that, and gets a plan:
-which legs (`areal_like.weights.history`) lead there; none if none do. They are fetched in chunks; what is no longer
-held is answered with `gone`, and the asker turns to the newest. A plan may lead to another version than was asked for,
-the newest here: one who is behind is brought forward by a relay that is not at the end itself. Where there is nothing
-new for the asker yet, the answer is `later`, with how far things have come, now and again until a plan can be made.
+A subscriber sends `sync`: the part and version that it wants, the version that it holds, and its digest. The answer is
+a plan: the hops (`areal_like.weights.history`) that lead there; empty if there is no route. The subscriber fetches them
+in chunks. The answer `gone` means that a hop is no longer held; the subscriber then asks for the newest version. A plan
+may lead to the newest version here instead of the wanted one: so a relay that lags still brings others forward. If
+there is nothing new yet, the answer is `later` with a count that grows, repeated until a plan can be made.
 """
 
 from __future__ import annotations
@@ -87,11 +86,11 @@ class WeightServer:
     def _plan(self, peer: bytes, asked: Sync) -> None:
         version, held, digest = asked.version, asked.held, asked.digest
         history = self._history(asked.part)
-        legs = history.plan(version, held, digest, wait=False) if history else None
-        if history and not legs and NOTHING < held < history.version:  # who has just joined knows of no other version
-            legs = history.plan(history.version, held, digest, wait=False) or legs
-        if legs is not None:
-            self._router.send(peer, Plan(asked.part, version, [leg.row() for leg in legs]))
+        hops = history.plan(version, held, digest, wait=False) if history else None
+        if history and not hops and NOTHING < held < history.version:  # a new joiner knows of no other version
+            hops = history.plan(history.version, held, digest, wait=False) or hops
+        if hops is not None:
+            self._router.send(peer, Plan(asked.part, version, [hop.row() for hop in hops]))
         elif len(self._waiting) < MOST_WAITING:
             self._waiting[peer] = asked
 

@@ -44,7 +44,7 @@ import torch
 
 from actors.relay import Relay
 from actors.subscriber import Subscriber
-from areal_like.weights.history import History, Leg
+from areal_like.weights.history import History, Hop
 from areal_like.weights.replica import NOTHING
 from areal_like.weights.server import WeightServer
 from areal_like.weights.state import State
@@ -86,11 +86,11 @@ async def _follow(pipe: Connection, number: int) -> None:
 
 async def _scatter(subscriber: Subscriber, manifest: dict[str, Any]) -> None:
     subscriber.sources.set(manifest)
-    (leg,) = await subscriber.sources.plan(0, manifest["version"], NOTHING, "", bool)
-    base, version, nbytes, checksum = leg
+    (hop,) = await subscriber.sources.plan(0, manifest["version"], NOTHING, "", bool)
+    base, version, nbytes, checksum = hop
     message = np.empty(nbytes, np.uint8)
-    await subscriber.sources.fetch(0, leg, lambda at, chunk: np.copyto(message[at : at + chunk.size], chunk))
-    if Leg.of(base, version, message.data).checksum != checksum:
+    await subscriber.sources.fetch(0, hop, lambda at, chunk: np.copyto(message[at : at + chunk.size], chunk))
+    if Hop.of(base, version, message.data).checksum != checksum:
         raise AssertionError("wrong checksum")
     count = nbytes // 6
     index, values = torch.from_numpy(message[: 4 * count].view(np.int32)), message[4 * count :].view(np.int16)
@@ -113,8 +113,8 @@ class Blob(History):
     def __init__(self, message: bytes):
         self._message = message
 
-    def plan(self, version: int, held: int, digest: str, *, wait: bool = True) -> list[Leg]:
-        return [Leg.of(0, version, self._message)]
+    def plan(self, version: int, held: int, digest: str, *, wait: bool = True) -> list[Hop]:
+        return [Hop.of(0, version, self._message)]
 
     def payload(self, base: int, version: int) -> memoryview:
         return memoryview(self._message)

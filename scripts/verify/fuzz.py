@@ -27,7 +27,7 @@ from areal_like import messages
 from areal_like.groups import decode_group, encode_group, pack_heads, unpack_heads
 from areal_like.messages import Batch, HandBack, Message, Part, PartialHead, Push, Table
 from areal_like.partials import check_partial, decode_partial, encode_partial, versions_of
-from areal_like.types import Carried, Completion, Group, Lease, Sample, SoFar
+from areal_like.types import Carried, Completion, Group, Lease, PartialSample, Sample
 from areal_like.wire import SCHEMA, WireError, decode, encode
 from scripts import output
 from scripts.arguments import command, new_file
@@ -128,7 +128,7 @@ def _partials() -> list[tuple[PartialHead, bytes]]:
             runs = [(chance.randrange(4), chance.randint(1, 5)) for _ in range(2)]
             n = sum(count for _, count in runs)
             call = Completion(np.arange(n, dtype=np.int32), np.zeros(n, np.float32), runs, "abort")
-            samples[index] = SoFar({(chance.randrange(1 << 60), 0): call}, {chance.randrange(1 << 60): 0.5})
+            samples[index] = PartialSample({(chance.randrange(1 << 60), 0): call}, {chance.randrange(1 << 60): 0.5})
         found = encode_partial(chance.randrange(1 << 40), samples, {version: "digest" for version in range(4)})
         made += [found] if found else []
     return made

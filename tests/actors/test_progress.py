@@ -13,7 +13,7 @@ from actors.resumption import Recorder, limited
 from actors.worker import Rollout, Worker
 from actors.workflows import single_turn
 from areal_like.messages import Heartbeat
-from areal_like.types import Completion, Lease, Limits, Prompt, SoFar
+from areal_like.types import Completion, Lease, Limits, PartialSample, Prompt
 from areal_like.wire import MAX_HEADER_BYTES, encode
 from tests.actors.test_worker import Client
 
@@ -163,7 +163,7 @@ def test_an_agent_at_work_is_limited_and_one_that_waits_for_a_hung_engine_is_not
 
     async def scenario() -> None:
         engine = Engine()
-        recorder, hold = Recorder(engine, None, SoFar()), asyncio.Event()
+        recorder, hold = Recorder(engine, None, PartialSample()), asyncio.Event()
 
         async def earned(*_: object) -> None:
             await hold.wait()
@@ -214,7 +214,7 @@ def test_held_out_prompts_are_told_of_by_themselves() -> None:
 
 def test_a_heartbeat_stays_small_and_leaves_nobody_out_for_long() -> None:
     engine = Blind()
-    recorder = Recorder(engine, None, SoFar())
+    recorder = Recorder(engine, None, PartialSample())
     recorder._open = 1
     leases = {100_000 + i: [("x", recorder)] for i in range(3 * MOST_REPORTED)}
     progress = Progress(engine)

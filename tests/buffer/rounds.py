@@ -13,7 +13,7 @@ import pytest
 
 from areal_like.groups import encode_group
 from areal_like.partials import encode_partial
-from areal_like.types import Completion, Group, Sample, SoFar
+from areal_like.types import Completion, Group, PartialSample, Sample
 from buffer import filters
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed, Lengths, Sagc, Sizing
@@ -229,8 +229,8 @@ class Run:
             self.late.append((name, group_id, need, version))
             tokens = np.zeros(3, np.int32), np.zeros(3, np.float32), [(version, 3)]
             samples = {index: Completion(*tokens, "stop" if index else "abort") for index in range(min(2, launch))}
-            so_far = {index: SoFar({(1, 0): call}) for index, call in samples.items()}
-            left.append(encode_partial(group_id, so_far, {version: f"d{version}"}))
+            partials = {index: PartialSample({(1, 0): call}) for index, call in samples.items()}
+            left.append(encode_partial(group_id, partials, {version: f"d{version}"}))
         body = {"ids": ids, "partials": [meta for meta, _ in left], "leaving": False}
         self.house.say(name, "hand_back", body, *(payload for _, payload in left))
         self.listen()

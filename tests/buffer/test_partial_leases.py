@@ -8,7 +8,7 @@ import pytest
 from areal_like.groups import RUN
 from areal_like.messages import PartialHead
 from areal_like.partials import CALL, encode_partial
-from areal_like.types import Completion, SoFar
+from areal_like.types import Completion, PartialSample
 from buffer.policies import fifo
 from buffer.staleness import Holder, place, rescue
 from buffer.store import LEASED, Stage
@@ -22,7 +22,7 @@ def left_of(group_id: int, *versions: int) -> Left:
     calls = [
         Completion(np.zeros(3, np.int32), np.zeros(3, np.float32), [(version, 3)], "abort") for version in versions
     ]
-    samples = {index: SoFar({(1, 0): call}) for index, call in enumerate(calls)}
+    samples = {index: PartialSample({(1, 0): call}) for index, call in enumerate(calls)}
     encoded = encode_partial(group_id, samples, {version: f"d{version}" for version in versions})
     assert encoded
     return encoded

@@ -5,7 +5,7 @@ import pytest
 
 from areal_like.groups import make_head
 from areal_like.partials import encode_partial
-from areal_like.types import Completion, SoFar
+from areal_like.types import Completion, PartialSample
 from buffer.events import Begin, Finish
 from buffer.journal import JournalError
 from buffer.partials import PartialGroup
@@ -79,7 +79,7 @@ def made_by(group_id: int, *versions: int) -> PartialGroup:
     """An unfinished sample, one token of each version."""
     runs = [(version, 1) for version in versions]
     call = Completion(np.zeros(len(runs), np.int32), np.zeros(len(runs), np.float32), runs, "abort")
-    encoded = encode_partial(group_id, {0: SoFar({(1, 0): call})}, dict.fromkeys(versions, "digest"))
+    encoded = encode_partial(group_id, {0: PartialSample({(1, 0): call})}, dict.fromkeys(versions, "digest"))
     assert encoded
     return PartialGroup(*encoded)
 

@@ -7,7 +7,7 @@ import pytest
 
 from areal_like.groups import Head, encode_group
 from areal_like.partials import encode_partial
-from areal_like.types import Completion, Group, Sample, SoFar
+from areal_like.types import Completion, Group, PartialSample, Sample
 from buffer.checks import RolloutsFail
 from buffer.store import Stage
 from tests.buffer.house import B, House, asynchronous, group, table
@@ -137,6 +137,6 @@ def test_a_partial_group_that_nobody_could_go_on_from_is_not_kept() -> None:
     house.say("learner", "model", {"vocab_size": 13})
     lease = house.leases("actor-0")[0]
     call = Completion(np.array([1, 13], np.int32), np.zeros(2, np.float32), [(0, 2)], "abort")
-    meta, payload = encode_partial(lease, {0: SoFar({(1, 0): call})}, {0: "d0"})
+    meta, payload = encode_partial(lease, {0: PartialSample({(1, 0): call})}, {0: "d0"})
     house.say("actor-0", "hand_back", {"ids": [lease], "partials": [meta], "leaving": False}, payload)
     assert house.router.refused == 1 and house.state.store.entries[lease].partial is None

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from areal_like.groups import Head, make_head
 from areal_like.partials import encode_partial, versions_of
-from areal_like.types import Completion, SoFar
+from areal_like.types import Completion, PartialSample
 from buffer import filters
 from buffer.events import Drop, Filter
 from buffer.partials import PartialGroup
@@ -61,7 +61,7 @@ def partial_of(group_id: int, versions: list[int]) -> PartialGroup:
     made = [[(version, 2)] for version in versions]
     made[-1].append((max(versions), 1))
     calls = [Completion(np.full(9, group_id)[:n], np.zeros(n), runs, "abort") for runs in made for n in [len(runs) + 1]]
-    samples = {index: SoFar({(7, 0): call}) for index, call in enumerate(calls)}
+    samples = {index: PartialSample({(7, 0): call}) for index, call in enumerate(calls)}
     encoded = encode_partial(group_id, samples, dict.fromkeys(versions, "d"))
     assert encoded
     return PartialGroup(*encoded)

@@ -12,7 +12,7 @@ import pytest
 
 from areal_like.config import load
 from areal_like.partials import encode_partial
-from areal_like.types import Completion, SoFar
+from areal_like.types import Completion, PartialSample
 from buffer.policies import in_order
 from buffer.replay import Replay
 from buffer.schedulers import SyncScheduler
@@ -154,8 +154,8 @@ def test_the_controller_is_told_of_responses_that_had_not_begun() -> None:
             head, payload = head_of(group_id, 0, size)
             house.say(owner(house, group_id), "push", table(head), payload)
     house.state.gauges.take_seen()
-    so_far = {0: SoFar({(1, 0): Completion([1, 2, 3], [0.0] * 3, [(0, 3)], "stop")})}
-    meta, part = encode_partial(last, so_far, {0: "d0"})
+    partials = {0: PartialSample({(1, 0): Completion([1, 2, 3], [0.0] * 3, [(0, 3)], "stop")})}
+    meta, part = encode_partial(last, partials, {0: "d0"})
     house.say(owner(house, last), "hand_back", {"ids": [last], "partials": [meta], "leaving": False}, part)
     (seen,) = house.state.gauges.take_seen()
     assert seen == Lengths((3,) + (0,) * (size - 1), (False,) + (True,) * (size - 1)) and size > 1

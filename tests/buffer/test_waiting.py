@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from areal_like.partials import encode_partial
-from areal_like.types import Completion, SoFar
+from areal_like.types import Completion, PartialSample
 from buffer.journal import Recorded, reader
 from buffer.payloads import Stored, load
 from buffer.policies import in_order
@@ -74,7 +74,7 @@ def test_a_partial_group_that_the_disk_has_lost_begins_anew(tmp_path: Path, capl
     buffer = house(tmp_path, sync=False)
     name = next(name for name in buffer.names if 0 in buffer.leases(name))
     call = Completion(np.zeros(3, np.int32), np.zeros(3, np.float32), [(0, 3)], "abort")
-    meta, payload = encode_partial(0, {0: SoFar({(1, 0): call})}, {0: "d0"})
+    meta, payload = encode_partial(0, {0: PartialSample({(1, 0): call})}, {0: "d0"})
     for actor in buffer.state.fleet:
         actor.slots = 0  # nobody takes it yet
     buffer.say(name, "hand_back", {"ids": [0], "partials": [meta], "leaving": False}, payload)

@@ -96,7 +96,7 @@ def test_an_actor_follows_two_ranks_and_one_that_joins_late_follows_it(tmp_path:
                 each.terminate()
                 each.communicate(timeout=60)
     reasons = {key for stat in stats for key in stat if key.startswith("sum:rollout/full_syncs/")}
-    assert reasons <= {"sum:rollout/full_syncs/no way from here"}, "who was too far behind; nobody was led astray"
+    assert reasons <= {"sum:rollout/full_syncs/no route from here"}, "who was too far behind; nobody was led astray"
     assert sum(stat["sum:rollout/weight_bytes_relayed"] > 0 for stat in stats) == 1, "one actor is served by the other"
     published = (run / "published.log").read_text().split()
     assert len(set(published[1::2])) == len(published) // 2 > 3

@@ -161,7 +161,7 @@ class Liar:
 
     def _answer(self, peer: bytes, received: Any) -> None:
         asked = received.message
-        leg = (NOTHING, asked.version, weights().nbytes, "")
+        hop = (NOTHING, asked.version, weights().nbytes, "")
         if self.lie == "rubbish":
             self._router.socket.send_multipart([peer, b"rubbish"])
         elif isinstance(asked, Fetch) and self.lie == "gone":
@@ -170,11 +170,11 @@ class Liar:
             size = min(CHUNK_BYTES, weights().nbytes - asked.offset)
             self._router.send(peer, Chunk(asked.part, asked.base, asked.version, asked.offset), [bytes(size)])
         elif self.lie == "many":
-            legs = [(0, 1, weights().nbytes, xxhash_of_zeros())] * 99
-            self._router.send(peer, Plan(asked.part, asked.version, legs))
+            hops = [(0, 1, weights().nbytes, xxhash_of_zeros())] * 99
+            self._router.send(peer, Plan(asked.part, asked.version, hops))
         else:
             newer = {"nothing": [], "elsewhere": [(NOTHING, 99, weights().nbytes, "")]}
-            self._router.send(peer, Plan(asked.part, asked.version, newer.get(self.lie, [leg])))
+            self._router.send(peer, Plan(asked.part, asked.version, newer.get(self.lie, [hop])))
 
     def close(self) -> None:
         self._ending.set()

@@ -5,7 +5,7 @@ import torch
 
 from areal_like.models import write_state
 from areal_like.weights.layout import Layout
-from areal_like.weights.replica import Replica, Way
+from areal_like.weights.replica import Replica, Route
 from areal_like.weights.state import State
 from tests.areal_like.weights.states import changed, compile_from, message, random_state, specs_of
 from tests.seeds import seeded
@@ -40,7 +40,7 @@ def test_a_chain_of_deltas_is_written_as_a_full_load_would(dtype, compiled_from,
             after = changed(before, density, rng)
             messages.append(message(before, after, layout, version, version + 1))
             before, version = after, version + 1
-        replica.take([Way(None, messages)], version, before.digest())
+        replica.take([Route(None, messages)], version, before.digest())
         changes = replica.changes()
         assert changes is not None and changes.since == start.digest()
         write_state(replica.state, tensors, changes)
@@ -61,9 +61,9 @@ def test_whole_weights_leave_nothing_to_go_by() -> None:
     replica.shape(layout.specs, BLOCK)
     replica.forget()
     replica.state.buffer[:] = state.buffer
-    replica.take([Way(5, [])], 5, state.digest())
+    replica.take([Route(5, [])], 5, state.digest())
     assert replica.changes() is None
     after = changed(state, 0.01, rng)
-    replica.take([Way(None, [message(state, after, layout, base=5, version=6)])], 6, after.digest())
+    replica.take([Route(None, [message(state, after, layout, base=5, version=6)])], 6, after.digest())
     changes = replica.changes()
     assert changes is not None and changes.since == state.digest() and changes.tensors

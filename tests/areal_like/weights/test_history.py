@@ -10,10 +10,10 @@ from areal_like.weights import history as history_module
 from areal_like.weights.codec import Encoder, Lanes
 from areal_like.weights.delta import Head, write
 from areal_like.weights.digest import text_of
-from areal_like.weights.history import History, Leg
+from areal_like.weights.history import History, Hop
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack
-from areal_like.weights.replica import NOTHING, Desync, Replica, Way
+from areal_like.weights.replica import NOTHING, Desync, Replica, Route
 from areal_like.weights.state import State, TensorSpec
 from tests.seeds import seeded
 
@@ -75,37 +75,37 @@ class Actor:
         self.replica, self.fetched, self.desyncs = Replica(), 0, []
         self.replica.shape(SPECS, BLOCK, parts)
 
-    def sync(self, learner: Learner, version: int, spoil=lambda leg, data: data) -> bool:
+    def sync(self, learner: Learner, version: int, spoil=lambda hop, data: data) -> bool:
         """Go to a version; `spoil` may change what arrives, or lose it (None). Did it work?"""
-        ways = []
+        routes = []
         for part, history in enumerate(learner.histories):
-            way = self._fetched(part, history, version, spoil)
-            if way is None:
+            route = self._fetched(part, history, version, spoil)
+            if route is None:
                 return False
-            ways.append(way)
+            routes.append(route)
         try:
-            self.replica.take(ways, version, learner.digests[version])
+            self.replica.take(routes, version, learner.digests[version])
         except Desync as error:
             self.desyncs.append(error.reason)
             return False
         return True
 
-    def _fetched(self, part: int, history: History, version: int, spoil) -> Way | None:
+    def _fetched(self, part: int, history: History, version: int, spoil) -> Route | None:
         base_snapshot, messages = None, []
-        for leg in history.plan(version, *self.replica.held(part)) or ():
-            payload = history.payload(leg.base, leg.version)
-            assert payload is not None and payload.nbytes == leg.nbytes
-            data = spoil(leg, bytes(payload))
+        for hop in history.plan(version, *self.replica.held(part)) or ():
+            payload = history.payload(hop.base, hop.version)
+            assert payload is not None and payload.nbytes == hop.nbytes
+            data = spoil(hop, bytes(payload))
             if data is None:
                 return None
             self.fetched += len(data)
-            if leg.base == NOTHING:
-                base_snapshot = leg.version
+            if hop.base == NOTHING:
+                base_snapshot = hop.version
                 self.replica.forget(part)
                 self.replica.layouts[part].copy_in(np.frombuffer(data, np.uint8), 0, self.replica.state.buffer)
             else:
                 messages.append(data)
-        return Way(base_snapshot, messages) if messages or base_snapshot is not None else None
+        return Route(base_snapshot, messages) if messages or base_snapshot is not None else None
 
 
 def holds(actor: Actor, learner: Learner) -> bool:
@@ -119,11 +119,11 @@ class Mishaps:
     def __init__(self, chance: np.random.Generator):
         self.chance, self.old = chance, []
 
-    def __call__(self, leg: Leg, data: bytes) -> bytes | None:
+    def __call__(self, hop: Hop, data: bytes) -> bytes | None:
         kind = self.chance.random()
         if kind < 0.03:
             return None
-        if leg.base == NOTHING:
+        if hop.base == NOTHING:
             return data
         at = self.chance.integers(len(data))
         if kind < 0.06:
@@ -186,15 +186,15 @@ def test_fifty_versions_asleep() -> None:
             for p in learner.history.plan(learner.version, learner.version - 1, learner.digests[learner.version - 1])
         )
     before = actor.fetched
-    (leg,) = learner.history.plan(50, 0, learner.digests[0])
-    assert (leg.base, leg.version) == (0, 50) and leg.nbytes < 0.8 * chain
-    assert actor.sync(learner, 50) and holds(actor, learner) and actor.fetched - before == leg.nbytes
+    (hop,) = learner.history.plan(50, 0, learner.digests[0])
+    assert (hop.base, hop.version) == (0, 50) and hop.nbytes < 0.8 * chain
+    assert actor.sync(learner, 50) and holds(actor, learner) and actor.fetched - before == hop.nbytes
     short = Learner(keep=4, snapshot_every=20)
     assert late.replica.digest == short.digests[0]
     for _ in range(50):
         short.step(0.01)
-    legs = short.history.plan(50, 0, short.digests[0])
-    assert legs[0].base == NOTHING
+    hops = short.history.plan(50, 0, short.digests[0])
+    assert hops[0].base == NOTHING
     assert late.sync(short, 50) and holds(late, short)
 
 
@@ -204,7 +204,7 @@ def test_late_joiners_share_a_base_snapshot_until_it_is_old() -> None:
     for _ in range(24):
         learner.step(0.0005)
         newcomer = Actor()
-        plans.append([leg.base for leg in learner.history.plan(learner.version, NOTHING, "")])
+        plans.append([hop.base for hop in learner.history.plan(learner.version, NOTHING, "")])
         assert newcomer.sync(learner, learner.version) and holds(newcomer, learner)
     starts = [i for i, plan in enumerate(plans) if plan == [NOTHING]]
     assert starts == [0, 10, 20] and all(plan[0] == NOTHING for plan in plans)
@@ -233,11 +233,11 @@ def test_another_base_is_never_built_on() -> None:
     other.step(0.01)
     assert other.history.plan(1, 0, actor.replica.digest)[0].base == NOTHING
     with pytest.raises(Desync, match="wrong base"):
-        actor.replica.take([Way(None, [bytes(other.history.payload(0, 1))])], 1, other.digests[1])
+        actor.replica.take([Route(None, [bytes(other.history.payload(0, 1))])], 1, other.digests[1])
     assert actor.replica.version == NOTHING
     assert actor.sync(learner, 1) and actor.fetched > 2 * learner.whole.nbytes
     with pytest.raises(Desync, match="wrong base"):
-        actor.replica.take([Way(None, [delta])], 1, learner.digests[1])  # a second time
+        actor.replica.take([Route(None, [delta])], 1, learner.digests[1])  # a second time
 
 
 def test_bits_that_are_not_what_the_head_says_are_noticed() -> None:
@@ -248,7 +248,7 @@ def test_bits_that_are_not_what_the_head_says_are_noticed() -> None:
     with pytest.raises(Desync, match="wrong digest"):
         replica = actor.replica
         replica._parts[0].lanes = Lanes(replica.layouts[0], replica.state.words)  # as they now are
-        replica.take([Way(None, [bytes(learner.history.payload(0, 1))])], 1, learner.digests[1])
+        replica.take([Route(None, [bytes(learner.history.payload(0, 1))])], 1, learner.digests[1])
     assert actor.replica.version == NOTHING
 
 
@@ -257,7 +257,7 @@ def test_what_is_kept_stays_bounded() -> None:
     assert Actor().sync(learner, 0)
     for _ in range(40):
         learner.step(0.5)
-        kept = sum(leg.nbytes for leg, _ in learner.history._chain.values())
+        kept = sum(hop.nbytes for hop, _ in learner.history._chain.values())
         assert kept <= 2 * learner.whole.nbytes + 4096
 
 
@@ -287,8 +287,8 @@ def test_nobody_waits_while_deltas_are_merged(monkeypatch) -> None:
     assert history.payload(3, 4) and history.plan(7, 6, learner.digests[6], wait=False)
     assert history.plan(7, *held, wait=False) is None and not ended, "one at a time"
     may_end.set()
-    (leg,) = history.plan(6, *held)
-    assert (leg.base, leg.version) == (0, 6) and actor.sync(learner, 6) and holds(actor, learner)
+    (hop,) = history.plan(6, *held)
+    assert (hop.base, hop.version) == (0, 6) and actor.sync(learner, 6) and holds(actor, learner)
     assert history.plan(7, *held, wait=True)[0].version == 7
 
 
@@ -296,15 +296,15 @@ def test_a_merged_delta_can_be_fetched_while_the_learner_goes_on(monkeypatch) ->
     """Else an actor with a slow link would begin again with each version; but not all of them for ever."""
     learner, actor = asleep(monkeypatch, history_module.merge)
     history, held = learner.history, actor.replica.held(0)
-    (leg,) = history.plan(6, *held)
+    (hop,) = history.plan(6, *held)
     learner.step(0.0005)
-    assert len(history.payload(leg.base, leg.version)) == leg.nbytes
+    assert len(history.payload(hop.base, hop.version)) == hop.nbytes
     for version in range(8, 60):
         learner.step(0.05)
         history.plan(version, version - 5, learner.digests[version - 5])
         kept = [each[0].nbytes for each in history._merged.values()]
         assert sum(kept) <= learner.whole.nbytes // 2 or len(kept) == 1
-    assert history.payload(leg.base, leg.version) is None
+    assert history.payload(hop.base, hop.version) is None
 
 
 def test_a_merged_delta_that_is_longer_than_the_weights_is_not_asked_for_again(monkeypatch) -> None:
@@ -326,7 +326,7 @@ def test_a_merged_delta_that_is_longer_than_the_weights_is_not_asked_for_again(m
         new = learner.whole.buffer[: learner.whole.nbytes // part]
         new[:] = learner.rng.integers(0, 256, new.size)
         learner.step(0.0)
-    assert [leg.base for leg in learner.history.plan(3, 0, learner.digests[0])] == [NOTHING]
+    assert [hop.base for hop in learner.history.plan(3, 0, learner.digests[0])] == [NOTHING]
     assert max(merged) > learner.whole.nbytes + history_module.HEADS
     assert actor.sync(learner, 3) and holds(actor, learner)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from areal_like.weights.digest import text_of
 from areal_like.weights.layout import Layout
-from areal_like.weights.replica import Replica, Way
+from areal_like.weights.replica import Replica, Route
 from areal_like.weights.state import State, TensorSpec
 from tests.areal_like.weights.states import DTYPES, changed, compile_from, message, random_state, specs_of
 from tests.seeds import seeded
@@ -78,6 +78,6 @@ def test_parts_that_were_encoded_apart_make_the_weights_and_digest_of_one(
             message(before, after, Layout(specs, BLOCK, part, parts), version - 1, version) for part in range(parts)
         ]
         assert sent == there, "cut alike, wherever it is encoded"
-        replica.take([Way(None, [each]) for each in sent], version, after.digest())
+        replica.take([Route(None, [each]) for each in sent], version, after.digest())
         assert replica.state.buffer.tobytes() == after.buffer.tobytes()
         before = after
