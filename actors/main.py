@@ -20,10 +20,10 @@ from actors.session import Session, Stuck
 from actors.subscriber import Subscriber
 from actors.worker import Rollout, Worker
 from areal_like import turns
-from areal_like.bus import BusError
 from areal_like.client import ActorClient
 from areal_like.config import heldout_workflow
 from areal_like.keys import KeysError
+from areal_like.link import BusError
 from areal_like.process import EXIT_TERMINATED, TERM_SECONDS, Orders, Role, Terminated, run_role
 from areal_like.registry import bind, build, resolve
 from areal_like.spans import Spans
@@ -61,9 +61,14 @@ def build_relay(role: Role, subscriber: Subscriber) -> Relay | None:
     weights = role.config.weights
     if weights.fanout == 0:
         return None
-    knobs = {"keep": weights.keep, "snapshot_every": weights.snapshot_every, "keys": role.keys}
     try:
-        return Relay(role.own_endpoint(), lambda: subscriber.sources.received, **knobs)
+        return Relay(
+            role.own_endpoint(),
+            lambda: subscriber.sources.received,
+            keep=weights.keep,
+            snapshot_every=weights.snapshot_every,
+            keys=role.keys,
+        )
     except (BusError, KeysError) as error:
         log.warning("no weights are handed on from here: %s", error)
         return None
@@ -129,12 +134,20 @@ async def serve(role: Role) -> None:
     workflow, heldout = bind("workflow", config.workflow), bind("workflow", heldout_workflow(config))
     sampling = config.sampling
     rollout = Rollout(config.run.seed, sampling.temperature, sampling.max_tokens, workflow, heldout)
-    link = {"link_timeout": config.buffer.heartbeat_timeout, "keys": role.keys}
+    keys, link_timeout = role.keys, config.buffer.heartbeat_timeout
     buffer = role.find("buffer")
-    client = ActorClient(buffer, role.name, engine.slots, **link)
+    client = ActorClient(buffer, role.name, engine.slots, link_timeout=link_timeout, keys=keys)
     spans = Spans(role.run, role.name)
-    more = {"state": state, "sweep_every": config.weights.sweep_every, "spans": spans}
-    subscriber = Subscriber(engine, role.name, client.applied, **more, **link)
+    subscriber = Subscriber(
+        engine,
+        role.name,
+        client.applied,
+        state=state,
+        sweep_every=config.weights.sweep_every,
+        link_timeout=link_timeout,
+        keys=keys,
+        spans=spans,
+    )
     subscriber.relay = build_relay(role, subscriber)
     client.relay = subscriber.relay.offer if subscriber.relay else None
     timeout = rewards.timeout if rewards.workers else math.inf

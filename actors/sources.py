@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from areal_like import messages
-from areal_like.bus import AsyncDealer, BusError
+from areal_like.bus import AsyncDealer
+from areal_like.link import BusError
 from areal_like.weights.replica import Desync
 from areal_like.wire import Received, WireError
 

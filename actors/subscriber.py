@@ -27,8 +27,9 @@ import xxhash
 from actors import sources
 from actors.relay import Relay
 from actors.sources import Row, Sources, Superseded, Unreachable
-from areal_like.bus import AsyncDealer, BusError
+from areal_like.bus import AsyncDealer
 from areal_like.interfaces import RolloutEngine
+from areal_like.link import BusError
 from areal_like.spans import Spans
 from areal_like.weights.delta import largest
 from areal_like.weights.history import HEADS

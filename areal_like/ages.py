@@ -9,14 +9,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeGuard
 
 from areal_like.registry import ConfigError
 
 KEY = "inject_staleness"
 
 
-def shares_of(spec: Any) -> list[tuple[int, float]]:
+def shares_of(spec: object) -> list[tuple[int, float]]:
     """(age, share) in the order of ages; shares are above 0, of any sum. Raises ConfigError for no distribution."""
     if _is_age(spec):
         return [(spec, 1.0)]
@@ -36,5 +36,5 @@ def shares_of(spec: Any) -> list[tuple[int, float]]:
     return shares
 
 
-def _is_age(value: Any) -> bool:
+def _is_age(value: object) -> TypeGuard[int]:
     return type(value) is int and value >= 0

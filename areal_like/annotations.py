@@ -6,12 +6,11 @@ It understands int, float, bool, str, None, Literal, unions, list, tuple, Sequen
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from areal_like.ranges import range_of
 
-_SCALARS: dict[str, Callable[[Any], bool]] = {
+_SCALARS: dict[str, Callable[[object], bool]] = {
     "bool": lambda value: isinstance(value, bool),
     "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
     "float": lambda value: isinstance(value, int | float) and not isinstance(value, bool) and value == value,
@@ -25,14 +24,14 @@ _SCALARS: dict[str, Callable[[Any], bool]] = {
 _MUST = "must be "
 
 
-def misfit(value: Any, annotation: ast.expr | None) -> str:
+def misfit(value: object, annotation: ast.expr | None) -> str:
     """Why a value may not have this type or lies outside its range, such as "expected float, got 'x'" or "must be above
     0, got -1"; empty where it fits, and for annotations that are not understood."""
     problem = _problem(value, annotation)
     return f"{problem}, got {value!r}" if problem else ""
 
 
-def _problem(value: Any, annotation: ast.expr | None) -> str:
+def _problem(value: object, annotation: ast.expr | None) -> str:
     match annotation:
         case ast.Constant(value=None):
             return "" if value is None else "expected None"
@@ -47,8 +46,8 @@ def _problem(value: Any, annotation: ast.expr | None) -> str:
         case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
             known = any(value == choice and type(value) is type(choice) for choice in _choices(inner))
             return "" if known else f"expected {ast.unparse(annotation)}"
-        case ast.Subscript(value=ast.Name(id="list" | "Sequence" | "tuple") as container, slice=inner):
-            return (_problem(value, container) and f"expected {_shown(annotation)}") or _of_items(value, inner)
+        case ast.Subscript(value=ast.Name(id="list" | "Sequence" | "tuple"), slice=inner):
+            return _of_items(value, inner) if isinstance(value, list | tuple) else f"expected {_shown(annotation)}"
         case ast.Subscript(value=ast.Name() as container):
             return _problem(value, container)
         case ast.Name(id=name) if name in _SCALARS:
@@ -64,7 +63,7 @@ def _of_union(annotation: ast.expr, *problems: str) -> str:
     return outside[0] if outside else f"expected {_shown(annotation)}"
 
 
-def _of_items(values: Any, inner: ast.expr) -> str:
+def _of_items(values: Sequence[object], inner: ast.expr) -> str:
     """`inner` stands in the brackets of a list or tuple: a type for all items, or one for each."""
     kinds = inner.elts if isinstance(inner, ast.Tuple) else [inner] * len(values)
     if len(kinds) == 2 and isinstance(kinds[1], ast.Constant) and kinds[1].value is Ellipsis:
@@ -75,13 +74,15 @@ def _of_items(values: Any, inner: ast.expr) -> str:
     return next((f"each {problem}" for problem in problems if problem), "")
 
 
-def _outside(value: float, notes: list[ast.expr]) -> str:
+def _outside(value: object, notes: list[ast.expr]) -> str:
+    if not isinstance(value, int | float):
+        return ""
     texts = [note.value for note in notes if isinstance(note, ast.Constant) and isinstance(note.value, str)]
     ranges = [found for text in texts if (found := range_of(text))]
     return next((problem for found in ranges if (problem := found.misfit(value))), "")
 
 
-def _choices(inner: ast.expr) -> tuple[Any, ...]:
+def _choices(inner: ast.expr) -> tuple[object, ...]:
     choices = ast.literal_eval(inner)
     return choices if isinstance(choices, tuple) else (choices,)
 
@@ -89,11 +90,11 @@ def _choices(inner: ast.expr) -> tuple[Any, ...]:
 class _Plain(ast.NodeTransformer):
     """Types without their ranges."""
 
-    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+    def visit_Subscript(self, node: ast.Subscript) -> object:
         match node:
             case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[inner, *_])):
                 return self.visit(inner)
-        return self.generic_visit(node)  # type: ignore[return-value]
+        return self.generic_visit(node)
 
 
 def _shown(annotation: ast.expr) -> str:

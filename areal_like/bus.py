@@ -27,7 +27,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 import zmq
 import zmq.asyncio
@@ -49,6 +49,7 @@ from areal_like.wire import (
 )
 
 log = logging.getLogger(__name__)
+Socket = TypeVar("Socket", zmq.SyncSocket, zmq.asyncio.Socket)
 _MORE, _NOW = int(zmq.SNDMORE), int(zmq.DONTWAIT)  # as plain numbers: arithmetic on zmq's enums is slow
 COPY_BELOW = 1 << 16
 """Bytes from which a received frame is kept as it is: copying a smaller one is cheaper."""
@@ -81,12 +82,12 @@ def own_address() -> str:
     for towards in filter(None, (os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), _ANYWHERE)):
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((towards, 9))  # a route is looked up, nothing is sent
-            if not is_loopback(address := probe.getsockname()[0]):
+            if not is_loopback(address := str(probe.getsockname()[0])):
                 return address
     return "127.0.0.1"
 
 
-def _configure(sock: zmq.Socket, unread: int = 0, unsent: int = 0, max_frame: int = MAX_FRAME_BYTES) -> None:
+def _configure(sock: Socket, unread: int = 0, unsent: int = 0, max_frame: int = MAX_FRAME_BYTES) -> None:
     sock.setsockopt(zmq.LINGER, 0)
     sock.setsockopt(zmq.SNDHWM, unsent)
     sock.setsockopt(zmq.RCVHWM, unread)
@@ -99,7 +100,7 @@ def keep(frames: Sequence[zmq.Frame]) -> list[Frame]:
     return [frame if len(frame) >= COPY_BELOW else frame.bytes for frame in frames]
 
 
-def _comes_within(sock: zmq.Socket, seconds: float) -> bool:
+def _comes_within(sock: zmq.SyncSocket, seconds: float) -> bool:
     """Is there a message, before that time is over?"""
     if turns.current() is None:
         return bool(sock.poll(int(seconds * 1000)))
@@ -108,11 +109,11 @@ def _comes_within(sock: zmq.Socket, seconds: float) -> bool:
         left = deadline - time.monotonic()
         if left <= 0:
             return False
-        turns.wait(left, int(sock.getsockopt(zmq.FD)))
+        turns.wait(left, sock.FD)
     return True
 
 
-def receive_within(sock: zmq.Socket, timeout: float) -> list[zmq.Frame] | None:
+def receive_within(sock: zmq.SyncSocket, timeout: float) -> list[zmq.Frame] | None:
     """The frames of the next message as the socket has them (see `keep`), or None after `timeout` seconds. If a message
     has too many frames, only the first of them."""
     try:
@@ -129,7 +130,7 @@ def receive_within(sock: zmq.Socket, timeout: float) -> list[zmq.Frame] | None:
     return frames
 
 
-def send_all(sock: zmq.Socket, frames: Payloads, flags: int = 0) -> None:
+def send_all(sock: zmq.SyncSocket, frames: Payloads, flags: int = 0) -> None:
     """Queue a message. Received frames are sent on as they are; anything else is copied at once."""
     for frame in frames[:-1]:
         sock.send(frame, _MORE | flags)
@@ -158,7 +159,7 @@ class Router:
         as_client: bool = False,
     ):
         # The allow-list belongs to a context: one of its own, so that it concerns no other socket of this process.
-        self.context: zmq.Context = zmq.Context() if keys else zmq.Context.instance()
+        self.context: zmq.SyncContext = zmq.Context() if keys else zmq.Context.instance()
         self.context.set(_ZERO_COPY_RECV, 0)
         self._guard = keyring.guard(self.context, keys) if keys else None
         self.socket = self.context.socket(zmq.ROUTER)
@@ -252,7 +253,7 @@ def deliver(seconds: float) -> None:
 
 
 def _dealer(
-    context: Any,
+    context: zmq.Context[Socket],
     endpoint: str,
     name: str,
     peer: str,
@@ -260,7 +261,7 @@ def _dealer(
     keys: str | None,
     role: str,
     key: str = "",
-) -> tuple[Any, Link]:
+) -> tuple[Socket, Link]:
     own, secret, server = keyring.client_pair(keys, role) if keys else (b"", b"", b"")
     pair = (own, secret, key.encode() or server) if keys else ()
     sock = context.socket(zmq.DEALER)
@@ -326,8 +327,17 @@ class SharedDealer(Dealer):
     A lock guards the socket. The receiver waits outside the lock, on the socket's file descriptor, which signals each
     event once; a thread whose send consumed the signal passes it on with `_wake`."""
 
-    def __init__(self, endpoint: str, name: str, peer: str, **how: Any):
-        super().__init__(endpoint, name, peer, **how)
+    def __init__(
+        self,
+        endpoint: str,
+        name: str,
+        peer: str,
+        *,
+        link_timeout: float | None = None,
+        keys: str | None = None,
+        role: str = "operator",
+    ):
+        super().__init__(endpoint, name, peer, link_timeout=link_timeout, keys=keys, role=role)
         self._lock, self._owner = threading.Lock(), threading.get_ident()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
 
@@ -350,7 +360,7 @@ class SharedDealer(Dealer):
                 self._check()
                 return None
             seconds = left if self.link.connections else min(left, 0.5)
-            turns.wait(seconds, self.socket.getsockopt(zmq.FD), self._wake)
+            turns.wait(seconds, self.socket.FD, self._wake)
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
             self._check()

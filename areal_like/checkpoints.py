@@ -12,7 +12,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,11 @@ def is_due(steps: int, every: int, interval: int) -> bool:
 
 
 def meta(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / META).read_text())
+    found: dict[str, Any] = json.loads((folder / META).read_text())
+    return found
 
 
-def write(run: Path, step: int, fill: Callable[[Path], None], meta: dict[str, Any], keep: int) -> Path:
+def write(run: Path, step: int, fill: Callable[[Path], None], meta: Mapping[str, object], keep: int) -> Path:
     """Make a durable checkpoint of what `fill` puts into a folder, then delete all but the newest `keep`. A whole
     checkpoint of the same step stays: it has the same content, and one must exist at every moment.
 

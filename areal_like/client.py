@@ -15,8 +15,9 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from areal_like import messages
-from areal_like.bus import AsyncDealer, BusError, Dealer, SharedDealer
+from areal_like.bus import AsyncDealer, Dealer, SharedDealer
 from areal_like.groups import Head, decode_group, encode_group, pack_heads, unpack_heads
+from areal_like.link import BusError
 from areal_like.messages import Message, PartialHead
 from areal_like.partials import decode_partial
 from areal_like.types import Batch, Carried, Group

@@ -2,7 +2,7 @@
 
     load(["configs/quickstart.yaml", "mode=sync", "learner.lr=1e-3"])
 
-Every key is known: `Config` lists the sections, typed; a component's knobs are its keyword-only parameters
+Every key is known: `areal_like.schema` lists the sections, typed; a component's knobs are its keyword-only parameters
 (`areal_like.registry`). How files and overrides become one tree is told in `areal_like.layers`; the defaults, and what
 each key means, stand in `configs/base.yaml`. The result is resolved, read-only, and survives a trip through yaml.
 
@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -25,10 +24,11 @@ from areal_like.ages import KEY as AGES
 from areal_like.ages import shares_of
 from areal_like.conflicts import refuse_odd_launcher, refuse_odd_model, refuse_odd_training, refuse_odd_transport
 from areal_like.defaults import learning_defaults, machine_defaults
-from areal_like.layers import COMMAND_LINE, CONFIGS, Layers, read, shown
+from areal_like.layers import COMMAND_LINE, CONFIGS, Layers, Tree, Value, read, shown
 from areal_like.machine import cores, has_bfloat16
 from areal_like.ranges import RANGES, range_of
 from areal_like.registry import COMPONENTS, ConfigError, check, marks, nearest
+from areal_like.schema import SECTIONS, Config
 
 __all__ = ["Config", "ConfigError", "load", "load_resolved", "replace", "save", "to_yaml"]
 
@@ -44,137 +44,6 @@ IMPLIED_BY_ONE_PROCESS = {
     "weights.overlap": False,
     "buffer.lease_timeout": 0.0,
     "run.max_untrainable": 1,
-}
-
-
-@dataclass
-class Run:
-    dir: str
-    name: str | None
-    seed: int
-    steps: int
-    max_seconds: float | None
-    target_reward: float | None
-    max_untrainable: int
-    max_nonfinite: int
-
-
-@dataclass
-class Sampling:
-    temperature: float
-    max_tokens: int | None
-
-
-@dataclass
-class Eval:
-    every: int
-    prompts: int
-    temperature: float
-    workflow: dict[str, Any]
-
-
-@dataclass
-class Actors:
-    count: int | None
-    max_restarts: int
-    restart_window: float
-    min_alive: int
-    threads: int | None
-
-
-@dataclass
-class Rewards:
-    workers: int
-    timeout: float
-    min_timeout: float
-    slack: float
-    max_timeouts: float | None
-    memory_limit: int | None
-
-
-@dataclass
-class Buffer:
-    transport: Literal["auto", "ipc", "tcp", "inproc"]
-    host: str
-    port: int
-    max_bytes: int
-    heartbeat_timeout: float
-    lease_timeout: float
-    journal: Literal["off", "memory", "fsync"]
-    keep_journal: bool
-
-
-@dataclass
-class Weights:
-    coding: Literal["delta", "full"]
-    dense_above: float
-    block_bytes: int
-    keep: int
-    snapshot_every: int
-    sweep_every: int
-    overlap: bool
-    fanout: int | None
-
-
-@dataclass
-class Security:
-    key_folder: str | None
-
-
-@dataclass
-class Checkpoint:
-    every: int
-    keep: int
-
-
-@dataclass
-class Config:
-    """The tree. What each key means stands in `configs/base.yaml`; the components' specs are free here.
-
-    At run time it is OmegaConf's DictConfig of this shape.
-    """
-
-    mode: str
-    run: Run
-    resume: str | None
-    replay: str | None
-    groups_per_batch: int
-    weight_sync_interval: int
-    staleness_policy: Literal["wait", "drop", "requeue", "mask_tokens"]
-    partial_rollout: Literal["resume", "restart"]
-    inject_staleness: Any
-    task: dict[str, Any]
-    model: dict[str, Any]
-    engine: dict[str, Any]
-    workflow: dict[str, Any]
-    scheduler: dict[str, Any]
-    sizing: dict[str, Any]
-    policy: dict[str, Any]
-    filter: dict[str, Any]
-    sampling: Sampling
-    advantage: dict[str, Any]
-    loss: dict[str, Any]
-    learner: dict[str, Any]
-    eval: Eval
-    actors: Actors
-    rewards: Rewards
-    buffer: Buffer
-    weights: Weights
-    security: Security
-    checkpoint: Checkpoint
-    launcher: dict[str, Any]
-
-
-SECTIONS: dict[str, type] = {
-    "run": Run,
-    "sampling": Sampling,
-    "eval": Eval,
-    "actors": Actors,
-    "rewards": Rewards,
-    "buffer": Buffer,
-    "weights": Weights,
-    "security": Security,
-    "checkpoint": Checkpoint,
 }
 
 
@@ -228,15 +97,15 @@ def differences(before: Config, now: Config, keys: Sequence[str]) -> list[str]:
     return [f"{key}={new.get(key)} (was {old.get(key)})" for key in changed]
 
 
-def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
+def _leaves(path: str, value: Value) -> list[tuple[str, Value]]:
     if not isinstance(value, dict):
         return [(path, value)]
     return [leaf for key, below in value.items() for leaf in _leaves(f"{path}.{key}", below)]
 
 
-def replace(config: Config, key: str, value: Any) -> Config:
+def replace(config: Config, key: str, value: object) -> Config:
     """A copy with one dotted key changed, checked again."""
-    changed = OmegaConf.create(_plain(config))
+    changed: DictConfig = OmegaConf.create(_plain(config))
     OmegaConf.update(changed, key, value, force_add=True)
     return _checked(_plain(changed))
 
@@ -244,11 +113,11 @@ def replace(config: Config, key: str, value: Any) -> Config:
 # Checking
 
 
-def _checked(tree: dict[str, Any]) -> Config:
+def _checked(tree: Tree) -> Config:
     _refuse_unknown_keys(tree)
     config = _typed(tree)
     for kind in sorted(COMPONENTS.keys() & {field.name for field in dataclasses.fields(Config)}):
-        check(kind, _plain(config[kind]))
+        check(kind, getattr(config, kind))
     _check_heldout(config)
     _refuse_outside(config)
     count = config.actors.count or max(1, config.actors.min_alive)  # None: as many as suit
@@ -259,17 +128,16 @@ def _checked(tree: dict[str, Any]) -> Config:
     if config.engine.get("url") and count > 1:
         raise ConfigError("actors.count: a server that is joined (engine.url) belongs to one actor", "actors.count")
     _refuse_other_ages(config)
-    refuse_odd_transport(_plain(config))
-    refuse_odd_launcher(_plain(config))
-    refuse_odd_model(_plain(config))
-    refuse_odd_training(_plain(config))
+    refuse_odd_transport(config)
+    refuse_odd_launcher(config)
+    refuse_odd_model(config)
+    refuse_odd_training(config)
     return _read_only(config)
 
 
 def _with_defaults(config: Config, inherited: Config | None) -> Config:
     """Fill in what depends on the model and the machine, where nobody has set it."""
-    plain = _plain(config)
-    found = learning_defaults(plain) | machine_defaults(plain, cores(), has_bfloat16())
+    found = learning_defaults(config) | machine_defaults(config, cores(), has_bfloat16())
     if inherited:
         known = {key: select(inherited, key) for key in found}
         if inherited.run.steps != config.run.steps:
@@ -277,20 +145,20 @@ def _with_defaults(config: Config, inherited: Config | None) -> Config:
         found |= {key: value for key, value in known.items() if value is not None}
     if not found:
         return config
-    changed = OmegaConf.create(_plain(config))
+    changed: DictConfig = OmegaConf.create(_plain(config))
     for key, value in found.items():
         OmegaConf.update(changed, key, value, force_add=True)
     return _checked(_plain(changed))
 
 
-def _refuse_outside(config: Any) -> None:
+def _refuse_outside(config: Config) -> None:
     for key, interval in RANGES.items():
-        value, allowed = OmegaConf.select(config, key), range_of(interval)
+        value, allowed = select(config, key), range_of(interval)
         if allowed and isinstance(value, int | float) and (problem := allowed.misfit(value)):
             raise ConfigError(f"{key}: {problem}, got {value}", key)
 
 
-def _check_heldout(config: Any) -> None:
+def _check_heldout(config: Config) -> None:
     try:
         check("workflow", heldout_workflow(config))
     except ConfigError as error:
@@ -328,12 +196,13 @@ def _imply_one_process(layers: Layers) -> None:
         return
     for path, value in IMPLIED_BY_ONE_PROCESS.items():
         section, _, key = path.partition(".")
-        if isinstance(layers.tree.get(section), dict) and layers.origin(path) != COMMAND_LINE:
-            layers.tree[section][key] = value
+        values = layers.tree.get(section)
+        if isinstance(values, dict) and layers.origin(path) != COMMAND_LINE:
+            values[key] = value
 
 
-def _refuse_other_ages(config: Any) -> None:
-    spec = _plain(config)[AGES]
+def _refuse_other_ages(config: Config) -> None:
+    spec = select(config, AGES)
     if spec is None:
         return
     oldest, bound = shares_of(spec)[-1][0], config.scheduler.get("max_staleness", 0)
@@ -345,9 +214,9 @@ def _refuse_other_ages(config: Any) -> None:
         raise ConfigError(f"{AGES} needs sizing=fixed and no scheduler.oversample_prompts: all places are set", AGES)
 
 
-def heldout_workflow(config: Any) -> dict[str, Any]:
+def heldout_workflow(config: Config) -> dict[str, Any]:
     """The workflow for held-out prompts: the run's workflow, with some knobs replaced by `eval.workflow`."""
-    return _with_knobs(_plain(config.workflow), _plain(config.eval.workflow))
+    return _with_knobs(select(config, "workflow"), select(config, "eval.workflow"))
 
 
 def _with_knobs(spec: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Any]:
@@ -358,17 +227,23 @@ def _with_knobs(spec: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Any]:
     return spec | knobs | {key: _with_knobs(spec[key], knobs[key]) for key in both}
 
 
-def ranks_of(config: Any) -> int:
+def actors_of(config: Config) -> int:
+    """The number of actors, which every resolved config says."""
+    assert config.actors.count is not None
+    return config.actors.count
+
+
+def ranks_of(config: Config) -> int:
     """The number of processes that the learner is spread over."""
     return int(config.learner.get("ranks", 1))
 
 
-def learner_threads(config: Any) -> int:
+def learner_threads(config: Config) -> int:
     """The number of CPU threads of each of them."""
-    return int(config.learner.get("threads") or config.actors.threads)
+    return int(config.learner.get("threads") or config.actors.threads or 1)
 
 
-def _refuse_unknown_keys(tree: dict[str, Any]) -> None:
+def _refuse_unknown_keys(tree: Tree) -> None:
     _refuse_unknown(tree, Config, "")
     for name, section in SECTIONS.items():
         values = tree.get(name, {})
@@ -378,7 +253,7 @@ def _refuse_unknown_keys(tree: dict[str, Any]) -> None:
         _refuse_unknown(values, section, f"{name}.")
 
 
-def _refuse_unknown(values: dict[str, Any], shape: type, prefix: str) -> None:
+def _refuse_unknown(values: Tree, shape: type, prefix: str) -> None:
     known = [field.name for field in dataclasses.fields(shape)]
     for key in values:
         path = f"{prefix}{key}"
@@ -389,10 +264,11 @@ def _refuse_unknown(values: dict[str, Any], shape: type, prefix: str) -> None:
             raise ConfigError(f"unknown key {path!r}.{hint}", path)
 
 
-def _typed(tree: dict[str, Any]) -> DictConfig:
+def _typed(tree: Tree) -> Config:
     """The tree in the shape of `Config`, interpolations resolved, nothing missing."""
-    if isinstance(tree.get("buffer"), dict) and tree["buffer"].get("journal") is False:
-        tree["buffer"]["journal"] = "off"  # YAML 1.1 reads off as false
+    buffer = tree.get("buffer")
+    if isinstance(buffer, dict) and buffer.get("journal") is False:
+        buffer["journal"] = "off"  # YAML 1.1 reads off as false
     try:
         config = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), tree))
         missing = sorted(OmegaConf.missing_keys(config))
@@ -404,14 +280,15 @@ def _typed(tree: dict[str, Any]) -> DictConfig:
     except OmegaConfBaseException as error:
         key = error.full_key or ""
         raise ConfigError(f"{key}: {str(error).splitlines()[0]}", key) from None
-    return config
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    return cast(dict[str, Any], OmegaConf.to_container(config))
-
-
-def _read_only(config: DictConfig) -> Config:
-    OmegaConf.set_struct(config, True)
-    OmegaConf.set_readonly(config, True)
     return cast(Config, config)
+
+
+def _plain(config: Config | DictConfig) -> Tree:
+    return cast(Tree, OmegaConf.to_container(config))
+
+
+def _read_only(config: Config) -> Config:
+    tree = cast(DictConfig, config)
+    OmegaConf.set_struct(tree, True)
+    OmegaConf.set_readonly(tree, True)
+    return config

@@ -5,32 +5,33 @@ The component that is concerned would say so too, when it is built; but that is 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from areal_like.defaults import optimizer_steps
-from areal_like.registry import ConfigError, check_part, knobs, marks
+from areal_like.registry import ConfigError, check_part, marks, settled
+from areal_like.schema import Config
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def refuse_odd_transport(config: dict[str, Any]) -> None:
+def refuse_odd_transport(config: Config) -> None:
     """A port, or the address of another interface, needs TCP. Raises ConfigError."""
-    buffer, key = config["buffer"], "buffer.transport"
-    asked = [f"buffer.port={buffer['port']}"] if buffer["port"] else []
-    asked += [] if buffer["host"] in LOOPBACK else [f"buffer.host={buffer['host']}"]
-    if asked and buffer["transport"] == "ipc":
+    buffer, key = config.buffer, "buffer.transport"
+    asked = [f"buffer.port={buffer.port}"] if buffer.port else []
+    asked += [] if buffer.host in LOOPBACK else [f"buffer.host={buffer.host}"]
+    if asked and buffer.transport == "ipc":
         raise ConfigError(f"{key}=ipc has no use for {' and '.join(asked)}: leave that out, or say {key}=tcp", key)
 
 
-def refuse_odd_launcher(config: dict[str, Any]) -> None:
+def refuse_odd_launcher(config: Config) -> None:
     """What can't be in one process, and what can't be between several. Raises ConfigError."""
-    one_process = "ONE_PROCESS" in marks("launcher", config["launcher"]["name"])
-    if config["buffer"]["transport"] == "inproc" and not one_process:
+    one_process = "ONE_PROCESS" in marks("launcher", config.launcher["name"])
+    if config.buffer.transport == "inproc" and not one_process:
         key = "buffer.transport"
         raise ConfigError(f"{key}=inproc leads to no other process: leave it out, or say launcher=inline", key)
     if not one_process:
         return
-    learner, threads = config["learner"], config["actors"]["threads"]
+    learner, threads = config.learner, config.actors.threads
     if learner.get("ranks", 1) > 1:
         raise ConfigError("learner.ranks: launcher=inline has one process, so 1 rank only", "learner.ranks")
     if (learner.get("threads") or threads) != threads:
@@ -40,9 +41,9 @@ def refuse_odd_launcher(config: dict[str, Any]) -> None:
         )
 
 
-def refuse_odd_model(config: dict[str, Any]) -> None:
+def refuse_odd_model(config: Config) -> None:
     """Heads share the hidden size and turn pairs of numbers (RoPE); groups of them share keys. Raises ConfigError."""
-    known = knobs("model", config["model"]["name"]) | config["model"]
+    known = settled("model", config.model)
     hidden, heads, kv_heads = (
         known.get(knob) for knob in ("hidden_size", "num_attention_heads", "num_key_value_heads")
     )
@@ -57,21 +58,20 @@ def refuse_odd_model(config: dict[str, Any]) -> None:
         raise ConfigError(f"{key}={kv_heads}: {why}; the nearest is {nearest}", key)
 
 
-def refuse_odd_training(config: dict[str, Any]) -> None:
+def refuse_odd_training(config: Config) -> None:
     """Check what scheduler, loss, advantage and learner require of one another. Raises ConfigError."""
-    learner = config["learner"]
-    if learner.get("lora") is not None:
-        check_part("learner.lora", learner["lora"])
-    known = knobs("learner", learner["name"]) | learner
+    known = settled("learner", config.learner)
+    if known.get("lora") is not None:
+        check_part("learner.lora", known["lora"])
     epochs = known.get("num_minibatch_epochs", 1)
-    if epochs > 1 and "single_pass" in marks("loss", config["loss"]["name"]):
+    if epochs > 1 and "single_pass" in marks("loss", config.loss["name"]):
         key = "learner.num_minibatch_epochs"
-        raise ConfigError(f"{key}: loss={config['loss']['name']} diverges with more than 1, got {epochs}", key)
+        raise ConfigError(f"{key}: loss={config.loss['name']} diverges with more than 1, got {epochs}", key)
     if known.get("ranks", 1) > 1 and known.get("stream"):
         raise ConfigError("learner.ranks: learner.stream works with 1 rank only", "learner.ranks")
     if known.get("schedule", "constant") != "constant" and known.get("schedule_steps") is not None:
         _refuse_warmup(known)
-    advantage = config["advantage"]["name"]
+    advantage = config.advantage["name"]
     if known.get("stream") is True:
         _refuse_stream(config, known)
     for knob in ("kl_reward", "overlong_penalty"):
@@ -83,7 +83,7 @@ def refuse_odd_training(config: dict[str, Any]) -> None:
         raise ConfigError(f"advantage={advantage} needs a critic: set {key} above 0", key)
 
 
-def _refuse_warmup(learner: dict[str, Any]) -> None:
+def _refuse_warmup(learner: Mapping[str, int]) -> None:
     """A rate that is to fall needs steps to fall in."""
     steps, warmup = optimizer_steps(learner), learner["warmup_steps"] or 0
     if steps <= warmup:
@@ -95,9 +95,9 @@ def _refuse_warmup(learner: dict[str, Any]) -> None:
         )
 
 
-def _refuse_stream(config: dict[str, Any], learner: dict[str, Any]) -> None:
+def _refuse_stream(config: Config, learner: Mapping[str, object]) -> None:
     """Streaming takes gradients group by group: nothing may depend on the whole batch."""
-    loss, advantage, policy = (config[part]["name"] for part in ("loss", "advantage", "policy"))
+    loss, advantage, policy = (part["name"] for part in (config.loss, config.advantage, config.policy))
     key, problem = "learner.stream", ""
     for knob in ("num_minibatches", "num_minibatch_epochs"):
         if learner.get(knob, 1) != 1:

@@ -28,10 +28,11 @@ Imports no torch. Drivers: `areal_like.config` fills in, `scripts.train` says wh
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from areal_like.model_folder import weight_bytes
-from areal_like.registry import knobs, marks
+from areal_like.registry import marks, settled
+from areal_like.schema import Config
 
 RANDOM_LR = 2e-3
 PRETRAINED_LR = 1e-5
@@ -41,20 +42,22 @@ RUINOUS_LR = 1e-4
 """A rate above which full training of a pretrained model is more likely a mistake than meant."""
 
 
-def is_pretrained(config: Any) -> bool:
+def is_pretrained(config: Config) -> bool:
     """Whether the run begins with weights that somebody has trained: its model component is marked so."""
-    return "pretrained" in marks("model", config["model"]["name"])
+    return "pretrained" in marks("model", config.model["name"])
 
 
-def learning_defaults(config: dict[str, Any]) -> dict[str, Any]:
+def learning_defaults(config: Config) -> dict[str, object]:
     """Dotted key → value, of the learner's knobs that are there and not set."""
-    learner = config["learner"]
-    known = knobs("learner", learner["name"]) | learner
+    known = settled("learner", config.learner)
     pretrained, lora = is_pretrained(config), known.get("lora") is not None
     warmup = WARMUP_STEPS if pretrained else 0
-    filled = {"lr": (LORA_LR if lora else PRETRAINED_LR) if pretrained else RANDOM_LR, "warmup_steps": warmup}
+    filled: dict[str, object] = {
+        "lr": (LORA_LR if lora else PRETRAINED_LR) if pretrained else RANDOM_LR,
+        "warmup_steps": warmup,
+    }
     if known.get("schedule", "constant") != "constant":
-        steps = config["run"]["steps"] if known.get("schedule_steps") is None else known["schedule_steps"]
+        steps = config.run.steps if known.get("schedule_steps") is None else known["schedule_steps"]
         filled["schedule_steps"] = steps
         filled["warmup_steps"] = min(warmup, optimizer_steps(known | {"schedule_steps": steps}) // 2)
     return {f"learner.{knob}": value for knob, value in filled.items() if known.get(knob, "") is None}
@@ -64,32 +67,31 @@ LARGE_PARAMETERS = 20_000_000
 """From here on a model's matrices are large enough for several threads, and for bfloat16, to pay."""
 
 
-def is_large(config: dict[str, Any]) -> bool:
+def is_large(config: Config) -> bool:
     """By the size of its files (two bytes per parameter), or by its knobs."""
-    known = knobs("model", config["model"]["name"]) | config["model"]
+    known = settled("model", config.model)
     if isinstance(path := known.get("path"), str):
         return weight_bytes(path) >= 2 * LARGE_PARAMETERS
-    shape = [known.get(knob) for knob in ("num_hidden_layers", "hidden_size", "intermediate_size")]
-    if not all(isinstance(each, int) for each in shape):
-        return False
-    layers, hidden, inner = shape
-    return layers * hidden * (4 * hidden + 3 * inner) >= LARGE_PARAMETERS  # type: ignore[operator]
+    match [known.get(knob) for knob in ("num_hidden_layers", "hidden_size", "intermediate_size")]:
+        case [int(layers), int(hidden), int(inner)]:
+            return layers * hidden * (4 * hidden + 3 * inner) >= LARGE_PARAMETERS
+    return False
 
 
-def machine_defaults(config: dict[str, Any], cores: int, bfloat16: bool) -> dict[str, Any]:
+def machine_defaults(config: Config, cores: int, bfloat16: bool) -> dict[str, object]:
     """Dotted key → value, of what is there and not set, for a machine with so many cores; `bfloat16`: they multiply in
     it faster than in float32."""
-    known = {kind: knobs(kind, config[kind]["name"]) | config[kind] for kind in ("learner", "engine", "scheduler")}
-    here, large = "ACROSS_HOSTS" not in marks("launcher", config["launcher"]["name"]), is_large(config)
+    known = {kind: settled(kind, getattr(config, kind)) for kind in ("learner", "engine", "scheduler")}
+    launcher, large = marks("launcher", config.launcher["name"]), is_large(config)
+    here, one_process = "ACROSS_HOSTS" not in launcher, "ONE_PROCESS" in launcher  # then its roles take turns
     learns, acts = (here and large and _on_cpu(kind, known[kind]) for kind in ("learner", "engine"))
     quarter, rounds = cores // 4, known["scheduler"].get("max_staleness") == 0
-    one_process = "ONE_PROCESS" in marks("launcher", config["launcher"]["name"])  # its roles take turns
     shared = learns and acts and not rounds and not one_process
-    actors = config["actors"]
+    actors = config.actors
     few = 1 if acts or known["engine"].get("url") else 2
-    count = actors["count"] or max(few, actors["min_alive"])
+    count = actors.count or max(few, actors.min_alive)
     threads = (quarter if shared else cores) // count if acts else 1
-    found = {"actors.count": count, "actors.threads": max(1, threads)}
+    found: dict[str, object] = {"actors.count": count, "actors.threads": max(1, threads)}
     if learns:
         found["learner.threads"] = max(1, (cores - quarter if shared else cores) // known["learner"].get("ranks", 1))
     half = large and is_pretrained(config)
@@ -97,32 +99,33 @@ def machine_defaults(config: dict[str, Any], cores: int, bfloat16: bool) -> dict
         half = half and (known[kind].get("device") == "cuda" or (here and bfloat16))
         chosen = found[f"{kind}.compute_dtype"] = "bfloat16" if half else "float32"
         half = (known[kind].get("compute_dtype") or chosen) == "bfloat16"  # an engine rounds as its learner does
-    values = {f"actors.{knob}": value for knob, value in actors.items()}
+    values = {"actors.count": actors.count, "actors.threads": actors.threads}
     values |= {f"{kind}.{knob}": value for kind in ("learner", "engine") for knob, value in known[kind].items()}
     return {key: value for key, value in found.items() if values.get(key, "") is None}
 
 
-def _on_cpu(kind: str, known: dict[str, Any]) -> bool:
+def _on_cpu(kind: str, known: Mapping[str, str]) -> bool:
     return "needs_model" in marks(kind, known["name"]) and known.get("device", "cpu") == "cpu"
 
 
-def describe_machine(config: Any, cores: int) -> str:
+def describe_machine(config: Config, cores: int) -> str:
     """A line for people: who gets which share of the machine."""
-    keys = [("learner", "threads"), ("learner", "compute_dtype"), ("engine", "compute_dtype")]
-    keys += [("actors", "count"), ("actors", "threads")]
-    found = [(f"{part}.{knob}", config[part].get(knob)) for part, knob in keys]
+    learner, engine, actors = config.learner, config.engine, config.actors
+    found = [("learner.threads", learner.get("threads")), ("learner.compute_dtype", learner.get("compute_dtype"))]
+    found += [("engine.compute_dtype", engine.get("compute_dtype"))]
+    found += [("actors.count", actors.count), ("actors.threads", actors.threads)]
     return f"machine: {cores} cores; {', '.join(f'{key}={value}' for key, value in found if value is not None)}"
 
 
-def optimizer_steps(known: dict[str, Any]) -> int:
+def optimizer_steps(known: Mapping[str, int]) -> int:
     """Those of a schedule's train steps, by the learner's knobs."""
     per_batch = known.get("num_minibatches", 1) * known.get("num_minibatch_epochs", 1)
     return int(known["schedule_steps"] * per_batch)
 
 
-def describe_learning(config: Any) -> str:
+def describe_learning(config: Config) -> str:
     """A line for people: with which rate the run will learn, and how it goes. Empty for learners without a rate."""
-    known = knobs("learner", config["learner"]["name"]) | dict(config["learner"])
+    known = settled("learner", config.learner)
     if known.get("lr") is None:
         return ""
     of = "a pretrained model" if is_pretrained(config) else "random initial weights"
@@ -134,9 +137,9 @@ def describe_learning(config: Any) -> str:
     return f"learning: {', '.join(parts)} ({of}{adapters})"
 
 
-def ruinous_rate(config: Any) -> str:
+def ruinous_rate(config: Config) -> str:
     """What to say of a rate that is likely to ruin a pretrained model; empty for any other."""
-    known = knobs("learner", config["learner"]["name"]) | dict(config["learner"])
+    known = settled("learner", config.learner)
     if not is_pretrained(config) or known.get("lora") is not None or (known.get("lr") or 0.0) <= RUINOUS_LR:
         return ""
     return (

@@ -16,13 +16,17 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from areal_like.messages import Table
 from areal_like.types import Finish, Group, Runs, Sample
 from areal_like.wire import WireError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 OR = " or "
 """Between digests, where a version has several."""
@@ -69,12 +73,14 @@ class Head:
     @property
     def rewards(self) -> list[float]:
         """Per sample."""
-        return np.frombuffer(self.rows, ROW)["reward"].tolist()
+        rewards: list[float] = np.frombuffer(self.rows, ROW)["reward"].tolist()
+        return rewards
 
     @property
     def lengths(self) -> list[int]:
         """Response tokens per sample."""
-        return np.frombuffer(self.rows, ROW)["response"].tolist()
+        lengths: list[int] = np.frombuffer(self.rows, ROW)["response"].tolist()
+        return lengths
 
     @property
     def versions(self) -> list[int]:
@@ -91,9 +97,10 @@ class Head:
         return Counter(oldest[oldest < np.iinfo(np.int32).max].tolist())
 
 
-def _starts(counts: np.ndarray) -> np.ndarray:
+def _starts(counts: NDArray[np.integer]) -> NDArray[np.int64]:
     """The start of each part, for parts that follow one another."""
-    return np.add.accumulate(counts, dtype=np.int64) - counts
+    ends: NDArray[np.int64] = np.add.accumulate(counts, dtype=np.int64)
+    return ends - counts
 
 
 # ---- heads ----------------------------------------------------------------------------------------------------------
@@ -212,24 +219,25 @@ def covered_by(runs: np.ndarray, counts: np.ndarray, name: str) -> np.ndarray:
 _least = np.minimum.reduce  # an array's own `min` takes twice as long, and tables are small
 
 
-def fits_float32(rewards: Any) -> bool:
+def fits_float32(rewards: ArrayLike) -> bool:
     """Is each of them a finite number that float32 can hold?"""
     return bool(np.maximum.reduce(np.abs(rewards), axis=None) <= LARGEST_REWARD)  # False for NaN
 
 
-def check_payload(head: Head, payload: Any, vocab_size: int | None) -> None:
+def check_payload(head: Head, payload: Buffer, vocab_size: int | None) -> None:
     """Raises PayloadError unless a learner whose model knows `vocab_size` tokens (None: not known) can train on the
     group: tokens and logprobs are as `check_sampled` says, loss masks 0 or 1, rewards of turns numbers that float32 can
     hold, at places in the response. One pass over each column, or two."""
     n_turns = int(np.add.reduce(np.frombuffer(head.rows, ROW)["turns"], dtype=np.int64))
     n_tokens = (head.size - 5 * head.tokens - 12 * n_turns) // 4
-    tokens, logprobs, masks = _columns(payload, n_tokens, head.tokens)
+    view = memoryview(payload)
+    tokens, logprobs, masks = _columns(view, n_tokens, head.tokens)
     check_sampled(head.id, tokens, logprobs, vocab_size)
     if np.maximum.reduce(masks.view(np.uint8)) > 1:
         raise PayloadError(head.id, "loss mask", "its loss mask is not made of 0 and 1")
     if n_turns:
         try:
-            _turn_rewards(np.frombuffer(head.rows, ROW).tolist(), *_turns(payload, n_tokens, head.tokens, n_turns))
+            _turn_rewards(np.frombuffer(head.rows, ROW).tolist(), *_turns(view, n_tokens, head.tokens, n_turns))
         except WireError as error:
             raise PayloadError(head.id, "turn rewards", str(error)) from None
 
@@ -270,7 +278,7 @@ def encode_group(group: Group) -> tuple[Head, bytearray]:
     return head, payload
 
 
-def decode_group(head: Head, payload: Any) -> Group:
+def decode_group(head: Head, payload: Buffer) -> Group:
     """Inverse of `encode_group`. The arrays are read-only views into `payload`: nothing is copied. Raises WireError
     where the rewards of turns are no numbers or have no place in the response."""
     rows = np.frombuffer(head.rows, ROW).tolist()
@@ -299,7 +307,9 @@ def decode_group(head: Head, payload: Any) -> Group:
     return Group(head.id, samples, head.digests, head.seconds)
 
 
-def _columns(payload: Any, n_tokens: int, n_responses: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _columns(
+    payload: bytearray | memoryview, n_tokens: int, n_responses: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A payload's tokens, logprobs and loss masks, as views."""
     return (
         np.frombuffer(payload, np.int32, n_tokens),
@@ -308,14 +318,18 @@ def _columns(payload: Any, n_tokens: int, n_responses: int) -> tuple[np.ndarray,
     )
 
 
-def _turns(payload: Any, n_tokens: int, n_responses: int, n_turns: int) -> tuple[np.ndarray, np.ndarray]:
+def _turns(
+    payload: bytearray | memoryview, n_tokens: int, n_responses: int, n_turns: int
+) -> tuple[np.ndarray, np.ndarray]:
     """A payload's places and rewards of turns, as views."""
     start = 4 * n_tokens + 5 * n_responses
     places = np.frombuffer(payload, np.int32, n_turns, start)
     return places, np.frombuffer(payload, np.float64, n_turns, start + 4 * n_turns)
 
 
-def _turn_rewards(rows: Sequence[tuple[Any, ...]], places: np.ndarray, rewards: np.ndarray) -> list[Any]:
+def _turn_rewards(
+    rows: Sequence[Sequence[int]], places: np.ndarray, rewards: np.ndarray
+) -> list[list[tuple[int, float]]]:
     """Per sample its pairs (place, reward)."""
     counts, responses = [row[3] for row in rows], np.array([row[1] for row in rows])
     if not fits_float32(rewards) or (places < 0).any() or (places >= np.repeat(responses, counts)).any():

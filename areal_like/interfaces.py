@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -47,7 +47,7 @@ class Task(Protocol):
 class PooledTask(Task, Protocol):
     """A task whose verifier may be slow, hang or crash: actors run it in a process of its own, under a time limit."""
 
-    def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[Any, ...]]:
+    def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[object, ...]]:
         """The verifier of a response, a function named "module:name", and its arguments (JSON values)."""
         ...
 
@@ -68,13 +68,13 @@ class Codec(Protocol):
         `closed`: the turn had ended with a stop token."""
         ...
 
-    def opening(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = ()) -> np.ndarray:
+    def opening(self, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = ()) -> np.ndarray:
         """The tokens of a conversation, up to where the model goes on: int32 [n]. Messages and tools are of OpenAI's
         form, arguments of calls as objects. This and the next are for the workflow `agent` alone. Raises ValueError."""
         ...
 
     def continuation(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), *, closed: bool = True
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = (), *, closed: bool = True
     ) -> np.ndarray:
         """As `reply`, for any messages. Raises ValueError."""
         ...

@@ -163,7 +163,7 @@ class Guard(ThreadAuthenticator):
     """Lets in, for each connection that is tried, whose public key is in `folder`, read anew each time. Messages of who
     is let in carry its role as `User-Id`."""
 
-    def __init__(self, context: zmq.Context, folder: Path):
+    def __init__(self, context: zmq.SyncContext, folder: Path):
         super().__init__(context)
         self.folder, self._told_at = folder, -TELL_SECONDS
         self._roles: dict[bytes, str] = {}
@@ -187,7 +187,7 @@ class Guard(ThreadAuthenticator):
         return self._roles[z85.encode(client_public_key)]
 
 
-def guard(context: zmq.Context, folder: str | Path) -> Guard:
+def guard(context: zmq.SyncContext, folder: str | Path) -> Guard:
     """Let only clients of the allow-list connect to the CURVE servers of `context`, until `stop()` is called."""
     clients = Path(folder) / "clients"
     if not clients.is_dir():

@@ -19,7 +19,7 @@ import copy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import yaml
 from omegaconf import OmegaConf
@@ -40,14 +40,17 @@ ALIASES = {
 }
 """Names that users bring from other systems → ours."""
 
-Items = list[tuple[str, Any]]
+Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
+"""What yaml can say, as plain containers."""
+Tree = dict[str, Value]
+Items = list[tuple[str, Value]]
 
 
 class Layers:
     """A tree that layers are merged into, and where each of its values came from."""
 
     def __init__(self) -> None:
-        self.tree: dict[str, Any] = {}
+        self.tree: Tree = {}
         self._origins: dict[str, str] = {}
         self._open: list[Path] = []
         """Files being merged, outermost first: a file that extends itself is refused."""
@@ -120,7 +123,7 @@ class Layers:
         if key not in COMPONENTS:
             self._merge(self.tree, {key: name}, origin)
 
-    def _merge(self, tree: dict[str, Any], layer: dict[str, Any], origin: str, path: str = "") -> None:
+    def _merge(self, tree: Tree, layer: Tree, origin: str, path: str = "") -> None:
         for key, value in layer.items():
             here = f"{path}.{key}" if path else str(key)
             inherited = tree.get(key)
@@ -133,7 +136,7 @@ class Layers:
                 self._origins[here] = origin
 
 
-def _replaces(path: str, inherited: dict[str, Any], spec: dict[str, Any]) -> bool:
+def _replaces(path: str, inherited: Tree, spec: Tree) -> bool:
     """Whether `spec` names another component than the one inherited (a section's `name`, as in `run`, is a value)."""
     is_component = path.removeprefix("eval.").partition(".")[0] in COMPONENTS
     return is_component and "name" in inherited and spec.get("name", inherited["name"]) != inherited["name"]
@@ -144,7 +147,7 @@ def _names_component(key: str) -> bool:
     return key.endswith(".name") and key.partition(".")[0] in COMPONENTS
 
 
-def _known_as(key: str, value: Any, origin: str) -> tuple[str, Any]:
+def _known_as(key: str, value: Value, origin: str) -> tuple[str, Value]:
     """Our own name for a key of other systems, said once to the user."""
     if key not in ALIASES:
         return key, value
@@ -152,16 +155,16 @@ def _known_as(key: str, value: Any, origin: str) -> tuple[str, Any]:
     return ALIASES[key], value
 
 
-def _nested(key: str, value: Any) -> dict[str, Any]:
+def _nested(key: str, value: Value) -> Tree:
     for part in reversed(key.split(".")):
         value = {part: value}
-    return cast(dict[str, Any], value)
+    return cast(Tree, value)
 
 
 # Reading
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> Tree:
     """The mapping in a yaml file, as plain containers with interpolations left as text. Raises ConfigError."""
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
@@ -171,10 +174,10 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{shown(path)}: not valid yaml: {_one_line(error)}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{shown(path)}: a config is a mapping (key: value), not a list")
-    return cast(dict[str, Any], _with_infinities(content))
+    return cast(Tree, _with_infinities(cast(Tree, content)))
 
 
-def parse_override(text: str) -> tuple[str, Any]:
+def parse_override(text: str) -> tuple[str, Value]:
     """`key=value` as the dotted key and the value, which is read as yaml (nothing after `=` means null)."""
     key, equals, value = text.partition("=")
     if not (equals and all(key.split(".")) and not key.startswith("-")):
@@ -183,10 +186,10 @@ def parse_override(text: str) -> tuple[str, Any]:
         parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{text!r}: the value is not valid yaml: {_one_line(error)}", key) from None
-    return key, _with_infinities(cast(dict[str, Any], parsed)["value"])
+    return key, _with_infinities(cast(Tree, parsed)["value"])
 
 
-def _with_infinities(value: Any) -> Any:
+def _with_infinities(value: Value) -> Value:
     """Take the word `inf` for the number, as Python does; yaml itself spells it `.inf`."""
     if isinstance(value, dict):
         return {key: _with_infinities(item) for key, item in value.items()}
@@ -219,11 +222,12 @@ def _group(key: str, folder: Path) -> dict[str, Path]:
     return {file.stem: file.resolve() for place in places for file in sorted((place / key).glob("*.yaml"))}
 
 
-def _names(extends: Any, path: Path) -> list[str]:
+def _names(extends: Value, path: Path) -> list[str]:
     names = [extends] if isinstance(extends, str) else extends
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    found = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    if found != names:
         raise ConfigError(f"{shown(path)}: extends is a name or a list of names, not {extends!r}")
-    return names
+    return found
 
 
 def shown(path: Path) -> str:

@@ -6,9 +6,8 @@ notice when a connection breaks. The socket's monitor reports both.
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import zmq
+import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from areal_like.errors import UserError
@@ -35,9 +34,9 @@ class Link:
     Either call `check` and `reconnected` regularly, or await `until_reconnected` (asyncio), not both. All raise
     BusError if the other side refuses this one."""
 
-    def __init__(self, sock: zmq.Socket, endpoint: str, peer: str, keys: str | None):
-        self._watched, self._events = sock, cast(Any, sock.get_monitor_socket(_EVENTS))
-        self._blocking: zmq.Socket = zmq.Socket.shadow(self._events)  # an asyncio socket has an asyncio monitor
+    def __init__(self, sock: zmq.SyncSocket | zmq.asyncio.Socket, endpoint: str, peer: str, keys: str | None):
+        self._watched, self._events = sock, sock.get_monitor_socket(_EVENTS)
+        self._blocking: zmq.SyncSocket = zmq.Socket.shadow(self._events)  # an asyncio socket has an asyncio monitor
         self.peer, self._keys = f"{peer} ({endpoint})", keys
         self.connections = self._told = self._failed = 0
 
@@ -54,10 +53,11 @@ class Link:
 
     async def until_reconnected(self) -> None:
         """Wait until the socket has reconnected."""
+        assert isinstance(self._events, zmq.asyncio.Socket)
         while not (self._take(await self._events.recv_multipart()) and self.connections > 1):
             pass
 
-    def _take(self, parts: list[Any]) -> bool:
+    def _take(self, parts: list[bytes]) -> bool:
         """Was it a success?"""
         event = parse_monitor_message(parts)["event"]
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:

@@ -26,15 +26,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
 from setproctitle import setproctitle, setthreadtitle
 
 from areal_like import turns
-from areal_like.bus import NODE, BusError, deliver, is_loopback, own_address
-from areal_like.config import load_resolved, replace
+from areal_like.bus import NODE, deliver, is_loopback, own_address
+from areal_like.config import Config, load_resolved, replace
 from areal_like.errors import UserError
 from areal_like.launch import sockets
+from areal_like.link import BusError
 from areal_like.run_folder import RENDEZVOUS, config_file
 
 EXIT_USER_ERROR = 2
@@ -73,7 +74,7 @@ class Orders:
         """From now on the order to end calls `begin`, in the main thread between two of its instructions; the role then
         has so many seconds to end by itself."""
 
-        def terminate(signum: int, frame: Any) -> None:
+        def terminate(signum: int, frame: object) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             end_within(seconds)
             begin()
@@ -100,7 +101,7 @@ class Role:
     name: str
     run: Path
     sockets: Path | None
-    config: Any
+    config: Config
     grace: int = 0
     orders: Orders = field(default_factory=Orders)
 
@@ -138,7 +139,7 @@ class Role:
     def is_offered(self, service: str, endpoint: str) -> bool:
         """Is the service still where it was found?"""
         try:
-            return json.loads((self.run / RENDEZVOUS / f"{service}.json").read_text())["endpoint"] == endpoint
+            return bool(json.loads((self.run / RENDEZVOUS / f"{service}.json").read_text())["endpoint"] == endpoint)
         except FileNotFoundError:
             return False
 
@@ -148,7 +149,7 @@ class Role:
         deadline = time.monotonic() + float(self.config.launcher.get("ready_timeout", 120.0))
         while time.monotonic() < deadline:
             with contextlib.suppress(FileNotFoundError):
-                return json.loads(path.read_text())["endpoint"]
+                return str(json.loads(path.read_text())["endpoint"])
             turns.sleep(0.02)
         raise BusError(f"{self.name} gave up waiting for the {service} to start: see its log in {self.run}/logs")
 
@@ -199,7 +200,7 @@ class Terminated(SystemExit):
     """SIGTERM has arrived."""
 
 
-def _terminate(signum: int, frame: Any) -> None:
+def _terminate(signum: int, frame: object) -> None:
     """End by unwinding, so that sockets are closed and files finished, but end.
 
     The exception can be swallowed (in a callback of a library that is being imported, say) or the unwinding can hang;

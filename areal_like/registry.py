@@ -16,7 +16,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -24,6 +24,7 @@ from areal_like.annotations import misfit
 from areal_like.errors import UserError
 from areal_like.signatures import REQUIRED, Signature, UnreadableError, is_async, signature
 
+T = TypeVar("T")
 COMPONENTS: dict[str, dict[str, str]] = {
     "task": {
         "copy": "areal_like.tasks.copying:Copy",
@@ -136,7 +137,7 @@ def resolve(kind: str, name: str) -> Any:
         raise ConfigError(f"{kind}.name: module {module!r} has no {attribute!r}", kind) from None
 
 
-def _with_marks(component: Any) -> Any:
+def _with_marks(component: T) -> T:
     """Give a `functools.partial` the marks of its function or class (`needs_model`, ...)."""
     if isinstance(component, functools.partial):
         for mark, value in inspect.getmembers(component.func, lambda value: isinstance(value, bool)):
@@ -144,7 +145,7 @@ def _with_marks(component: Any) -> Any:
     return component
 
 
-def build(kind: str, spec: Mapping[str, Any], *args: Any) -> Any:
+def build(kind: str, spec: Mapping[str, object], *args: object) -> Any:
     """Call the component of `spec` with `args` and the spec's knobs: makes an object, or a function's result. Raises
     ConfigError, also where the component refuses the value of a knob (by ValueError)."""
     component = bind(kind, spec)
@@ -156,15 +157,14 @@ def build(kind: str, spec: Mapping[str, Any], *args: Any) -> Any:
         raise ConfigError(str(error), kind) from error
 
 
-def bind(kind: str, spec: Mapping[str, Any]) -> functools.partial[Any]:
+def bind(kind: str, spec: Mapping[str, object]) -> functools.partial[Any]:
     """The component of `spec` with its knobs bound, for later calls (losses, workflows, policies)."""
+    check(kind, spec)
     plain = _plain(spec)
-    check(kind, plain)
-    name = plain.pop("name")
-    return functools.partial(resolve(kind, name), **plain)
+    return functools.partial(resolve(kind, plain.pop("name")), **plain)
 
 
-def _plain(spec: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(spec: Mapping[str, object]) -> dict[str, Any]:
     """A spec as plain containers, so that components need not know OmegaConf."""
     return cast(dict[str, Any], OmegaConf.to_container(spec)) if isinstance(spec, DictConfig) else dict(spec)
 
@@ -172,19 +172,20 @@ def _plain(spec: Mapping[str, Any]) -> dict[str, Any]:
 # Checking specs
 
 
-def check(kind: str, spec: Mapping[str, Any]) -> None:
+def check(kind: str, spec: Mapping[str, object]) -> None:
     """Hold a spec against its component's keyword-only parameters, without importing the component's module.
 
     Raises ConfigError for an unknown name, an unknown knob, a missing knob that has no default, and a value that the
     knob's annotation rules out (`areal_like.annotations`).
     """
-    name = spec.get("name")
+    plain = _plain(spec)
+    name = plain.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"{kind}.name: {name!r} is not the name of a component: {_list(COMPONENTS[kind])}", kind)
-    _hold_against(_signature_of(kind, name), kind, name, {knob: v for knob, v in spec.items() if knob != "name"})
+    _hold_against(_signature_of(kind, name), kind, name, plain)
 
 
-def check_part(path: str, values: Mapping[str, Any]) -> None:
+def check_part(path: str, values: Mapping[str, object]) -> None:
     """Hold the knobs at a path of `PARTS` against their owner's. Raises ConfigError."""
     module, _, attribute = PARTS[path].partition(":")
     _hold_against(signature(module, attribute), path, path.rpartition(".")[2], values)
@@ -204,7 +205,7 @@ def check_function(key: str, path: str) -> bool:
         raise ConfigError(f"{key}={path}: {error}; name a function as module:name", key) from None
 
 
-def _hold_against(found: Signature, prefix: str, name: str, values: Mapping[str, Any]) -> None:
+def _hold_against(found: Signature, prefix: str, name: str, values: Mapping[str, object]) -> None:
     for knob, value in values.items():
         path = f"{prefix}.{knob}"
         if knob not in found.knobs:
@@ -220,7 +221,7 @@ def _hold_against(found: Signature, prefix: str, name: str, values: Mapping[str,
         raise ConfigError(f"{path}: {name!r} needs it and has no default; set it with {path}=VALUE", path)
 
 
-def _check_inner(path: str, kind: str, spec: Any) -> None:
+def _check_inner(path: str, kind: str, spec: object) -> None:
     """A knob named like a kind of component takes a spec of that kind."""
     if not isinstance(spec, Mapping):
         raise ConfigError(f"{path}: expected {{name: ..., knobs}}, got {spec!r}", path)
@@ -233,6 +234,12 @@ def _check_inner(path: str, kind: str, spec: Any) -> None:
 def knobs(kind: str, name: str) -> dict[str, Any]:
     """Knob → default of a component (`REQUIRED` where there is none; source text where it is no literal)."""
     return {knob: known.default for knob, known in _signature_of(kind, name).knobs.items()}
+
+
+def settled(kind: str, spec: Mapping[str, object]) -> dict[str, Any]:
+    """A spec with the defaults of the knobs that it leaves out."""
+    plain = _plain(spec)
+    return knobs(kind, plain["name"]) | plain
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ into a token, so the cost does not grow with the vocabulary.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -27,10 +28,10 @@ def stream_key(*parts: int) -> int:
     return key
 
 
-def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """Uniform numbers in [0, 1), float64 [n], from keys uint64 [n] and positions int64 [n]."""
     with np.errstate(over="ignore"):
-        x = keys + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+        x: NDArray[np.uint64] = keys + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         x = x ^ (x >> np.uint64(31))

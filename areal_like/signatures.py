@@ -13,11 +13,10 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
 
 REQUIRED = inspect.Parameter.empty
 """The default of a knob that has none."""
@@ -29,7 +28,7 @@ class UnreadableError(ValueError):
 
 @dataclass(frozen=True)
 class Knob:
-    default: Any
+    default: object
     annotation: ast.expr | None
 
 
@@ -107,7 +106,7 @@ def _of_function(function: _Function) -> Signature:
     return Signature(found, takes_any=arguments.kwarg is not None, marks=names)
 
 
-def _default(default: ast.expr | None) -> Any:
+def _default(default: ast.expr | None) -> object:
     if default is None:
         return REQUIRED
     try:
@@ -139,7 +138,7 @@ def _of_object(module: str, attribute: str) -> Signature:
     return Signature(knobs, any(p.kind is p.VAR_KEYWORD for p in parameters), frozenset(name for name, _ in marks))
 
 
-def _annotation(given: Any) -> ast.expr | None:
+def _annotation(given: object) -> ast.expr | None:
     text = given if isinstance(given, str) else inspect.formatannotation(given)
     try:
         return None if given is inspect.Parameter.empty else ast.parse(text, mode="eval").body
@@ -147,10 +146,10 @@ def _annotation(given: Any) -> ast.expr | None:
         return None
 
 
-def _imported(path: str) -> Any:
+def _imported(path: str) -> Callable[..., object]:
     """Raises UnreadableError where "module:name" is nothing that can be called."""
     try:
-        found = pkgutil.resolve_name(path)
+        found: object = pkgutil.resolve_name(path)
     except Exception as error:
         raise UnreadableError(f"{path} is found in no source, and importing it fails: {error!r}") from error
     if not callable(found):

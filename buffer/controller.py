@@ -15,8 +15,8 @@ import math
 import time
 
 from areal_like import messages
-from areal_like.bus import BusError
 from areal_like.groups import pack_heads
+from areal_like.link import BusError
 from areal_like.wire import Frame
 from buffer.deadlines import Deadlines
 from buffer.handlers import Handlers

@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
 
 from buffer.store import LEASED, Entry, Stage
 
@@ -20,6 +19,8 @@ MOST_REFUSED = 3
 until it joins anew."""
 OVER_PRESENT: dict[str, Callable[[list[float]], float]] = {"now": sum, "mean": fmean, "max": max}
 """How numbers of the actors that are here are combined."""
+Stats = Mapping[str, float | str]
+"""What an actor says of itself: see `actors.measures`."""
 
 
 @dataclass(slots=True)
@@ -40,7 +41,7 @@ class Actor:
     leased: int = 0
     ended: int = 0
     running: set[int] = field(default_factory=set)
-    stats: dict[str, Any] = field(default_factory=dict)
+    stats: Stats = field(default_factory=dict)
     refused: int = 0
     moved: dict[int, float] = field(default_factory=dict)
     timed_out: int = 0
@@ -51,12 +52,12 @@ class Actor:
     @property
     def engine(self) -> str:
         """Can its engine generate now? "serving", or "starting" or "restarting": then none of its groups gets on."""
-        return self.stats.get("engine", "serving")
+        return str(self.stats.get("engine", "serving"))
 
     @property
     def engine_note(self) -> str:
         """What is wrong with its engine, in words; "" if nothing is. One that is serving may have a note, too."""
-        return self.stats.get("engine_note", "")
+        return str(self.stats.get("engine_note", ""))
 
     @property
     def sequences(self) -> int:
@@ -93,7 +94,7 @@ class Fleet:
     def __init__(self) -> None:
         self.by_name: dict[str, Actor] = {}
         self.by_peer: dict[bytes, Actor] = {}
-        self._counted: dict[str, tuple[bytes, dict[str, Any]]] = {}  # by name: what its newest process said last
+        self._counted: dict[str, tuple[bytes, Stats]] = {}  # by name: what its newest process said last
         self._before: Counter[str] = Counter()  # what processes had counted that others of their names have replaced
 
     def __iter__(self) -> Iterator[Actor]:
@@ -139,7 +140,7 @@ class Fleet:
         total = waiting_groups + sum(len(actor.running) for actor in self)
         return total if math.isinf(total) else math.ceil(total / max(1, sharers))
 
-    def note_stats(self, actor: Actor, stats: dict[str, Any]) -> None:
+    def note_stats(self, actor: Actor, stats: Stats) -> None:
         """What an actor says of itself. A process counts from 0; what an earlier one of its name did stays counted."""
         peer, said = self._counted.get(actor.name, (actor.peer, {}))
         if peer != actor.peer:
@@ -169,7 +170,7 @@ class Fleet:
         return found
 
 
-def _numbers(stats: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(stats: Stats) -> dict[str, float]:
     return {key: value for key, value in stats.items() if isinstance(value, float)}
 
 

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from areal_like.ages import KEY, shares_of
 from areal_like.checkpoints import is_due
@@ -33,9 +34,9 @@ class Ages:
     """Ages in versions, by place: a function of the seed, so runs repeat. A batch is divided by systematic sampling: of
     every batch each age gets its share up to one group, and on average exactly that. `spec` see `areal_like.ages`."""
 
-    def __init__(self, spec: Any, seed: int = 0):
+    def __init__(self, spec: object, seed: int = 0):
         shares = shares_of(spec)
-        self._ages = np.array([age for age, _ in shares], np.int64)
+        self._ages: NDArray[np.int64] = np.array([age for age, _ in shares], np.int64)
         self._until = np.cumsum([share for _, share in shares])
         self._seed = seed
 
@@ -43,12 +44,13 @@ class Ages:
     def oldest(self) -> int:
         return int(self._ages[-1])
 
-    def of_batch(self, batch: int, size: int) -> np.ndarray:
-        """int64 [size]: the age of each place in a batch, the younger ones first."""
+    def of_batch(self, batch: int, size: int) -> NDArray[np.int64]:
+        """[size]: the age of each place in a batch, the younger ones first."""
         key = np.array([stream_key(self._seed, _STREAM)], np.uint64)
         places = (np.arange(size) + uniforms(key, np.array([batch]))) / size * self._until[-1]
         found = np.searchsorted(self._until, places, side="right")
-        return self._ages[np.minimum(found, len(self._ages) - 1)]
+        ages: NDArray[np.int64] = self._ages[np.minimum(found, len(self._ages) - 1)]
+        return ages
 
 
 class InjectionBroken(RuntimeError):

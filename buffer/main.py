@@ -110,14 +110,14 @@ def main(role: Role) -> None:
         scheduler,
         PromptCursor(task.size("train"), config.run.seed, position=replay.store.admitted),
         Evaluation(config.eval.every, heldout, config.eval.temperature),
-        config.actors.count,
+        configs.actors_of(config),
         config.buffer.max_bytes,
         config.run.steps,
         role.run,
         Learner(steps=steps),
         shares=Shares(ranks),
         verifiers=Verifiers(verifier_of(config.task), config.rewards.timeout, config.rewards.max_timeouts),
-        relays=Relays(config.actors.count if config.weights.fanout is None else config.weights.fanout),
+        relays=Relays(configs.actors_of(config) if config.weights.fanout is None else config.weights.fanout),
     )
     state.verifiers.window = min(state.samples_per_batch, MOST_ANSWERS)
     go_on(scheduler, replay, state.gauges)

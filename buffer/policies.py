@@ -13,9 +13,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence, Set
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from areal_like.groups import Head
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRichComparison
 
 
 class Waiting(NamedTuple):
@@ -29,6 +32,9 @@ class Waiting(NamedTuple):
     pushed: int
     left: float
     head: Head | None = None
+
+
+Key = Callable[[Waiting], "SupportsRichComparison"]
 
 
 def in_order(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[int, ...]:
@@ -66,18 +72,19 @@ def priority(waiting: Sequence[Waiting], missing: Set[int], want: int, *, key: s
     return _first(sorted(waiting, key=lambda group: group.pushed), want, value, highest=True)
 
 
-def _first(waiting: Sequence[Waiting], want: int, key: Callable[..., Any], highest: bool = False) -> tuple[int, ...]:
+def _first(waiting: Sequence[Waiting], want: int, key: Key, highest: bool = False) -> tuple[int, ...]:
     if len(waiting) < want:
         return ()
     return tuple(group.id for group in sorted(waiting, key=key, reverse=highest)[:want])
 
 
 @cache
-def _function(path: str) -> Callable[[Waiting], Any]:
+def _function(path: str) -> Key:
     module, colon, name = path.partition(":")
     if not (colon and module and name):
         raise ValueError(f"policy.key={path}: name a function as module:Name")
     try:
-        return getattr(importlib.import_module(module), name)
+        key: Key = getattr(importlib.import_module(module), name)
+        return key
     except (ModuleNotFoundError, AttributeError) as error:
         raise ValueError(f"policy.key={path}: {error}") from None

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any
 
 from areal_like.groups import Head
 from buffer import events, filters
@@ -34,9 +32,9 @@ class Replay:
     def __init__(
         self,
         bound: Bound,
-        policy: Policy | partial,
+        policy: Policy,
         staleness_policy: str = "drop",
-        group_filter: Filter | partial = filters.none,
+        group_filter: Filter = filters.none,
         resume: bool = True,
         slots: Slots | None = None,
     ):
@@ -207,7 +205,7 @@ class Replay:
 
     # ---- batches ----------------------------------------------------------------------------------------------------
 
-    def open_batch(self, groups: int, scheduler: Any) -> None:
+    def open_batch(self, groups: int, scheduler: object) -> None:
         """The next batch has so many groups. `scheduler`: the scheduler's state, if it keeps any."""
         self.commit(events.Open(self.bound.batches.opened, groups, scheduler))
 

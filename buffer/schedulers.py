@@ -96,12 +96,12 @@ class Scheduler:
         size = {"sizing/group_size": float(self.group_size)} if len(self.sizing.sizes) > 1 else {}
         return self.sizing.metrics() | size
 
-    def state_dict(self) -> dict[str, Any] | None:
+    def state_dict(self) -> object:
         """Plain data; None: there is nothing to be remembered."""
         sizing = self.sizing.state_dict()
         return None if sizing is None else {"sizing": sizing, "sizes": [self.group_size, self.launch]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         self.group_size, self.launch = state["sizes"]
         if state["sizing"] is not None:
             self.sizing.load_state_dict(state["sizing"])
@@ -223,13 +223,13 @@ class SyncScheduler(Scheduler):
         found = {"rounds/long": float(self.long)} if self.oversample_prompts > 1 else {}
         return super().metrics() | found
 
-    def state_dict(self) -> dict[str, Any] | None:
+    def state_dict(self) -> object:
         if self.oversample_prompts == 1:
             return super().state_dict()
         sizes = [self.group_size, self.launch]
         return {"sizing": self.sizing.state_dict(), "sizes": sizes, "groups": self.groups, "long": self.long}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         super().load_state_dict(state)
         self.groups, self.long = state.get("groups", 0), state.get("long", False)
 

@@ -56,11 +56,11 @@ class Sizing:
         """What led to the newest size."""
         return {}
 
-    def state_dict(self) -> dict[str, Any] | None:
+    def state_dict(self) -> object:
         """Plain data; None: there is nothing to be remembered."""
         return None
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Go on from what `state_dict` gave."""
 
 
@@ -202,10 +202,10 @@ class Sagc(Sizing):
             **({"sizing/spread": self.spread} if self.below else {}),
         }
 
-    def state_dict(self) -> dict[str, Any] | None:
+    def state_dict(self) -> object:
         return {name: getattr(self, name) for name in _REMEMBERED}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         for name in _REMEMBERED:
             setattr(self, name, state.get(name, getattr(self, name)))
 

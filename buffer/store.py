@@ -206,12 +206,12 @@ class Store:
         self.filtered: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.pushes = self.bytes = self.staleness_max = 0
-        self.scheduler: Any = None
-        self.decided: dict[int, Any] = {}
+        self.scheduler: object = None
+        self.decided: dict[int, object] = {}
         self.planned: dict[int, list[int]] = {}
         self.replans = 0
         self._clear()
-        self._appliers: dict[type, Callable[[Any, Payload, float], None]] = {
+        self._appliers: dict[type[events.Event], Callable[..., None]] = {
             each: getattr(self, f"_{each.__name__.lower()}") for each in events.Event.__args__
         }
 
@@ -285,7 +285,7 @@ class Store:
         self._enter(entry)
         self.admitted += 1
 
-    def _lease(self, event: events.Lease, *_: Any) -> None:
+    def _lease(self, event: events.Lease, *_: object) -> None:
         entry = self.entries[event.id]
         if event.resumes:
             self.resumed += 1
@@ -295,10 +295,10 @@ class Store:
         entry.lease_version, entry.cut = event.version, ()
         self._move(entry, Stage.RUNNING)
 
-    def _recall(self, event: events.Recall, *_: Any) -> None:
+    def _recall(self, event: events.Recall, *_: object) -> None:
         self._move(self.entries[event.id], Stage.RECALLED)
 
-    def _requeue(self, event: events.Requeue, *_: Any) -> None:
+    def _requeue(self, event: events.Requeue, *_: object) -> None:
         self._break_off(self.entries[event.id])
 
     def _handback(self, event: events.HandBack, payload: Payload, _: float) -> None:
@@ -316,10 +316,10 @@ class Store:
         self._move(entry, Stage.QUEUED)
         self.requeued += 1
 
-    def _forget(self, event: events.Forget, *_: Any) -> None:
+    def _forget(self, event: events.Forget, *_: object) -> None:
         self._keep(self.entries[event.id], None)
 
-    def _leaveout(self, event: events.LeaveOut, *_: Any) -> None:
+    def _leaveout(self, event: events.LeaveOut, *_: object) -> None:
         self.entries[event.id].cut = event.cut
 
     def _push(self, event: events.Push, payload: Payload, now: float) -> None:
@@ -331,7 +331,7 @@ class Store:
         self.pushes += 1
         self.bytes += len(payload)
 
-    def _place(self, event: events.Place, *_: Any) -> None:
+    def _place(self, event: events.Place, *_: object) -> None:
         winner = self.entries[event.id]
         if event.loser is None:
             slot = self.slots.take()
@@ -344,23 +344,23 @@ class Store:
                 self._move(loser, Stage.REDUNDANT if loser.stage is Stage.RUNNING else loser.stage, NO_SLOT)
         self._move(winner, Stage.RUNNING if winner.stage is Stage.REDUNDANT else winner.stage, slot)
 
-    def _defer(self, event: events.Defer, *_: Any) -> None:
+    def _defer(self, event: events.Defer, *_: object) -> None:
         self._put_off(self.entries[event.id])
 
     def _put_off(self, entry: Entry) -> None:
         entry.actor, entry.was_deferred = "", True
         self._move(entry, Stage.DEFERRED, NO_SLOT)
 
-    def _readmit(self, event: events.Readmit, *_: Any) -> None:
+    def _readmit(self, event: events.Readmit, *_: object) -> None:
         entry = self.entries[event.id]
         entry.launch, entry.need = event.launch, event.need
         self._move(entry, Stage.QUEUED, self.slots.take())
 
-    def _drop(self, event: events.Drop, *_: Any) -> None:
+    def _drop(self, event: events.Drop, *_: object) -> None:
         self._remove(event.id)
         self.dropped[event.reason] += 1
 
-    def _filter(self, event: events.Filter, *_: Any) -> None:
+    def _filter(self, event: events.Filter, *_: object) -> None:
         self._remove(event.id)
         self.filtered[event.reason] += 1
 
@@ -379,20 +379,20 @@ class Store:
 
     # ---- batches ----------------------------------------------------------------------------------------------------
 
-    def _open(self, event: events.Open, *_: Any) -> None:
+    def _open(self, event: events.Open, *_: object) -> None:
         if event.scheduler is not None:
             self.decided[event.batch] = event.scheduler
         self.scheduler = event.scheduler
         self.bound.batches.open(event.groups)
 
-    def _settle(self, event: events.Settle, *_: Any) -> None:
+    def _settle(self, event: events.Settle, *_: object) -> None:
         for group_id, slot in event.slots.items():
             self.entries[group_id].slot = slot
             for order in (self._unfinished, self._queued, self._waiting):
                 order.change(group_id, slot)
         self.slots.reset(event.end)
 
-    def _serve(self, event: events.Serve, *_: Any) -> None:
+    def _serve(self, event: events.Serve, *_: object) -> None:
         version = self.bound.batch_version(event.batch)
         for slot, group_id in enumerate(event.ids, self.bound.batches.first(event.batch)):
             entry = self.entries[group_id]
@@ -402,7 +402,7 @@ class Store:
             self.staleness_max = max(self.staleness_max, 0 if oldest is None else version - oldest)
         self.planned.pop(event.batch, None)
 
-    def _unserve(self, event: events.Unserve, *_: Any) -> None:
+    def _unserve(self, event: events.Unserve, *_: object) -> None:
         for entry in self.of(Stage.SERVED):
             if entry.batch >= event.batch:
                 self._wait_again(entry)
@@ -413,7 +413,7 @@ class Store:
         entry.batch = -1
         self._move(entry, Stage.WAITING)
 
-    def _finish(self, event: events.Finish, *_: Any) -> None:
+    def _finish(self, event: events.Finish, *_: object) -> None:
         for entry in self.of(Stage.SERVED):
             if entry.batch == event.batch:
                 del self.entries[entry.id]
@@ -423,16 +423,16 @@ class Store:
         self.decided.pop(event.batch, None)
         self.bound.batches.forget(event.batch + 1)
 
-    def _replan(self, *_: Any) -> None:
+    def _replan(self, *_: object) -> None:
         self.planned = {}
         self.replans += 1
 
-    def _plan(self, event: events.Plan, *_: Any) -> None:
+    def _plan(self, event: events.Plan, *_: object) -> None:
         self.planned[event.batch] = event.ids
 
     # ---- the run ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, event: events.Begin, *_: Any) -> None:
+    def _begin(self, event: events.Begin, *_: object) -> None:
         """Batches from `event.batch` on are planned anew, and nobody runs anything."""
         self.slots.begin(self.bound.batch_version(event.batch))
         served: dict[int, list[int]] = {}  # by a snapshot; a later event of the same batch stands in `planned` already
@@ -448,10 +448,10 @@ class Store:
             else:
                 self._move(entry, Stage.QUEUED)
 
-    def _branch(self, *_: Any) -> None:
+    def _branch(self, *_: object) -> None:
         """Groups that it concerns have events of their own."""
 
-    def _advance(self, event: events.Advance, *_: Any) -> None:
+    def _advance(self, event: events.Advance, *_: object) -> None:
         self.slots.advance(event.version)
 
     def _snapshot(self, event: events.Snapshot, _: Payload, now: float) -> None:

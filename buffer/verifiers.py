@@ -5,11 +5,10 @@ that looks well and learns nothing: it ends with the reason instead. No I/O.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from buffer.checks import RolloutsFail
+from buffer.fleet import Stats
 
 MOST_ANSWERS = 32
 """So many tell, where a batch has more: each may have taken all of its time."""
@@ -27,9 +26,9 @@ class Verifiers:
     _totals: dict[str, tuple[float, float]] = field(default_factory=dict)
     _newest: deque[tuple[float, float]] = field(default_factory=deque)
 
-    def see(self, actor: str, stats: Mapping[str, Any]) -> None:
+    def see(self, actor: str, stats: Stats) -> None:
         """An actor's totals; they begin anew when it does. Raises RolloutsFail."""
-        totals = stats.get("sum:rewards/answered", 0.0), stats.get("sum:rewards/timeouts", 0.0)
+        totals = float(stats.get("sum:rewards/answered", 0.0)), float(stats.get("sum:rewards/timeouts", 0.0))
         before = self._totals.get(actor, (0.0, 0.0))
         self._totals[actor] = totals
         answered, late = totals if totals[0] < before[0] else (totals[0] - before[0], totals[1] - before[1])

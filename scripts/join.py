@@ -15,12 +15,12 @@ import sys
 import time
 from pathlib import Path
 
-from areal_like.bus import BusError
 from areal_like.config import Config
 from areal_like.launch.children import Children
 from areal_like.launch.local import Here
 from areal_like.launch.plan import RoleSpec, has_model
 from areal_like.launch.restarts import Limits
+from areal_like.link import BusError
 from areal_like.run_folder import RENDEZVOUS
 from scripts.arguments import command, refuse
 from scripts.running import NotRunning, Running, add_arguments

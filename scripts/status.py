@@ -18,7 +18,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from areal_like.bus import BusError
+from areal_like.link import BusError
 from scripts import output
 from scripts.arguments import command, refuse
 from scripts.exporter import serve

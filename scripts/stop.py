@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 
-from areal_like.bus import BusError
+from areal_like.link import BusError
 from scripts.arguments import command, refuse
 from scripts.running import Running, add_arguments
 

@@ -23,10 +23,11 @@ from typing import Any, TextIO
 
 from areal_like import config as configs
 from areal_like import keys, turns
-from areal_like.bus import NODE, BusError, is_loopback
+from areal_like.bus import NODE, is_loopback
 from areal_like.config import Config, ConfigError
 from areal_like.defaults import describe_learning, describe_machine
 from areal_like.errors import UserError
+from areal_like.link import BusError
 from areal_like.machine import cores
 from areal_like.process import EXIT_PAUSED
 from areal_like.registry import resolve

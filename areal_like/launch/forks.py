@@ -81,7 +81,7 @@ class Forks:
         self._begun = 0  # the newest one's id
         self._title = f"forks areal_like --run {run.resolve()} "
         self._log = run / "logs" / "forks.log"  # what is said while it imports
-        self._server: subprocess.Popen | None = None
+        self._server: subprocess.Popen[bytes] | None = None
         if (connection := _connected(os.environ.get(VARIABLE, ""))) is None:
             connection, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with there, self._log.open("ab") as output:
@@ -152,7 +152,7 @@ class Forks:
             self._begun = pid
         self._codes[pid] = code
 
-    def _send(self, request: dict) -> None:
+    def _send(self, request: dict[str, object]) -> None:
         try:
             if self._connection:
                 self._connection.sendall(json.dumps(request).encode())
@@ -204,7 +204,7 @@ def environment(threads: int) -> dict[str, str]:
     return {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | own
 
 
-def _start(*arguments: str, output: IO[bytes] | int, keep: tuple[int, ...] = ()) -> subprocess.Popen:
+def _start(*arguments: str, output: IO[bytes] | int, keep: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "areal_like.launch.fork_server", *arguments],
         cwd=REPOSITORY,

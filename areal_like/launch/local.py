@@ -21,7 +21,7 @@ from areal_like.launch.sockets import SocketFolder, sweep
 from areal_like.process import REPOSITORY
 
 
-class Group(subprocess.Popen):
+class Group(subprocess.Popen[bytes]):
     """A role's process, which leads a process group."""
 
     remark = ""

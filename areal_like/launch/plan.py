@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from areal_like.config import learner_threads, ranks_of
+from areal_like.config import Config, actors_of, learner_threads, ranks_of
 from areal_like.launch.restarts import Limits
 from areal_like.registry import marks
+from areal_like.schema import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class RoleSpec:
     imports_torch: bool = False
 
 
-def plan(config: Any) -> list[RoleSpec]:
+def plan(config: Config) -> list[RoleSpec]:
     """The processes of a run, in the order in which they are started. A replay has no actors: all is recorded."""
-    threads, count = config.actors.threads, 0 if config.replay else config.actors.count
+    threads, count = config.actors.threads or 1, 0 if config.replay else actors_of(config)
     engine, learner = has_model("engine", config.engine), has_model("learner", config.learner)
     actors = [RoleSpec(f"actor-{i}", "actors.main", threads, False, engine) for i in range(count)]
     # The other ranks come first: a dead one is then seen before the learner that lost it.
@@ -40,12 +40,12 @@ def plan(config: Any) -> list[RoleSpec]:
     return [*core, *actors]
 
 
-def has_model(kind: str, spec: Any) -> bool:
+def has_model(kind: str, spec: Spec) -> bool:
     """Will the component import torch, without CUDA? Found out without importing it."""
     return "needs_model" in marks(kind, spec.name) and spec.get("device", "cpu") == "cpu"
 
 
-def limits(config: Any) -> Limits:
+def limits(config: Config) -> Limits:
     """How often actors are restarted."""
     actors = config.actors
     return Limits(actors.max_restarts, actors.restart_window, actors.min_alive)

@@ -237,7 +237,8 @@ class Elsewhere:
             return None
         try:
             if self._ended:
-                return ray.get(self._ended)
+                code: int = ray.get(self._ended)
+                return code
             ray.get(self._begun)
             self._ended = self._host.wait.remote()
         except ray.exceptions.RayActorError as error:

@@ -5,8 +5,7 @@ There are no roles: a conversation is the contents of its messages, one behind t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -31,13 +30,13 @@ class CharacterCodec:
     def reply(self, text: str, *, closed: bool = True) -> np.ndarray:
         return self.encode(text)
 
-    def opening(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = ()) -> np.ndarray:
+    def opening(self, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = ()) -> np.ndarray:
         """Raises ValueError for `tools`: there is no place for them."""
         if tools:
             raise ValueError("this task's text has no place for tools")
-        return self.encode("".join(message["content"] for message in messages))
+        return self.encode("".join(str(message["content"]) for message in messages))
 
     def continuation(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), *, closed: bool = True
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = (), *, closed: bool = True
     ) -> np.ndarray:
         return self.opening(messages, tools)

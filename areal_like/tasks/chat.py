@@ -6,19 +6,30 @@ conversation with and without the new message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 _SAID = "What the model said."
+Messages = Sequence[Mapping[str, object]]
+
+
+class Tokenizer(Protocol):
+    """What is used of one of transformers."""
+
+    eos_token: str | None
+
+    def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]: ...
+    def decode(self, tokens: list[int], /, *, skip_special_tokens: bool = False) -> str: ...
+    def apply_chat_template(self, talk: list[Mapping[str, object]], /, *, tokenize: bool, **more: object) -> str: ...
 
 
 class TokenizerCodec:
     """`tokenizer` is one of transformers; with `chat` a reply is a message of the user's."""
 
-    def __init__(self, tokenizer: Any, chat: bool):
+    def __init__(self, tokenizer: Tokenizer, chat: bool):
         self._tokenizer, self._chat = tokenizer, chat
 
     def encode(self, text: str) -> np.ndarray:
@@ -31,19 +42,17 @@ class TokenizerCodec:
         """Raises ValueError for a chat template that changes earlier turns when another follows."""
         return self.continuation([{"role": "user", "content": text}], closed=closed)
 
-    def opening(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = ()) -> np.ndarray:
+    def opening(self, messages: Messages, tools: Sequence[object] = ()) -> np.ndarray:
         """Raises ValueError for messages that the chat template does not take, or tools without a template."""
         if not self._chat:
             return np.array(self._tokenizer.encode(_as_they_stand(messages, tools)), np.int32)
         return self.encode(self._render(messages, tools, add_generation_prompt=True))
 
-    def continuation(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), *, closed: bool = True
-    ) -> np.ndarray:
+    def continuation(self, messages: Messages, tools: Sequence[object] = (), *, closed: bool = True) -> np.ndarray:
         """Raises ValueError as `reply` and `opening`."""
         if not self._chat:
             return self.encode(_as_they_stand(messages, tools))
-        talk: list[dict[str, Any]] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
+        talk: list[Mapping[str, object]] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
         before = self._render(talk, tools)
         after = self._render([*talk, *messages], tools, add_generation_prompt=True)
         said = before.rpartition(_SAID)[0] + _SAID
@@ -57,7 +66,7 @@ class TokenizerCodec:
         """Of a turn, as the model itself writes it."""
         return self._tokenizer.eos_token or ""
 
-    def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), **more: Any) -> str:
+    def _render(self, messages: Messages, tools: Sequence[object] = (), **more: object) -> str:
         from jinja2 import TemplateError
 
         given = {"tools": list(tools)} if tools else {}
@@ -67,7 +76,7 @@ class TokenizerCodec:
             raise ValueError(f"the chat template does not take these messages: {error}") from None
 
 
-def _as_they_stand(messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> str:
+def _as_they_stand(messages: Messages, tools: Sequence[object]) -> str:
     if tools:
         raise ValueError("tools need a chat template (task.chat_template)")
-    return "".join(message["content"] for message in messages)
+    return "".join(str(message["content"]) for message in messages)

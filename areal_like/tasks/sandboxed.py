@@ -33,7 +33,6 @@ import statistics
 import string
 import sys
 import typing
-from collections.abc import Callable
 
 NOBODY = 65534
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
@@ -145,7 +144,7 @@ def refuse_sockets() -> None:
     check(LIBC.prctl(PR_SET_SECCOMP, 2, head, 0, 0), "seccomp")
 
 
-def refuse(event: str, arguments: tuple) -> None:
+def refuse(event: str, arguments: tuple[object, ...]) -> None:
     """The audit hook of isolation="weak"; what is loaded already may be imported again (that is no event)."""
     if event.startswith(REFUSED):
         raise PermissionError(f"{event} is not permitted here")
@@ -163,8 +162,9 @@ def lock_in(isolation: str, parent: int) -> None:
         drop_capabilities()
 
 
-def answer(function: Callable, arguments: list) -> str:
+def answer(function: object, arguments: list[object]) -> str:
     try:
+        assert callable(function)
         return json.dumps([function(*arguments)], allow_nan=False).replace("\n", " ")
     except Exception:
         return "null"
@@ -188,7 +188,7 @@ def main() -> None:
     os.close(devnull)
     if request["isolation"] == "weak":
         sys.addaudithook(refuse)
-    names: dict = {"__name__": "program"}
+    names: dict[str, object] = {"__name__": "program"}
     exec(compile(request["code"], "program", "exec"), names)
     for arguments in request["calls"]:
         os.write(replies, answer(names[request["function"]], arguments).encode() + b"\n")

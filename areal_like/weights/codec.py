@@ -11,9 +11,12 @@ Drivers: the publisher's thread encodes block by block, the actor's replica appl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from areal_like.weights import plain
 from areal_like.weights.compiled import kernels_for
@@ -28,12 +31,16 @@ _SLACK = 8192
 """Elements by which kernels may go beyond a limit before they notice."""
 
 
+Tracked = tuple[tuple[np.ndarray, np.ndarray], int, NDArray[np.uint64]]
+"""A segment's words before and after, the place of its first one (-1: lanes are not kept), what its lanes change by."""
+
+
 class Lanes:
     """The digest's lanes of each segment of a layout (uint64 [segments, 2]): they add up to those of the whole."""
 
     def __init__(self, layout: Layout, words: np.ndarray):
         self._place = {segment: i for i, segment in enumerate(s for block in layout.blocks for s in block.segments)}
-        self.of = np.zeros((len(self._place), 2), np.uint64)
+        self.of: NDArray[np.uint64] = np.zeros((len(self._place), 2), np.uint64)
         for segment in self._place:
             self.sweep(segment, words)
 
@@ -41,11 +48,13 @@ class Lanes:
         """Compute them again, from the segment's bits in a state's words."""
         self.of[self._place[segment]] = lanes_of(segment.words(words), segment.first_word)
 
-    def row(self, segment: Segment) -> np.ndarray:
-        return self.of[self._place[segment]]
+    def row(self, segment: Segment) -> NDArray[np.uint64]:
+        row: NDArray[np.uint64] = self.of[self._place[segment]]
+        return row
 
-    def total(self) -> np.ndarray:
-        return self.of.sum(axis=0, dtype=np.uint64)
+    def total(self) -> NDArray[np.uint64]:
+        total: NDArray[np.uint64] = self.of.sum(axis=0, dtype=np.uint64)
+        return total
 
 
 @dataclass(slots=True)
@@ -79,7 +88,7 @@ class Encoder:
         for i, segment in enumerate(block.segments):
             before, after = segment.bits(old), segment.bits(new)
             words = segment.words(old.view(np.uint64)), segment.words(new.view(np.uint64))
-            tracked = (words, -1 if lanes is None else segment.first_word, np.zeros(2, np.uint64))
+            tracked: Tracked = (words, -1 if lanes is None else segment.first_word, np.zeros(2, np.uint64))
             if segment.plain:
                 coding, changes = (SKIP if np.array_equal(*words) else DENSE), 0
             elif self._kernels:
@@ -138,7 +147,9 @@ class Encoder:
         self._scratch.fill[:] = self._masked = 0
         return self._scratch
 
-    def _steps(self, into: _Scratch, segment: Segment, before: np.ndarray, after: np.ndarray, tracked) -> tuple:
+    def _steps(
+        self, into: _Scratch, segment: Segment, before: np.ndarray, after: np.ndarray, tracked: Tracked
+    ) -> tuple[int, int]:
         (old_words, new_words), first, sums = tracked
         assert self._kernels
         guess, escapes = sampled(before, after)
@@ -222,7 +233,15 @@ def apply(block: Block, coded: Coded, buffer: np.ndarray, lanes: Lanes | None = 
             lanes.sweep(segment, words)
 
 
-def _apply_fast(kernels, segment: Segment, coding: int, parts, bits, words, lanes: Lanes | None) -> None:
+def _apply_fast(
+    kernels: ModuleType,
+    segment: Segment,
+    coding: int,
+    parts: Sequence[np.ndarray],
+    bits: np.ndarray,
+    words: np.ndarray,
+    lanes: Lanes | None,
+) -> None:
     first = -1 if lanes is None else segment.first_word
     row = np.zeros(2, np.uint64) if lanes is None else lanes.row(segment)
     if coding == GAPS:

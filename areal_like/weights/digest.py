@@ -16,6 +16,7 @@ NumPy says what is right; large states take the compiled twin, which gives the s
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from areal_like.weights.compiled import kernels_for
 
@@ -24,8 +25,8 @@ LOW = np.uint64(0xFFFFFFFF)
 _STRIDE = 1 << 14
 """Words that NumPy takes at once: its temporaries stay in the cache."""
 
-Lanes = np.ndarray
-"""uint64 [2]."""
+Lanes = NDArray[np.uint64]
+"""[2]."""
 
 
 def text_of(lanes: Lanes, size: int) -> str:
@@ -50,7 +51,7 @@ def sweep(words: np.ndarray, first: int) -> Lanes:
     return lanes
 
 
-def mixed(words: np.ndarray, positions: np.ndarray | int) -> np.ndarray:
+def mixed(words: NDArray[np.uint64], positions: NDArray[np.uint64] | int) -> NDArray[np.uint64]:
     x = words + np.asarray(positions, np.uint64) * K
     x ^= x >> np.uint64(30)
     x *= A

@@ -12,7 +12,7 @@ def entropy_bits(share: float) -> float:
     """Of a coin that shows heads with probability `share`."""
     if share <= 0.0 or share >= 1.0:
         return 0.0
-    return -share * np.log2(share) - (1 - share) * np.log2(1 - share)
+    return float(-share * np.log2(share) - (1 - share) * np.log2(1 - share))
 
 
 def bound_bytes(before: State, after: State) -> float:

@@ -14,11 +14,14 @@ branch that can't be foretold; what will be needed is fetched ahead, because har
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core.base import BaseContext
+from numba.core.typing import BaseContext as TypingContext
+from numba.core.typing import Signature
 from numba.extending import intrinsic
 
 _AHEAD = 512
@@ -30,22 +33,26 @@ _K, _A, _B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.ui
 _LOW, _ONE, _SIX = np.uint64(0xFFFFFFFF), np.uint64(1), np.uint64(6)
 
 
-_intrinsic: Any = intrinsic
+Array = np.ndarray
+F = TypeVar("F", bound=Callable[..., object])
+Intrinsic = tuple[Signature, Callable[[BaseContext, ir.IRBuilder, Signature, list[ir.Value]], ir.Value]]
+_intrinsic: Callable[[Callable[..., Intrinsic]], Callable[..., np.uint64]] = intrinsic
 
 
-def compiled(function: Callable[..., Any]) -> Any:
+def compiled(function: F) -> F:
     """Compile at the first call. The kernels run without the interpreter's lock."""
     try:
-        return njit(nogil=True, cache=True)(function)
+        made: F = njit(nogil=True, cache=True)(function)
     except RuntimeError:  # nowhere to keep it
-        return njit(nogil=True)(function)
+        made = njit(nogil=True)(function)
+    return made
 
 
 @_intrinsic
-def _differ(typingctx: Any, old: Any, new: Any, at: Any) -> Any:
+def _differ(typingctx: TypingContext, old: types.Array, new: types.Array, at: types.Integer) -> Intrinsic:
     """Bit j of the uint64: do elements at + j differ? Fetches ahead."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: list[ir.Value]) -> ir.Value:
         width = signature.args[0].dtype.bitwidth
         vector = ir.VectorType(ir.IntType(width), 64)
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -64,10 +71,10 @@ def _differ(typingctx: Any, old: Any, new: Any, at: Any) -> Any:
 
 
 @_intrinsic
-def _will_write(typingctx: Any, array: Any, at: Any) -> Any:
+def _will_write(typingctx: TypingContext, array: types.Array, at: types.Integer) -> Intrinsic:
     """Fetch the place of an element that is going to be written."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: list[ir.Value]) -> ir.Value:
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         prefetch = builder.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
@@ -79,17 +86,17 @@ def _will_write(typingctx: Any, array: Any, at: Any) -> Any:
 
 
 @_intrinsic
-def _lowest(typingctx: Any, bits: Any) -> Any:
+def _lowest(typingctx: TypingContext, bits: types.Integer) -> Intrinsic:
     """The number of the lowest bit that is set; of 0, undefined."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: list[ir.Value]) -> ir.Value:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
 
     return types.uint64(types.uint64), codegen
 
 
 @compiled
-def _changes(old: Any, new: Any, at: int) -> Any:
+def _changes(old: Array, new: Array, at: int) -> np.uint64:
     """As `_differ`, also where fewer than 64 elements are left."""
     if at + 64 <= old.size:
         return _differ(old, new, at)
@@ -101,7 +108,7 @@ def _changes(old: Any, new: Any, at: int) -> Any:
 
 
 @compiled
-def _mixed(word: Any, position: Any) -> Any:
+def _mixed(word: np.uint64, position: np.uint64) -> np.uint64:
     x = word + position * _K
     x ^= x >> np.uint64(30)
     x *= _A
@@ -111,7 +118,7 @@ def _mixed(word: Any, position: Any) -> Any:
 
 
 @compiled
-def _count(words, first, width, places, n, sign, lanes):
+def _count(words: Array, first: int, width: int, places: Array, n: int, sign: int, lanes: Array) -> None:
     """Add the words in which `n` elements lie (subtract them, with sign -1) to the lanes, each once."""
     one, two, last = np.uint64(0), np.uint64(0), np.int64(-1)
     shift = np.int64(3 - (width >> 4))  # elements per word: 8, 4, 2
@@ -128,7 +135,7 @@ def _count(words, first, width, places, n, sign, lanes):
 
 
 @compiled
-def sweep(words: np.ndarray, first: int) -> np.ndarray:
+def sweep(words: Array, first: int) -> Array:
     one, two = np.uint64(0), np.uint64(0)
     offset = np.uint64(first) * _K
     for i in range(words.size):
@@ -147,7 +154,7 @@ def sweep(words: np.ndarray, first: int) -> np.ndarray:
 
 
 @compiled
-def _step(before: Any, after: Any, width: int) -> Any:
+def _step(before: np.unsignedinteger, after: np.unsignedinteger, width: int) -> np.int64:
     """Bits before and after → the step between them, as a code ≥ 0 (see `plain.steps`)."""
     top = np.int64(1) << (width - 1)
     a, b = np.int64(before), np.int64(after)
@@ -158,7 +165,7 @@ def _step(before: Any, after: Any, width: int) -> Any:
 
 
 @compiled
-def _stepped(before: Any, code: Any, width: int) -> Any:
+def _stepped(before: np.unsignedinteger, code: np.int64, width: int) -> np.int64:
     top = np.int64(1) << (width - 1)
     a, z = np.int64(before), np.int64(code) + 1
     a ^= (top - 1) & -(a >> (width - 1))
@@ -167,7 +174,7 @@ def _stepped(before: Any, code: Any, width: int) -> Any:
 
 
 @compiled
-def _places(old, new, at, words, starts, places):
+def _places(old: Array, new: Array, at: int, words: Array, starts: Array, places: Array) -> int:
     """Where the elements of the tile that begins at `at` differ, in `places`; returns how many. `words` and `starts`
     are scratch."""
     stop, n, k = min(old.size, at + _TILE), 0, 0
@@ -185,7 +192,10 @@ def _places(old, new, at, words, starts, places):
 
 
 @compiled
-def encode_gaps(old, new, old_words, new_words, first, limit, gaps, far, codes, big, fill, lanes):  # noqa: PLR0913
+def encode_gaps(  # noqa: PLR0913
+    old: Array, new: Array, old_words: Array, new_words: Array, first: int, limit: int,
+    gaps: Array, far: Array, codes: Array, big: Array, fill: Array, lanes: Array,
+) -> int:  # fmt: skip
     """Fills gaps, far, codes and big (see `plain`). `fill` int64 [4]: how far each of them is filled. Returns -1, with
     `fill` as it was, if there are more than `limit` changes; each array needs room for a tile more."""
     width, before = old.itemsize * 8, np.int64(-1)
@@ -212,14 +222,14 @@ def encode_gaps(old, new, old_words, new_words, first, limit, gaps, far, codes, 
             _count(old_words, first, width, places, n, -1, sums)
         if k - fill[0] > limit:
             return -1
-    changes = k - fill[0]
+    changes: int = k - fill[0]
     fill[0], fill[1], fill[2], fill[3] = k, f, c, b
     lanes += sums
     return changes
 
 
 @compiled
-def encode_mask(old, new, limit, mask, codes, big, fill):
+def encode_mask(old: Array, new: Array, limit: int, mask: Array, codes: Array, big: Array, fill: Array) -> int:
     """Fills mask, codes and big; returns -1 as above."""
     width = old.itemsize * 8
     c, b = fill[2], fill[3]
@@ -236,13 +246,15 @@ def encode_mask(old, new, limit, mask, codes, big, fill):
             c += 1
         if c - fill[2] > limit:
             return -1
-    changes = c - fill[2]
+    changes: int = c - fill[2]
     fill[2], fill[3] = c, b
     return changes
 
 
 @compiled
-def apply_gaps(bits, words, first, gaps, far, codes, big, lanes):
+def apply_gaps(
+    bits: Array, words: Array, first: int, gaps: Array, far: Array, codes: Array, big: Array, lanes: Array
+) -> None:
     """Step what the gaps lead to."""
     width, i, f, b = bits.itemsize * 8, np.int64(-1), np.int64(0), np.int64(0)
     places = np.empty(min(_TILE, gaps.size), np.int64)
@@ -269,7 +281,7 @@ def apply_gaps(bits, words, first, gaps, far, codes, big, lanes):
 
 
 @compiled
-def apply_mask(bits, mask, codes, big):
+def apply_mask(bits: Array, mask: Array, codes: Array, big: Array) -> None:
     """Step what the mask tells of."""
     width, k, b = bits.itemsize * 8, 0, 0
     for at in range(mask.size):

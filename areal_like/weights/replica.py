@@ -17,9 +17,10 @@ import numpy as np
 
 from areal_like.weights.changes import Changes
 from areal_like.weights.codec import Lanes
-from areal_like.weights.delta import Delta, DeltaError, Message, advance, read
+from areal_like.weights.delta import Delta, Message, advance, read
 from areal_like.weights.digest import text_of
 from areal_like.weights.layout import Layout
+from areal_like.weights.planes import DeltaError
 from areal_like.weights.state import State, TensorSpec
 
 NOTHING = -1

@@ -24,7 +24,7 @@ import numpy as np
 
 from areal_like import messages
 from areal_like.client import ActorClient
-from areal_like.process import RENDEZVOUS
+from areal_like.run_folder import RENDEZVOUS
 from areal_like.types import Group, Lease, Sample
 
 SWITCH = "hang"

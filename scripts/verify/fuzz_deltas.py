@@ -15,9 +15,9 @@ import numpy as np
 
 from areal_like.weights import compiled
 from areal_like.weights.codec import Encoder, Lanes
-from areal_like.weights.delta import DeltaError, Head, advance, read, write
+from areal_like.weights.delta import Head, advance, read, write
 from areal_like.weights.layout import Layout
-from areal_like.weights.planes import Coded, pack
+from areal_like.weights.planes import Coded, DeltaError, pack
 from areal_like.weights.state import State, TensorSpec
 from scripts.verify.fuzzing import Finding
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from areal_like.bus import LOGGED_REFUSALS, AsyncDealer, BusError, Dealer, Router, SharedDealer, is_loopback
+from areal_like.bus import LOGGED_REFUSALS, AsyncDealer, Dealer, Router, SharedDealer, is_loopback
+from areal_like.link import BusError
 from areal_like.messages import (
     Applied,
     Chunk,

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from areal_like.bus import BusError, Router
+from areal_like.bus import Router
 from areal_like.client import ActorClient, LearnerClient
 from areal_like.groups import encode_group, pack_heads
+from areal_like.link import BusError
 from areal_like.messages import Batch, Push, Refused, Table
 from areal_like.types import Batch as Taken
 from areal_like.types import Group, Sample

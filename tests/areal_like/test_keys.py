@@ -15,8 +15,9 @@ import pytest
 import zmq
 
 from areal_like import keys
-from areal_like.bus import AsyncDealer, BusError, Dealer, Router, SharedDealer
+from areal_like.bus import AsyncDealer, Dealer, Router, SharedDealer
 from areal_like.keys import KeysError
+from areal_like.link import BusError
 from areal_like.messages import KINDS, Hello, Message, Status, Trained, Welcome
 from areal_like.wire import MAY_SAY, Received, WireError
 from scripts.verify import fuzz

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from areal_like.bus import BusError
 from areal_like.groups import encode_group
+from areal_like.link import BusError
 from areal_like.types import Group, Sample
 from buffer.events import LeaveOut
 from buffer.filters import zero_variance

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from areal_like import keys
-from areal_like.bus import BusError
 from areal_like.client import SupervisorClient
+from areal_like.link import BusError
 from scripts import join, running, status, stop
 from scripts.audit import audit
 from scripts.running import Running

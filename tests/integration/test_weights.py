@@ -12,7 +12,7 @@ import pytest
 from actors import sources
 from actors.sources import CHUNK_BYTES
 from actors.subscriber import TRIES, Subscriber
-from areal_like.bus import BusError
+from areal_like.link import BusError
 from areal_like.messages import Chunk, Message
 from areal_like.weights.codec import Encoder
 from areal_like.weights.server import WeightServer

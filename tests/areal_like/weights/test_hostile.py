@@ -9,9 +9,9 @@ import zstandard
 
 from areal_like.weights import planes
 from areal_like.weights.codec import Encoder, Lanes
-from areal_like.weights.delta import DeltaError, advance, read
+from areal_like.weights.delta import advance, read
 from areal_like.weights.layout import Layout
-from areal_like.weights.planes import DENSE, GAPS, MASK, Coded, pack, unpack
+from areal_like.weights.planes import DENSE, GAPS, MASK, Coded, DeltaError, pack, unpack
 from areal_like.weights.state import State, TensorSpec
 from tests.areal_like.weights.states import changed, compile_from, message, random_state, specs_of
 from tests.seeds import seeded

@@ -2,9 +2,10 @@
 
 import pytest
 
-from areal_like.weights.delta import DeltaError, read
+from areal_like.weights.delta import read
 from areal_like.weights.layout import Layout
 from areal_like.weights.merge import merge
+from areal_like.weights.planes import DeltaError
 from tests.areal_like.weights.states import DTYPES, applied, changed, message, random_state, specs_of
 from tests.seeds import seeded
 
