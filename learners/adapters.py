@@ -1,9 +1,9 @@
-"""LoRA (arXiv 2106.09685) through `peft`: the model's weights are frozen; small matrices beside them are trained.
+"""LoRA (arXiv 2106.09685) through `peft`: trains small matrices beside the model's frozen weights.
 
 Layers, forward pass and files are peft's. The learner publishes the merged model, base + scale · B A, rounded to the
 published dtype, under the names that the model has without adapters: actors know nothing of LoRA. The learner itself
-differentiates the sum before rounding, so on-policy ratios are 1 up to that rounding, where full training has 1
-exactly. B starts at 0, so version 0 has the bits that actors start with. The learner drives it.
+differentiates the sum before rounding. So on-policy ratios are 1 up to that rounding; in full training they are exactly
+1. B starts at 0, so version 0 has the bits that actors start with. The learner drives it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Advantages: pure NumPy functions from rewards to how much better than expected each sample, or each token, was.
+"""Advantages: how much better than expected each sample, or each token, was. Pure NumPy functions of rewards.
 
 There are two forms; the learner calls one of them per batch:
 

@@ -7,13 +7,14 @@ Causality makes padded keys invisible to real queries, so no mask is needed; out
 When all sequences have one length the block is a view of the row and nothing is copied. On a GPU and in half precision
 a kernel for sequences of any lengths pads nothing at all (`learners.varlen`).
 
-Where prefixes are shared (`Layout.tree`), a sequence has two lengths: the tokens that it adds to the row ask, and all
-of its path, shared prefix included, are asked. A block then has a mask for its short queries over long keys. Where a
-sequence adds more than half of its path, the whole path asks instead and what others have asked already is dropped:
+Where prefixes are shared (`Layout.tree`), a sequence has two lengths: its queries are the tokens that it adds to the
+row, its keys all tokens of its path, shared prefix included. A block then has a mask for its short queries over long
+keys. If a sequence adds more than half of its path, the whole path becomes queries, and repeated outputs are dropped:
 plain causal attention needs no mask in memory.
 
-`use_packed_attention(model)` switches a transformers model over; its forward then takes `layout=Layout.of(lengths)`.
-transformers builds no mask for an attention function that it does not know by name. The learner drives this.
+`use_packed_attention(model)` sets this attention in a transformers model; its forward then takes
+`layout=Layout.of(lengths)`. transformers builds no mask for an attention function with an unknown name. The learner
+drives this.
 """
 
 from __future__ import annotations

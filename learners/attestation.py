@@ -1,10 +1,11 @@
-"""Which weights the learner has published: a sample that claims to come from any others is not trained on.
+"""A record of all published weights: the learner does not train on a sample that claims to come from any others.
 
 Each group carries, for every version that made one of its tokens, the digest of the weights that its actor held. The
-buffer compares these digests when a group is pushed. The learner compares them again before it makes a gradient, with a
-record of its own: `RUN/published.log`, a line "VERSION DIGEST" per publication, written before the version is announced
-and never changed. So a resume still knows what was published after the last checkpoint. A version has two lines if it
-came out with other bits the second time. A replay trains on what another run made, and uses the record of that run.
+buffer compares these digests when a group is pushed. The learner compares them again before it makes a gradient, with
+its own record: `RUN/published.log`, a line "VERSION DIGEST" per publication, written before the version is announced
+and never changed. So a resume still knows the versions that were published after the last checkpoint. A version has two
+lines if it came out with other bits the second time. A replay trains on another run's batches, and uses that run's
+record.
 """
 
 from __future__ import annotations

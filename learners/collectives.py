@@ -1,9 +1,9 @@
 """The ranks of a learner: processes that each hold a share of every batch, and of the model (`learners.sharding`).
 
-Numbers per token or sample are small beside the model's work, so every rank holds those of the whole batch. What must
-see the whole batch (advantages, plans of losses, denominators) is computed on each rank from the same numbers, as a
-single rank would compute it. Only forward and backward passes are divided. Each number comes from the one rank that
-computes its sample, so combining them rounds nothing. With one rank nothing here communicates.
+Numbers per token or sample are few beside the model's work, so every rank holds those of the whole batch. Each rank
+computes what must see the whole batch (advantages, plans of losses, denominators) from the same numbers, as a single
+rank would. Only forward and backward passes are divided. Each number comes from the one rank that computes its sample,
+so combining them rounds nothing. With one rank nothing here communicates.
 
 All ranks must call these methods in the same order. The learner drives this.
 """

@@ -1,8 +1,8 @@
 """A critic: a linear value head on the policy's own last hidden states. The learner drives it.
 
-`V(state)` is read where the logits of the next token are, so a value belongs to the state in which a token was chosen,
-and costs one dot product beside the policy's forward pass. The head starts at 0, is trained by its own AdamW, is never
-published and is part of the checkpoint. Every rank of a learner has the same head, and sums its gradient over ranks.
+`V(state)` is computed at the position of the next token's logits. So a value belongs to the state in which a token was
+chosen, and costs one dot product beside the policy's forward pass. The head starts at 0, has its own AdamW, is never
+published, and is part of the checkpoint. Every rank of a learner has the same head, and sums its gradient over ranks.
 """
 
 from __future__ import annotations

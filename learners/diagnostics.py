@@ -1,7 +1,7 @@
 """Metrics of a train step, from numbers per token: means, maxima and quantiles, overall and by staleness.
 
-The learner hands in one number per trained token under a name (`Tally.add`) as micro-batches pass; nothing is computed,
-and no accelerator is waited for, before the step is over. A key `NAME/staleness_2` is NAME over the tokens of that
+The learner adds one number per trained token under a name (`Tally.add`) for each micro-batch. Nothing is computed, and
+nothing waits for the accelerator, before the step is over. A key `NAME/staleness_2` is NAME over the tokens of that
 bucket of staleness (train version − version of the token): buckets are 0, 1, 2–3, 4–7, 8–15 and so on, each named by
 its lower end.
 """

@@ -9,7 +9,7 @@ Rank 0 broadcasts each command first (`Ranks.broadcast`), so all ranks enter the
 `LeadingTrainer` does so in place of a trainer, `OtherRanks` for a publisher: the loop in `learners.main` knows nothing
 of ranks.
 
-A rank that loses another one ends with an error, a little later than the lost one, so that the launcher sees the cause
+A rank that loses another one ends with an error, a little later than the lost rank, so the launcher sees the cause
 first. No rank continues alone.
 """
 

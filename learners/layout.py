@@ -1,4 +1,4 @@
-"""Where packed sequences lie in a row of tokens, and which of them `learners.attention` computes side by side."""
+"""Positions of packed sequences in a row of tokens, and the blocks in which `learners.attention` computes them."""
 
 from __future__ import annotations
 

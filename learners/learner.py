@@ -9,7 +9,7 @@ Invariants: between optimizer steps the model's parameters are the published bit
 not depend on how minibatches are cut into micro-batches, up to floating-point summation order. The same batches from
 the same state give the same bits.
 
-With `stream` the learner takes gradients of finished groups while others still run (`take`), and applies nothing before
+With `stream` the learner takes gradients of finished groups while others still run (`take`). It applies nothing before
 `train`, which scales the sums at its end: the step is the same up to the order of summation.
 """
 

@@ -1,9 +1,9 @@
 """Logprobs and entropies of trained tokens under a model, from one packed forward pass.
 
-The output head runs on the positions that predict a trained token only, some of them at a time: logits of a large
-vocabulary are never whole in memory. What a piece of them gives is two numbers per token; the backward pass makes the
-piece again. Temperature is applied as the engines apply it: logits / temperature, so the numbers compare with the
-behaviour logprobs that came with the tokens.
+The output head runs only on positions that predict a trained token, some of them at a time, so the logits of a large
+vocabulary are never all in memory. Each piece of logits gives two numbers per token; the backward pass computes the
+piece again. Temperature is applied as in the engines: logits / temperature. So the numbers compare with the tokens'
+behaviour logprobs.
 """
 
 from __future__ import annotations

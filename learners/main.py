@@ -2,9 +2,9 @@
 
     batch k arrives → ask for batch k+1 → train → "trained k" → publish → metrics → checkpoint → "checkpointed"
 
-The buffer can so prepare the next batch during the step, and actors get new weights before anything that only people
+So the buffer can prepare the next batch during the step, and actors get new weights before anything that only people
 wait for. The learner waits for the buffer (which pushes of actors unblock), never for an actor. If the run folder holds
-a checkpoint, training continues from it: the buffer serves again what was not trained when it was written.
+a checkpoint, training continues from it: the buffer serves all later batches again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The terms around the policy loss, and what the sum over tokens is divided by. Pure; the learner drives it.
+"""The terms around the policy loss, and the denominator of the sum over tokens. Pure; the learner drives it.
 
 `objective = policy loss + kl_loss · KL(policy ‖ reference) − entropy_bonus · entropy`, all three as sums over trained
 tokens with the same shares and the same denominator. The terms combine freely with each other and with every loss.

@@ -1,12 +1,12 @@
-"""AdamW on float32 master weights, with a model that always holds the values as they are published.
+"""AdamW on float32 master weights, with a model that always holds the published values.
 
 Invariant: model parameters == round(master) to the published dtype, bit for bit, from construction on and after every
-step. Gradients are taken at the rounded values, the step is taken on the master, so that small steps add up instead of
+step. Gradients are taken at the rounded values, and the step is applied to the master, so small steps add up instead of
 being rounded away. Parameters and gradients are views of one flat buffer each: zeroing, the norm, clipping, AdamW and
-rounding are one call each, however many tensors there are. The learner drives it: zero → backward … → step. Of a
-model in float64, masters and gradients are in float64.
+rounding are one call each, however many tensors there are. The learner drives it: zero → backward … → step. For a model
+in float64, masters and gradients are float64.
 
-With several ranks each of them holds its part of every parameter (`learners.sharding`), and all of this for that part
+With several ranks each holds its part of every parameter (`learners.sharding`), with masters and gradients of that part
 alone: the step is elementwise, and the norm is summed over ranks. FSDP owns the parts' memory, so gradients are copied
 into the flat buffer, and rounded weights out of it.
 """

@@ -1,9 +1,10 @@
-"""Packing: which sequences share a micro-batch (AReaL's Algorithm 1), and their tokens as one row without padding.
+"""Packing: chooses the sequences of each micro-batch (AReaL's Algorithm 1), and joins their tokens into one row without
+padding.
 
 `pack` is pure and knows lengths only. `Columns` flattens a whole batch once per train step; `Columns.microbatch` then
-cuts micro-batches out of it by index arithmetic, so the cost per sample is NumPy's, not Python's. Sequences that begin
-alike share the tokens of their common prefix (`learners.prefixes`) where that saves a twentieth of a micro-batch or
-more: a group's prompt is computed once for all of its samples.
+cuts micro-batches out of it by index arithmetic, so the cost per sample is NumPy's, not Python's. Sequences share the
+tokens of their common prefix (`learners.prefixes`) if that saves a twentieth of a micro-batch or more: a group's prompt
+is computed once for all of its samples.
 
 Two things are left out because they cannot reach the loss: the last trained token as an input (nothing after it is
 predicted), and everything behind it (attention is causal). Only trained tokens of the response get logits.

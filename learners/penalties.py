@@ -1,7 +1,7 @@
-"""Terms that any loss can be combined with: KL to a reference, and the penalty on overlong answers. Pure functions.
+"""Terms for any loss: KL to a reference, and the penalty on overlong answers. Pure functions.
 
-The learner takes the KL's gradient (`kl_loss`) or takes it off the reward (`kl_reward`), or both; the penalty on length
-is taken off the reward.
+The learner takes the KL's gradient (`kl_loss`), subtracts the KL from the reward (`kl_reward`), or both. It subtracts
+the penalty on length from the reward.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Shared prefixes: which tokens of a batch are the same tokens in the same context, so that a model computes them once.
+"""Shared prefixes: finds equal tokens in equal contexts of a batch, so that a model computes them once.
 
 Samples of a group share their prompt, branches of a conversation share its beginning. Sorted by their tokens, sequences
-with a common prefix are neighbours, and the longest prefix that a sequence shares with any before it is the one that it
-shares with its neighbour. So a list of sequences is a tree: each sequence adds the tokens behind its shared prefix.
+with a common prefix are neighbours; a sequence shares its longest prefix with the neighbour before it. So a list of
+sequences is a tree: each sequence adds the tokens behind its shared prefix.
 
 A causal model's state at a token depends on that token and those before it. Computed once and used by all sequences
 that share it, the state is the same, and its gradient is the sum of theirs: the same maths, with fewer tokens.

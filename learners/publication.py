@@ -4,10 +4,10 @@
     learner:  cast block 1 │ cast block 2 │ ... │ next train step ...
     thread:                │ encode 1     │ encode 2 │ ... │ digest, keep, announce
 
-The learner stands still only while it casts its weights into a spare buffer, or while the previous publication still
-runs. The thread takes each block as soon as it is cast. Two buffers take turns: the newest version is the base of the
-next one, and becomes its spare. With `overlap: false` the learner waits until the end; nothing else differs. Tests
-compare the two.
+The learner waits only while it casts its weights into a spare buffer, or while the previous publication still runs. The
+thread takes each block as soon as it is cast. Two buffers take turns: the newest version is the base of the next one,
+and becomes its spare. With `overlap: false` the learner waits until the end; nothing else differs. Tests compare the
+two.
 
 Each rank of a learner does this with its own part of the weights, and serves it; a single rank has the only part. When
 all parts of a version can be fetched, the ranks exchange their parts' lanes, which add up to the digest of the whole,

@@ -1,4 +1,4 @@
-"""What leaves the learner: published bits, model folders, and its part of a checkpoint.
+"""Outputs of the learner: published bits, model folders, and its part of a checkpoint.
 
 With several ranks each has a part of the weights: it publishes that part, and has its own file in a checkpoint. Only
 for a model folder does rank 0 put the parts together.

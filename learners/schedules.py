@@ -1,6 +1,6 @@
-"""How the learning rate goes over a run: transformers' schedules, as a function of the optimizer step.
+"""Learning rate schedules: those of transformers, as functions of the optimizer step.
 
-Of the step alone: the number of steps made is all that a checkpoint has to remember.
+They depend on the step alone, so a checkpoint needs only the number of steps made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One train step in progress: a batch on the device, what is known about its tokens, and what will be reported.
+"""One train step in progress: a batch on the device, the numbers of its tokens, and its metrics.
 
 The learner makes one per batch and fills it in: reference log probability and value of each token, advantages, proximal
 log probabilities, planned weights. It gives losses their `LossBatch` for any of the batch's trained tokens.

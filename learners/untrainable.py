@@ -1,7 +1,7 @@
 """A batch that cannot be trained because of its data: the buffer sets it aside, and the run continues with another.
 
-A trainer that raises `Untrainable` is as it was before the batch, without any gradient of it; so are all its ranks. The
-loop in `learners.main` has the buffer set the batch aside (`buffer.set_aside`) and asks for another. No torch.
+A trainer that raises `Untrainable` is in its state from before the batch, without any gradient of it; so are all ranks.
+The loop in `learners.main` has the buffer set the batch aside (`buffer.set_aside`) and asks for another. No torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Attention over sequences of any lengths side by side, by PyTorch's own kernel (flash attention) where available.
 
 The kernel needs CUDA, half precision and heads of at most 256; everything else is computed in blocks
-(`learners.attention`). A process compares its first call with those, and stops using a kernel that computes something
-else on this machine.
+(`learners.attention`). A process compares its first call with those blocks, and stops using the kernel if the results
+differ on this machine.
 """
 
 from __future__ import annotations

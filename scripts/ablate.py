@@ -1,9 +1,9 @@
 """Ablations: `python -m scripts.ablate configs/ablation/X.yaml`: a grid times seeds becomes runs, tables and plots.
 
-Reads and checks the study and the config of every run that it can come to, tunes where the study says so, makes the
-runs, and writes `results.csv`, `results.md` and plots. The same command goes on where an earlier one was ended: runs
-that are finished stay, killed ones continue. `scripts.ablation` has the parts: `study` the yaml, `measures` what is
-measured, `runs` this machine, `slurm` a cluster, `results` what is written.
+Checks the study and the config of every possible run, tunes if the study asks for it, makes the runs, and writes
+`results.csv`, `results.md` and plots. Run the same command again to continue: finished runs stay, killed ones resume.
+The parts are in `scripts.ablation`: `study` (the yaml), `measures`, `runs` (this machine), `slurm` (a cluster),
+`results` (files).
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
         epilog="The yaml is explained in scripts/ablation/study.py and measures.py; examples are in configs/ablation.",
     )
     parser.add_argument("study", type=Path, help="a yaml file, e.g. configs/ablation/staleness.yaml")
-    parser.add_argument("--out", type=Path, help="folder for everything (default: runs/ablation/NAME)")
+    parser.add_argument("--out", type=Path, help="output folder (default: runs/ablation/NAME)")
     parser.add_argument("--parallel", type=_positive, metavar="N", help="runs at a time (default: 1; on Slurm: all)")
-    parser.add_argument("--only", choices=[TUNE, MAIN, "report"], help="this stage; report: results of what there is")
+    parser.add_argument(
+        "--only", choices=[TUNE, MAIN, "report"], help="only this stage; report: results of finished runs"
+    )
     parser.add_argument("--slurm", action="store_true", help="submit array jobs instead of running here")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be run or submitted, and stop")
+    parser.add_argument("--dry-run", action="store_true", help="print the runs or jobs that it would start, and stop")
     return parser.parse_args(argv)
 
 

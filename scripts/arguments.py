@@ -1,4 +1,4 @@
-"""Checks arguments of commands before any work is done: a refusal is one sentence and exit code 2."""
+"""Checks arguments of commands before any work: a refusal is one sentence and exit code 2."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Was every prompt trained exactly once? `python -m scripts.audit RUN`.
 
-Reads the journal of a run that kept all of it (`buffer.keep_journal=true`), however often its processes died:
+Checks the whole journal of a run (`buffer.keep_journal=true`), however often its processes died:
 
   prompts   group ids are 0, 1, 2, ... without a hole, each admitted once, with the row that the prompt order gives it
   fates     each group is trained, filtered, dropped (for one reason) or active: one of them, once

@@ -1,9 +1,9 @@
 """What training changed: `python -m scripts.before_after RUN [--before FOLDER] [--after FOLDER]`.
 
-Answers the run's held-out prompts twice, at `eval.temperature` (0: greedily): with the weights that the run began
-with, and with those that it ended with (`checkpoints/final`). Prints the mean reward of both, and some answers side by
-side. `--before` and `--after` take other models' folders, e.g. the model that an earlier run began with. Answers are
-scored in this process, without a time limit.
+Answers the run's held-out prompts twice, at `eval.temperature` (0: greedily): with the run's first weights, and with
+its last ones (`checkpoints/final`). Prints the mean reward of both, and some answers side by side. `--before` and
+`--after` take other models' folders, e.g. the model that an earlier run began with. Answers are scored in this process,
+without a time limit.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Pair:
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = command("before_after", __doc__)
     parser.add_argument("run", type=Path, help="the folder of a finished run")
-    parser.add_argument("--before", type=Path, help="a model's folder (default: the model that the run began with)")
+    parser.add_argument("--before", type=Path, help="a model's folder (default: the run's first weights)")
     parser.add_argument("--after", type=Path, help="a model's folder (default: RUN/checkpoints/final)")
     parser.add_argument("--prompts", type=int, help="held-out prompts (default: the run's eval.prompts)")
     parser.add_argument("--show", type=int, default=5, help="answers to print side by side (default: 5)")
-    parser.add_argument("--threads", type=int, help="CPU threads (default: as torch has them)")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's choice)")
     parser.add_argument("--json", type=new_file, help="write means and all answers to this file")
     return parser.parse_args(argv)
 

@@ -1,4 +1,4 @@
-"""TensorBoard event files from rows of `metrics.jsonl`, by TensorBoard's own writer (torch is not needed)."""
+"""TensorBoard event files from rows of `metrics.jsonl`, by TensorBoard's own writer (without torch)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Statistics of repeated runs: means with bootstrap intervals, markdown tables, plots. Knows nothing of runs and
 configs.
 
-One number per seed goes in. `bootstrap` and `band` say how sure the mean is, `markdown_table` and the plots show it;
-`scripts.ablate`, `scripts.score` and others bring the numbers. A missing number (None or NaN: a run that failed, a
-target that was never reached) is left out and counted: an `Estimate` knows how many numbers there were and are.
+One number per seed goes in. `bootstrap` and `band` give the uncertainty of the mean, `markdown_table` and the plots
+show it; `scripts.ablate`, `scripts.score` and others supply the numbers. A missing number (None or NaN: a failed run, a
+target never reached) is left out and counted: an `Estimate` has both counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Existing run folders: continue one (`resume`), train on its record (`replay`), hold it (`lock`)."""
+"""Existing run folders: continue one (`resume`), train on its record (`replay`), reserve it (`lock`)."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
     python -m scripts.train CONFIG --dry-run
 
-The model is made without memory (torch's meta device) from its knobs or its folder's config.json; no weights and no
-prompts are read. Weights, optimizer and payloads are exact. Activations, logits and caches are of the longest answers
-that the config allows, and activations count the large tensors that autograd keeps (tests hold them within a factor of
-1.5 of what is measured); what the runtime needs beside them (CUDA, allocator) is not in it.
+Builds the model without memory (torch's meta device) from its knobs or its folder's config.json; reads no weights and
+no prompts. Weights, optimizer and payloads are exact. Activations, logits and caches assume the longest answers that
+the config allows. Activations count the large tensors that autograd keeps (tests: within a factor of 1.5 of the
+measured size). The runtime's own memory (CUDA, allocator) is not included.
 """
 
 from __future__ import annotations

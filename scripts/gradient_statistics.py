@@ -1,6 +1,7 @@
 """Statistics of the gradients of several losses on the same batches: how similar they are, and how they vary.
 
-Fed batch by batch (`add`), it keeps one summed gradient per loss and bucket of staleness, never those of all batches.
+Takes batches one by one (`add`) and keeps one summed gradient per loss and bucket of staleness, never those of all
+batches.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Add actors to a running run: `python -m scripts.join RUN --actors 8`, on any host that sees the run folder.
 
-The run is found through its folder (rendezvous, keys). Actors join and leave at any time: they get the newest weights,
-then leases; when one leaves gently (Ctrl-C, SIGTERM) what there is of its groups goes back to the buffer, and when one
-is killed its leases go to others. Ends when the run does; with --stay it waits for the run to begin, or to be gone on
-with.
+Finds the run through its folder (rendezvous, keys). Actors join and leave at any time: they get the newest weights,
+then leases. An actor that leaves gently (Ctrl-C, SIGTERM) hands its partial groups back to the buffer; if one is
+killed, its leases go to others. Ends when the run does; with --stay it waits until the run starts or resumes.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ POLL_SECONDS = 0.1
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = command("join", __doc__)
     add_arguments(parser)
-    parser.add_argument("--actors", type=positive, default=1, metavar="N", help="how many (default: 1)")
-    parser.add_argument("--max-restarts", type=int, metavar="N", help="of each (default: actors.max_restarts)")
-    parser.add_argument("--stay", action="store_true", help="wait while the run does not run, until it has ended")
+    parser.add_argument("--actors", type=positive, default=1, metavar="N", help="how many actors (default: 1)")
+    parser.add_argument("--max-restarts", type=int, metavar="N", help="restarts of each (default: actors.max_restarts)")
+    parser.add_argument("--stay", action="store_true", help="stay until the run has finished")
     return parser.parse_args(argv)
 
 

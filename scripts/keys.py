@@ -1,8 +1,8 @@
 """Make encryption keys: `python -m scripts.keys FOLDER`, then train with `security.key_folder=FOLDER`.
 
 With keys every connection is encrypted and authenticated (CURVE), and each key says what its holder may do. A run on
-TCP for which none are named makes its own (`keys/` in the run folder); make a folder for keys that outlive runs, or for
-machines that do not see the run folder. Keep it outside of the run folders; what is in it: `areal_like/keys.py`.
+TCP without named keys makes its own (`keys/` in the run folder). Make a folder for keys that outlive runs, or for
+machines that do not see the run folder. Keep it outside of the run folders. `areal_like/keys.py` describes its files.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ def main(argv: list[str] | None = None) -> int:
         epilog="examples:  python -m scripts.keys ~/keys   "
         "python -m scripts.train configs/quickstart.yaml security.key_folder=~/keys",
     )
-    parser.add_argument("folder", type=Path, help="where to put them; made if it is not there")
+    parser.add_argument("folder", type=Path, help="folder for the keys; created if missing")
     parser.add_argument(
         "--client",
         metavar="NAME",
-        help="let one more client in, with keys of its own: FOLDER/NAME is what its machine needs, and removing "
-        "FOLDER/clients/NAME.key shuts it out",
+        help="add a client with its own keys: its machine needs FOLDER/NAME; to remove it, delete "
+        "FOLDER/clients/NAME.key",
     )
     parser.add_argument(
         "--role",
         choices=list(MAY_SAY),
         default="actor",
-        help="what that client may do: roll out (actor, the default; it may look in, too), look in and stop the run "
-        "(operator), look in (observer), or train (learner)",
+        help="what that client may do: roll out and read the status (actor, the default), read the status and stop "
+        "the run (operator), read the status (observer), or train (learner)",
     )
     args = parser.parse_args(argv)
     try:

@@ -1,13 +1,13 @@
 """Where every prompt of a run went: `python -m scripts.ledger RUN [--plot FILE]`.
 
-Reads the run's journal: how many groups were trained, filtered, dropped (why), or are still active; and, for those that
-were rolled out, how long and how well rewarded they were. A bias of what was left out towards long or short answers
-shows as a ratio of mean lengths. Where the journal was cut at a checkpoint (`buffer.keep_journal=false`) the counts are
-complete and the distributions cover what has happened since.
+Reads the run's journal: how many groups were trained, filtered, dropped (why), or are still active; and lengths and
+rewards of those that were rolled out. If untrained groups are biased towards long or short answers, the ratio of mean
+lengths shows it. If the journal was cut at a checkpoint (`buffer.keep_journal=false`), the counts are complete, and the
+distributions cover the time since then.
 
-Below the table: how much shorter the trained responses are than all that were offered, those that are still in a queue
-or were cut among them (of a cut one the whole length is an estimate: `scripts.offered`). `--steps N` looks at the first
-N train steps alone: with tail batching the queue is empty at the end of a run, and holds the long prompts before.
+Below the table: how much shorter the trained responses are than all offered ones, including those that wait in a queue
+or were cut (`scripts.offered` estimates the whole length of a cut one). `--steps N` looks at the first N train steps
+only: with tail batching the queue holds the long prompts during a run, and is empty at its end.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def plot(accounts: dict[str, Account], offers: list[Offer], path: Path) -> None:
 def main() -> int:
     parser = command("ledger", __doc__)
     parser.add_argument("run", type=Path, help="a run folder")
-    parser.add_argument("--steps", type=int, help="of the first so many train steps only")
+    parser.add_argument("--steps", type=int, help="only the first N train steps")
     parser.add_argument("--plot", type=picture, help="write a picture of the distributions here")
     args = parser.parse_args()
     try:

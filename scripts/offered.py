@@ -1,9 +1,9 @@
-"""Estimates how long responses would have become that were cut off. Pure.
+"""Estimates the whole length of responses that were cut off. Pure.
 
-Closing a group at its first responses, or a round at its first groups, leaves out long answers, and of those only a
-lower bound of their length is known. Lengths are taken to be log-normal within a prompt, with one spread for all
-prompts, around medians that are log-normal as well (lengths in RL of reasoning models roughly are); the parameters come
-from an EM algorithm over whole and cut lengths. With nothing cut it changes nothing.
+Closing a group at its first responses, or a round at its first groups, leaves out long answers; only a lower bound of
+their length is known. The model: lengths are log-normal within a prompt, with one spread for all prompts, around
+medians that are log-normal as well (roughly true in RL of reasoning models). An EM algorithm over whole and cut lengths
+finds the parameters. Without cut responses it changes nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What commands print and write: a console, tables, JSON files."""
+"""Output of commands: a console, tables, JSON files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks made before any process starts: each of these errors would otherwise show seconds later, in a log."""
+"""Checks before any process starts: each of these errors would otherwise appear seconds later, in a log."""
 
 from __future__ import annotations
 

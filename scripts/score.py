@@ -1,13 +1,13 @@
 """Every loss on the same trajectories: `python -m scripts.score RUN [--weights along|initial|newest]`.
 
-Reads the batches that a run trained on (recorded with `buffer.keep_journal=true`) and takes the gradient that each loss
-has on each of them, at the same weights: cosines between the losses, norm, variance over batches, effective sample
-size, overall and by staleness. Writes `score.json`, `score.md` and plots to `RUN/score/`.
+Computes the gradient of each loss on each recorded batch of a run (`buffer.keep_journal=true`), at the same weights:
+cosines between the losses, norm, variance over batches, effective sample size, overall and by staleness. Writes
+`score.json`, `score.md` and plots to `RUN/score/`.
 
-`--weights along` scores each batch at the weights that it met: the run's training is repeated between the scores, so
-staleness is what it was; at the end the weights are compared with the run's. `initial` and `newest` (checkpoint) hold
-the weights still; staleness is then still the recorded one. Knobs of a loss are those of `configs/loss/NAME.yaml`, of
-the run's own loss those of the run. The CPU will do.
+`--weights along` scores each batch at the weights that trained it: it repeats the run's training between the scores, so
+staleness is that of the run, and compares the last weights with the run's. `initial` and `newest` (checkpoint) keep the
+weights fixed; staleness is still the recorded one. A loss has the knobs of `configs/loss/NAME.yaml`, the run's own loss
+those of the run. A CPU is enough.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ SCORING_LEARNER = "learners.scoring:ScoringLearner"
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = command("score", __doc__)
     parser.add_argument("run", type=Path, help="the folder of a run recorded with buffer.keep_journal=true")
-    parser.add_argument("--weights", choices=["along", "initial", "newest"], default="along", help="see above")
+    parser.add_argument(
+        "--weights",
+        choices=["along", "initial", "newest"],
+        default="along",
+        help="see above",
+    )
     parser.add_argument("--batches", type=_positive, metavar="N", help="only the first N batches")
     parser.add_argument("--loss", action="append", metavar="NAME", help="only this loss (may be repeated)")
     parser.add_argument("--out", type=Path, help="folder to write to (default: RUN/score)")

@@ -1,9 +1,8 @@
 """Look into a run from anywhere: `python -m scripts.status RUN`, live; `--once` for one look, `--json` for programs.
 
-Shows who waits for whom, staleness, the ledger, and each actor's version and work, as the buffer knows them; and what
-the last train step measured. With `--prometheus PORT` it serves the same numbers to Prometheus (loopback, unless
-`--address` says otherwise), asking the buffer at each scrape. Any number of these may look in at once; nothing in the
-run waits for them.
+Shows who waits for whom, staleness, the ledger, each actor's version and work, and the metrics of the last train step.
+With `--prometheus PORT` it serves the same numbers to Prometheus (default: on loopback; see `--address`), and asks the
+buffer at each scrape. Any number of these may run at once; nothing in the run waits for them.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ WIDTH = 120
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = command("status", "Who waits for whom, and how it goes.")
     add_arguments(parser)
-    parser.add_argument("--once", action="store_true", help="one look instead of a live view")
+    parser.add_argument("--once", action="store_true", help="print the status once, without a live view")
     parser.add_argument(
-        "--json", action="store_true", help="one look, as JSON: the buffer's report and the last train step"
+        "--json", action="store_true", help="print the status once as JSON: the buffer's report and the last train step"
     )
     parser.add_argument("--prometheus", type=int, metavar="PORT", help="serve metrics to Prometheus until the run ends")
     parser.add_argument("--address", default="127.0.0.1", help="address that --prometheus binds to")

@@ -1,8 +1,8 @@
 """End a run from anywhere: `python -m scripts.stop RUN [--drain]`.
 
-Without --drain the learner stops at its next batch and writes a checkpoint; the run can be resumed. With --drain all
-groups that were admitted are trained, and no more new ones than make the last batch whole; then the run ends as one
-that has made all its steps: checkpoint, last evaluation, summary."""
+Without --drain the learner stops at its next batch and writes a checkpoint; the run can be resumed. With --drain the
+run trains all admitted groups, and only as many new ones as complete the last batch. Then it ends as if all its steps
+were made: checkpoint, last evaluation, summary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOOK_SECONDS = 0.2
 def main(argv: list[str] | None = None) -> int:
     parser = command("stop", "End a run at a checkpoint.")
     add_arguments(parser)
-    parser.add_argument("--drain", action="store_true", help="train what was admitted, evaluate and sum up first")
+    parser.add_argument("--drain", action="store_true", help="first train all admitted groups and evaluate")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until the run has ended")
     args = parser.parse_args(argv)
     try:

@@ -7,8 +7,8 @@ one-digit   all sums of two numbers from 1 to 9; a quarter of the sums is held o
 two-digit   sums of numbers of up to two digits, for a model that has learned the others; held out are sums of two
             two-digit numbers
 
-What is held out are sums, not rows: no wording of a held-out sum, and no swap of its two numbers, is trained on. The
-files are the same each time; those that are there already are written again.
+Sums are held out, not rows: training has no wording of a held-out sum, and no swap of its two numbers. The files are
+the same each time; existing ones are overwritten.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def write(folder: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = command("sums", __doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=Path(FOLDER), help=f"where to (default: {FOLDER})")
+    parser.add_argument("folder", type=Path, nargs="?", default=Path(FOLDER), help=f"output folder (default: {FOLDER})")
     args = parser.parse_args(argv)
     try:
         write(args.folder)

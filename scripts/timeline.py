@@ -1,11 +1,11 @@
 """Who worked and who waited: `python -m scripts.timeline RUN [--plot F] [--trace F] [--begin S] [--end S]`.
 
-Prints of each process how much of the time it spent at what, and waited; `--plot` draws it, and `--trace` writes it as
-trace events, which https://ui.perfetto.dev shows. Works while a run is under way. Clocks of hosts are not compared.
+Prints each process's share of time for each activity, and for waiting. `--plot` draws it; `--trace` writes trace events
+for https://ui.perfetto.dev. Works during a run, too. It does not align the clocks of several hosts.
 
 An actor generates, evaluates (held-out prompts), or has an update of its weights; a learner trains, takes gradients of
-groups while others still run (`learner.stream`), publishes, or writes a checkpoint. What is left is waiting: for
-another process, or for the disk.
+groups while others still run (`learner.stream`), publishes, or writes a checkpoint. The rest is waiting: for another
+process, or for the disk.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def show(found: Timeline, console: Console) -> None:
 def main() -> None:
     parser = command("timeline", __doc__)
     parser.add_argument("run", type=Path, help="the folder of a run")
-    parser.add_argument("--plot", type=picture, help="draw it here (png, pdf, svg)")
+    parser.add_argument("--plot", type=picture, help="draw the timeline here (png, pdf, svg)")
     parser.add_argument("--trace", type=new_file, help="write trace events here (json), for https://ui.perfetto.dev")
     parser.add_argument("--begin", type=float, default=0.0, help="seconds after the first span (default: 0)")
     parser.add_argument("--end", type=float, default=math.inf, help="seconds after the first span (default: the last)")

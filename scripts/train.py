@@ -1,7 +1,7 @@
 """Train: `python -m scripts.train CONFIG.yaml [key=value ...]`.
 
-Reads and checks the config, makes the run folder, starts the processes of the plan, shows what happens until the
-learner is done, and prints the summary. Ctrl-C or SIGTERM ends every process. Nothing heavy is imported here.
+Checks the config, makes the run folder, starts the processes of the plan, shows progress until the learner is done, and
+prints the summary. Ctrl-C or SIGTERM ends every process. Nothing heavy is imported here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("config", help="a yaml file, e.g. configs/quickstart.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
     parser.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
-    parser.add_argument("--dry-run", action="store_true", help="print the processes and what they will need, and stop")
+    parser.add_argument("--dry-run", action="store_true", help="print the processes and their memory needs, and stop")
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live display")
     return parser.parse_intermixed_args(argv)
 

@@ -1,7 +1,7 @@
 """Watching a run: the live display (plain lines without a terminal) and TensorBoard, derived from `metrics.jsonl`.
 
-Follows the learner's file for train steps, and asks the buffer once a second who waits for whom. It reports dead
-processes to the buffer and to the user. Nothing in the run waits for the watcher, and the watcher waits for nothing.
+Reads train steps from the learner's file, and asks the buffer once a second who waits for whom. Reports dead processes
+to the buffer and to the user. Nothing in the run waits for the watcher, and the watcher waits for nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Losses that clip a probability ratio, so that a token stops pulling once the policy has moved far enough.
+"""Losses that clip a probability ratio: a token has no gradient any more once the policy has moved far enough.
 
-They differ in which ratio is clipped (current/behaviour, current/proximal, a whole sequence's) and in what corrects for
-who sampled the token.
+They differ in the clipped ratio (current/behaviour, current/proximal, a whole sequence's) and in the correction for the
+behaviour policy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The contract of a policy loss: what it gets, returns and may ask for, and the helpers that losses share.
+"""The contract of a policy loss: its inputs, outputs and requests, and helpers that losses share.
 
 A loss has the form `(batch, denominator, *, knobs) -> (loss, observed)`. The loss is a SUM over the trained tokens of a
 micro-batch divided by the `denominator` passed in, so the cut of a minibatch into micro-batches cannot change its
@@ -8,13 +8,13 @@ means, maxima and quantiles, overall and by staleness.
 Three policies have the same names everywhere: *behaviour* sampled the token, *proximal* is the learner's policy at the
 start of the train step, *current* carries the gradient.
 
-A loss asks with a mark for what it needs beyond a micro-batch: `wants_proximal`, `wants_uniform`, `single_pass`, and
-`planned` for losses that must see a whole minibatch (a rank among its tokens, a softmax over a group) before the first
-gradient is taken. The learner reads the marks; losses know nothing of models, batches on the wire or devices.
+A loss uses marks to ask for more than a micro-batch: `wants_proximal`, `wants_uniform`, `single_pass`, and `planned`
+for losses that must see a whole minibatch (a rank among its tokens, a softmax over a group) before the first gradient
+is taken. The learner reads the marks; losses know nothing of models, batches on the wire or devices.
 
 Masked tokens may hold any value, NaN included: they change neither the loss nor its gradient. Log ratios are clamped to
-±`LOG_RATIO_LIMIT` and logprobs to `LOGPROB_FLOOR`, so tokens that a policy finds impossible stay finite, and have no
-gradient.
+±`LOG_RATIO_LIMIT` and logprobs to `LOGPROB_FLOOR`, so tokens that are impossible under a policy stay finite, and have
+no gradient.
 """
 
 from __future__ import annotations

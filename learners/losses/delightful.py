@@ -1,7 +1,7 @@
-"""The Delightful Policy Gradient: a gate on what the learner itself finds surprising, and no behaviour probability.
+"""The Delightful Policy Gradient: a gate on the learner's own surprisal, without behaviour probabilities.
 
-*Delight* χ = A · surprisal, with surprisal = −log π(token) under the CURRENT policy. Successes that were unlikely pass,
-failures that are unlikely already are held back. Stale, wrong or missing behaviour logprobs cannot hurt.
+*Delight* χ = A · surprisal, with surprisal = −log π(token) under the CURRENT policy. The gate passes unlikely
+successes, and holds back failures that are already unlikely. Stale, wrong or missing behaviour logprobs cannot hurt.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Losses that fit the policy to a target by likelihood, with no ratio to clip: PMPO and TPO.
 
-Both normalise over a whole minibatch, so their weights are planned (`contract.Plan`).
+Both normalise over a whole minibatch, so a plan computes their weights (`contract.Plan`).
 """
 
 from __future__ import annotations

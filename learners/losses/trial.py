@@ -1,6 +1,6 @@
-"""Call a loss once on two tokens before a run begins: some mistakes would show late, or never.
+"""Calls a loss once on two tokens before a run begins: some mistakes would appear late, or never.
 
-An entropy bonus or a KL term moves the weights even if the policy loss gives no gradient; such a run looks alive but
+An entropy bonus or a KL term moves the weights even if the policy loss gives no gradient; such a run looks healthy but
 learns nothing from its rewards.
 """
 

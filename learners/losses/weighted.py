@@ -1,6 +1,6 @@
 """Losses with the plain policy gradient `w A ∇log π`; they differ in the importance weight w, which has no gradient.
 
-The reported value is `− Σ w A log π ÷ denominator`: only its gradient means anything, as with every score function.
+The reported value is `− Σ w A log π ÷ denominator`: only its gradient has a meaning, as with every score function.
 """
 
 from __future__ import annotations

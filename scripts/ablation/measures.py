@@ -4,8 +4,8 @@
     {metric: loss/clip_share, take: mean}           a key of metrics.jsonl: its mean | max | min | last over the run
     {steps_to: 0.9}, {samples_to: 0.9}, {seconds_to: 0.9}      to the first evaluation with so much held-out reward
 
-`better: lower` turns what tuning looks for around (`*_to` have it so by themselves). A run that never reaches a target,
-or has no such key, has no number.
+With `better: lower` tuning prefers low values (the default of `*_to`). A run that never reaches a target, or has no
+such key, has no number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turns finished runs into `results.csv`, `results.md` and plots. Works at any time; says what is missing."""
+"""Turns finished runs into `results.csv`, `results.md` and plots. Works at any time; lists missing runs."""
 
 from __future__ import annotations
 

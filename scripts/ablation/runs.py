@@ -1,8 +1,9 @@
-"""The runs of an ablation on this machine: n processes of `scripts.train` at a time; all can be resumed, all are ended.
+"""The runs of an ablation on this machine: n processes of `scripts.train` at a time, each resumable; no process
+outlives it.
 
-The folder of an ablation: `configs/NAME.yaml` is what a run is started with, `runs/NAME` its folder, `logs/NAME.log`
-what it printed. A run is finished when its folder has a summary. One that was killed goes on from its last checkpoint
-(`resume=auto`); one that left nothing to go on with is started anew. A run that fails does not stop the others.
+The folder of an ablation has a run's config (`configs/NAME.yaml`), its run folder (`runs/NAME`) and its output
+(`logs/NAME.log`). A run is finished when its folder has a summary. A killed run resumes from its last checkpoint
+(`resume=auto`), or starts anew without one. A failed run does not stop the others.
 """
 
 from __future__ import annotations

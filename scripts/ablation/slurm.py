@@ -1,10 +1,11 @@
-"""An ablation as Slurm array jobs: writes the files, and submits them. Each stage is an array; a job behind it goes on.
+"""An ablation as Slurm array jobs: writes the files, and submits them. Each stage is an array and a job that follows
+it.
 
     tune.sbatch (array) → tune-then.sbatch: picks, and submits → main.sbatch (array) → main-then.sbatch: the results
 
-All lies in the ablation's folder, `slurm/`; the `#SBATCH` lines can be edited, `%A_%a.log` are the jobs' own logs. The
-folder must be seen by all nodes. A run that Slurm ends before it is done (time limit, preemption) is queued again and
-goes on from its last checkpoint. Since the tasks of an array are limited, a task may make several runs of the list.
+All files are in `slurm/` of the ablation's folder, which all nodes must see. You can edit the `#SBATCH` lines;
+`%A_%a.log` are the jobs' own logs. A run that Slurm ends early (time limit, preemption) is queued again and resumes
+from its last checkpoint. The number of tasks in an array is limited, so a task may make several runs of the list.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A study: the yaml file, read and checked, and the runs that it stands for. Starts nothing.
+"""A study: the checked yaml file and its runs. Starts nothing.
 
     config: copy4                      # what all runs have in common: a config of scripts.train, and
     set: {run.steps: 200}              # overrides of it
@@ -18,8 +18,8 @@
     curve: {y: eval/reward, x: samples}
     slurm: {partition: cpu, time: "01:00:00"}     # #SBATCH lines for --slurm
 
-A run's name ends in a hash of its whole config. A changed study therefore keeps the runs that are still in it and never
-takes another config's run for its own.
+A run's name ends in a hash of its whole config. So a changed study keeps the runs that are still in it, and never uses
+the run of another config.
 """
 
 from __future__ import annotations

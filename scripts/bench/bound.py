@@ -1,4 +1,4 @@
-"""What the hard staleness bound costs, where an admission rule that counts groups breaks its own: a simulation.
+"""Simulates what the hard staleness bound costs, in cases where a rule that counts groups breaks its own bound.
 
 `python -m scripts.bench.bound [--batches N] [--json FILE]`
 
@@ -10,9 +10,9 @@ stragglers   0.75 steps per group, every 16th takes 16 times as long
 rejections   half of the groups are rejected by the filter when they finish
 uneven       rollouts of 0.5 to 2.5 step lengths
 
-"count" is AReaL's rule (arXiv 2505.24298, eq. 3): at most (bound + version + 1) · 16 groups accepted or running,
-oldest first among the finished. "none" has no bound at all. Throughput is relative to "none", in batches per time.
-Note what `requeue` does to groups that take longer than the bound: they begin again and again, until all wait for them.
+"count" is AReaL's rule (arXiv 2505.24298, eq. 3): at most (bound + version + 1) · 16 groups accepted or running, oldest
+first among the finished. "none" has no bound at all. Throughput is relative to "none", in batches per time. With
+`requeue`, groups that take longer than the bound begin again and again, until all wait for them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The buffer against a raw ZeroMQ proxy, multiprocessing and Ray: `python -m scripts.bench.buffer [--json FILE]`.
 
-Four producer processes, what is measured, one consumer process; groups of 8 trajectories of 12 KB. Ours is the real
+Four producer processes, the measured path, one consumer process; groups of 8 trajectories of 12 KB. Ours is the real
 buffer process with its ledger, staleness bound and acknowledgements; light actors and a light learner speak the real
 protocol. The contenders take turns, and a ratio is the median over rounds of the ratio within a round, since absolute
-rates move with whatever else the machine does.
+rates depend on the machine's other load.
 
 A queue of Python objects carries a group as a list of dicts of arrays; `mp queue, bytes` carries it as one bytes
 object that nobody encodes or decodes.

@@ -1,6 +1,6 @@
-"""The ways from four producers to one consumer that `scripts.bench.buffer` compares: our buffer and what one would take
-in its place. Each is a context manager that starts processes and gives the receiving end of a pipe, through which the
-consumer tells its rate, in trajectories per second.
+"""The paths from four producers to one consumer that `scripts.bench.buffer` compares: our buffer and its alternatives.
+Each is a context manager that starts processes and returns the receiving end of a pipe, through which the consumer
+reports its rate, in trajectories per second.
 
 A trajectory is 12 KB: 750 prompt tokens and 1,000 sampled ones with logprobs and loss mask; every message, put or push
 carries whole groups of 8.

@@ -1,8 +1,8 @@
 """Many actors connected at once: `python -m scripts.bench.connections [--actors 10000] [--json FILE]`.
 
-The real buffer process, thousands of actors that have said hello and are idle (sockets in a few processes), and beside
-them four actors and a learner that work. Shows the buffer's memory per idle actor, how long it takes to admit them all,
-and how much slower batches come than without them when weights are published every half second.
+The real buffer process, thousands of idle actors that have said hello (sockets in a few processes), and four actors and
+a learner that work. Shows the buffer's memory per idle actor, the time to admit them all, and how much they slow down
+batches when weights are published every half second.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Bytes and seconds of sparse weight updates against a copy of the weights, and against what others do, in one run.
+"""Bytes and seconds of sparse weight updates against a copy of the weights and other methods, in one run.
 
     python -m scripts.bench.delta [--json FILE] [--millions 100 500] [--repeats N]
 
 The weights are random bfloat16, in matrices of 8 million; 1 % and .1 % of them change, 90 % of those by one step, the
-others by 2 to 8, either way. Processor time, of the fastest repeat, single thread, over that of a memcpy of the weights
-into memory that is there; contenders take turns. "digest": the same with the digest kept up to date. Peers: torch's
+others by 2 to 8, either way. Shows processor time of the fastest repeat, single thread, over that of a memcpy of the
+weights into allocated memory; contenders take turns. "digest": the same with the digest kept up to date. Peers: torch's
 nonzero and gather with int32 indices; XOR and zstd level 1.
 
-Metrics, of the first size: `ratio_1pct`, `ratio_01pct` (full ÷ delta), `encode_over_memcpy`, `apply_over_memcpy`
-at 1 %; `sweep_over_memcpy` is a digest from nothing,
-`peak_extra_over_weights` the most memory beyond the two states while encoding, `bound_ratio_*` what entropy allows.
-Every row of the table is there as `ROW_DENSITY_{ratio,encode,apply}`, with `_500m` behind it for the second size.
+Metrics, of the first size: `ratio_1pct`, `ratio_01pct` (full ÷ delta), `encode_over_memcpy`, `apply_over_memcpy` at 1
+%; `sweep_over_memcpy` is a digest from scratch, `peak_extra_over_weights` the most memory beyond the two states while
+encoding, `bound_ratio_*` the entropy bound. Every row of the table is a metric `ROW_DENSITY_{ratio,encode,apply}`, with
+`_500m` behind it for the second size.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 Both sample at temperature 1 (the engine records logprobs as well), 64 sequences at once, one thread, Qwen2 of hidden
 size 128 and 4 layers. "equal": all responses have the same length. "longtail": log-normal lengths (σ = 1), 256
 requests; `generate` takes them 64 at a time and each batch waits for its longest. The contenders take turns and the
-best of the repeats counts, so that other load on the machine meets both. Only tokens that were asked for count.
+best of the repeats counts, so other load on the machine affects both. Only requested tokens count.
 
 Metrics: `engine_over_generate`, `engine_over_generate_longtail` (ratios of tokens/s), `*_tokens_per_second`,
 `engine_over_generate_greedy` (equal lengths, both greedy), and `tiny_step_seconds`: one decode step of 64 sequences
@@ -15,7 +15,7 @@ of a model with hidden size 32 and 2 layers, all bookkeeping included.
 `--model FOLDER` compares on that model instead, in float32 and bfloat16 (`scripts.bench.decoding`): this engine,
 `generate` with a static cache and, where llama-cpp-python can be imported, llama.cpp with each `--gguf` file of the
 same weights. On one thread in processor time, on more in wall-clock time. Metrics: `NAME_tokens_per_second`,
-`NAME_first_token_seconds` (64 different prompts), and `logprobs_*`: how far the engine's are from a learner's.
+`NAME_first_token_seconds` (64 different prompts), and `logprobs_*`: the distance between the engine's and a learner's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all benches have in common: `--json FILE`, a line per metric, and the fastest of several rounds."""
+"""Common parts of all benches: `--json FILE`, a line per metric, and the fastest of several rounds."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ fastest step counts.
 - "packed": `TorchLearner.train` as it is, advantages and metrics included.
 - "padded": the same, but each micro-batch is a rectangle as long as its longest sequence, under transformers' own
   attention; as many sequences as fit into the same token budget. The head runs on trained tokens only, as in "packed".
-- "trl": `GRPOTrainer` (`loss_type="dapo"`, `num_iterations=1`) is handed the same completions by its `rollout_func`.
-  Only forward, backward, clipping and AdamW count: its padding, decoding, rewards and advantages are left out, to its
-  favour. It knows no token budget, so it runs with several `per_device_train_batch_size` and the fastest counts.
+- "trl": `GRPOTrainer` (`loss_type="dapo"`, `num_iterations=1`) gets the same completions from its `rollout_func`.
+  Only forward, backward, clipping and AdamW count: its padding, decoding, rewards and advantages are left out, in its
+  favour. It has no token budget, so it runs with several `per_device_train_batch_size` and the fastest counts.
 
 Tokens per second are of real input tokens (prompt and response), the same number for all. Metrics:
 `packed_over_padded`, `step_over_trl` (packed over TRL), `*_tokens_per_second`, `*_peak_bytes` (largest resident
-memory), `*_step_bytes` (what of it came after the model was made).
+memory), `*_step_bytes` (the part allocated after the model was made).
 """
 
 from __future__ import annotations

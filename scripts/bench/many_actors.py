@@ -1,8 +1,8 @@
 """The control plane at scale: `python -m scripts.bench.many_actors [--actors 256] [--groups 50] [--json FILE]`.
 
-The real buffer process, hundreds of actors (light ones, in a few processes) that each hold a lease and take seconds
-for a group, log-normally distributed, and a learner that trains so many groups a second. Actors could make half
-as much again. Shows the learner's share of time in which it waits for a batch, and the buffer's processor time.
+The real buffer process, hundreds of actors (light ones, in a few processes) that each hold a lease and take seconds for
+a group, log-normally distributed, and a learner that trains so many groups a second. The actors have half as much
+capacity again. Shows the share of time in which the learner waits for a batch, and the buffer's processor time.
 """
 
 from __future__ import annotations

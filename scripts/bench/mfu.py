@@ -3,8 +3,8 @@
 A Qwen2.5-0.5B architecture from random initial weights, PPO-clip on a batch whose lengths are log-normal (p95/p50 = 4),
 bf16 matrices on a GPU, one optimizer step per batch. FLOPs are those of the model alone (PaLM, arXiv 2204.02311,
 appendix B): 6 per weight that multiplies and per token, forward and backward, the head only where a token is trained,
-and attention's 6 · layers · width · length² per sequence (causal: half of the scores). What activation checkpointing
-computes again does not count. MFU is over the peak of the device, by its name or `--peak`.
+and attention's 6 · layers · width · length² per sequence (causal: half of the scores). Recomputation for activation
+checkpointing does not count. MFU is over the peak of the device, by its name or `--peak`.
 """
 
 from __future__ import annotations

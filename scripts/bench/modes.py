@@ -1,12 +1,12 @@
 """Synchronous against asynchronous training, by staleness bound: `python -m scripts.bench.modes [--json FILE]`.
 
 Real processes, sockets, buffer and weight updates; the accelerators are simulated (`engine=timed`, `learner=timed`), so
-that two cores suffice and a run measures the system: who waits for whom. Trained samples per second, plain sync = 1.0.
+two cores suffice and a run measures the system: who waits for whom. Trained samples per second, plain sync = 1.0.
 
 balanced   all answers equally long; generating a batch takes as long as training on it
 longtail   log-normal answer lengths (sigma 1 over prompts, 0.3 within), the same mean cost on both sides
 
-"waiting": not interruptible, an update waits for the sequences that run.
+"waiting": not interruptible, an update waits for running sequences.
 """
 
 from __future__ import annotations

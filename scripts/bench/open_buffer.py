@@ -1,5 +1,5 @@
-"""The buffer process on loopback TCP without keys, which no run has: what `bench.buffer` compares with queues that have
-none. Started by `scripts.bench.buffer_paths` only."""
+"""The buffer process on loopback TCP without keys, for a fair comparison with queues that have none. No run uses it;
+only `scripts.bench.buffer_paths` starts it."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Shared prefixes against plain packing: `python -m scripts.bench.prefixes [--model FOLDER] [--json FILE]`.
 
 Train steps on `--samples` random samples in groups of 4, 8 and 16, at several ratios of prompt to answer, and on
-two-turn conversations with a tool whose first turn is shared by pairs. Each batch is trained on in three ways, in
-turns: packed plainly, with shared prefixes wherever there are any, and as `learners.prefixes.WORTH` decides. Seconds
-are processor time, the least of `--repeats` steps. FLOPs are those of the model's matrices, forward and backward: 6 per
-weight and token, the head's where a token is trained; attention's are left out. Without `--model` the model is a small
-one of SmolLM2-135M's widths, from random weights. With it, `--precision` measures instead how far logprobs of the
-model's own answers lie from those in float32.
+two-turn conversations with a tool whose first turn is shared by pairs. Each batch is trained in three modes, in turns:
+packed plainly, with all shared prefixes, and as `learners.prefixes.WORTH` decides. Seconds are processor time, the
+least of `--repeats` steps. FLOPs are those of the model's matrices, forward and backward: 6 per weight and token, the
+head's where a token is trained; attention's are left out. Without `--model` the model is a small one of SmolLM2-135M's
+widths, from random weights. With it, `--precision` instead compares logprobs of the model's own answers with those in
+float32.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 
 Same model, prompts (sums of one-digit numbers, as `python -m scripts.sums` writes them), groups (8 prompts × 8
 samples), temperature, learning rate, clipping and one optimizer step per 64 samples, on the same N cores (all processes
-of a contender are pinned to them). The end token is one that the model never says, so each answer has exactly 16
-tokens; one whose last number is right earns 1. Contenders take turns, each in processes of its own, and
-the fastest round of each counts.
+of a contender are pinned to them). The end token is one that the model never samples, so each answer has exactly 16
+tokens. An answer whose last number is right earns 1. Contenders take turns, each in processes of its own, and the
+fastest round of each counts.
 
 - "async", "sync": `configs/smollm2/one-digit.yaml` in that mode; from one batch served to the learner to the next.
 - "trl": `GRPOTrainer` (`loss_type="dapo"`, `beta=0`, `num_iterations=1`), from one optimizer step to the next, in
@@ -19,7 +19,7 @@ that all of the learner's forward passes computed for the last batch of "async",
 tokens in equal contexts count once).
 
 `--learn SECONDS --keep FOLDER` trains the recipe's model by TRL, with its own end token and the recipe's schedule, for
-so many seconds behind the first batch: `curve`, pairs of seconds and mean reward of a batch, goes to `--json`, and the
+so many seconds after the first batch: `curve`, pairs of seconds and mean reward of a batch, goes to `--json`, and the
 model to FOLDER/trl-final, for `python -m scripts.before_after RUN --after FOLDER/trl-final`.
 """
 

@@ -1,4 +1,4 @@
-"""What publishing costs a learner: overlap on against off, and ranks that publish their parts against a gather.
+"""Costs of publishing for a learner: overlap on and off, ranks that publish their own parts, and a gather.
 
     python -m scripts.bench.publishing [--json FILE] [--versions 6] [--only NAME ...]
 
@@ -7,13 +7,13 @@ parameters on small random batches at lr 1e-6, and publishes after each step; an
 
 - `one_overlapped`, `one_serial`: one rank, `weights.overlap` true and false.
 - `two_overlapped`, `two_serial`: two ranks, each encodes and serves its own shards.
-- `two_gathered`: two ranks; rank 0 gathers all weights tensor by tensor and publishes alone, overlapped. What was done
-  before parts; kept here to be compared with.
+- `two_gathered`: two ranks; rank 0 gathers all weights tensor by tensor and publishes alone, overlapped: the method
+  before parts, for comparison.
 
-Medians over versions, the first two left out (whole weights for all, and warming up): `exposed_ms`, for which training
-stood still; `announced_ms` and `applied_ms`, from the end of the step until all can be fetched, and until the actor
-holds it, verified; `version_ms`, step and publication, from one publication to the next. `between_ranks_bytes` came to
-rank 0 from the other for one version; `held_bytes` are rank 0's two states. Fails unless the last weights are bit-equal
+Medians over versions, the first two left out (whole weights for all, and warming up): `exposed_ms`, while training
+waited; `announced_ms` and `applied_ms`, from the end of the step until all can be fetched, and until the actor has
+verified it; `version_ms`, step and publication, from one publication to the next. `between_ranks_bytes` came to rank 0
+from the other for one version; `held_bytes` are rank 0's two states. Fails unless the last weights are bit-equal
 however they were published.
 """
 

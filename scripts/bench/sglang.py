@@ -1,14 +1,14 @@
-"""What weight updates cost an SGLang server under load, and asynchronous against synchronous training with it.
+"""Costs of weight updates for an SGLang server under load, and asynchronous against synchronous training with it.
 
     python -m scripts.bench.sglang [--json FILE] [--updates 50] [--pause-mode retract] [--share 0.01]
     python -m scripts.bench.sglang --device cpu --tiny --updates 20        # a trial, without a GPU
 
 The model has Qwen2.5-0.5B's architecture (`--tiny`: 2 layers of 64) and random weights.
 
-Updates: `SEQUENCES` that never stop; versions of which each changes `--share` of the elements, one after the other. In
-rows: tokens/s (counted as answers end) without updates ("none"), with patches ("ours"), with all weights each time
-("full"); per update seconds from `load` to the end of it, bytes sent to the server before they were written as text,
-and the milliseconds for which it stood still (p50, p99).
+Updates: `SEQUENCES` never stop; versions follow one another, and each changes `--share` of the elements. Rows: tokens/s
+(counted as answers end) without updates ("none"), with patches ("ours"), with all weights each time ("full"). Per
+update: seconds of `load`, bytes sent to the server (before they are written as text), and milliseconds of its pause
+(p50, p99).
 
 Training (left out with `--steps 0`): whole runs of `configs/bench/sglang.yaml`, sync, then async by staleness bound;
 trained samples and sampled tokens per second, after `WARMUP_STEPS`.

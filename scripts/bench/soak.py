@@ -1,8 +1,8 @@
 """Does the buffer's memory grow? `python -m scripts.bench.soak [--trajectories 2000000] [--json FILE]`.
 
 Millions of trajectories of 12 KB through one real buffer process, whose resident memory is read all the time. The first
-tenth is warm-up; growth is that of the median of the last tenth over that of the second one. Peak values are shown
-beside it, since what is in flight comes and goes by the MB.
+tenth is warm-up; growth is that of the median of the last tenth over that of the second one. Peak values are shown as
+well, since data in flight varies by MBs.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """The journal against well-kept embedded stores: `python -m scripts.bench.stores [--groups N] [--json FILE]`.
 
-Each contender is told of the same run: groups are admitted, pushed with their payload, served and trained, with as many
-held as a busy buffer holds. What is told in one turn is committed together. The journal rotates as in a run; LMDB and
-SQLite delete what is not needed any more, so that their files stay as small. Afterwards each reads all that is held,
-and the bytes are compared.
+Each contender stores the same run: groups are admitted, pushed with their payload, served and trained, and as many are
+held as in a busy buffer. Each turn is one commit. The journal rotates as in a run; LMDB and SQLite delete old records,
+so that their files stay as small. Afterwards each reads all held groups, and the bytes are compared.
 
     memory   what was committed survives a killed process (LMDB: no sync; SQLite: WAL, synchronous=off)
     fsync    and a power cut (LMDB: as it comes; SQLite: WAL, synchronous=full)
 
 A learner on 1,000 GPUs takes about 3,000 trajectories a second (30 to 300 MB/s): 375 groups of 8. The rows of 96 KB and
-of 800 KB are that at both ends; `load` is how many times that a contender carries, from seconds of the clock. They take
+of 800 KB are both ends of that; `load` is how many times as much a contender carries, by wall-clock time. They take
 turns, and the fastest of `--repeats` rounds counts. LMDB is left out where it is not installed (`pip install lmdb`).
 Metrics: `NAME_MODE_SIZE_{load,cpu_us}`; `cpu_us` is processor time per group.
 """

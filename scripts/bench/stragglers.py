@@ -1,17 +1,17 @@
-"""What waiting for stragglers costs, and what it need not: `python -m scripts.bench.stragglers [--json F] [--plot F]`.
+"""Costs of waiting for stragglers, and techniques against it:
+`python -m scripts.bench.stragglers [--json F] [--plot F]`.
 
 Real processes, sockets, buffer and weight updates; the accelerators are simulated (`engine=timed`, `learner=timed`).
 All modes train as many samples of the same prompts. A decode step costs 1 + 0.002 · n for n running sequences, and
-every sequence has a place in an engine. Response lengths are log-normal, capped at what a setting allows (scaled down,
-so that a run takes seconds), most of the spread between prompts and the rest within. The settings stand for
-RollPacker's
-(arXiv 2509.21009) answers of up to 8k, 16k and 32k tokens: sigma gives each the ratio of p99 to p50 in SETTINGS, which
-grows with the cap. These ratios are our choice: the paper has pictures of them and no table.
+every sequence has a place in an engine. Response lengths are log-normal, with a cap per setting (scaled down, so that a
+run takes seconds); most of the spread is between prompts, the rest within. The settings stand for RollPacker's (arXiv
+2509.21009) answers of up to 8k, 16k and 32k tokens: sigma gives each the ratio of p99 to p50 in SETTINGS, which grows
+with the cap. These ratios are our choice: the paper shows them only in plots.
 
-Besides: SAGC's controller alone, fed with lengths that drift (`simulate`), since a run of seconds says little of shares
-in the long run; and by how much the trained responses are shorter than those that were offered while a run is under way
-(`kept`, by quarter of the run: what waits in the queue weighs less and less, what was cut is lost): by the engine's
-own lengths, which are known here, and by what `scripts.ledger` makes of what it can see.
+It also runs SAGC's controller alone on drifting lengths (`simulate`), since a run of seconds says little about shares
+in the long run. And it shows by how much trained responses are shorter than offered ones (`kept`, by quarter of the
+run: waiting groups weigh less and less, cut samples are lost): by the engine's own lengths, which are known here, and
+by the estimate of `scripts.ledger`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Bytes per version along a real AdamW trajectory: against whole weights, and against what entropy allows.
+"""Bytes per version along a real AdamW trajectory, against whole weights and the entropy bound.
 
     python -m scripts.bench.trajectory [--json FILE] [--steps 8] [--lr 1e-6 1e-5]
 
 A Qwen2-architecture model of 31 M parameters from random weights, with the learner's own optimizer (`MasterAdamW`, fp32
 master weights, bfloat16 published) and real gradients of the cross entropy of synthetic text: sequences of a Markov
 chain. Each step is a version. Printed per learning rate: `ratio` (whole weights ÷ delta), `bound_ratio` (÷ the entropy
-of places and steps, `areal_like.weights.entropy`; what vectors and heads cost is in the delta and not in the bound),
-`density` of changed elements; of the first step, of the last, and over all.
+of positions and steps, `areal_like.weights.entropy`; the bound leaves out vectors and heads, which the delta includes),
+`density` of changed elements; for the first step, the last, and all.
 """
 
 from __future__ import annotations

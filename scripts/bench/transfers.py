@@ -3,15 +3,15 @@
     python -m scripts.bench.transfers [--json FILE] [--millions 100] [--repeats N] [--mbit 100 1000] [--actors 16]
 
 A publisher in one process, each actor in its own, TCP on loopback; random bfloat16 weights of which .1 % change from
-one version to the next, as in `scripts.bench.delta`. Seconds are those of the clock, from the end of the cast to the
-last actor's "applied", of the fastest repeat. Contenders: `delta` (the default), `full` (whole weights, chunked,
-buffers used again), `gather` (torch nonzero and gather, int32 indices, by the same sockets; no digest, but a checksum).
+one version to the next, as in `scripts.bench.delta`. Seconds are wall-clock time, from the end of the cast to the last
+actor's "applied", of the fastest repeat. Contenders: `delta` (the default), `full` (whole weights, chunked, buffers
+used again), `gather` (torch nonzero and gather, int32 indices, by the same sockets; no digest, but a checksum).
 
-Without --mbit the link is loopback itself, and `delta_over_memcpy` and the like are the figures. With it, the bench
-runs in a network namespace of its own, in which every process that serves weights has a link of that many Mbit/s (htb,
-frames of 1,500 bytes): that takes root. With --actors, of `--few-millions` weights, once with the learner serving all
-and once with relays (`weights.fanout` 2 and 4): `egress` is what the learner has sent per version over what one actor
-has received.
+Without --mbit the link is loopback itself, and the metrics are `delta_over_memcpy` and so on. With --mbit, the bench
+runs in its own network namespace, in which every process that serves weights has a link of that many Mbit/s (htb,
+frames of 1,500 bytes); this needs root. With --actors it sends `--few-millions` weights, once with the learner serving
+all and once with relays (`weights.fanout` 2 and 4); `egress` is the bytes that the learner sent per version over those
+that one actor received.
 """
 
 from __future__ import annotations

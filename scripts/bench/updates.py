@@ -1,15 +1,15 @@
-"""What an actor that generates feels of weight updates, and what an engine's `load` costs.
+"""How weight updates affect a generating actor, and what an engine's `load` costs.
 
     python -m scripts.bench.updates [--json FILE] [--updates 100] [--millions 100]
 
-In flight: a publisher here, an actor in a process of its own with a random Qwen2-architecture model of 12 M parameters
-and 8 sequences that never stop; `--updates` versions, of which each changes 1 % of the elements, go out one after the
-other as soon as the last is applied. `pause_*_ms` is from the start of an update to the start of the next decode step,
-as sequences feel it (`kv_policy: keep`; renewing caches, where wanted, is work of the next step); `tokens_lost` counts
-tokens that were sampled and are in no completion, and those that completions lack.
+In flight: a publisher here, and an actor in its own process with a random Qwen2-architecture model of 12 M parameters
+and 8 sequences that never stop. `--updates` versions, each with 1 % changed elements, go out one after the other as
+soon as the last is applied. `pause_*_ms` is from the start of an update to the start of the next decode step, as
+sequences see it (`kv_policy: keep`; renewing caches would be part of the next step). `tokens_lost` counts sampled
+tokens that are in no completion, and tokens that completions lack.
 
-Load: `--millions` of float32 parameters from published bfloat16, seconds in milliseconds: all of it, and by the changes
-of 1 % and .1 % (`areal_like.weights.changes`), on one thread.
+Load: milliseconds to load `--millions` of float32 parameters from published bfloat16, on one thread: all of them, and
+only changes of 1 % and .1 % (`areal_like.weights.changes`).
 """
 
 from __future__ import annotations

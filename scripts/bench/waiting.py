@@ -1,14 +1,13 @@
-"""Payloads that wait while everything dies: `python -m scripts.bench.waiting [--gib 6] [--json FILE]`.
+"""Waiting payloads survive restarts of the buffer: `python -m scripts.bench.waiting [--gib 6] [--json FILE]`.
 
 One real buffer process with `buffer.max_bytes: 16 GiB`; a light actor pushes groups of 2 MB until so many GiB wait, and
 a light learner has the journal rotated before the last tenth of them. Then the buffer is killed (SIGKILL) and started
-again on the same run folder, has its journal rotated once more, serves a batch, is killed, and started a third time;
-then all batches are served, and their bytes held against what was pushed.
+again on the same run folder. It rotates its journal once more, serves a batch, is killed, and started a third time.
+Then it serves all batches, and their bytes are compared with the pushed ones.
 
-Shown for each life: seconds until it can be talked to, the most memory that was resident, for how long a rotation made
-others wait, and the bytes of the journal. Fails unless the ledger is the same in all lives, each group comes once as it
-was pushed, batch 0 twice as it was, and a resumed buffer stays below 1 GiB. The first life holds in memory what was
-pushed to it.
+Shows for each life: seconds until it answers, the most resident memory, how long a rotation made others wait, and the
+bytes of the journal. Fails unless the ledger is the same in all lives, each group comes once and unchanged, batch 0
+twice and unchanged, and a resumed buffer stays below 1 GiB. The first life holds its pushed payloads in memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The algorithms that are compared: losses of `learners.losses`, applied to many independent learners at once.
 
-Learners share no parameters, so the gradient of the sum of their losses holds each one's own. A loss that is a sum over
-tokens can therefore see all learners as one batch; what a loss plans over a minibatch is planned learner by learner.
+Learners share no parameters, so the gradient of the sum of their losses holds each one's own. So a loss that is a sum
+over tokens can see all learners as one batch; a loss's plan over a minibatch is made per learner.
 """
 
 from __future__ import annotations

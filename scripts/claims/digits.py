@@ -1,4 +1,4 @@
-"""Claim: with a stale actor DG stays right, while REINFORCE and exact importance weights do not (arXiv 2603.20521).
+"""Claim: DG tolerates a stale actor, REINFORCE and exact importance weights do not (arXiv 2603.20521).
 
 `python -m scripts.claims.digits [--quick] [--out FOLDER]`
 
@@ -6,8 +6,8 @@ The papers' MNIST bandit on scikit-learn's `load_digits` (8 × 8 pixels, 1,797 i
 reward 1 if it is right. A perceptron 64-50-50-10 with ReLU, A = reward − Σ_a π(a)² under the learner's policy, 100
 images per batch, Adam, 10,000 steps. The actor's weights are exactly D steps old (the initial ones for the first D).
 
-897 images train, 450 tune, 450 test. Error: share of images whose most likely digit is wrong. `sampled_error` is
-that of the policy itself. `backward_share`: the share of samples that have a gradient at all.
+897 images train, 450 tune, 450 test. Error: share of images whose most likely digit is wrong; `sampled_error`: the same
+for sampled digits. `backward_share`: share of samples that have a gradient.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 `python -m scripts.claims.kondo [--quick] [--out FOLDER]`
 
-Does it learn as well: `dg` against `dg_kondo` (keep 3 %) on the digits bandit of `scripts.claims.digits`, rates tuned
-on the same grid. What does it save: the learner's own train step on the same batch with both losses,
-16 prompts × 8 answers of a given length behind a prompt of 16 tokens, for a Qwen2 of width 128 with 4 layers in one
-minibatch; the two take turns, medians. A kept token costs its whole sequence up to itself.
+Learning: `dg` against `dg_kondo` (keep 3 %) on the digits bandit of `scripts.claims.digits`, rates tuned on the same
+grid. Savings: the learner's own train step on the same batch with both losses, 16 prompts × 8 answers of a given length
+behind a prompt of 16 tokens, for a Qwen2 of width 128 with 4 layers in one minibatch; the two take turns, medians. A
+kept token costs its whole sequence up to itself.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from scripts.claims.studies import argument_parser
 
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
     parser = argument_parser(__doc__, "reversal")
-    parser.add_argument("--conditions", type=int, metavar="N", help="only the first N")
+    parser.add_argument("--conditions", type=int, metavar="N", help="only the first N conditions")
     OPTIONS = parser.parse_args()
 
 from scripts.claims.studies import Row, Study, curves, estimates, percent_tables, prepare, rates_used, tell

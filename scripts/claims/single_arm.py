@@ -1,4 +1,4 @@
-"""Claim: DG crushes the failures' gradient across the true direction (arXiv 2603.14608, second version).
+"""Claim: DG nearly removes the failures' gradient across the true direction (arXiv 2603.14608, second version).
 
 `python -m scripts.claims.single_arm [--quick] [--out FOLDER]`
 

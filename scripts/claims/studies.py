@@ -1,7 +1,8 @@
-"""A study: every algorithm's learning rate tuned on one grid, then measured with fresh seeds; kept as JSON, and shown.
+"""A study: tunes every algorithm's learning rate on one grid, measures with fresh seeds, and writes JSON, tables and
+plots.
 
-`Study.run` asks for the cells of one condition at a time and writes `FOLDER/CONDITION.json` when it is done, so a study
-that is interrupted goes on with the next condition. Who drives it: the `main` of each claim.
+`Study.run` computes the cells of one condition at a time and then writes `FOLDER/CONDITION.json`, so an interrupted
+study continues with the next condition. The `main` of each claim drives it.
 """
 
 from __future__ import annotations
@@ -178,6 +179,6 @@ def prepare() -> None:
 def argument_parser(description: str | None, out: str) -> argparse.ArgumentParser:
     """With `--quick` and `--out FOLDER`, which every claim has."""
     parser = command(f"claims.{out}", description)
-    parser.add_argument("--quick", action="store_true", help="a short form, to see it work: its numbers mean little")
+    parser.add_argument("--quick", action="store_true", help="a short trial; its numbers mean little")
     parser.add_argument("--out", type=Path, default=Path("runs/claims") / out, help="folder for JSON, table and plot")
     return parser

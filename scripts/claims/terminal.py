@@ -4,7 +4,7 @@
 
 Token reversal without frictions, reward 1 for an answer without a mistake and 0 otherwise, H = 7 to 10 tokens of two
 kinds: at first 1 answer in 2^H is right. Learning rates are tuned on one grid at each H. PPO and importance weights
-would be REINFORCE here: one update per batch, and the actor is the learner.
+equal REINFORCE here: one update per batch, and the actor is the learner.
 """
 
 from __future__ import annotations

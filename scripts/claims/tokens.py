@@ -1,8 +1,8 @@
 """Token reversal (arXiv 2603.14608, section on sequences): a prompt of H tokens, the right answer is its reverse.
 
 Each step the actor answers 10 prompts 10 times, the learner makes one update, with A = reward − mean of the prompt's
-samples. What goes wrong on the way are the *frictions* of arXiv 2603.20521. Their text leaves magnitudes and details
-open; ours stand at `Frictions`. Error is measured on the learner's own policy, sampled at temperature 1, without
+samples. *Frictions* (arXiv 2603.20521) are the faults between actor and learner. The paper leaves magnitudes and
+details open; `Frictions` has ours. Error is measured on the learner's own policy, sampled at temperature 1, without
 frictions.
 
 A seed fixes the initial weights, prompts, draws and frictions of a run; algorithms with the same seed get the same.

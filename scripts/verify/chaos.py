@@ -1,13 +1,12 @@
 """Break a run again and again, and check how it ends: `python -m scripts.verify.chaos CONFIG [key=value ...]`.
 
-Starts `scripts.train` and makes faults (`scripts.verify.faults`) one at a time, at random moments. Kills (SIGKILL)
-strike each role in turn: while they start, while they train, in the middle of writing a checkpoint or of
-beginning a journal segment. The starter restarts an actor; after any other death this command resumes the run
-(`resume=auto`). `--stops` stop actors (SIGSTOP) for `--stop-seconds`, `--hangs` stop their engines only.
-`--bad-pushes` push what nobody can train on, `--full-disks` let files of the buffer or the learner grow no more,
-`--cuts` break the connections of an actor or the learner. After the last fault the run trains `--more` steps
-undisturbed. Then its journal is audited (`scripts.audit`), and its recorded batches are trained again without any
-disturbance (`replay=RUN`): that must end in the same weights, bit for bit.
+Starts `scripts.train` and makes faults (`scripts.verify.faults`) one at a time, at random moments. Kills (SIGKILL) hit
+each role in turn: at the start, in training, in the middle of writing a checkpoint or of beginning a journal segment.
+The starter restarts an actor; after any other death this command resumes the run (`resume=auto`). `--stops` stop actors
+(SIGSTOP) for `--stop-seconds`, `--hangs` stop their engines only. `--bad-pushes` push untrainable data, `--full-disks`
+keep files of the buffer or the learner from growing, `--cuts` break the connections of an actor or the learner. After
+the last fault the run trains `--more` steps undisturbed. Then the command audits its journal (`scripts.audit`), and
+trains its recorded batches again without faults (`replay=RUN`): that must end in the same weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -294,16 +293,16 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("config", help="a yaml file, e.g. configs/quickstart.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for scripts.train")
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS, help="who is killed, in turn")
-    parser.add_argument("--stops", type=int, default=0, help="how often an actor is stopped, and goes on")
-    parser.add_argument("--hangs", type=int, default=0, help="how often the engine of an actor hangs, and goes on")
-    parser.add_argument("--stop-seconds", type=float, default=30.0, help="of each stop and each hang")
-    parser.add_argument("--bad-pushes", type=int, default=0, help="how often somebody joins and pushes what is no data")
-    parser.add_argument("--full-disks", type=int, default=0, help="how often the disk is full, and is free again")
-    parser.add_argument("--cuts", type=int, default=0, help="how often all connections of a process break")
+    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS, help="roles to kill, in turn")
+    parser.add_argument("--stops", type=int, default=0, help="how often to stop an actor for a while")
+    parser.add_argument("--hangs", type=int, default=0, help="how often to hang an actor's engine for a while")
+    parser.add_argument("--stop-seconds", type=float, default=30.0, help="seconds of each stop and hang")
+    parser.add_argument("--bad-pushes", type=int, default=0, help="how often a false actor pushes untrainable data")
+    parser.add_argument("--full-disks", type=int, default=0, help="how often to fill the disk for a while")
+    parser.add_argument("--cuts", type=int, default=0, help="how often to break all connections of a process")
     parser.add_argument("--more", type=int, default=5, help="train steps after the last fault, and after a resume")
-    parser.add_argument("--spread", type=float, default=2.0, help="seconds; a fault comes up to so long after a step")
-    parser.add_argument("--seed", type=int, default=0, help="of the victims and the moments")
+    parser.add_argument("--spread", type=float, default=2.0, help="most seconds between a step and the next fault")
+    parser.add_argument("--seed", type=int, default=0, help="seed for victims and moments")
     return parser.parse_intermixed_args(argv)
 
 

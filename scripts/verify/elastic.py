@@ -1,9 +1,9 @@
 """Let actors come and go: `python -m scripts.verify.elastic CONFIG [key=value ...] --repeats 10`.
 
-Starts a run with one actor. Then, again and again: five join (`scripts.join`), half of the six are killed (SIGKILL),
-some leave gently until two are left, and these go on for a while. Then the run trains until its held-out reward reaches
-`--reward`, and is drained. Its journal is audited (`scripts.audit`): every prompt trained once, the bound never broken,
-the ledger balanced.
+Starts a run with one actor, and repeats: five actors join (`scripts.join`), half of the six are killed (SIGKILL),
+others leave gently until two are left, and these continue for a while. Then the run trains until its held-out reward
+reaches `--reward`, and is drained. The audit of its journal (`scripts.audit`) must show every prompt trained once, the
+bound never broken, the ledger balanced.
 """
 
 from __future__ import annotations
@@ -131,10 +131,10 @@ def holding(report: dict[str, Any]) -> int:
 def main(argv: list[str] | None = None) -> int:
     parser = command("verify.elastic", __doc__)
     parser.add_argument("config", help="a yaml file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="run.dir and run.name among them")
-    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="how often 1 → 6 → 2 → 1")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="must include run.dir and run.name")
+    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="repeats of 1 → 6 → 2 → 1 actors")
     parser.add_argument("--reward", type=float, default=0.0, help="held-out reward to reach (default: any)")
-    parser.add_argument("--seed", type=int, default=0, help="of who is killed")
+    parser.add_argument("--seed", type=int, default=0, help="seed for the choice of victims")
     args = parser.parse_intermixed_args(argv)
     named = dict(pair.split("=", 1) for pair in args.overrides if "=" in pair)
     if missing := [key for key in ("run.dir", "run.name") if not named.get(key)]:

@@ -1,12 +1,13 @@
-"""Fuzz what reads from the wire: `python -m scripts.verify.fuzz [--inputs 1000000] [--seed 0] [--deltas]`.
+"""Fuzz the readers of messages and weight updates:
+`python -m scripts.verify.fuzz [--inputs 1000000] [--seed 0] [--deltas]`.
 
-With `--deltas` what reads weight updates is fuzzed (`scripts.verify.fuzz_deltas`), else what reads messages:
+With `--deltas` it fuzzes the reader of weight updates (`scripts.verify.fuzz_deltas`), else the reader of messages:
 
 Each input is the frames of one message: random bytes, valid messages with bytes changed, or msgpack that is well-formed
-and means harm (wrong types, huge numbers, lists that claim to be long, tables whose numbers disagree). It goes the way
-that a message goes: decoded, checked, groups unpacked and turned into arrays. Anything but a `WireError` is a finding;
-so are memory beyond `ALLOWED_BYTES` + `ALLOWED_FACTOR` × the input's size, and an input that takes `ALLOWED_SECONDS`.
-An input is known by the seed and its number, so a finding can be repeated: `--seed S --first N --inputs 1`.
+but hostile (wrong types, huge numbers, lists that claim to be long, tables whose numbers disagree). It is processed
+like any message: decoded, checked, groups unpacked and turned into arrays. Any error but `WireError` is a finding; so
+are memory beyond `ALLOWED_BYTES` + `ALLOWED_FACTOR` × the input's size, and an input that takes `ALLOWED_SECONDS`. Seed
+and number identify an input, so you can repeat a finding: `--seed S --first N --inputs 1`.
 """
 
 from __future__ import annotations
@@ -342,7 +343,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
     parser.add_argument("--json", type=new_file, help="write the result here")
-    parser.add_argument("--deltas", action="store_true", help="fuzz what reads weight updates instead of messages")
+    parser.add_argument("--deltas", action="store_true", help="fuzz the reader of weight updates instead of messages")
     args = parser.parse_args()
     fuzz_these = fuzz_deltas if args.deltas else fuzz
     begin = time.monotonic()

@@ -1,4 +1,4 @@
-"""Takes made inputs one by one, and holds what becomes of each against what may: see `scripts.verify.fuzz`."""
+"""Runs generated inputs one by one, and checks the outcome of each: see `scripts.verify.fuzz`."""
 
 from __future__ import annotations
 
