@@ -317,25 +317,30 @@ class Worker:
     # ---- evaluation -------------------------------------------------------------------------------------------------
 
     async def _evaluate(self, lease: Lease) -> None:
-        """One held-out prompt, without filler. One that fails counts as reward 0: it must not hold up the others."""
-        reward, length, versions = 0.0, 0, (self.engine.version, self.engine.version)
+        """One held-out prompt. One that fails counts as reward 0: it must not hold up the others."""
+        version = self.engine.version
         self._evaluating.enter()
         try:
-            prompt = self.task.prompt(lease.split, lease.row)
-            key = stream_key(self.rollout.seed, _HELDOUT_STREAM, lease.row)
-            limits = replace(self._limits(prompt, lease.temperature or 0.0, key), trained=False)
-            request, recorder = f"e{lease.group_id}", Recorder(self.engine, self.reward, PartialSample())
-            self._heldout[lease.group_id] = request, recorder
-            sample = await self.rollout.heldout(recorder, recorder.reward, prompt, limits, request, 0)
-            if sample:
-                reward, length = sample.reward, sample.response_length
-                versions = (sample.oldest_version, sample.newest_version)
+            self.client.evaluated(lease.group_id, version, await self._answer(lease))
         except Exception:
             self._log_failure(f"held-out row {lease.row}")
+            self.client.evaluated(lease.group_id, version, None)
         finally:
             self._heldout.pop(lease.group_id, None)
             self._evaluating.leave()
-        self.client.evaluated(lease.group_id, float(reward), length, versions)
+
+    async def _answer(self, lease: Lease) -> Group | None:
+        """A held-out sample, without filler, as a group; None if the workflow rejects it."""
+        prompt = self.task.prompt(lease.split, lease.row)
+        key = stream_key(self.rollout.seed, _HELDOUT_STREAM, lease.row)
+        limits = replace(self._limits(prompt, lease.temperature or 0.0, key), trained=False)
+        request, recorder = f"e{lease.group_id}", Recorder(self.engine, self.reward, PartialSample())
+        self._heldout[lease.group_id] = request, recorder
+        sample = await self.rollout.heldout(recorder, recorder.reward, prompt, limits, request, 0)
+        if sample is None:
+            return None
+        _check_rewards(sample)
+        return Group(lease.group_id, [sample], {version: self.digests[version] for version, _ in sample.runs})
 
 
 def _check_rewards(sample: Sample) -> None:

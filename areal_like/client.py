@@ -138,8 +138,15 @@ class ActorClient:
             if not left:
                 return
 
-    def evaluated(self, lease_id: int, reward: float, length: int, versions: tuple[int, int]) -> None:
-        self.dealer.send(messages.Evaluated(lease_id, reward, *versions, length))
+    def evaluated(self, lease_id: int, version: int, answer: Group | None) -> None:
+        """The result of a held-out lease: a group of one sample. None: it has failed, at `version`, and earns 0."""
+        if answer is None:
+            self.dealer.send(messages.Evaluated(lease_id, 0.0, version, version, 0, None))
+            return
+        (sample,), (head, payload) = answer.samples, encode_group(answer)
+        versions = sample.oldest_version, sample.newest_version
+        table, length = pack_heads([head]), sample.response_length
+        self.dealer.send(messages.Evaluated(lease_id, float(sample.reward), *versions, length, table), [payload])
 
     def applied(self, version: int, digest: str) -> None:
         self.dealer.send(messages.Applied(version, digest))

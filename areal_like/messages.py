@@ -129,7 +129,7 @@ class Heartbeat(Message):
 
 
 class Push(Message):
-    """Groups that are rolled out, each with its payload, or where it lies in shared memory. Again until `Pushed`."""
+    """Groups that are rolled out, each with its payload. Again until `Pushed`."""
 
     by, large = ACTOR, True
     table: Table
@@ -180,7 +180,8 @@ class Failed(Message):
 
 
 class Evaluated(Message):
-    """The result of a held-out lease, with the versions of its oldest and newest token."""
+    """The result of a held-out lease, with the versions of its oldest and newest token. `answer`, with its payload, is
+    the sample (None: there is none, it failed)."""
 
     by = ACTOR
     id: Count
@@ -188,6 +189,7 @@ class Evaluated(Message):
     oldest: Held
     newest: Held
     length: Count
+    answer: Table | None = None
 
 
 class Applied(Message):

@@ -29,6 +29,7 @@ RANGES = {
     "actors.count": "[1, inf)",
     "run.max_untrainable": "[1, inf)",
     "run.max_nonfinite": "[1, inf)",
+    "run.samples_bytes": "[0, inf)",
     "actors.max_restarts": "[0, inf)",
     "actors.restart_window": "[0, inf]",
     "actors.min_alive": "[1, inf)",

@@ -24,6 +24,7 @@ class Run:
     target_reward: float | None
     max_untrainable: int
     max_nonfinite: int
+    samples_bytes: int
 
 
 @dataclass

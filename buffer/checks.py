@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from areal_like.groups import Head, check_payload
+from areal_like import messages
+from areal_like.groups import Head, check_payload, unpack_heads
 from areal_like.messages import PartialHead
 from areal_like.partials import check_partial, versions_of
-from areal_like.wire import Payloads, WireError
+from areal_like.wire import Frame, Payloads, WireError
 from buffer.fleet import Actor
 from buffer.store import Entry
 
@@ -90,6 +91,19 @@ def check_hand_back(
         if entry and max(versions_of(head)) >= entry.launch:
             raise WireError(f"partial group {head.id}: it has {entry.launch} samples")
         _check_digests(head.id, head.digests, entry, digests)
+
+
+def checked_answer(
+    message: messages.Evaluated, payloads: Payloads, vocab_size: int | None
+) -> tuple[Head, Frame] | None:
+    """The sample of a held-out result, if it brings one. Raises WireError."""
+    if message.answer is None:
+        return None
+    heads = unpack_heads(message.answer)
+    if not len(heads) == heads[0].samples == len(payloads) == 1 or len(payloads[0]) != heads[0].size:
+        raise WireError("a held-out answer is one sample, with its payload")
+    check_payload(heads[0], payloads[0], vocab_size)
+    return heads[0], payloads[0]
 
 
 def _check_digests(

@@ -100,8 +100,8 @@ class Evaluation:
     def note_moved(self, actor: str, lease_ids: Iterable[int], now: float) -> None:
         """An actor makes progress with these."""
         for lease_id in lease_ids if self.round else ():
-            number, row = divmod(lease_id, max(1, self.prompts))
-            if number == self._round_number and self.round and self.round.assigned.get(row) == actor:
+            row = self.row_of(actor, lease_id)
+            if self.round and row is not None:
                 self.round.moved[row] = now
 
     def restart_clocks(self, now: float, actor: str = "") -> None:
@@ -130,12 +130,18 @@ class Evaluation:
         self.round.unassigned.append(row)
         return None
 
+    def row_of(self, actor: str, lease_id: int) -> int | None:
+        """The row whose lease the actor has; None if it has no such lease."""
+        number, row = divmod(lease_id, max(1, self.prompts))
+        mine = self.round and number == self._round_number and self.round.assigned.get(row) == actor
+        return row if mine else None
+
     def record(
         self, actor: str, lease_id: int, reward: float, length: int, oldest: int, newest: int
     ) -> dict[str, Any] | None:
         """One held-out completion's reward, by the actor that has its lease; the round's result if it was the last."""
-        number, row = divmod(lease_id, max(1, self.prompts))
-        if not self.round or number != self._round_number or self.round.assigned.get(row) != actor:
+        row = self.row_of(actor, lease_id)
+        if self.round is None or row is None:
             return None
         del self.round.assigned[row]
         self.round.rewards.append(reward)

@@ -16,6 +16,7 @@ from buffer.checks import (
     check_hello,
     check_left_out,
     check_stats,
+    checked_answer,
     faults_of_push,
 )
 from buffer.events import LeaveOut
@@ -143,6 +144,9 @@ class Handlers:
         if foreign:
             state.router.refuse(peer, f"push: {actor.name} has had no lease of group {foreign[0]}")
         if faults:
+            for head, payload in zip(heads, payloads, strict=True):
+                if fault := faults.get(head.id):
+                    state.samples.dropped(state.now, head, payload, f"malformed: {fault}", actor.name)
             self._refuse_groups(actor, faults)
             raise next(iter(faults.values()))
 
@@ -238,10 +242,17 @@ class Handlers:
     def _on_evaluated(self, message: messages.Evaluated, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
         if actor is None:
             raise WireError("no actor")
-        result = self.state.evaluation.record(
+        evaluation = self.state.evaluation
+        row, answer = (
+            evaluation.row_of(actor.name, message.id),
+            checked_answer(message, payloads, self.state.learner.vocab_size),
+        )
+        result = evaluation.record(
             actor.name, message.id, message.reward, message.length, message.oldest, message.newest
         )
         self.state.note_evaluation(result, time.monotonic())
+        if answer and row is not None:
+            self.state.samples.heldout(self.state.now, row, *answer, actor.name)
 
     @_on.register
     def _on_lost(self, message: messages.Lost, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:

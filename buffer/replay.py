@@ -21,12 +21,20 @@ Policy = Callable[..., Sequence[int]]
 Filter = Callable[..., str]
 
 
+Lost = Callable[[Head, Payload, str, str], None]
+"""Head, payload, reason, who pushed it."""
+
+
+def keep_nothing(head: Head, payload: Payload, why: str, actor: str) -> None:
+    """A `Lost` for who keeps no samples."""
+
+
 class Replay:
     """Decides what becomes of each group, and picks the groups of batches.
 
     `policy` see `buffer.policies`, `group_filter` see `buffer.filters`. `staleness_policy` says what becomes of a group
     that breaks the bound: see `serve`. `resume`: what actors hand back of unfinished groups is gone on from; else they
-    begin anew. `record` is told of every event.
+    begin anew. `record` is told of every event, `lost` of finished groups that will not be trained.
     """
 
     def __init__(
@@ -41,6 +49,7 @@ class Replay:
         self.bound, self.policy, self.staleness_policy, self.resume = bound, policy, staleness_policy, resume
         self.group_filter = None if getattr(group_filter, "func", group_filter) is filters.none else group_filter
         self.record: events.Recorder = events.record_nothing
+        self.lost: Lost = keep_nothing
         self.store = Store(bound, slots)
         self.duplicates = 0
         self._waits_for_gaps = getattr(policy, "func", policy) in WAIT_FOR_GAPS
@@ -131,6 +140,9 @@ class Replay:
 
     def drop(self, group_id: int, reason: str) -> None:
         """Any stage → gone, counted under `reason`; its slot is free again."""
+        entry = self.store.entries.get(group_id)
+        if entry and entry.head:
+            self.lost(entry.head, entry.payload, reason, entry.pushed_by)
         self.commit(events.Drop(group_id, reason))
 
     def take_cancels(self) -> list[tuple[str, int, bool]]:
@@ -155,6 +167,7 @@ class Replay:
         if reason := self.group_filter(head.rewards, head.lengths) if self.group_filter else "":
             self.commit(events.Push(head, version, actor))  # for whoever reads the journal: its payload is not needed
             self.commit(events.Filter(entry.id, reason))
+            self.lost(head, payload, f"filtered: {reason}", actor)
             return True
         if entry.slot == NO_SLOT and not self._wins_place(entry, head):
             self.commit(events.Defer(entry.id))

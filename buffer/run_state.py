@@ -13,12 +13,15 @@ from typing import Any, Literal
 
 from areal_like import messages
 from areal_like.bus import Router
+from areal_like.groups import Head
 from buffer.checks import Failures
 from buffer.evaluation import Evaluation
 from buffer.fleet import Actor, Fleet, Hedges
 from buffer.gauges import Gauges
 from buffer.injection import may_announce
+from buffer.kept_samples import KeptSamples
 from buffer.outbox import Outbox
+from buffer.payloads import Payload
 from buffer.prompts import PromptCursor
 from buffer.relays import Relays
 from buffer.replay import Replay
@@ -76,6 +79,7 @@ class RunState:
     shares: Shares = field(default_factory=Shares)  # batches that were sent, until they are trained
     verifiers: Verifiers = field(default_factory=Verifiers)
     gauges: Gauges = field(default_factory=Gauges)
+    samples: KeptSamples = field(default_factory=KeptSamples)
     store: Store = field(init=False)
     failures: Failures = field(init=False)
     samples_per_batch: int = field(init=False)
@@ -92,7 +96,16 @@ class RunState:
         self.store = self.replay.store
         self.samples_per_batch = check_sizes(self.scheduler.sizing, self.replay.bound.groups_per_batch)
         self.gauges.since_step = self.learner.steps
+        self.replay.lost = self._keep_lost
         self.failures = Failures(most=4 * self.replay.bound.groups_per_batch)
+
+    @property
+    def now(self) -> tuple[int, int]:
+        """Train steps made, and the newest version that actors were told of."""
+        return self.learner.steps, self.weights.version
+
+    def _keep_lost(self, head: Head, payload: Payload, why: str, actor: str) -> None:
+        self.samples.dropped(self.now, head, payload, why, actor)
 
     def announce(self) -> None:
         """Tell the actors of the newest weights, unless they must go on with those that they have (`injection`)."""

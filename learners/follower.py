@@ -71,6 +71,7 @@ class LeadingTrainer:
 
     def __init__(self, trainer: TorchLearner):
         self._trainer, self.vocab_size = trainer, trainer.vocab_size
+        self.numbers = trainer.numbers  # of its own share of the batch
 
     def train(self, batch: Batch) -> dict[str, Any]:
         with self._all("train", [batch.index, batch.redo]):

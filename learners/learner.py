@@ -117,6 +117,7 @@ class TorchLearner:
         if stream:
             check_stream(loss, advantage, num_minibatches, num_minibatch_epochs, grad_norm_by_staleness, stream_groups)
         self._stream_groups, self._taken, self._waiting = stream_groups, list[Step](), list[Group]()
+        self._step: Step | None = None  # the last one
         self.vocab_size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
         self.model = (model.double() if model.dtype == torch.float64 else model.float()).eval().to(device)
         use_packed_attention(self.model)
@@ -167,9 +168,14 @@ class TorchLearner:
     def _train(self, batch: Batch) -> dict[str, Any]:
         lr = self.optimizer.current_lr
         step = self._streamed(batch) if self.streams else self._in_minibatches(batch)
+        self._step = None if self.streams else step
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
         batch = batch if self.streams else step.batch  # that of all ranks
         return batch_metrics(batch) | zero_variance_by_staleness(batch) | step.metrics(self.ranks) | more
+
+    def numbers(self, group_id: int) -> list[dict[str, np.ndarray]]:
+        """What the last step computed per token of one of its groups (`Step.numbers`). With `stream` nothing."""
+        return self._step.numbers(group_id) if self._step else []
 
     def _or_untrainable(self, batch: Batch) -> AbstractContextManager[None]:
         self._moved = False

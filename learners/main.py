@@ -31,6 +31,7 @@ from areal_like.spans import Spans
 from areal_like.types import Batch
 from learners.attestation import Attestation
 from learners.build import build_trainer
+from learners.kept_samples import KeptSamples
 from learners.publication import Alone, Coding, Others, Publisher
 from learners.untrainable import Untrainable
 
@@ -107,6 +108,7 @@ class TrainLoop:
     def run(self) -> dict[str, Any]:
         """Returns the summary."""
         progress, before = self.progress, dataclasses.replace(self.progress)
+        self.samples = KeptSamples(self.run_folder, self.config.run, progress.steps)
         self.client.hello(getattr(self.trainer, "vocab_size", None))
         if getattr(self.trainer, "streams", False):
             self.client.stream(self._take)
@@ -137,6 +139,7 @@ class TrainLoop:
             progress.seconds = info["seconds"] = before.seconds + info["seconds"]
             info["evaluations"] = _later(info["evaluations"], before.seconds)
             self._count_staleness(batch)
+            self.samples.keep(batch, progress.steps, getattr(self.trainer, "numbers", None))
             self._count_nonfinite(row)
             self._write(row, info)
             self._check_finite()

@@ -48,6 +48,7 @@ class Step:
         self.uniform: Tensor | None = None
         self.weights: Tensor | None = None
         self.tally = Tally()
+        self._observed: dict[str, list[tuple[Tensor, Tensor]]] = {}  # name → (places, values) of this rank's tokens
         self.losses: list[float] = []
         self.norms: list[float] = []
         self.bucket_norms: dict[str, list[float]] = {}
@@ -90,8 +91,28 @@ class Step:
         )
 
     def observe(self, observed: dict[str, Tensor], places: Tensor, prefix: str = "") -> None:
-        """Keep one number per token at `places` for the metrics."""
+        """Keep one number per token at `places` for the metrics, and for `numbers`."""
         self.tally.add(observed, self.staleness[places], self.advantages[places], prefix)
+        for name, values in observed.items():
+            self._observed.setdefault(prefix + name, []).append((places, values.detach()))
+
+    def numbers(self, group_id: int) -> list[dict[str, np.ndarray]]:
+        """What is known of the tokens of a group: for each sample, name → float32 [R]; NaN where a token is not
+        trained, or a number was not computed."""
+        known = {"proximal": self.proximal, "advantage": self.advantages}
+        known |= {} if self.reference is None else {"reference": self.reference}
+        for name, pieces in self._observed.items():
+            known[name] = torch.full(self.behaviour.shape, torch.nan, device=self.device)
+            for places, values in pieces:
+                known[name][places] = values.to(torch.float32)
+        samples = np.flatnonzero(self.groups == [group.id for group in self.batch.groups].index(group_id))
+        ends = np.cumsum([self.batch.samples[sample].response_length for sample in samples])
+        tokens = np.flatnonzero(np.isin(self.columns.sample, samples))
+        start = np.concatenate([[0], ends[:-1]])[self.columns.sample[tokens] - samples[0]]
+        table = np.full((len(known), ends[-1]), np.nan, np.float32)
+        found = torch.stack([values.float() for values in known.values()])[:, self.on_device(tokens)]
+        table[:, start + self.columns.place[tokens]] = found.cpu().numpy()
+        return [dict(zip(known, rows, strict=True)) for rows in np.split(table, ends[:-1], axis=1)]
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
         """Collect what all ranks have observed."""

@@ -18,10 +18,7 @@ from typing import Any
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
 from scripts.arguments import command, new_file, refuse
-from scripts.output import console, write_json
-
-WIDEST = 60
-"""Characters of a prompt or an answer that are shown."""
+from scripts.output import console, shortened, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +119,6 @@ def show(pairs: list[Pair], count: int) -> None:
     console().print(table)
     mean = means(pairs)
     print(f"held-out reward ({len(pairs)} prompts): {mean['before']:.3f} before, {mean['after']:.3f} after")
-
-
-def shortened(text: str) -> str:
-    """On one line, and not too long for a table."""
-    line = " ".join(text.split())
-    return line if len(line) <= WIDEST else line[: WIDEST - 1] + "…"
 
 
 def main(argv: list[str] | None = None) -> int:

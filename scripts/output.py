@@ -19,6 +19,12 @@ def console(width: int = WIDTH) -> Console:
     return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else width)
 
 
+def shortened(text: str, widest: int = 60) -> str:
+    """On one line, of at most so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= widest else line[: widest - 1] + "…"
+
+
 def table(title: str, *columns: str) -> Table:
     """An empty table of numbers: the first column names the row and is aligned left, the others right."""
     made = Table(title=title, title_justify="left")

@@ -1,0 +1,177 @@
+"""`RUN/samples/`: some of what the model wrote, kept for people. One JSON object per line is one sample.
+
+    trained.jsonl   groups of each train step, with what the learner computed per token
+    dropped.jsonl   what was not trained, and why
+    heldout.jsonl   every held-out answer
+
+The learner writes the first file, the buffer the others. `python -m scripts.samples RUN` shows them. The first two
+share `run.samples_bytes`, spread over the run's steps. Losing a line harms nothing: a full disk ends the writing of
+samples, never the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from areal_like.types import Sample
+
+log = logging.getLogger(__name__)
+FOLDER = "samples"
+TRAINED_SHARE = 0.7
+"""Of `run.samples_bytes`."""
+DIGITS = 4
+"""Decimals of a number per token."""
+Fate = Literal["trained", "dropped", "heldout"]
+TRAINED: Fate = "trained"
+DROPPED: Fate = "dropped"
+HELDOUT: Fate = "heldout"
+
+
+class Kept(msgspec.Struct, omit_defaults=True):
+    """One sample. `step`: train steps made when it was written (its own included, if it was trained); `version`: the
+    weights that it trained, or the newest then. `group`, `index`: which sample; of a held-out answer `group` is its
+    row. `why`: the reason in the ledger. `tokens`: prompt, then response; `numbers`: name → one number per token of the
+    response (None: not computed, or not trained), among them `logprob` (behaviour), `proximal`, `advantage` and what
+    the loss observed. `masked`: places in the response that are not trained. `bare`: numbers and logprobs were left out
+    to save room."""
+
+    fate: Fate
+    step: int
+    version: int
+    group: int
+    index: int
+    tokens: list[int]
+    prompt_length: int
+    runs: list[tuple[int, int]]
+    reward: float
+    finish: str
+    why: str = ""
+    actor: str = ""
+    turn_rewards: list[tuple[int, float]] = []
+    masked: list[int] = []
+    numbers: dict[str, list[float | None]] = {}
+    bare: bool = False
+
+    @property
+    def response(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def staleness(self) -> int:
+        """In versions, of its oldest token."""
+        return self.version - min((version for version, _ in self.runs), default=self.version)
+
+
+def kept(
+    fate: Fate,
+    step: int,
+    version: int,
+    place: tuple[int, int],
+    sample: Sample,
+    *,
+    why: str = "",
+    actor: str = "",
+    numbers: Mapping[str, np.ndarray] | None = None,
+) -> Kept:
+    """The record of a sample: `place` is (group, index), `numbers` name → float [R]."""
+    return Kept(
+        fate,
+        step,
+        version,
+        *place,
+        tokens=sample.tokens.tolist(),
+        prompt_length=sample.prompt_length,
+        runs=[(int(made), int(count)) for made, count in sample.runs],
+        reward=float(sample.reward),
+        finish=sample.finish,
+        why=why,
+        actor=actor,
+        turn_rewards=[(int(at), float(earned)) for at, earned in sample.turn_rewards],
+        masked=np.flatnonzero(~np.asarray(sample.loss_mask, bool)).tolist(),
+        numbers=_rounded({"logprob": sample.logprobs} | dict(numbers or {})),
+    )
+
+
+def _rounded(numbers: Mapping[str, np.ndarray]) -> dict[str, list[float | None]]:
+    """Without those of which there is none."""
+    table = np.round(np.stack([*numbers.values()]).astype(np.float64), DIGITS)
+    pairs = zip(numbers, table, strict=True)
+    return {name: row.tolist() for name, row in pairs if not np.isnan(row).all()}
+
+
+class SampleLog:
+    """Appends records to one of the files, at most `most` bytes in a run of `steps` train steps (None: no limit): after
+    a share of the steps no more than that share of the bytes. Records of steps after `done` are removed first: a
+    resumed run makes them again."""
+
+    def __init__(self, run: Path, name: Fate, *, steps: int, most: float | None, done: int = 0):
+        self.path = run / FOLDER / f"{name}.jsonl"
+        self._most, self._steps = most, max(1, steps)
+        self._broken = False
+        try:
+            self.path.parent.mkdir(exist_ok=True)
+            _keep_steps(self.path, done)
+            self._file = self.path.open("ab", buffering=0)
+            self._used = self._file.tell()
+        except OSError as error:
+            self._give_up(error)
+
+    def room(self, step: int) -> float:
+        """Bytes that may be written now, after so many train steps."""
+        if self._broken:
+            return 0.0
+        return float("inf") if self._most is None else self._most * min(1.0, (step + 1) / self._steps) - self._used
+
+    def write(self, record: Kept) -> bool:
+        """Append a record, without its numbers if they do not fit. False if not even that fits."""
+        room = self.room(record.step)
+        line = msgspec.json.encode(record) + b"\n"
+        if len(line) > room:
+            line = msgspec.json.encode(msgspec.structs.replace(record, numbers={}, bare=True)) + b"\n"
+        if len(line) > room:
+            return False
+        try:
+            self._used += self._file.write(line)
+        except OSError as error:
+            self._give_up(error)
+        return not self._broken
+
+    def _give_up(self, error: OSError) -> None:
+        self._broken = True
+        log.warning("%s: no more samples are kept: %s", self.path, error)
+
+    def close(self) -> None:
+        if not self._broken:
+            self._file.close()
+
+
+def _keep_steps(path: Path, done: int) -> None:
+    if path.is_file():
+        beside = path.with_suffix(".tmp")
+        with beside.open("wb") as file:
+            file.writelines(msgspec.json.encode(each) + b"\n" for each in _read(path) if each.step <= done)
+        beside.replace(path)
+
+
+def read(run: Path, names: Sequence[Fate] = (TRAINED, DROPPED, HELDOUT)) -> Iterator[Kept]:
+    """The records of a run, file by file, also while it goes on. Torn and damaged lines are passed over."""
+    for name in names:
+        path = run / FOLDER / f"{name}.jsonl"
+        if path.is_file():
+            yield from _read(path)
+
+
+def _read(path: Path) -> Iterator[Kept]:
+    decoder = msgspec.json.Decoder(Kept)
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                yield decoder.decode(line)
+            except msgspec.MsgspecError:
+                continue

@@ -1,0 +1,183 @@
+"""What the model wrote: `python -m scripts.samples RUN [--step N] [--best | --worst] [--dropped | --held-out] ...`.
+
+Shows samples of a run, also while it goes on: prompt and response as text, reward, advantage, age, and what became of
+them. Tokens are coloured by the age of the weights that made them, in versions (green: 0, yellow, red), or by another
+number (`--colour advantage`, or any name under `numbers` in the files); those that are not trained are dim. Without
+`--dropped` or `--held-out` it shows trained samples, the newest first.
+
+The samples lie in RUN/samples as lines of JSON (`areal_like.samples`); `run.samples_bytes` says how many are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from areal_like import config as configs
+from areal_like.registry import ConfigError, build
+from areal_like.samples import DROPPED, FOLDER, HELDOUT, TRAINED, Fate, Kept, read
+from buffer.prompts import PromptCursor
+from scripts.arguments import command, refuse
+from scripts.output import console, shortened
+
+AGES = ("green", "yellow", "dark_orange", "red")
+"""Colours of tokens that are 0, 1, 2 and more versions old."""
+LOW, HIGH = "red", "green"
+"""Colours of numbers below and above 0."""
+LONGEST = 2000
+"""Characters of a prompt or a response that are shown without `--whole`."""
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = command("samples", __doc__)
+    parser.add_argument("run", type=Path, help="the folder of a run")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--dropped", action="store_const", dest="fate", const=DROPPED, help="what was not trained")
+    which.add_argument("--held-out", action="store_const", dest="fate", const=HELDOUT, help="held-out answers")
+    order = parser.add_mutually_exclusive_group()
+    order.add_argument("--best", action="store_true", help="highest rewards first")
+    order.add_argument("--worst", action="store_true", help="lowest rewards first")
+    parser.add_argument("--step", type=int, help="of this train step only")
+    parser.add_argument("--search", metavar="TEXT", help="only samples with this text in prompt or response")
+    parser.add_argument("--count", type=int, default=5, help="samples to show (default: 5; 0: all)")
+    parser.add_argument("--colour", default="age", metavar="NAME", help="age (default), or a number per token")
+    parser.add_argument("--whole", action="store_true", help="show long texts to their end")
+    parser.add_argument("--json", action="store_true", help="print lines of JSON, with prompt, text and wanted answer")
+    return parser.parse_args(argv)
+
+
+class Texts:
+    """Text of token ids, by the run's task; the ids themselves where it has no text."""
+
+    def __init__(self, run: Path):
+        config = configs.load_resolved(run / "config.yaml")
+        self._task, self._seed = build("task", config.task, config.run.seed), config.run.seed
+        self._codec = self._task.prompt("train", 0).codec
+
+    def of(self, tokens: Sequence[int]) -> str:
+        if self._codec:
+            return self._codec.decode(np.array(tokens, np.int32))
+        return "".join(f"{token} " for token in tokens)
+
+    def wanted(self, record: Kept) -> str:
+        """What the task's verifier looks for."""
+        if record.fate == HELDOUT:
+            return str(self._task.prompt("heldout", record.group).answer)
+        _, row = PromptCursor(self._task.size("train"), self._seed, position=record.group).next()
+        return str(self._task.prompt("train", row).answer)
+
+    def both(self, record: Kept) -> str:
+        return self.of(record.tokens[: record.prompt_length]) + "\n" + self.of(record.response)
+
+
+def select(records: Iterable[Kept], args: argparse.Namespace, texts: Texts) -> list[Kept]:
+    """What was asked for, in the order in which it is shown."""
+    found = [record for record in records if args.step in (None, record.step)]
+    if args.search:
+        found = [record for record in found if args.search in texts.both(record)]
+    found.reverse()  # the newest first; `sort` keeps that among equals
+    if args.best or args.worst:
+        found.sort(key=lambda record: record.reward, reverse=args.best)
+    return found[: args.count] if args.count > 0 else found
+
+
+# ---- showing --------------------------------------------------------------------------------------------------------
+
+
+def heading(record: Kept) -> str:
+    """One line about a sample."""
+    which = f"row {record.group}" if record.fate == HELDOUT else f"group {record.group}, sample {record.index}"
+    parts = [f"step {record.step}", which, f"reward {record.reward:g}"]
+    advantages = [each for each in record.numbers.get("advantage", ()) if each is not None]
+    if advantages:
+        spread = f" to {max(advantages):+.3f}" if max(advantages) != min(advantages) else ""
+        parts.append(f"advantage {min(advantages):+.3f}{spread}")
+    parts += [f"{len(record.response)} tokens, {record.finish}", f"{record.staleness} versions old"]
+    parts += [record.why] if record.why else []
+    return " · ".join(parts)
+
+
+def colours(record: Kept, by: str) -> list[str]:
+    """A style per token of the response."""
+    if by == "age":
+        ages = [record.version - version for version, count in record.runs for _ in range(count)]
+        styles = [AGES[min(max(age, 0), len(AGES) - 1)] for age in ages]
+    else:
+        values = record.numbers.get(by) or [None] * len(record.response)
+        styles = ["" if value is None or value == 0 else (HIGH if value > 0 else LOW) for value in values]
+    for place in record.masked:
+        styles[place] = "dim"
+    return styles
+
+
+def visible(text: str) -> str:
+    """Control characters, which could command the terminal, as escapes."""
+    return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text)
+
+
+def coloured(record: Kept, texts: Texts, by: str) -> Text:
+    """The response. Tokens of one colour that stand together are made text together."""
+    found, styles, tokens = Text(), colours(record, by), record.response
+    for style, places in itertools.groupby(range(len(tokens)), key=lambda place: styles[place]):
+        found.append(visible(texts.of([tokens[place] for place in places])), style=style)
+    return found
+
+
+def show(out: Console, record: Kept, texts: Texts, args: argparse.Namespace) -> None:
+    out.rule(Text(heading(record)), align="left")
+    prompt, response = (
+        Text(visible(texts.of(record.tokens[: record.prompt_length])), "dim"),
+        coloured(record, texts, args.colour),
+    )
+    for text in (prompt, response):
+        if not args.whole and len(text) > LONGEST:
+            text.truncate(LONGEST)
+            text.append(" …", "bold")
+        out.print(text, soft_wrap=True)
+    out.print(Text(f"wanted: {shortened(texts.wanted(record))}", "italic"))
+    if record.turn_rewards:
+        out.print(Text(f"turns earned {', '.join(f'{earned:g}' for _, earned in record.turn_rewards)}", "italic"))
+
+
+def as_json(record: Kept, texts: Texts) -> str:
+    """One line: the record, with `prompt` and `text` beside its tokens."""
+    plain: dict[str, Any] = msgspec.to_builtins(record)
+    more = {"prompt": texts.of(record.tokens[: record.prompt_length]), "text": texts.of(record.response)}
+    more["wanted"] = texts.wanted(record)
+    return msgspec.json.encode(more | plain).decode()
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(sys.argv[1:] if argv is None else argv)
+    fate: Fate = args.fate or TRAINED
+    try:
+        if not (args.run / "config.yaml").is_file():
+            raise ConfigError(f"{args.run}: no run folder (config.yaml is missing)")
+        if not (args.run / FOLDER).is_dir():
+            raise ConfigError(f"{args.run / FOLDER}: the run has kept no samples; was run.samples_bytes 0?")
+        texts = Texts(args.run)
+        found = select(read(args.run, [fate]), args, texts)
+    except (ValueError, OSError) as error:
+        refuse(error)
+    if args.json:
+        print("\n".join(as_json(record, texts) for record in found))
+        return 0
+    out = console()
+    for record in found:
+        show(out, record, texts, args)
+    if not found:
+        print(f"no such samples: {fate} samples of {args.run} are kept in {FOLDER}/{fate}.jsonl")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
