@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from areal_like.config import Run
 from areal_like.groups import Head, decode_group
 from areal_like.samples import DROPPED, HELDOUT, TRAINED_SHARE, Fate, SampleLog, kept
+from areal_like.schema import Run
 from buffer.payloads import Payload, load
 
 log = logging.getLogger(__name__)

@@ -118,12 +118,8 @@ def main(role: Role) -> None:
         Learner(steps=steps),
         shares=Shares(ranks),
         verifiers=Verifiers(verifier_of(config.task), config.rewards.timeout, config.rewards.max_timeouts),
-<<<<<<< HEAD
-        relays=Relays(configs.actors_of(config) if config.weights.fanout is None else config.weights.fanout),
-=======
         samples=KeptSamples(role.run, config.run, steps),
-        relays=Relays(config.actors.count if config.weights.fanout is None else config.weights.fanout),
->>>>>>> 1baa5b5 (Samples are kept and shown: what was trained, dropped or answered, token by token)
+        relays=Relays(configs.actors_of(config) if config.weights.fanout is None else config.weights.fanout),
     )
     state.verifiers.window = min(state.samples_per_batch, MOST_ANSWERS)
     go_on(scheduler, replay, state.gauges)
