@@ -74,6 +74,7 @@ class TorchLearner:
     """
 
     needs_model = True
+    _step: Step | None = None  # the last one
 
     def __init__(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters
         self,
@@ -117,7 +118,6 @@ class TorchLearner:
         if stream:
             check_stream(loss, advantage, num_minibatches, num_minibatch_epochs, grad_norm_by_staleness, stream_groups)
         self._stream_groups, self._taken, self._waiting = stream_groups, list[Step](), list[Group]()
-        self._step: Step | None = None  # the last one
         self.vocab_size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
         self.model = (model.double() if model.dtype == torch.float64 else model.float()).eval().to(device)
         use_packed_attention(self.model)

@@ -36,8 +36,9 @@ class Client:
     def hello(self) -> None:
         self.credits.append("hello")
 
-    def evaluated(self, *evaluation) -> None:
-        self.evaluations.append(evaluation)
+    def evaluated(self, lease: int, version: int, answer: Group | None) -> None:
+        sample = answer.samples[0] if answer else None
+        self.evaluations.append((lease, version, sample and (sample.reward, sample.runs, answer.digests)))
 
 
 class Task:
@@ -300,7 +301,7 @@ def test_held_out_prompts_have_their_own_workflow_and_one_that_fails_counts_as_z
         await play.end("heldout e10", sample(1.0))
         await play.lease(group_id=11, split="heldout", launch=1, need=1)
         await play.end("heldout e11", RuntimeError("boom"))
-        assert play.client.evaluations == [(10, 1.0, 2, (3, 3)), (11, 0.0, 0, (3, 3))]
+        assert play.client.evaluations == [(10, 3, (1.0, [(3, 2)], {3: "abc"})), (11, 3, None)]
         assert play.limits["heldout e10"].temperature == 0.0
 
     asyncio.run(scenario())
