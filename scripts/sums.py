@@ -44,8 +44,8 @@ def pairs(first: Iterable[int], second: Iterable[int]) -> list[Sum]:
     return sorted({(min(a, b), max(a, b)) for a in first for b in second})
 
 
-def both_ways(sums: Iterable[Sum]) -> list[Sum]:
-    return sorted({way for a, b in sums for way in ((a, b), (b, a))})
+def both_orders(sums: Iterable[Sum]) -> list[Sum]:
+    return sorted({order for a, b in sums for order in ((a, b), (b, a))})
 
 
 def row(a: int, b: int, wording: str) -> dict[str, str]:
@@ -58,7 +58,7 @@ def one_digit() -> dict[str, list[dict[str, str]]]:
     random.Random(SEED).shuffle(sums)
     cut = round(HELDOUT_SHARE * len(sums))
     split = {"train": sums[cut:], "heldout": sums[:cut]}
-    return {name: [row(a, b, w) for a, b in both_ways(part) for w in WORDINGS] for name, part in split.items()}
+    return {name: [row(a, b, w) for a, b in both_orders(part) for w in WORDINGS] for name, part in split.items()}
 
 
 def two_digit() -> dict[str, list[dict[str, str]]]:
@@ -67,13 +67,13 @@ def two_digit() -> dict[str, list[dict[str, str]]]:
     rng = random.Random(SEED + 1)
     sums = pairs(LARGE, LARGE)
     rng.shuffle(sums)
-    mixed = both_ways(pairs(SMALL, LARGE))
-    large = both_ways(sums[HELDOUT_SUMS:])
+    mixed = both_orders(pairs(SMALL, LARGE))
+    large = both_orders(sums[HELDOUT_SUMS:])
     train = mixed + rng.sample(large, len(mixed))
-    ways = [rng.choice([(a, b), (b, a)]) for a, b in sums[:HELDOUT_SUMS]]
+    orders = [rng.choice([(a, b), (b, a)]) for a, b in sums[:HELDOUT_SUMS]]
     return {
         "train": [row(a, b, rng.choice(WORDINGS)) for a, b in train],
-        "heldout": [row(a, b, WORDINGS[i % len(WORDINGS)]) for i, (a, b) in enumerate(ways)],
+        "heldout": [row(a, b, WORDINGS[i % len(WORDINGS)]) for i, (a, b) in enumerate(orders)],
     }
 
 

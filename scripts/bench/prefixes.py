@@ -47,8 +47,8 @@ RATIOS = {"1:16": (4, 64), "1:4": (16, 64), "1:1": (32, 32), "4:1": (64, 16), "1
 SIZES = (4, 8, 16)
 TURNS = (64, 24, 16, 16)
 """Tokens of a prompt, a call, what the tool returns, and the answer."""
-WAYS = {"plain": 0.0, "shared": 1.0, "rule": WORTH}
-"""`WORTH` of each way: the largest share of tokens left at which prefixes are shared."""
+MODES = {"plain": 0.0, "shared": 1.0, "rule": WORTH}
+"""`WORTH` of each mode: the largest share of tokens left at which prefixes are shared."""
 SMALL = {
     "hidden_size": 576,
     "num_hidden_layers": 4,
@@ -113,17 +113,17 @@ def flops(model: PreTrainedModel, computed: int, trained: int) -> float:
 
 
 def measure(learner: TorchLearner, batch: Batch, repeats: int) -> dict[str, float]:
-    """Processor seconds and FLOPs of a train step in each of the ways."""
+    """Processor seconds and FLOPs of a train step in each mode."""
     trained = sum(int(s.loss_mask.sum()) for s in batch.samples)
     found: dict[str, float] = {}
     for repeat in range(repeats + 1):  # the first one warms up
-        for way, packing.WORTH in WAYS.items():
+        for mode, packing.WORTH in MODES.items():
             begin = process_time()
             metrics = learner.train(batch)
             seconds = process_time() - begin
             if repeat:
-                found[f"{way}_seconds"] = min(seconds, found.get(f"{way}_seconds", seconds))
-            found[f"{way}_flops"] = flops(learner.model, metrics["computed_tokens"], trained)
+                found[f"{mode}_seconds"] = min(seconds, found.get(f"{mode}_seconds", seconds))
+            found[f"{mode}_flops"] = flops(learner.model, metrics["computed_tokens"], trained)
     return found
 
 
@@ -139,7 +139,7 @@ def compare(args: argparse.Namespace) -> dict[str, float]:
     for name, batch in batches(model.config.vocab_size, args.samples).items():
         found = measure(learner, batch, args.repeats)
         left = found["shared_flops"] / found["plain_flops"]
-        plain, shared, rule = (found[f"{way}_seconds"] for way in WAYS)
+        plain, shared, rule = (found[f"{mode}_seconds"] for mode in MODES)
         print(f"{name:>13s} {left:11.2f} {plain:8.3f} {shared:9.3f} {rule:8.3f} {plain / rule:9.2f}", flush=True)
         metrics |= {f"{name} {key}": value for key, value in found.items()}
         metrics |= {f"{name} flops_left": left, f"{name} rule_over_plain": rule / plain}

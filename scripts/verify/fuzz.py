@@ -35,7 +35,7 @@ from scripts.arguments import command, new_file
 from scripts.verify import fuzz_deltas as deltas
 from scripts.verify.fuzzing import Finding, Frames, run
 
-# ---- the way of a message -------------------------------------------------------------------------------------------
+# ---- the path of a message ------------------------------------------------------------------------------------------
 
 
 def take(frames: Sequence[bytes]) -> str:
@@ -211,17 +211,17 @@ SPECIAL = (0x80, 0x90, 0xC0, 0xC1, 0xC4, 0xC6, 0xC7, 0xC9, 0xCB, 0xCF, 0xD3, 0xD
 
 
 def _change(data: bytearray, chance: random.Random) -> bytes:
-    at, way = chance.randrange(len(data) + 1), chance.randrange(6)
+    at, change = chance.randrange(len(data) + 1), chance.randrange(6)
     special = chance.choice(SPECIAL).to_bytes()
-    if way == 0 and at < len(data):
+    if change == 0 and at < len(data):
         data[at] ^= 1 << chance.randrange(8)
-    elif way == 1:
+    elif change == 1:
         data[at : at + 1] = special
-    elif way == 2:
+    elif change == 2:
         data[at:at] = special + b"\xff" * chance.randrange(5)
-    elif way == 3:
+    elif change == 3:
         del data[at : at + chance.choice([1, 1, 4, len(data)])]
-    elif way == 4:
+    elif change == 4:
         start = chance.randrange(len(data) + 1)
         data[at:at] = data[start : start + chance.choice([1, 8, 100])] * chance.choice([1, 2, 50])
     else:
@@ -310,15 +310,15 @@ KINDS: dict[Callable[[random.Random], Frames], int] = {
     tables: 19,
     bombs: 1,
 }
-"""Ways to make an input, and how many in a hundred."""
-WAYS, SHARES = list(KINDS), list(KINDS.values())
+"""Makers of inputs, and how many in a hundred."""
+MAKERS, SHARES = list(KINDS), list(KINDS.values())
 
 
 def make(seed: int, number: int) -> tuple[str, Frames]:
     """Input `number`, and the name of how it was made."""
     chance = random.Random(seed << 40 | number)
-    way = chance.choices(WAYS, SHARES)[0]
-    return way.__name__, way(chance)
+    maker = chance.choices(MAKERS, SHARES)[0]
+    return maker.__name__, maker(chance)
 
 
 # ---- the run --------------------------------------------------------------------------------------------------------

@@ -81,24 +81,24 @@ def make(seed: int, number: int) -> tuple[str, list[bytes]]:
     """Input `number`, and how it was made."""
     chance = random.Random(seed << 40 | number)
     blocks = chance.choice(_blocks())
-    way = chance.choices(["noise", "changed", "spliced", "planes"], [5, 50, 20, 25])[0]
-    if way == "noise":
-        return way, [chance.randbytes(chance.choice([0, 4, 60, 400]))]
+    kind = chance.choices(["noise", "changed", "spliced", "planes"], [5, 50, 20, 25])[0]
+    if kind == "noise":
+        return kind, [chance.randbytes(chance.choice([0, 4, 60, 400]))]
     blocks = list(blocks)
     at = chance.randrange(len(blocks))
-    if way == "spliced":
+    if kind == "spliced":
         other = chance.choice(_blocks())
         cut = chance.randrange(len(blocks[at]) + 1)
         blocks[at] = blocks[at][:cut] + chance.choice(other)[chance.choice([0, cut]) :]
-    elif way == "planes":
+    elif kind == "planes":
         blocks[at] = _wrong_planes(chance, len(LAYOUT.blocks[at].segments))
     data = bytearray(_message(blocks))
-    if way == "changed":
+    if kind == "changed":
         for _ in range(chance.choice([1, 1, 2, 4])):
             place = chance.randrange(min(len(data), chance.choice([80, 300, len(data)])))
             value = struct.pack("<I", chance.choice([0, 1, 255, 1 << 16, (1 << 31) - 1, (1 << 32) - 1]))
             data[place : place + 4] = value if chance.random() < 0.3 else bytes([chance.randrange(256)])
-    return way, [bytes(data)]
+    return kind, [bytes(data)]
 
 
 def _wrong_planes(chance: random.Random, n: int) -> bytes:

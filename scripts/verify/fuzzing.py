@@ -26,20 +26,20 @@ def run(
     tracemalloc.start()
     try:
         for number in range(first, first + inputs):
-            way, frames = make(seed, number)
+            kind, frames = make(seed, number)
             size = sum(map(len, frames))
             tracemalloc.reset_peak()
             before, began = tracemalloc.get_traced_memory()[0], time.process_time()
             try:
                 outcome = take(frames)
             except Exception as error:
-                raise Finding(f"input {number} of seed {seed} ({way}): {type(error).__name__}: {error}") from error
+                raise Finding(f"input {number} of seed {seed} ({kind}): {type(error).__name__}: {error}") from error
             seconds = time.process_time() - began
             used = tracemalloc.get_traced_memory()[1] - before
             if used > ALLOWED_BYTES + ALLOWED_FACTOR * size or seconds > ALLOWED_SECONDS:
-                raise Finding(f"input {number} of seed {seed} ({way}): {used} bytes, {seconds:.2f} s for {size} bytes")
+                raise Finding(f"input {number} of seed {seed} ({kind}): {used} bytes, {seconds:.2f} s for {size} bytes")
             outcomes["refused" if outcome == "refused" else "accepted"] += 1
-            outcomes[f"made: {way}"] += 1
+            outcomes[f"made: {kind}"] += 1
             most_bytes, most_seconds = max(most_bytes, used), max(most_seconds, seconds)
             if number % 10_000 == 9_999:
                 tell(number + 1 - first)

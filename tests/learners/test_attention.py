@@ -35,8 +35,8 @@ def sequence_by_sequence(q, k, v, starts, *more, wrong=0.0, **how):
 
 
 @pytest.fixture(params=["blocks", "kernel"])
-def way(request, monkeypatch):
-    """Both ways of attention; the kernel itself needs a GPU."""
+def implementation(request, monkeypatch):
+    """Both implementations of attention; the kernel itself needs a GPU."""
     calls = []
     monkeypatch.setattr(varlen.Trust, "agrees", None)
     if request.param == "kernel":
@@ -58,7 +58,7 @@ def packed_logits(model, sequences, lengths):
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
-def test_logits_and_gradients_equal_those_of_each_sequence_alone(kind, lengths, way):
+def test_logits_and_gradients_equal_those_of_each_sequence_alone(kind, lengths, implementation):
     model = tiny_model(kind)
     generator = torch_seeded(1)
     sequences = [torch.randint(0, VOCAB, (n,), generator=generator) for n in lengths]
@@ -90,7 +90,7 @@ def test_no_mask_over_the_row_is_built(monkeypatch):
     assert seen == [None, None]
 
 
-def test_sliding_windows_are_kept(way):
+def test_sliding_windows_are_kept(implementation):
     """Against scores masked by hand, in float64."""
     rng = torch_seeded(3)
     lengths, window = [5, 9], 3

@@ -18,15 +18,15 @@ MOST_DEEP = 12
 def test_a_few_thousand_inputs() -> None:
     result = fuzz.fuzz(4000, seed=1)
     assert result["accepted"] > 100 and result["refused"] > 1000
-    for way in fuzz.KINDS:
-        assert result[f"made: {way.__name__}"], "every way of making inputs is tried"
+    for maker in fuzz.KINDS:
+        assert result[f"made: {maker.__name__}"], "every kind of input is tried"
 
 
 def test_a_few_thousand_deltas() -> None:
     result = fuzz.fuzz_deltas(3000, seed=1)
     assert result["accepted"] > 100 and result["refused"] > 500
-    for way in ("noise", "changed", "spliced", "planes"):
-        assert result[f"made: {way}"], "every way of making inputs is tried"
+    for kind in ("noise", "changed", "spliced", "planes"):
+        assert result[f"made: {kind}"], "every kind of input is tried"
 
 
 def test_a_delta_that_is_not_checked_is_found() -> None:
