@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -141,7 +141,7 @@ class Trainer(Protocol):
     `vocab_size` is a number, the buffer refuses groups with token ids that are not below it. `numbers(group_id)` tells
     what the last step computed per token (`learners.step.Step.numbers`), for people to read."""
 
-    def train(self, batch: Batch) -> dict[str, Any]:
+    def train(self, batch: Batch) -> Mapping[str, object]:
         """One train step on one batch; returns metrics."""
         ...
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """JSON has no NaN and no infinity: they become null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
@@ -31,7 +32,7 @@ class MetricsLog:
         _keep_rows(path, done)
         self._file = path.open("ab")
 
-    def write(self, row: dict[str, Any]) -> None:
+    def write(self, row: Mapping[str, object]) -> None:
         line = json.dumps({key: _plain(value) for key, value in row.items()}) + "\n"
         try:
             self._file.write(line.encode())

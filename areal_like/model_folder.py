@@ -4,6 +4,7 @@ each safetensors file only the header is read, and held against the file's size.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def _check_size(file: Path) -> None:
         raise ConfigError(f"{KEY}: {file} {cut} {size} bytes, and its header says {needed}: download it again", KEY)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, object]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -87,7 +88,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def check_type(folder: str | Path, config: dict[str, Any]) -> None:
+def check_type(folder: str | Path, config: Mapping[str, object]) -> None:
     """Raises ConfigError for a `model_type` that transformers has no causal language model of. It is imported."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 

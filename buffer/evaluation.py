@@ -11,9 +11,21 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from areal_like.types import Lease
+
+
+class Result(TypedDict):
+    """Of a round: mean reward and length (tokens), and the versions of the oldest and the newest token. `seconds` since
+    the first lease are added when it is told."""
+
+    version: int
+    reward: float
+    length: float
+    oldest_version: int
+    newest_version: int
+    seconds: NotRequired[float]
 
 
 @dataclass(slots=True)
@@ -35,7 +47,7 @@ class Evaluation:
     def __init__(self, every: int, prompts: int, temperature: float):
         self.every, self.prompts, self.temperature = every, prompts, temperature
         self.round: _Round | None = None
-        self.results: list[dict[str, Any]] = []
+        self.results: list[Result] = []
         self._round_number = 0
         self._last_steps = -1
         self._final: int | None = None
@@ -117,7 +129,7 @@ class Evaluation:
         moved = self.round.moved = {row: self.round.moved.get(row, now) for row in self.round.assigned}
         return [(row, self.round.assigned[row]) for row, at in moved.items() if now - at > timeout]
 
-    def take_back(self, row: int, most: int) -> dict[str, Any] | None:
+    def take_back(self, row: int, most: int) -> Result | None:
         """A row goes to another actor; the `most`-th time it counts as reward 0. The round's result if it was the
         last."""
         assert self.round is not None
@@ -136,9 +148,7 @@ class Evaluation:
         mine = self.round and number == self._round_number and self.round.assigned.get(row) == actor
         return row if mine else None
 
-    def record(
-        self, actor: str, lease_id: int, reward: float, length: int, oldest: int, newest: int
-    ) -> dict[str, Any] | None:
+    def record(self, actor: str, lease_id: int, reward: float, length: int, oldest: int, newest: int) -> Result | None:
         """One held-out completion's reward, by the actor that has its lease; the round's result if it was the last."""
         row = self.row_of(actor, lease_id)
         if self.round is None or row is None:
@@ -150,7 +160,7 @@ class Evaluation:
         if self.round.assigned or self.round.unassigned:
             return None
         n = len(self.round.rewards)
-        result = {
+        result: Result = {
             "version": self.round.version,
             "reward": sum(self.round.rewards) / n,
             "length": sum(self.round.lengths) / n,

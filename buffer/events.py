@@ -8,13 +8,13 @@ by their types when a record is read. A change of the fields or of their meaning
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from areal_like.groups import Head
 from areal_like.messages import PartialHead
 from buffer.payloads import Extent, Payload
+from buffer.staleness import BatchesState, SlotsState
 
 
 class _Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=str.lower):
@@ -133,7 +133,7 @@ class Open(_Record):
 
     batch: int
     groups: int
-    scheduler: Any
+    scheduler: object
 
 
 class Settle(_Record):
@@ -234,10 +234,10 @@ class Snapshot(_Record):
     resumed: int
     pushes: int
     staleness_max: int
-    slots: Any
-    batches: Any
-    scheduler: Any
-    decided: dict[int, Any]
+    slots: SlotsState
+    batches: BatchesState
+    scheduler: object
+    decided: dict[int, object]
     planned: dict[int, list[int]]
     groups: list[Held]
 

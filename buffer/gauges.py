@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
 from areal_like.groups import ROW, Head
+from buffer.evaluation import Result
 from buffer.sizing import Lengths
 from buffer.store import Entry
 
@@ -18,7 +18,7 @@ class Gauges:
 
     def __init__(self) -> None:
         self.since_step = 0
-        self.evaluations: list[dict[str, Any]] = []
+        self.evaluations: list[Result] = []
         self.trained_seconds: float | None = None
         self.tokens_pushed = 0
         self.refused: Counter[str] = Counter()  # pushed groups that could not be accepted, by what was wrong with them
@@ -59,7 +59,7 @@ class Gauges:
         """So many of those told last were told with batches that were not trained."""
         self._told -= evaluations
 
-    def batch_info(self, entries: list[Entry], version: int, allowed: int, now: float) -> dict[str, Any]:
+    def batch_info(self, entries: list[Entry], version: int, allowed: int, now: float) -> dict[str, object]:
         """Facts about a batch that only the buffer knows, and evaluations that ended since the last one.
 
         Staleness is that of the tokens that are trained: of `allowed` or newer. Its two parts add up to it: versions

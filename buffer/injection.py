@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import heapq
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from areal_like.ages import KEY, shares_of
 from areal_like.checkpoints import is_due
+from areal_like.groups import Head
 from areal_like.registry import ConfigError
 from areal_like.sampling import stream_key, uniforms
 from buffer.events import Advance
 from buffer.replay import Replay
-from buffer.staleness import Bound, Slots
-from buffer.store import UNFINISHED, Entry, Store
+from buffer.staleness import Bound, Slots, SlotsState
+from buffer.store import UNFINISHED, Store
 
 _STREAM = 3
 
@@ -127,13 +127,13 @@ class AgedSlots(Slots):
     def unfilled(self, below: int) -> set[int]:
         return set(self.free) | {slot for slot in range(self.passed, below) if slot not in self._taken}
 
-    def check(self, entry: Entry, version: int) -> None:
+    def check(self, group_id: int, slot: int, head: Head | None, version: int) -> None:
         """Raises InjectionBroken unless every token in the group is of the version that the slot needs."""
-        assert entry.head is not None
-        oldest, newest, wanted = entry.head.oldest, entry.head.newest, self._wanted_version(entry.slot)
+        assert head is not None
+        oldest, newest, wanted = head.oldest, head.newest, self._wanted_version(slot)
         if oldest != newest or not (oldest == wanted or wanted < oldest <= self.floor):
             raise InjectionBroken(
-                f"group {entry.id} was sampled by versions {oldest} to {newest}; to be {version - wanted} old at "
+                f"group {group_id} was sampled by versions {oldest} to {newest}; to be {version - wanted} old at "
                 f"version {version} it needs {wanted}"
             )
 
@@ -143,13 +143,12 @@ class AgedSlots(Slots):
             f"buffer.max_bytes={limit}: inject_staleness keeps {groups} groups waiting, and they take more", KEY
         )
 
-    def state(self) -> list[Any]:
-        return [*super().state(), self.version, self.floor, self.passed, sorted(self._taken)]
+    def state(self) -> SlotsState:
+        return SlotsState(self.end, list(self.free), self.version, self.floor, self.passed, sorted(self._taken))
 
-    def load(self, state: list[Any]) -> None:
+    def load(self, state: SlotsState) -> None:
         super().load(state)
-        self.version, self.floor, self.passed, taken = state[2:]
-        self._taken = set(taken)
+        self.version, self.floor, self.passed, self._taken = state.version, state.floor, state.passed, set(state.taken)
 
 
 def may_announce(replay: Replay, version: int) -> bool:

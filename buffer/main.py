@@ -7,14 +7,15 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from areal_like import checkpoints
 from areal_like import config as configs
 from areal_like.bus import Router
+from areal_like.interfaces import Task
 from areal_like.process import Role, run_role
 from areal_like.registry import bind, build
 from areal_like.run_folder import CONFIG, NEXT
+from areal_like.schema import Spec
 from buffer import recovery
 from buffer.controller import Controller
 from buffer.evaluation import Evaluation
@@ -80,7 +81,7 @@ def go_on(scheduler: Scheduler, replay: Replay, gauges: Gauges) -> None:
         scheduler.load_state_dict(replay.store.scheduler)
 
 
-def verifier_of(task: Any) -> str:
+def verifier_of(task: Spec) -> str:
     """The task of the config, and what verifies its answers, in words."""
     return f"{task.name} (task.reward={task.reward})" if task.get("reward") else str(task.name)
 
@@ -91,8 +92,8 @@ def main(role: Role) -> None:
     if config.replay:
         role.offer("buffer", router.endpoint)
         Playback(router, Path(config.replay) / "journal", config.weight_sync_interval, ranks).run()
-    task = build("task", config.task, config.run.seed)
-    scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
+    task: Task = build("task", config.task, config.run.seed)
+    scheduler: Scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
     bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
     policy, group_filter = bind("policy", config.policy), bind("filter", config.filter)
     resume = config.partial_rollout == "resume"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 
 class JournalError(ValueError):
@@ -19,7 +19,8 @@ class Extent(NamedTuple):
     checksum: int
 
 
-Read = Callable[[Extent], bytes]
+Bytes = bytes | memoryview
+Read = Callable[[Extent], Bytes]
 
 
 def cannot_read(extent: Extent) -> NoReturn:
@@ -33,14 +34,14 @@ class Stored:
 
     __slots__ = ("_read", "data", "extent", "size")
 
-    def __init__(self, read: Read, *, data: Any = None, extent: Extent | None = None):
+    def __init__(self, read: Read, *, data: Bytes | None = None, extent: Extent | None = None):
         self._read, self.data, self.extent = read, data, extent
-        self.size: int = extent.size if extent else len(data)
+        self.size = extent.size if extent else len(data or b"")
 
     def __len__(self) -> int:
         return self.size
 
-    def load(self) -> Any:
+    def load(self) -> Bytes:
         """Its bytes. Raises JournalError, OSError if the journal does not have them any more."""
         if self.data is not None:
             return self.data
@@ -48,10 +49,10 @@ class Stored:
         return self._read(self.extent)
 
 
-Payload = bytes | memoryview | Stored
+Payload = Bytes | Stored
 """As an entry holds it: without a journal, or before it is told, these are the bytes themselves."""
 
 
-def load(payload: Payload) -> Any:
+def load(payload: Payload) -> Bytes:
     """The bytes of a payload, wherever they are."""
     return payload.load() if isinstance(payload, Stored) else payload

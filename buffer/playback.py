@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from areal_like import messages
 from areal_like.bus import Router
@@ -29,9 +28,10 @@ from buffer.store import Stage, Store
 
 log = logging.getLogger(__name__)
 RecordedGroup = tuple[Head, Payload]
+RecordedBatch = tuple[list[RecordedGroup], int]
 
 
-def recorded_batches(folder: Path) -> Iterator[tuple[list[RecordedGroup], int]]:
+def recorded_batches(folder: Path) -> Iterator[RecordedBatch]:
     """The groups, (head, payload), of batch 0, 1, 2, ... that were trained, as they were served, and the version below
     which tokens were masked. A batch that a resumed run trained again comes once. Payloads stay in the journal until
     somebody loads them, and of groups only those are in memory that are not in a batch yet.
@@ -65,7 +65,7 @@ class Playback:
     def __init__(self, router: Router, folder: Path, interval: int, ranks: int = 1):
         self.router, self.folder, self.interval = router, folder, interval
         self._batches = enumerate(recorded_batches(folder))
-        self._next: tuple[int, Any] = (-1, None)
+        self._next: tuple[int, RecordedBatch | None] = (-1, None)
         self._shares, self._outbox = Shares(ranks), Outbox(router, None)
         self._sizes: dict[int, int] = {}
         self._began: float | None = None
@@ -102,10 +102,9 @@ class Playback:
         if self._next[0] != index:  # else it is asked for again: it was lost on its way
             skipped = itertools.dropwhile(lambda numbered: numbered[0] < index, self._batches)
             self._next = next(skipped, (index, None))
-        batch = self._next[1]
-        if batch is None:
+        if self._next[1] is None:
             return
-        groups, oldest_allowed = batch
+        groups, oldest_allowed = self._next[1]
         version = index // self.interval
         oldest = (item for head, _ in groups for item in head.oldest_tokens(oldest_allowed).items())
         staleness = [version - made for made, samples in oldest for _ in range(samples)]
@@ -114,13 +113,13 @@ class Playback:
         self.samples += len(staleness)
         self.staleness_sum += sum(staleness)
         self.staleness_max = max(self.staleness_max, *staleness)
-        info = {"evaluations": [], "seconds": time.monotonic() - self._began}
+        info: dict[str, object] = {"evaluations": [], "seconds": time.monotonic() - self._began}
         heads, payloads = [head for head, _ in groups], [load(payload) for _, payload in groups]
         batch = messages.Batch(index, version, oldest_allowed, [""] * len(groups), pack_heads(heads), info)
         self._outbox.put(peer, *self._shares.put(batch, heads, payloads).share(0))
         self._shares.answer(self._outbox)
 
-    def _report(self) -> dict[str, Any]:
+    def _report(self) -> dict[str, object]:
         seconds = time.monotonic() - self._began if self._began else 0.0
         return {
             "started": self._began is not None,

@@ -265,7 +265,7 @@ class Replay:
         self._settle(batch, ids)
         served = [self.store.entries[group_id] for group_id in ids]
         for entry in served:
-            self.store.slots.check(entry, self.bound.batch_version(batch))
+            self.store.slots.check(entry.id, entry.slot, entry.head, self.bound.batch_version(batch))
         self.commit(events.Serve(batch, list(ids), self.oldest_allowed(batch)))
         return served
 

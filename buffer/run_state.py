@@ -15,7 +15,7 @@ from areal_like import messages
 from areal_like.bus import Router
 from areal_like.groups import Head
 from buffer.checks import Failures
-from buffer.evaluation import Evaluation
+from buffer.evaluation import Evaluation, Result
 from buffer.fleet import Actor, Fleet, Hedges
 from buffer.gauges import Gauges
 from buffer.injection import may_announce
@@ -132,7 +132,7 @@ class RunState:
         """Seconds since the first lease."""
         return 0.0 if self.started_at is None else now - self.started_at
 
-    def note_evaluation(self, result: dict[str, Any] | None, now: float) -> None:
+    def note_evaluation(self, result: Result | None, now: float) -> None:
         """A round of held-out prompts has ended with `result` (None: it goes on)."""
         if result:
             result["seconds"] = self.age(now)

@@ -23,13 +23,13 @@ import os
 import struct
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 import xxhash
 
 from buffer.events import Copy, Event, Padding, Written, decode, encode
-from buffer.payloads import Extent, JournalError, Payload, Stored, load
+from buffer.payloads import Bytes, Extent, JournalError, Payload, Read, Stored, load
 
 FORMAT = 6
 """Of the records (`buffer.events`) and of how they stand in a file."""
@@ -75,7 +75,7 @@ def _seed(number: int, at: int) -> int:
     return ((number << 44) + at) & (1 << 64) - 1
 
 
-def _pieces(number: int, at: int, durable: int, item: Item) -> tuple[list[Any], Extent]:
+def _pieces(number: int, at: int, durable: int, item: Item) -> tuple[list[Bytes], Extent]:
     """A record as it stands at byte `at` of file `number`, and where its payload does; nothing is copied."""
     packed, payload = item[0], load(item[1])
     checksum = xxhash.xxh3_64_intdigest(payload)
@@ -111,7 +111,7 @@ class SegmentFile:
     def append(self, items: Sequence[Item]) -> None:
         """All of them; then their payloads know where they lie. Raises OSError (disk full, ...): then the file is as it
         was."""
-        pieces: list[Any] = []
+        pieces: list[Bytes] = []
         extents: list[tuple[Payload, Extent]] = []
         end = self._end
         for item in items:
@@ -123,7 +123,7 @@ class SegmentFile:
             if isinstance(payload, Stored):
                 payload.extent = extent
 
-    def _add(self, item: Item, at: int, pieces: list[Any], extents: list[tuple[Payload, Extent]]) -> int:
+    def _add(self, item: Item, at: int, pieces: list[Bytes], extents: list[tuple[Payload, Extent]]) -> int:
         """Returns where it ends. Through the page cache whoever dies leaves all that it wrote before."""
         made, extent = _pieces(self._number, at, self._end if self._sync else at, item)
         pieces += made
@@ -244,7 +244,7 @@ def _is_whole(file: BinaryIO, extent: Extent) -> bool:
     return not left and checksum.intdigest() == extent.checksum
 
 
-def read(path: Path, read_payload: Any, *, check: bool = True) -> Generator[Record, None, tuple[int, int]]:
+def read(path: Path, read_payload: Read, *, check: bool = True) -> Generator[Record, None, tuple[int, int]]:
     """Yields the records of segment file `path`, their payloads as `Stored`, which `read_payload` will read. Returns
     where the last good one ends, and how long the file was at the beginning. Without `check` a damaged payload is not
     noticed until it is loaded. Raises JournalError for another format."""

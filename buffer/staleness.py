@@ -20,7 +20,29 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+
+import msgspec
+
+from areal_like.groups import Head
+
+
+class BatchesState(msgspec.Struct, array_like=True):
+    """`Batches` as a snapshot has them."""
+
+    usual: int
+    first: int
+    firsts: list[int]
+
+
+class SlotsState(msgspec.Struct, array_like=True):
+    """`Slots` as a snapshot has them; what follows `free` is of `buffer.injection` alone."""
+
+    end: int
+    free: list[int]
+    version: int = 0
+    floor: int = 0
+    passed: int = 0
+    taken: list[int] = []
 
 
 class Batches:
@@ -74,12 +96,12 @@ class Batches:
         if gone > 0:
             self._batch, self._firsts = self._batch + gone, self._firsts[gone:]
 
-    def state(self) -> list[Any]:
+    def state(self) -> BatchesState:
         """For `load`."""
-        return [self.usual, self._batch, list(self._firsts)]
+        return BatchesState(self.usual, self._batch, list(self._firsts))
 
-    def load(self, state: list[Any]) -> None:
-        self.usual, self._batch, self._firsts = state[0], state[1], list(state[2])
+    def load(self, state: BatchesState) -> None:
+        self.usual, self._batch, self._firsts = state.usual, state.first, list(state.firsts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,18 +192,18 @@ class Slots:
         """Slots that nobody holds and that a batch, whose slots are `below`, must wait for."""
         return set(self.free)
 
-    def check(self, entry: Any, version: int) -> None:
+    def check(self, group_id: int, slot: int, head: Head | None, version: int) -> None:
         """Raises if a group that is about to be served at `version` must not stand in its slot."""
 
     def check_memory(self, limit: int) -> None:
         """Raises if these slots can't be waited for until less than `limit` bytes are held."""
 
-    def state(self) -> list[Any]:
+    def state(self) -> SlotsState:
         """For `load`."""
-        return [self.end, list(self.free)]
+        return SlotsState(self.end, list(self.free))
 
-    def load(self, state: list[Any]) -> None:
-        self.end, self.free = state[0], list(state[1])
+    def load(self, state: SlotsState) -> None:
+        self.end, self.free = state.end, list(state.free)
 
     def below(self, deadline: float) -> float:
         """How many could be taken that are below `deadline` (may be inf)."""

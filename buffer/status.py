@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from buffer.fleet import MOST_REFUSED
 from buffer.store import PHASES, UNFINISHED, Stage
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from buffer.run_state import RunState
 
 
-def levels(state: RunState, now: float) -> dict[str, Any]:
+def levels(state: RunState, now: float) -> dict[str, object]:
     """Gauges of this moment, for the metrics of a train step."""
-    found: dict[str, Any] = {f"buffer/{phase}": state.store.count(*stages) for phase, stages in PHASES.items()}
-    ledger = state.store.ledger()
-    found |= {f"ledger/{key}": ledger[key] for key in ("admitted", "trained", "active")}
-    for kind in ("filtered", "dropped"):
-        found |= {f"ledger/{kind}/{reason}": n for reason, n in ledger[kind].items()}
+    found: dict[str, object] = {f"buffer/{phase}": state.store.count(*stages) for phase, stages in PHASES.items()}
+    store = state.store
+    found |= {"ledger/admitted": store.admitted, "ledger/trained": store.trained, "ledger/active": len(store.entries)}
+    found |= {f"ledger/filtered/{reason}": n for reason, n in store.filtered.items()}
+    found |= {f"ledger/dropped/{reason}": n for reason, n in store.dropped.items()}
     found |= {f"refused/{column}": n for column, n in state.gauges.refused.items()}
     found |= {"buffer/bytes": state.store.bytes, "buffer/max_bytes": state.max_bytes, "seconds": state.age(now)}
     found |= {"rollout/lease_timeouts": state.lease_timeouts, "rollout/hedges": state.hedges.made}
@@ -32,7 +32,7 @@ def levels(state: RunState, now: float) -> dict[str, Any]:
     return state.fleet.metrics() | state.gauges.rates | found  # actors' names replace none of the buffer's own
 
 
-def status(state: RunState) -> dict[str, Any]:
+def status(state: RunState) -> dict[str, object]:
     """Everything a person wants to know, as plain data."""
     now, bound = time.monotonic(), state.replay.bound.max_staleness
     return {

@@ -34,7 +34,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
-from typing import Any
+from typing import TypedDict
 
 from areal_like.groups import Head
 from buffer import events
@@ -143,6 +143,16 @@ class Entry:
         """Version of its newest token."""
         assert self.head is not None
         return self.head.newest
+
+
+class Ledger(TypedDict):
+    """Where every admitted group is: admitted = trained + sum(filtered) + sum(dropped) + active."""
+
+    admitted: int
+    trained: int
+    filtered: dict[str, int]
+    dropped: dict[str, int]
+    active: int
 
 
 Key = tuple[int, int]
@@ -259,8 +269,7 @@ class Store:
         slot = self.entries[held].slot
         return (slot, held) if free is None or slot < free else (free, None)
 
-    def ledger(self) -> dict[str, Any]:
-        """Where every admitted group is: admitted = trained + sum(filtered) + sum(dropped) + active."""
+    def ledger(self) -> Ledger:
         return {
             "admitted": self.admitted,
             "trained": self.trained,

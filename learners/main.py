@@ -161,9 +161,8 @@ class TrainLoop:
         self._want(batch.index + 1)
         started = time.monotonic()
         with self.spans.during("train"):
-            row = self.trainer.train(batch)
-        row |= self._streamed(batch)
-        row["train/step_seconds"] = time.monotonic() - started
+            trained = self.trainer.train(batch)
+        row = {**trained, **self._streamed(batch), "train/step_seconds": time.monotonic() - started}
         self._in_a_row = 0
         return row
 

@@ -28,6 +28,10 @@ BAD_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 MAY_NAME_THE_MODE = ("areal_like/config.py", "buffer/schedulers.py", "scripts/", "tests/")
 
+TYPED = ("areal_like/", "buffer/")
+MOST_ANY = 51
+"""How often `Any` may stand in the code of the typed rooms, imports included."""
+
 LONGEST_FUNCTION = 60
 LONG_FUNCTIONS: dict[str, str] = {}
 """`path:function` → why it stays long."""
@@ -247,6 +251,28 @@ def test_the_mode_is_named_in_configs_and_schedulers_only() -> None:
     asked = [path for path in MODULES if not path.startswith(MAY_NAME_THE_MODE)]
     found = {path: lines for path in asked if (lines := mode_findings(tree_of(path)))}
     assert not found, f"sync is a scheduler and a bound of 0; no other code asks for the mode: {found}"
+
+
+# Types
+
+
+def anys(tree: ast.AST) -> int:
+    """How often the type `Any` is imported or named."""
+    return sum(
+        isinstance(node, ast.alias | ast.Name | ast.Attribute)
+        and "Any" in (getattr(node, "name", ""), getattr(node, "id", ""), getattr(node, "attr", ""))
+        for node in ast.walk(tree)
+    )
+
+
+def test_any_is_counted_wherever_it_is_said() -> None:
+    assert anys(ast.parse("from typing import Any, cast\ndef f(x: Any, *y: typing.Any) -> dict[str, Any]: ...")) == 4
+    assert not anys(ast.parse('"""Any thread."""\nanything = AnyStr'))
+
+
+def test_types_are_said() -> None:
+    found = {path: n for path in MODULES if path.startswith(TYPED) and (n := anys(tree_of(path)))}
+    assert sum(found.values()) <= MOST_ANY, f"name the type, or object where any will do: {found}"
 
 
 # Sizes

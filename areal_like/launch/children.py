@@ -17,7 +17,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from areal_like.launch.outcome import Death, LastWords, RunFailed, has_ended_well, in_words, is_from_outside, may_resume
 from areal_like.launch.plan import RoleSpec
@@ -36,7 +36,7 @@ class Process(Protocol):
     pid: int
 
     def poll(self) -> int | None: ...
-    def wait(self, timeout: float = ..., /) -> Any: ...
+    def wait(self, timeout: float = ..., /) -> object: ...
     def send_signal(self, number: signal.Signals, /) -> None: ...
     def end(self, number: signal.Signals, /) -> None:
         """A signal to all of the process's group."""

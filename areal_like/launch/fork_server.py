@@ -30,13 +30,26 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import TypedDict
 
 from setproctitle import setproctitle
 
 MOST_BYTES = 1 << 20
 """Of a message; an environment is most of it."""
 _PR_SET_PDEATHSIG = 1
+
+
+class Request(TypedDict):
+    """Of a role: see above."""
+
+    module: str
+    arguments: list[str]
+    imports: tuple[str, ...]
+    environment: dict[str, str]
+    folder: str
+    threads: int
+    log: str
+    title: str
 
 
 class Server:
@@ -47,7 +60,7 @@ class Server:
         self._starter = starter
         self._roles: dict[int, int] = {}  # pidfd → pid
 
-    def serve(self) -> Callable[[], Any] | None:
+    def serve(self) -> Callable[[], None] | None:
         while True:
             connection = self._starter.fileno()
             ready, _, _ = select.select([connection, *self._roles], [], [])
@@ -74,7 +87,7 @@ class Server:
             return False
         return True
 
-    def _fork(self, request: dict[str, Any]) -> Callable[[], Any] | None:
+    def _fork(self, request: Request) -> Callable[[], None] | None:
         setproctitle(request["title"])
         for name in request["imports"]:
             with contextlib.suppress(ImportError):  # the role will say it in its own log
@@ -102,7 +115,7 @@ def end_with(parent: int) -> None:
         os._exit(0)
 
 
-def become(request: dict[str, Any], server: int) -> None:
+def become(request: Request, server: int) -> None:
     """Be what `python -m MODULE ARGUMENTS` would be; returns or raises as that does."""
     output = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for descriptor in (1, 2):

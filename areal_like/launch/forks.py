@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from areal_like.launch.fork_server import MOST_BYTES
+from areal_like.launch.fork_server import MOST_BYTES, Request
 from areal_like.launch.sockets import PREFIXES, SocketFolder, sweep
 from areal_like.process import EXIT_FORKS_GONE, REPOSITORY
 
@@ -93,7 +93,7 @@ class Forks:
     ) -> Forked:
         """A process that is as `python -m module arguments`; what it says is appended to `log`. The first one waits
         for the imports: `check` is called meanwhile, and may raise. Raises ForksGone."""
-        request = {
+        request: Request = {
             "module": module,
             "arguments": list(arguments),
             "imports": LIBRARIES,
@@ -152,7 +152,7 @@ class Forks:
             self._begun = pid
         self._codes[pid] = code
 
-    def _send(self, request: dict[str, object]) -> None:
+    def _send(self, request: Request) -> None:
         try:
             if self._connection:
                 self._connection.sendall(json.dumps(request).encode())

@@ -19,10 +19,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from areal_like import turns
-from areal_like.config import load_resolved
+from areal_like.config import Config, load_resolved
 from areal_like.launch.outcome import Death, RunFailed, has_ended_well, may_resume, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import Limits
@@ -117,7 +117,7 @@ class Threads:
         self._lives: list[Life] = []
         self._turns: turns.Turns | None = None
 
-    def start(self, roles: list[RoleSpec], sockets: Path, config: Any) -> None:
+    def start(self, roles: list[RoleSpec], sockets: Path, config: Config) -> None:
         """They begin when this thread first waits."""
         self._turns = turns.Turns()
         starter = self._turns.join("starter")
@@ -186,7 +186,7 @@ class InlineLauncher:
         self.running = Threads(run)
         self._left = contextlib.ExitStack()  # what is put back at the end
 
-    def submission(self, roles: list[RoleSpec]) -> Any:
+    def submission(self, roles: list[RoleSpec]) -> None:
         return None
 
     def placement(self, roles: list[RoleSpec]) -> str:
@@ -200,7 +200,7 @@ class InlineLauncher:
         self._left.enter_context(_torch_threads())
         self.running.start(roles, self._sockets(config), config)
 
-    def _sockets(self, config: Any) -> Path:
+    def _sockets(self, config: Config) -> Path:
         """Where sockets are, or a name for their place in this process."""
         if config.buffer.transport == "inproc":
             return Path(f"areal-{secrets.token_hex(8)}")

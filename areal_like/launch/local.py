@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from areal_like.launch import forks
 from areal_like.launch.children import Children
@@ -69,7 +69,7 @@ class LocalLauncher:
         self.running = Children(run, limits, self.here.spawn)
         self.sockets: SocketFolder | None = None
 
-    def submission(self, roles: list[RoleSpec]) -> Any:
+    def submission(self, roles: list[RoleSpec]) -> None:
         return None
 
     def placement(self, roles: list[RoleSpec]) -> str:

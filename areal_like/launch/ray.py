@@ -16,10 +16,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from areal_like.bus import own_address
 from areal_like.launch import ray_cluster
@@ -29,6 +29,11 @@ from areal_like.launch.outcome import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import Limits
 from areal_like.process import EXIT_NODE_FAILED, REPOSITORY
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
 
 SECONDS_BETWEEN_ASKING = 1.0
 """Seconds between checks whether a host that Ray moves has arrived."""
@@ -114,8 +119,8 @@ class RayLauncher:
         for kind, place in self._wanted.items():
             if place is not None:
                 ray_cluster.check_place(kind, {"CPU": 1} | dict(place))
-        self._groups: list[Any] = []
-        self._hosts: dict[str, Any] = {}
+        self._groups: list[PlacementGroup] = []
+        self._hosts: dict[str, ActorHandle] = {}
         self._held: socket.socket | None = None
 
     # ---- placement, as data -----------------------------------------------------------------------------------------
@@ -137,7 +142,7 @@ class RayLauncher:
             lines += [f"  {name:<12}{_in_words(place)}" for name, place in places]
         return "\n".join(lines) + "\n"
 
-    def submission(self, roles: list[RoleSpec]) -> Any:
+    def submission(self, roles: list[RoleSpec]) -> None:
         return None
 
     # ---- life-cycle -------------------------------------------------------------------------------------------------
@@ -155,7 +160,7 @@ class RayLauncher:
     def _connect(self, roles: list[RoleSpec], check: Callable[[], None]) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
         address = None if self.address == ray_cluster.LOCAL else ray_cluster.answering(self.address, check)
-        where: dict[str, Any] = {"address": address}
+        where: dict[str, object] = {"address": address}
         if address is None:
             ray_cluster.require_token()
             needed = _sum(place for _, places in self.groups(roles) for _, place in places)
@@ -194,7 +199,7 @@ class RayLauncher:
                 )
             for number, (name, place) in enumerate(places):
                 where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
-                options: dict[str, Any] = {"num_cpus": place["CPU"], "num_gpus": place.get("GPU", 0.0)}
+                options: dict[str, object] = {"num_cpus": place["CPU"], "num_gpus": place.get("GPU", 0.0)}
                 options |= {"max_restarts": -1, "max_concurrency": CALLS_AT_ONCE, "scheduling_strategy": where}
                 self._hosts[name] = ray.remote(self.HOST).options(**options).remote()
 
@@ -221,9 +226,9 @@ class Elsewhere:
 
     pid, remark = 0, ""
 
-    def __init__(self, host: Any, name: str, what: tuple[Any, ...]):
+    def __init__(self, host: ActorHandle, name: str, what: tuple[list[str], int, str, tuple[str, int]]):
         self._host, self._name, self._what = host, name, what
-        self._ended: Any = None
+        self._ended: ObjectRef | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -281,7 +286,7 @@ def _handlers_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _sum(places: Any) -> dict[str, float]:
+def _sum(places: Iterable[Mapping[str, float]]) -> dict[str, float]:
     total: dict[str, float] = {"CPU": 0.0}
     for place in places:
         for name, amount in place.items():

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from areal_like.launch.children import GRACE_SECONDS, Children
 from areal_like.launch.local import Group, spawn
@@ -38,7 +38,7 @@ class Part:
     roles: tuple[str, ...]
     tasks: int
     cpus: int
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
 
     def arguments(self) -> list[str]:
         return [f"--ntasks={self.tasks}", f"--cpus-per-task={self.cpus}", *flags(self.options)]
@@ -76,9 +76,9 @@ class SlurmLauncher:
         limits: Limits,
         *,
         ready_timeout: Annotated[float, "(0, 1e7]"] = 120.0,
-        options: dict[str, Any] | None = None,
-        learner_part: dict[str, Any] | None = None,
-        actors_part: dict[str, Any] | None = None,
+        options: dict[str, str | int | bool] | None = None,
+        learner_part: dict[str, str | int | bool] | None = None,
+        actors_part: dict[str, str | int | bool] | None = None,
         script: str | None = None,
         container: str | None = None,
         python: str | None = None,
@@ -173,7 +173,7 @@ class SlurmLauncher:
         return EXIT_NODE_FAILED
 
 
-def flags(options: Mapping[str, Any]) -> list[str]:
+def flags(options: Mapping[str, object]) -> list[str]:
     """Options as on the command line; true stands for one without a value."""
     return [f"--{key}" if value is True else f"--{key}={value}" for key, value in options.items()]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class Arithmetic(GeneratedTask):
         credit: Literal["digits", "exact"] = "digits",
         train_size: int = 1_000_000,
         heldout_size: int = 1024,
-        length_trace: Mapping[str, Any] | None = None,
+        length_trace: Mapping[str, float] | None = None,
     ):
         if not 1 <= digits <= 9:
             raise ValueError(f"digits must be 1 to 9 (results are 64-bit integers), got {digits}")

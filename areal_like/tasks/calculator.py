@@ -12,7 +12,7 @@ marks that end a line are copied with it. What is learned of calls then serves f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class Calculator(GeneratedTask):
         max_tokens: int | None = None,
         train_size: int = 1_000_000,
         heldout_size: int = 1024,
-        length_trace: Mapping[str, Any] | None = None,
+        length_trace: Mapping[str, float] | None = None,
     ):
         if not 1 <= digits <= 9:
             raise ValueError(f"digits must be 1 to 9, got {digits}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class Code(GeneratedTask):
         seconds: float = 5.0,
         train_size: int = 1_000_000,
         heldout_size: int = 64,
-        length_trace: Mapping[str, Any] | None = None,
+        length_trace: Mapping[str, float] | None = None,
     ):
         if isolation not in ("full", "weak"):
             raise ValueError(f'isolation must be "full" or "weak", got {isolation!r}')
@@ -66,7 +66,7 @@ class Code(GeneratedTask):
 
         return unit_tests(*self.verification(prompt, tokens)[1])
 
-    def _draw(self, rng: np.random.Generator) -> tuple[np.ndarray, dict[str, Any]]:
+    def _draw(self, rng: np.random.Generator) -> tuple[np.ndarray, dict[str, object]]:
         operator = int(rng.integers(len(OPERATORS)))
         x, y = (int(n) for n in rng.choice(len(NAMES), size=2, replace=False))
         cases = [[[a, b], _value(OPERATORS[operator], a, b)] for a, b in _CASES]

@@ -7,7 +7,6 @@ stops it early; with `min_digits` the length varies and the response must end wi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -41,7 +40,7 @@ class Copy(GeneratedTask):
         min_digits: int | None = None,
         train_size: int = 1_000_000,
         heldout_size: int = 1024,
-        length_trace: Mapping[str, Any] | None = None,
+        length_trace: Mapping[str, float] | None = None,
     ):
         if not 1 <= (digits if min_digits is None else min_digits) <= digits:
             raise ValueError(f"want 1 <= min_digits <= digits, got min_digits={min_digits}, digits={digits}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -35,7 +34,7 @@ class GeneratedTask(ABC):
     codec: Codec | None = None
     """Where the tokens are text."""
 
-    def __init__(self, seed: int, train_size: int, heldout_size: int, trace: Mapping[str, Any] | None):
+    def __init__(self, seed: int, train_size: int, heldout_size: int, trace: Mapping[str, float] | None):
         """A subclass calls this last: it draws a prompt of each split, so that an empty one shows at once."""
         if train_size < 1 or heldout_size < 1:
             raise ValueError(f"train_size and heldout_size must be at least 1, got {train_size} and {heldout_size}")
@@ -66,7 +65,7 @@ class GeneratedTask(ABC):
         return ({"role": "user", "content": self.codec.decode(tokens)},) if self.codec else ()
 
     @abstractmethod
-    def _draw(self, rng: np.random.Generator) -> tuple[np.ndarray, Any]:
+    def _draw(self, rng: np.random.Generator) -> tuple[np.ndarray, object]:
         """One random prompt: its tokens (int32 [P]) and its answer."""
 
     @abstractmethod

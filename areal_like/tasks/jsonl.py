@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import xxhash
 
 from areal_like.sampling import stream_key
-from areal_like.tasks.chat import TokenizerCodec
+from areal_like.tasks.chat import Tokenizer, TokenizerCodec
 from areal_like.tasks.length_trace import trace_of
 from areal_like.types import Prompt
 
@@ -92,7 +92,7 @@ class Jsonl:
         chat_template: bool = True,
         system: str | None = None,
         reward: str = "math_verify",
-        length_trace: Mapping[str, Any] | None = None,
+        length_trace: Mapping[str, float] | None = None,
     ):
         if not (Path(tokenizer) / "tokenizer_config.json").is_file():
             raise FileNotFoundError(f"task.tokenizer: no tokenizer in {tokenizer!r} (tokenizer_config.json is missing)")
@@ -180,11 +180,11 @@ class Jsonl:
         return found
 
     @cached_property
-    def _tokenizer(self) -> Any:
+    def _tokenizer(self) -> Tokenizer:
         from transformers import AutoTokenizer
 
         try:
-            found = AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+            found: Tokenizer = AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
         except Exception as error:  # whatever a parser of damaged files raises
             raise ValueError(f"task.tokenizer: the tokenizer in {self._folder!r} can't be loaded: {error}") from error
         if self._chat and not found.chat_template:
@@ -255,7 +255,7 @@ def _row(place: str, line: str, prompt_key: str, answer_key: str, chat: bool) ->
     return Row(place, prompt, json.dumps(answer) if isinstance(answer, dict) else str(answer))
 
 
-def _are_messages(prompt: Any) -> bool:
+def _are_messages(prompt: object) -> bool:
     return (
         isinstance(prompt, list)
         and bool(prompt)

@@ -24,7 +24,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Literal
 
 _PROGRAM = Path(__file__).with_name("sandboxed.py")
 
@@ -49,10 +49,10 @@ class Bounds:
 def run(
     code: str,
     function: str,
-    calls: list[list[Any]],
+    calls: list[list[object]],
     bounds: Bounds = Bounds(),
     isolation: Literal["full", "weak"] = "full",
-) -> list[Any]:
+) -> list[list[object] | None]:
     """What `function`, as `code` defines it, returns for each list of arguments (JSON values).
 
     One item per call: `[value]`, or None where it raised, returned nothing that JSON has, or the program had ended.
@@ -73,7 +73,7 @@ def run(
         return _results(results.read(bounds.output), len(calls))
 
 
-def _execute(folder: str, given: Any, results: Any, seconds: float) -> None:
+def _execute(folder: str, given: IO[bytes], results: IO[bytes], seconds: float) -> None:
     # -I: no environment, no user's packages, nothing of this folder; -S: no site-packages.
     command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(_PROGRAM), str(os.getpid())]
     process = subprocess.Popen(
@@ -97,13 +97,13 @@ def _execute(folder: str, given: Any, results: Any, seconds: float) -> None:
         raise OutOfTime(f"more than {seconds:g} s")
 
 
-def _results(data: bytes, count: int) -> list[Any]:
+def _results(data: bytes, count: int) -> list[list[object] | None]:
     """From the lines that came back, which are whatever the program made of them."""
     found = [_value(line) for line in data.split(b"\n")[:count]]
     return found + [None] * (count - len(found))
 
 
-def _value(line: bytes) -> Any:
+def _value(line: bytes) -> list[object] | None:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

@@ -44,7 +44,7 @@ def unit_tests(tests: str, response: str) -> float:
     return sum(passed) / len(passed) if found.get("credit", "all") == "share" else float(all(passed))
 
 
-def same(value: Any, expected: Any) -> bool:
+def same(value: object, expected: object) -> bool:
     """Equal JSON values. Floats may differ by rounding (relative 1e-9); a truth value is no number."""
     if isinstance(value, bool) or isinstance(expected, bool):
         return value is expected
@@ -53,8 +53,9 @@ def same(value: Any, expected: Any) -> bool:
     if isinstance(value, dict) and isinstance(expected, dict):
         return value.keys() == expected.keys() and all(same(value[key], expected[key]) for key in value)
     if isinstance(value, float) or isinstance(expected, float):
-        numbers = isinstance(value, (int, float)) and isinstance(expected, (int, float))
-        return numbers and (value == expected or (_is_finite(value) and math.isclose(value, expected, rel_tol=1e-9)))
+        if not isinstance(value, int | float) or not isinstance(expected, int | float):
+            return False
+        return value == expected or (_is_finite(value) and math.isclose(value, expected, rel_tol=1e-9))
     return bool(value == expected)
 
 

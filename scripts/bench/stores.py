@@ -41,6 +41,7 @@ from areal_like.groups import Head
 from buffer import events
 from buffer.journal import Journal
 from buffer.payloads import Stored
+from buffer.staleness import BatchesState, SlotsState
 from scripts import output
 
 SIZES = {"96 KB": 96 << 10, "800 KB": 800 << 10}
@@ -173,7 +174,8 @@ class Sqlite:
 
 _NOTHING: dict[str, Any] = {
     "admitted": 0, "trained": 0, "requeued": 0, "resumed": 0, "pushes": 0, "staleness_max": 0, "scheduler": None,
-    "decided": {}, "planned": {}, "filtered": {}, "dropped": {}, "slots": {}, "batches": {},
+    "decided": {}, "planned": {}, "filtered": {}, "dropped": {},
+    "slots": SlotsState(0, []), "batches": BatchesState(1, 0, [0]),
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from buffer.journal import Record
 from buffer.payloads import Extent, Payload, Stored, load
 from buffer.recovery import restore, standing
 from buffer.replay import Replay
-from buffer.staleness import Bound
+from buffer.staleness import BatchesState, Bound, SlotsState
 from buffer.store import Store
 
 LEFT = PartialHead(0, b"", b"", b"", {})
@@ -80,7 +80,7 @@ def content(store: Store) -> dict[str, Any]:
 
 def note(said: Any) -> Snapshot:
     """A snapshot that says this and nothing else."""
-    return Snapshot(0, 0, {}, {}, 0, 0, 0, 0, [0, []], [1, 0, [0]], said, {}, {}, [])
+    return Snapshot(0, 0, {}, {}, 0, 0, 0, 0, SlotsState(0, []), BatchesState(1, 0, [0]), said, {}, {}, [])
 
 
 def admitted(group_id: int) -> Record:

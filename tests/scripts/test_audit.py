@@ -24,7 +24,7 @@ from buffer.journal import JournalError, Record
 from buffer.policies import in_order
 from buffer.prompts import PromptCursor
 from buffer.replay import Replay
-from buffer.staleness import Bound
+from buffer.staleness import BatchesState, Bound, SlotsState
 from scripts.audit import Audit
 from tests.buffer.paper import Paper
 
@@ -47,7 +47,9 @@ def serve(batch: int, *ids: int) -> Serve:
 
 def snapshot(trained: int, dropped: dict[str, int], *active: int) -> Snapshot:
     groups = [Held(each, 0, 0, 1, 1, "running", "", 0, (), -1, 0, -1, "", False, None, None, None) for each in active]
-    return Snapshot(4, trained, {}, dropped, 0, 0, 0, 0, [], [], None, {}, {}, groups)
+    return Snapshot(
+        4, trained, {}, dropped, 0, 0, 0, 0, SlotsState(0, []), BatchesState(1, 0, [0]), None, {}, {}, groups
+    )
 
 
 def audited(*events: Event) -> Audit:
