@@ -80,8 +80,8 @@ def batch(
 ) -> np.ndarray:
     """Batch-normalised advantages: reward − mean of batch or group, over the BATCH's deviation, float64 [n].
 
-    The deviation is the population standard deviation of what is left after the baseline, + `eps`; `std: false` leaves
-    it out. With `baseline: group` this is group mean and batch deviation ("lite PPO", arXiv 2508.08221): easy and hard
+    The deviation is the population standard deviation of rewards minus the baseline, + `eps`; `std: false` leaves it
+    out. With `baseline: group` this is group mean and batch deviation ("lite PPO", arXiv 2508.08221): easy and hard
     prompts get the same scale.
     """
     if baseline not in ("batch", "group"):
@@ -124,9 +124,10 @@ def turns_of(pairs: Sequence[Sequence[tuple[int, float]]], sample: np.ndarray, p
 class Episodes:
     """A batch of n samples with N trained tokens, in the order of the samples.
 
-    `rewards` float64 [n]; `groups` int [n]; `sample` int64 [N] the sample of each token; `penalties` float64 [N] what
-    is taken off the reward at each token; `values` float64 [N] the critic's value of the state in which the token was
-    chosen (None without a critic). `turns` says where rewards were earned turn by turn (None: all of them at the end).
+    `rewards` float64 [n]; `groups` int [n]; `sample` int64 [N] the sample of each token; `penalties` float64 [N] are
+    subtracted from the reward at each token; `values` float64 [N] the critic's value of the state in which the token
+    was chosen (None without a critic). `turns` says where rewards were earned turn by turn (None: all of them at the
+    end).
     """
 
     rewards: np.ndarray
@@ -137,7 +138,7 @@ class Episodes:
     turns: Turns | None = None
 
     def per_sample(self) -> np.ndarray:
-        """Rewards [n] with the penalties of their tokens taken off."""
+        """Rewards [n] minus the penalties of their tokens."""
         return self.rewards - np.bincount(self.sample, self.penalties, minlength=len(self.rewards))
 
     def last(self) -> np.ndarray:
@@ -182,7 +183,7 @@ def reinforce_pp(
 
     The return of a token sums the rewards (the sample's at its last token, minus penalties) that follow it; mean and
     population standard deviation are over all trained tokens of the batch, + `eps`. With `baseline` the group's mean
-    reward is taken off first (REINFORCE++-baseline), which is meant for several samples per prompt. Float64 [N].
+    reward is subtracted first (REINFORCE++-baseline), for several samples per prompt. Float64 [N].
     """
     rewards = group(episodes.rewards, episodes.groups) if baseline else episodes.rewards
     returns = discounted_sums(episodes.per_token(rewards), episodes.last(), gamma)
@@ -191,12 +192,12 @@ def reinforce_pp(
 
 @per_token
 def turn(episodes: Episodes, *, gamma: Annotated[float, "[0, 1]"] = 1.0, std: bool = False) -> np.ndarray:
-    """Credit by turns: what is earned from a turn on − the mean of that in its group at the same turn, float64 [N].
+    """Credit by turns: return from a turn on − its group's mean at the same turn, float64 [N].
 
-    The group-relative advantage of GRPO taken turn by turn, so that the second turn is not praised for what the first
-    one earned. `gamma` discounts per turn; `std` as in `group`. Without rewards of turns it
-    equals `group`. Turn-level credit in group-relative training is MT-GRPO's idea (arXiv 2505.11821); ours differs: a
-    return from each turn on in place of its mix of normalised turn and outcome advantages.
+    GRPO's group-relative advantage turn by turn, so that the second turn gets no credit for the first one's reward.
+    `gamma` discounts per turn; `std` as in `group`. Without rewards of turns it equals `group`. Turn-level credit in
+    group-relative training is MT-GRPO's idea (arXiv 2505.11821); ours differs: a return from each turn on in place of
+    its mix of normalised turn and outcome advantages.
     """
     number = episodes.turns.number if episodes.turns else np.zeros(len(episodes.sample), np.int64)
     keys, cell = np.unique(np.stack([episodes.sample, number]), axis=1, return_inverse=True)  # a cell: a sample's turn
@@ -214,8 +215,8 @@ def gae(
 ) -> np.ndarray:
     """Generalised advantage estimation (arXiv 1506.02438) over trained tokens, with a critic: float64 [N].
 
-    `δ_t = r_t + γ V_{t+1} − V_t`, the value behind a sample's last trained token being 0; `A_t = Σ (γλ)^k δ_{t+k}`. Not
-    normalised, so that A + V is what the critic learns.
+    `δ_t = r_t + γ V_{t+1} − V_t`, where the value after a sample's last trained token is 0; `A_t = Σ (γλ)^k δ_{t+k}`.
+    Not normalised, so that A + V is what the critic learns.
     """
     if episodes.values is None:
         raise ValueError("gae needs a critic: set learner.critic_lr above 0")

@@ -49,7 +49,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, H, S, D], key and value [1, K, S, D] → [1, S, H, D].
 
-    Raises ValueError for what it does not compute: a mask of the caller's, dropout, soft-capped scores.
+    Raises ValueError for a mask of the caller's, dropout, soft-capped scores.
     """
     if attention_mask is not None or kwargs.get("dropout") or kwargs.get("softcap") is not None:
         raise ValueError("packed attention knows no attention mask, no dropout and no softcap")
@@ -97,7 +97,7 @@ def _attend(
 
 
 def _half(query: Tensor, value: Tensor) -> torch.dtype | None:
-    """The half precision in which attention is to be multiplied; None: it is to be float32 or wider."""
+    """The half precision for attention's products; None: float32 or wider."""
     if torch.is_autocast_enabled(query.device.type) and query.dtype != torch.float64:
         return torch.get_autocast_dtype(query.device.type)
     return value.dtype if value.dtype in (torch.bfloat16, torch.float16) else None
@@ -106,8 +106,7 @@ def _half(query: Tensor, value: Tensor) -> torch.dtype | None:
 def attend_plainly(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None, dtype: torch.dtype
 ) -> Tensor:
-    """As `_attend`, with all scores in memory: those in float32 or wider, values and what they are weighed by in
-    `dtype`."""
+    """As `_attend`, with all scores in memory: scores in float32 or wider, values and their weights in `dtype`."""
     n, heads, queries, width = q.shape
     keys, length = k.shape[1:3]
     wide = torch.promote_types(dtype, torch.float32)

@@ -87,7 +87,7 @@ class Ranks:
         return Batch(batch.index, batch.version, [group for _, group in ordered], batch.oldest_allowed), own
 
     def sum_disjoint(self, values: Tensor, own: Tensor) -> Tensor:
-        """Combine numbers [N] of which each rank knows those where its bool `own` [N] is True. Exact, NaN included."""
+        """Combine numbers [N]; each rank knows those where its bool `own` [N] is True. Exact, NaN included."""
         if self.count == 1:
             return values
         merged = torch.where(own, values, 0.0)
@@ -134,7 +134,7 @@ class Ranks:
             dist.barrier()
 
     def broadcast(self, thing: Any) -> Any:
-        """Rank 0's argument, encoded as in `gathered`; what others pass is ignored."""
+        """Rank 0's argument, encoded as in `gathered`; the others' arguments are ignored."""
         if self.count == 1:
             return thing
         packed = _packed(thing if self.rank == 0 else None)
@@ -154,7 +154,7 @@ def is_lost_rank(error: BaseException) -> bool:
 
 def _encoded(group: Group) -> tuple[tuple[Any, ...], Any]:
     """A group's table and payload as they come from the buffer, with zeros in place of token ids: only the rank that
-    computes on them needs those."""
+    computes on the group needs these."""
     samples = [replace(s, tokens=np.zeros(len(s.tokens), np.int32)) for s in group.samples]
     head, payload = encode_group(replace(group, samples=samples))
     return msgspec.structs.astuple(pack_heads([head])), payload

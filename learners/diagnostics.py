@@ -45,7 +45,7 @@ class Tally:
             self._pieces.setdefault(prefix + name, []).append((values.detach(), staleness, advantages))
 
     def merge(self, ranks: Ranks) -> None:
-        """Combine what the ranks observed of their own tokens."""
+        """Combine the ranks' observations of their own tokens."""
         if ranks.count == 1:
             return
         own = {
@@ -96,10 +96,10 @@ def drift(log_ratio: np.ndarray, staleness: np.ndarray) -> dict[str, float]:
 
     `kl/k1` and `kl/k3` estimate KL(behaviour ‖ policy) per token (Schulman's estimators); `ess` is Kish's effective
     sample size of the importance weights as a share of the tokens, `ratio/mean` and `ratio/max` are of these weights
-    (`loss/ratio` is of what a loss clips or weighs by, and some losses have none). Overall and by staleness.
+    (`loss/ratio` is the ratio that a loss clips or weighs by; some losses have none). Overall and by staleness.
 
-    Tokens of staleness 0 were sampled by the very weights of this step. What is left between their logprobs is between
-    the engine and the learner: `mismatch_kl` is k3 over them, `mismatch_max` the largest |Δ logprob|.
+    Tokens of staleness 0 were sampled by this step's own weights. So any difference of their logprobs is between the
+    engine and the learner: `mismatch_kl` is k3 over them, `mismatch_max` the largest |Δ logprob|.
     """
     metrics: dict[str, float] = {}
     fresh = log_ratio[staleness == 0].astype(np.float64)

@@ -67,7 +67,7 @@ def naming_lost_ranks() -> Iterator[None]:
 
 
 class LeadingTrainer:
-    """Rank 0's trainer: all ranks do what it is asked to do."""
+    """Rank 0's trainer: all ranks execute each of its calls."""
 
     def __init__(self, trainer: TorchLearner):
         self._trainer, self.vocab_size = trainer, trainer.vocab_size

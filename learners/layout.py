@@ -26,7 +26,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where sequences lie in a row of `S` tokens.
+    """Positions of sequences in a row of `S` tokens.
 
     `ends` int32 [n + 1]: where the tokens that each adds begin and end, from 0 to S; `longest` of them. `blocks` is
     empty when all have the `equal` length and share nothing; else `back` int64 [S] puts the kept results of the blocks,

@@ -56,21 +56,21 @@ Advantage = Callable[..., np.ndarray]
 class TorchLearner:
     """Trains a transformers model with a policy loss.
 
-    `loss` and `advantage` come with their knobs bound. `temperature` > 0 is the one that actors sample with. A batch
-    is cut into `num_minibatches` by whole groups (each one optimizer step), shuffled by (`seed`, batch index, epoch),
-    and gone through `num_minibatch_epochs` times. `max_tokens` bounds the input tokens of a micro-batch.
-    `lr`, `schedule`, `warmup_steps` (optimizer steps) and `schedule_steps` (train steps) see `learners.schedules`;
-    configs fill in what is None by the kind of model (`areal_like.defaults`). `clip_grad` 0: off. `publish_dtype` is
-    the dtype of the published weights, and of the values (held in float32) that are differentiated. `critic_lr` > 0
-    trains a critic (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the
-    policy. `grad_norm_by_staleness` measures the gradient's norm per bucket of staleness as well, for one more pass
-    per bucket. `lora` {rank, alpha, targets} trains adapters instead of the model (`learners.adapters`; {}: defaults).
-    `stream`, `stream_groups` see `take`. `ranks` processes share the work, each with its part of the weights
+    `loss` and `advantage` come with their knobs bound. `temperature` > 0 is the one that actors sample with. A batch is
+    cut into `num_minibatches` by whole groups (each one optimizer step), shuffled by (`seed`, batch index, epoch), and
+    gone through `num_minibatch_epochs` times. `max_tokens` bounds the input tokens of a micro-batch. `lr`, `schedule`,
+    `warmup_steps` (optimizer steps) and `schedule_steps` (train steps) see `learners.schedules`; configs fill in what
+    is None by the kind of model (`areal_like.defaults`). `clip_grad` 0: off. `publish_dtype` is the dtype of the
+    published weights, and of the values (held in float32) that are differentiated. `critic_lr` > 0 trains a critic
+    (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the policy.
+    `grad_norm_by_staleness` measures the gradient's norm per bucket of staleness as well, for one more pass per bucket.
+    `lora` {rank, alpha, targets} trains adapters instead of the model (`learners.adapters`; {}: defaults). `stream`,
+    `stream_groups` see `take`. `ranks` processes share the work, each with its part of the weights
     (`learners.sharding`). On `device`, matrices are multiplied in `compute_dtype`; weights and sums over tokens stay in
     float32. `checkpoint_activations` saves memory for a third more computing; `compile` has torch compile the layers.
     At most `max_logits` logits are made at once (`learners.logprobs`). `threads`: CPU threads of each rank (None: as
-    torch has them); another number may change last bits. Other knobs are those of `learners.objective`. A model that
-    comes in float64 is computed with in float64: what is equal but for rounding can be told from what is not.
+    torch has them); another number may change last bits. Other knobs are those of `learners.objective`. A float64 model
+    is computed in float64, to tell rounding from real differences.
     """
 
     needs_model = True
@@ -151,16 +151,16 @@ class TorchLearner:
 
     def train(self, batch: Batch) -> dict[str, Any]:
         """One train step on a batch, or this rank's share of it. Returns metrics, of the whole batch: those of
-        `batch_metrics`, and what the step did to the model.
+        `batch_metrics`, and the step's effect on the model.
 
-        Means are over trained tokens of all minibatches; what the loss itself observed is under `loss/`. `kl/k1`,
+        Means are over trained tokens of all minibatches; the loss's own observations are under `loss/`. `kl/k1`,
         `kl/k3`, `ess` and `ratio/` compare the policy at the start of the step with the behaviour policy; losses that
         ask for neither proximal logprobs nor a plan estimate them from the first minibatch. `mismatch_kl` and
         `mismatch_max` do so for tokens of this step's own weights: engine against learner. Metrics of tokens come by
-        staleness as well (`learners.diagnostics`). `backward_tokens` input tokens took part in a backward pass,
-        `backward_share` of what there was; `computed_tokens` is what went through the model for it, where sequences
-        that begin alike share tokens (`learners.prefixes`). `skipped_steps` counts, over the learner's life, optimizer
-        steps skipped because of a gradient that was not finite.
+        staleness as well (`learners.diagnostics`). `backward_tokens` input tokens took part in a backward pass, a share
+        of `backward_share`; the model computed `computed_tokens` for it, as sequences share the tokens of common
+        prefixes (`learners.prefixes`). `skipped_steps` counts, over the learner's life, optimizer steps skipped because
+        of a gradient that was not finite.
         """
         with self._or_untrainable(batch):
             return self._train(batch)
@@ -174,7 +174,7 @@ class TorchLearner:
         return batch_metrics(batch) | zero_variance_by_staleness(batch) | step.metrics(self.ranks) | more
 
     def numbers(self, group_id: int) -> list[dict[str, np.ndarray]]:
-        """What the last step computed per token of one of its groups (`Step.numbers`). With `stream` nothing."""
+        """What the last step computed per token of one of its groups (`Step.numbers`). Nothing with `stream`."""
         return self._step.numbers(group_id) if self._step else []
 
     def _or_untrainable(self, batch: Batch) -> AbstractContextManager[None]:
@@ -342,7 +342,7 @@ class TorchLearner:
     def _backward(
         self, step: Step, columns: Columns, samples: np.ndarray, denominator: float, *, at_start: bool
     ) -> float:
-        """Add the gradient of some samples to what is in the buffer; returns their loss."""
+        """Add the gradient of some samples to the buffer; returns their loss."""
         step.input_tokens += int(step.columns.lengths[samples].sum())
         total, by_staleness = 0.0, dict[str, Tensor]()
         for part in self._microbatches(columns, samples):

@@ -22,7 +22,7 @@ from learners.packing import MicroBatch
 CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Keys of models that change logits behind their head."""
 CACHED = 1 << 22
-"""Logits that are read several times in a row while a CPU's cache still has them."""
+"""Number of logits that a CPU's cache holds between several reads."""
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -35,8 +35,8 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
 
 
 ONEDNN_FROM = 1 << 24
-"""Multiplications from which oneDNN's float32 product is faster than MKL's, which is torch's own choice and leaves half
-of an AMD core unused."""
+"""From so many multiplications on oneDNN's float32 product is faster than MKL's, which is torch's own choice and leaves
+half of an AMD core unused."""
 
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -188,7 +188,7 @@ class LogprobHead:
         return torch.cat(pieces, 1)
 
     def _piece(self, states: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        """Of a head that is more than a matrix, such as one with an adapter."""
+        """For a head that is more than a matrix, such as one with an adapter."""
         logprobs, entropy = token_logprobs(self._forward(states)[0], targets, temperature)
         return torch.stack([logprobs[None], entropy[None]], -1)
 

@@ -208,7 +208,7 @@ class TrainLoop:
         return row
 
     def _count_staleness(self, batch: Batch) -> None:
-        """Count the staleness of what was trained. The buffer cannot: it serves a batch ahead, and restarts its count
+        """Count the staleness of the trained batch. The buffer cannot: it serves a batch ahead, and restarts its count
         at a resume."""
         found = batch.staleness()
         self.progress.samples += len(found)
@@ -253,7 +253,7 @@ class TrainLoop:
 
     def _publish(self, version: int | None = None) -> float:
         """Publish the current weights as the current version (or another), while training continues. Returns the
-        seconds for which it stood still."""
+        seconds for which training waited."""
         with self.spans.during("publish"):
             return self.publisher.publish(self.version if version is None else version, self.trainer.snapshot)
 

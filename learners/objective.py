@@ -27,13 +27,13 @@ class Objective:
     a number L divides by L times the sequences, so that no answer's length matters to its weight (Dr. GRPO, arXiv
     2503.20783, where L is the longest response). Sequences without a trained token do not count.
 
-    `entropy_bonus` × the entropy (nats) is added to the objective. `kl_loss` × the KL to the reference is taken off it,
-    with the gradient of `kl_loss_estimator`; `kl_reward` × the KL of the behaviour policy to the reference is taken off
-    the reward, token by token, estimated by `kl_reward_estimator` (see `learners.penalties`). The reference is the
-    model's initial weights, held frozen in memory where one of the two is not 0.
+    `entropy_bonus` × the entropy (nats) is added to the objective. `kl_loss` × the KL to the reference is subtracted
+    from it, with the gradient of `kl_loss_estimator`; `kl_reward` × the KL of the behaviour policy to the reference is
+    subtracted from the reward, token by token, estimated by `kl_reward_estimator` (see `learners.penalties`). The
+    reference is the model's initial weights, held frozen in memory where one of the two is not 0.
 
-    `overlong_penalty` × DAPO's punishment of answers near `overlong_limit` tokens is taken off the reward; it grows
-    over the last `overlong_buffer` tokens. Raises ValueError for senseless knobs.
+    `overlong_penalty` × DAPO's punishment of answers near `overlong_limit` tokens is subtracted from the reward; it
+    grows over the last `overlong_buffer` tokens. Raises ValueError for senseless knobs.
     """
 
     def __init__(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters
@@ -74,14 +74,14 @@ class Objective:
         return (1.0 / columns.trained_counts()[columns.sample]).astype(np.float32)
 
     def denominator(self, columns: Columns, samples: np.ndarray) -> float:
-        """What the sums over the given samples' trained tokens are divided by."""
+        """The denominator of the sums over the given samples' trained tokens."""
         if self.normalise == "token_mean":
             return float(columns.trained_tokens(samples))
         sequences = float(np.count_nonzero(columns.trained_counts()[samples]))
         return sequences if isinstance(self.normalise, str) else sequences * self.normalise
 
     def rewards(self, batch: Batch) -> np.ndarray:
-        """The samples' rewards with the penalty on length taken off: float64 [n]."""
+        """The samples' rewards minus the penalty on length: float64 [n]."""
         rewards = np.array([s.reward for s in batch.samples], np.float64)
         if not self.overlong_penalty:
             return rewards
@@ -90,7 +90,7 @@ class Objective:
         return rewards - self.overlong_penalty * overlong_penalty(lengths, limit=limit, buffer=buffer)
 
     def token_penalties(self, behaviour: Tensor, reference: Tensor | None) -> np.ndarray:
-        """What is taken off the reward at each trained token: float64 [N]."""
+        """The penalty at each trained token, to subtract from the reward: float64 [N]."""
         if reference is None or not self.kl_reward:
             return np.zeros(len(behaviour))
         kl = kl_estimate(behaviour.double(), reference.double(), self.kl_reward_estimator)
@@ -99,7 +99,7 @@ class Objective:
     def with_terms(
         self, loss: Tensor, logprobs: Tensor, entropy: Tensor, reference: Tensor | None, share: Tensor | None, by: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The policy loss of a micro-batch with the other terms added, and what is to be observed of them.
+        """The policy loss of a micro-batch plus the other terms, and their observations.
 
         `logprobs`, `entropy`, `reference`, `share`: [N], the first two with gradient; `by` the denominator.
         """

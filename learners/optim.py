@@ -32,7 +32,7 @@ class MasterAdamW:
     """torch's AdamW (decoupled weight decay, arXiv 1711.05101) with a schedule, clipping and a finite-gradient guard.
 
     Weight decay spares vectors (biases, norms). `schedule` has the rate of each step. `clip_grad` is the largest global
-    L2 norm; 0 switches clipping off. Raises ValueError where it is negative: that would turn the step around.
+    L2 norm; 0 switches clipping off. Raises ValueError if it is negative: that would reverse the step.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class MasterAdamW:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict` of an optimizer over a model of the same shapes."""
+        """Continue from a `state_dict` of an optimizer over a model of the same shapes."""
         self._master.copy_(state["master"])
         own = self._adamw.state_dict()
         own["state"] = {i: {k: v.clone() for k, v in s.items()} for i, s in enumerate(state["adamw"])}

@@ -151,7 +151,7 @@ class Columns:
 
     def cuts(self, samples: np.ndarray, *, max_tokens: int, min_microbatches: int) -> list[np.ndarray]:
         """The given samples (int [n], each with a trained token) in micro-batches of at most `max_tokens` tokens by
-        Algorithm 1. What is packed are groups, whose shared tokens count once; one that is larger is cut."""
+        Algorithm 1. It packs groups, whose shared tokens count once, and cuts a larger one."""
         families: list[np.ndarray] = []
         costs: list[int] = []
         for group in np.unique(self._group[samples]):
@@ -217,7 +217,7 @@ def _check(samples: list[Sample], prompts: np.ndarray, responses: np.ndarray) ->
 
 def cut_groups(batch: Batch, columns: Columns, order: np.ndarray, count: int) -> list[np.ndarray]:
     """Sample indices per minibatch: groups in this order, cut evenly into `count` or as many as there are groups,
-    without samples that have nothing to train."""
+    without samples that have no trained token."""
     sizes = np.array([len(group.samples) for group in batch.groups])
     firsts = np.cumsum(sizes) - sizes
     minibatches = []

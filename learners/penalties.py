@@ -23,8 +23,8 @@ def kl_estimate(policy: Tensor, reference: Tensor, estimator: str) -> Tensor:
     Schulman's (joschu.net/blog/kl-approx.html), with d = log policy − log reference within ±20: k1 = d (unbiased, may
     be negative); k2 = d²/2; k3 = exp(−d) − 1 + d (unbiased, never negative; GRPO's, arXiv 2402.03300).
 
-    As a loss their gradients are another matter (arXiv 2506.09477): k2's is the KL's own; k1's is zero on average and
-    trains nothing; k3's is the KL's gradient to first order near the reference. Raises ValueError for another name.
+    As losses they have other gradients (arXiv 2506.09477): k2's is the KL's own; k1's is zero on average and trains
+    nothing; k3's is the KL's gradient to first order near the reference. Raises ValueError for another name.
     """
     difference = policy.clamp(min=IMPOSSIBLE) - reference.clamp(min=IMPOSSIBLE)
     difference = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -39,7 +39,7 @@ def kl_estimate(policy: Tensor, reference: Tensor, estimator: str) -> Tensor:
 
 
 def overlong_penalty(lengths: np.ndarray, *, limit: int, buffer: int) -> np.ndarray:
-    """DAPO's soft punishment of length (arXiv 2503.14476, equation 13), as what is taken off the reward: [n], 0 to 1.
+    """DAPO's soft punishment of length (arXiv 2503.14476, equation 13), to subtract from the reward: [n], 0 to 1.
 
     `lengths` [n] response tokens. 0 up to `limit` − `buffer`, then linear, 1 from `limit` on. Without a buffer it is a
     step at `limit`, which is the length of an answer that was cut there.

@@ -40,7 +40,7 @@ from areal_like.weights.state import ALIGN, State
 
 log = logging.getLogger(__name__)
 BESIDE_FROM = 1 << 18
-"""Above this many bytes of weights a thread is worth its cost."""
+"""Above this many bytes of weights a thread pays off."""
 ENCODERS = 2
 """Threads that encode blocks side by side."""
 STALL_SECONDS = 600.0

@@ -45,7 +45,7 @@ class Saving:
         return state
 
     def _weights(self) -> Mapping[str, Tensor]:
-        """What is published, before rounding; of several ranks each has its shards."""
+        """The weights to publish, before rounding; with several ranks each has its shards."""
         return self._adapters.merged() if self._adapters else dict(self._model.named_parameters())
 
     def gathered(self) -> tuple[State, dict[str, Tensor]]:
@@ -56,7 +56,7 @@ class Saving:
         return state, dict(Whole(self._adapters.trained())) if self._adapters else {}
 
     def hand_over(self) -> None:
-        """What another rank does while rank 0 runs `gathered` or `save`."""
+        """Send this rank's part while rank 0 runs `gathered` or `save`."""
         for weights in (self._weights(), self._adapters.trained() if self._adapters else {}):
             for _ in Whole(weights).values():
                 pass
@@ -69,14 +69,15 @@ class Saving:
             self._adapters.save(f"{folder}/adapter", adapters)
 
     def save_state(self, folder: Path) -> None:
-        """Write what the next train step depends on, except its batch: master weights, optimizer state, critic."""
+        """Write all state that the next train step depends on, except its batch: master weights, optimizer state,
+        critic."""
         state = self._optimizer.state_dict()
         if self._critic:
             state["critic"] = self._critic.state_dict()
         torch.save(state, folder / self._file)
 
     def load_state(self, folder: Path) -> None:
-        """Continue from what `save_state` wrote: the same next batch then gives the same bits."""
+        """Load the state that `save_state` wrote: the same next batch then gives the same bits."""
         state = torch.load(folder / self._file, weights_only=True, map_location=self._model.device)
         self._optimizer.load_state_dict(state)
         if self._critic:

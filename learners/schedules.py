@@ -13,9 +13,9 @@ from areal_like.defaults import RANDOM_LR
 
 
 class Schedule:
-    """The rate of each optimizer step: lr · (step + 1) / `warmup_steps` at first, then `lr` (`constant`), or less and
-    less, until it is 0 behind `total_steps` steps (`linear`, `cosine`; arXiv 1608.03983). `lr` None: as for random
-    weights; `warmup_steps` None: 0.
+    """The rate of each optimizer step: lr · (step + 1) / `warmup_steps` at first, then `lr` (`constant`), or falling to
+    0 after `total_steps` steps (`linear`, `cosine`; arXiv 1608.03983). `lr` None: as for random weights; `warmup_steps`
+    None: 0.
 
     transformers begins with a rate of 0, which would waste a batch: its step 1 is the first one here. Raises ValueError
     for a warm-up that is negative, or leaves no step to fall in.

@@ -26,8 +26,8 @@ class Step:
 
     `proximal` [N] is each trained token's logprob before the first update (NaN where nobody asked for it); `reference`
     [N], `values` [N], `targets` [N] (of the values), `share` [N], `uniform` [N] and `weights` [N] are None where the
-    step has no use for them. `losses` and `norms` have one entry per optimizer step. `denominator` is what sums are
-    still to be divided by (0: nothing; see `learners.streaming`).
+    step has no use for them. `losses` and `norms` have one entry per optimizer step. `denominator`: the sums must still
+    be divided by it (0: by nothing; see `learners.streaming`).
     """
 
     def __init__(self, batch: Batch, own: np.ndarray, device: torch.device, dtype: torch.dtype, share: Any):
@@ -71,7 +71,7 @@ class Step:
         self.uniform = self.on_device(uniforms(np.array(keys, np.uint64)[self.columns.sample], places))
 
     def loss_batch(self, places: Tensor, current: Tensor, sequence: Tensor, with_proximal: bool) -> LossBatch:
-        """What a loss sees of the tokens at `places` int64 [M], with their `current` logprobs and `sequence` [M]."""
+        """The loss's view of the tokens at `places` int64 [M], with their `current` logprobs and `sequence` [M]."""
 
         def at(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[places]
@@ -97,8 +97,8 @@ class Step:
             self._observed.setdefault(prefix + name, []).append((places, values.detach()))
 
     def numbers(self, group_id: int) -> list[dict[str, np.ndarray]]:
-        """What is known of the tokens of a group: for each sample, name → float32 [R]; NaN where a token is not
-        trained, or a number was not computed."""
+        """All numbers of a group's tokens: for each sample, name → float32 [R]; NaN where a token is not trained, or a
+        number was not computed."""
         known = {"proximal": self.proximal, "advantage": self.advantages}
         known |= {} if self.reference is None else {"reference": self.reference}
         for name, pieces in self._observed.items():
@@ -115,7 +115,7 @@ class Step:
         return [dict(zip(known, rows, strict=True)) for rows in np.split(table, ends[:-1], axis=1)]
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
-        """Collect what all ranks have observed."""
+        """Collect the observations of all ranks."""
         self.tally.merge(ranks)
         self.backward_tokens = sum(ranks.gathered(self.backward_tokens))
         self.computed_tokens = sum(ranks.gathered(self.computed_tokens))

@@ -22,7 +22,7 @@ from learners.batch_metrics import batch_metrics
 class TimedLearner:
     """Trains a batch in `base + per_sample · samples + per_token · trained tokens` seconds.
 
-    With `stream` all but `base` is spent on each group as it comes (`take`), and only the rest when the batch is there.
+    With `stream` each group costs its time when it comes (`take`), and the rest, with `base`, when the batch is there.
     `weight_bytes` is the size of what `snapshot` returns: one uint8 tensor, different after every train step.
     """
 

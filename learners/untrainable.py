@@ -46,7 +46,7 @@ def is_of_the_data(error: BaseException) -> bool:
 def or_untrainable(
     batch: Batch, vocab_size: int, ranks: Any, forget: Callable[[], None], moved: Callable[[], bool]
 ) -> Iterator[None]:
-    """Turn a fault of the batch's data into Untrainable, on all `ranks` alike. `forget` discards what was begun;
+    """Turn a fault of the batch's data into Untrainable, on all `ranks` alike. `forget` discards the begun step;
     `moved` says whether the weights have changed. An error on one rank in the middle of a step passes unchanged, since
     others may wait for that rank."""
     try:

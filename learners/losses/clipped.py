@@ -85,9 +85,9 @@ def decoupled_ppo(
 ) -> tuple[Tensor, Observed]:
     """Decoupled PPO, equation 5 of AReaL (arXiv 2505.24298): `w · min(u A, clip(u) A)`.
 
-    `w` = proximal/behaviour (no gradient) corrects for who sampled the token; `u` = current/proximal is what is
-    clipped, so the trust region is centred on the learner's own policy at the start of the train step, however old
-    the data are. Where `w` > `behaviour_cap` the token is left out ("mask") or `w` is set to the cap ("clamp"); the
+    `w` = proximal/behaviour (no gradient) corrects for the policy that sampled the token; `u` = current/proximal is
+    clipped, so the trust region is centred on the learner's own policy at the start of the train step, however old the
+    data are. Where `w` > `behaviour_cap` the token is left out ("mask") or `w` is set to the cap ("clamp"); the
     denominator counts such tokens all the same. None means no cap.
 
     `proximal`: "recompute" by a forward pass at the start of the step, or "interpolate" (`interpolated`, A-3PO).

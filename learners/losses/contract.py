@@ -71,8 +71,8 @@ class LossBatch:
 class Plan:
     """What is decided over a whole minibatch, without gradient, before its micro-batches.
 
-    `weigh(minibatch, *, knobs)` takes the loss's own knobs and returns `LossBatch.weights` for every token, and what is
-    to be observed. With `needs_current` the minibatch goes through a forward pass without gradient first; without, its
+    `weigh(minibatch, *, knobs)` takes the loss's own knobs and returns `LossBatch.weights` for every token, and the
+    observations. With `needs_current` the minibatch goes through a forward pass without gradient first; without, its
     `current` is NaN. With `skips`, tokens of weight 0 are left out of the forward and backward passes with gradient,
     which is only right if a loss gives them no gradient.
     """
@@ -95,7 +95,7 @@ def wants_uniform(loss: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def single_pass(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a loss that diverges when a batch is gone through more than once."""
+    """Mark a loss that diverges with more than one pass over a batch."""
     loss.single_pass = True  # type: ignore[attr-defined]
     return loss
 
@@ -156,14 +156,14 @@ def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def total(objective: Tensor, batch: LossBatch, denominator: float) -> Tensor:
-    """The loss of per-token objectives [N] that are to be made large: − Σ share · objective ÷ denominator."""
+    """The loss for per-token objectives [N] to maximise: − Σ share · objective ÷ denominator."""
     if batch.share is not None:
         objective = objective * batch.share
     return -masked_sum(objective, batch.mask) / denominator
 
 
 def shares(batch: LossBatch) -> Tensor:
-    """`batch.share` where it is None as well: [N], 0 for masked tokens."""
+    """`batch.share`, also where it is None: [N], 0 for masked tokens."""
     share = torch.ones_like(batch.advantages) if batch.share is None else batch.share
     return torch.where(batch.mask, share, 0.0)
 
@@ -200,7 +200,7 @@ def score_loss(weights: Tensor, batch: LossBatch, denominator: float) -> Tensor:
 
 
 def required(values: Tensor | None, what: str, loss: str) -> Tensor:
-    """Raise ValueError where something that a loss has asked for is missing."""
+    """Raise ValueError if something that a loss needs is missing."""
     if values is None:
         raise ValueError(f"{loss} needs {what}")
     return values

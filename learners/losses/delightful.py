@@ -46,8 +46,8 @@ def dg(
     η = 0 is its limit, the indicator χ > λ. With `bernoulli` the token is kept with probability gate instead of being
     weighted by it (the same in expectation).
 
-    The authors' advantage is reward − group mean without a division by the standard deviation; which advantage is used
-    is not the loss's business here. Failures are held back like π^(|A|/η): with advantages below 1 lower η alike.
+    The authors' advantage is reward − group mean without a division by the standard deviation; the choice of the
+    advantage is not part of the loss. The gate weakens failures like π^(|A|/η): with advantages below 1 lower η alike.
     """
     if gate_temperature < 0.0:
         raise ValueError(f"gate_temperature must not be negative, got {gate_temperature}")
@@ -84,9 +84,9 @@ def dg_kondo(
     """The Kondo gate (arXiv 2603.20526): DG's hard gate with λ set so that a share `keep` of the tokens passes.
 
     `− Σ_kept A · log π ÷ denominator`, over ALL trained tokens. A forward pass without gradient finds the kept tokens
-    of a minibatch; only they, and what they attend to, go through the forward and backward pass that costs. A sequence
-    without a kept token is skipped whole; one with some is cut behind the last. Tokens before a kept one cannot be
-    spared: its gradient flows through them. Metrics `backward_tokens` and `backward_share` say what was spent.
+    of a minibatch; only they, and the tokens that they attend to, go through the expensive forward and backward pass. A
+    sequence without a kept token is skipped whole; one with some is cut behind the last. Tokens before a kept one are
+    needed: its gradient flows through them. Metrics `backward_tokens` and `backward_share` give the cost.
 
     The share is taken per minibatch; other terms of the objective (entropy, KL) see kept tokens only.
     """

@@ -50,12 +50,13 @@ def pmpo(
     alpha: Annotated[float, "[0, 1]"] = 0.5,
     beta: Annotated[float, "[0, inf)"] = 0.1,
 ) -> tuple[Tensor, Observed]:
-    """PMPO (arXiv 2410.04166): likelihood of good samples up, of bad ones down, held near the policy that made them.
+    """PMPO (arXiv 2410.04166): raises the likelihood of good samples, lowers that of bad ones, near the behaviour
+    policy.
 
     `α mean₊ log π − (1 − α) mean₋ log π − β KL(reference ‖ π)`, where only the advantage's sign counts. The reference
-    is the behaviour policy, so the KL is estimated without bias by `log π_b − log π` on the very tokens, and corrects
-    for nothing but distance. α and β as DG's authors ran it. The means are over tokens; the paper's over sequences are
-    the learner's `normalise: sequence_mean`.
+    is the behaviour policy, so the KL is estimated without bias by `log π_b − log π` on the sampled tokens, and
+    corrects for distance only. α and β are those of DG's authors. The means are over tokens; the paper's over sequences
+    are the learner's `normalise: sequence_mean`.
     """
     weights = required(batch.weights, "the weights that its plan makes", "pmpo")
     near = log_ratio(batch.current, batch.behaviour, batch.mask)
@@ -94,11 +95,11 @@ def tpo(
 
     p = softmax of the samples' summed logprobs under the current policy, `q ∝ p_behaviour · exp(z/temperature)`, z the
     advantages standardised within the group (all 0 where they are equal). The gradient `(p_i − q_i) ∇log π(sample i)`
-    vanishes once the policy is at its target, so a batch can be gone through several times.
+    vanishes once the policy is at its target, so several passes over a batch are possible.
 
     The value reported is the score function's, not the cross-entropy; the gradient is the paper's mean over groups
     (under `normalise: token_mean`). p and q come from the minibatch's logprobs before the update, so the gradient is
-    exact at that point, as the paper's is. One advantage per sequence is meant: the first token's is taken.
+    exact at that point, as the paper's is. It expects one advantage per sequence, and uses the first token's.
     """
     weights = required(batch.weights, "the weights that its plan makes", "tpo")
     return score_loss(weights, batch, denominator), {}

@@ -64,7 +64,7 @@ def _shown(thing: Any) -> str:
 
 
 def _batch(loss: LossFunction) -> LossBatch:
-    """Two answers of a token each to one prompt, by the very policy: nothing is clipped."""
+    """Two answers of a token each to one prompt, by the current policy itself: nothing is clipped."""
     current = torch.tensor([-0.7, -1.2], requires_grad=True)
     return LossBatch(
         current=current,

@@ -16,8 +16,8 @@ from learners.losses.contract import LossBatch, Observed, Plan, log_ratio, plann
 def second_moment_mask(batch: LossBatch, *, threshold: float = 0.04) -> tuple[Tensor, Observed]:
     """M2PO's mask over a minibatch: 1 for tokens that stay, [N].
 
-    The tokens with the largest squared log ratio leave until the mean of the others is at most `threshold`; ties leave
-    in the order of the tokens. Where not even the smallest is below it, nothing stays.
+    Drops the tokens with the largest squared log ratio until the mean of the others is at most `threshold`; ties leave
+    in the order of the tokens. If not even the smallest is below it, no token stays.
     """
     if threshold <= 0.0:
         raise ValueError(f"threshold must be positive, got {threshold}")

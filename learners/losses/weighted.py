@@ -91,10 +91,10 @@ def vtrace(
     """V-trace actor-critic (IMPALA, arXiv 1802.01561, equation 1 and section 4.2), for a reward at the sequence's end.
 
     With the baseline as a value that is constant over the sequence and γ = 1, the temporal differences before the last
-    token T vanish, and the paper's targets leave the weight
-    `w_s = ρ_s · (Π_{s<i<T} c_i) · ρ_T` for s < T and `w_T = ρ_T`, with ρ = min(ratio, ρ̄), c = min(ratio, c̄): every
-    token is answerable for how likely its whole future still is. This reduction is ours (no LLM trainer has V-trace);
-    it needs one advantage per sequence, and T is the last trained token.
+    token T vanish, and the paper's targets leave the weight `w_s = ρ_s · (Π_{s<i<T} c_i) · ρ_T` for s < T and
+    `w_T = ρ_T`, with ρ = min(ratio, ρ̄), c = min(ratio, c̄): each token's weight depends on how likely its whole future
+    still is. This reduction is ours (no LLM trainer has V-trace); it needs one advantage per sequence, and T is the
+    last trained token.
     """
     if rho_bar <= 0.0 or c_bar <= 0.0:
         raise ValueError(f"rho_bar and c_bar must be positive, got {rho_bar} and {c_bar}")
