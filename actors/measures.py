@@ -1,9 +1,9 @@
-"""What an actor says of itself in heartbeats: numbers by metric, and of each how those of all actors are combined.
+"""An actor's numbers in its heartbeats: by metric, each with how to combine those of all actors.
 
-A key is `HOW:METRIC`. `sum` adds up what processes have counted since their start, also those that have ended. `part`
-and `whole` are two such sums; the metric is part ÷ whole. `now` adds up over the actors that are here, `mean` and `max`
-are over those of them that say it. The buffer knows no metric by name (`Fleet.metrics`): a new one is made here, or
-named by an engine in its `METRICS`.
+A key is `HOW:METRIC`. `sum` adds up the counts of processes since their start, also of ended ones. `part` and `whole`
+are two such sums; the metric is part ÷ whole. `now` adds up over the present actors; `mean` and `max` are over those of
+them that report it. The buffer knows no metric by name (`Fleet.metrics`): a new one is made here, or named by an engine
+in its `METRICS`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Hands weights on to other actors: it serves what this actor's subscriber holds, as the learner's publisher does.
 
-The server and the histories, one of each part, are the publisher's own (`areal_like.weights.server`, `.history`); what
-is different is where versions come from. Deltas are handed on as they came, once they are verified and applied here.
-The replica's bits serve for whole weights, copied when somebody needs them; while the replica changes there are none:
-who asks hears "later".
+The server and the histories, one per part, are the publisher's own (`areal_like.weights.server`, `.history`); only the
+source of versions differs. Deltas are passed on unchanged, once they are verified and applied here. Whole weights are
+the replica's bits, copied on request. While the replica changes there are none, and the answer is "later".
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The worker gives each workflow a `Recorder` in place of the engine. It passes ca
 earlier lease has recorded a call, the answer comes from there; an interrupted call continues at its next token, in the
 same stream of random numbers (`Limits.offset`), and is then one completion made by several versions, as after an update
 in flight. Since tokens are drawn by (seed, prompt, sample, position), the same weights give the same tokens as without
-the break, up to the rounding of batched matrix products."""
+the interruption, up to the rounding of batched matrix products."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Verifiers in processes of their own: a verifier that hangs or crashes costs its sample, not the actor.
 
 A worker is `python -m actors.reward_pool`, started at the first call that needs it. It speaks lines of JSON over its
-pipes: in comes `{verifier, arguments}`; out comes one line when the verifier is imported and one with its score. Per
-worker one call is under way. A call that overruns its time, or is cancelled, kills the worker and what it started
-(its process group, with SIGKILL: nothing can ignore that); the next call starts a new one. Workers end with the actor
+pipes: in comes `{verifier, arguments}`; out comes one line when the verifier is imported and one with its score. Each
+worker runs one call at a time. A call that overruns its time, or is cancelled, kills the worker and its children (its
+process group, with SIGKILL: nothing can ignore that); the next call starts a new worker. Workers end with the actor,
 however it ends: at the end of their input, and on Linux by the kernel's parent-death signal, which also reaches a
-worker that is stuck in a verifier. Times are kept in this process only: a restarted actor begins anew.
+worker that hangs in a verifier. Times are kept in this process only: a restarted actor begins anew.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long a verifier may take, from how long right answers took: RollPacker's adaptive timeout (arXiv 2509.21009).
+"""A verifier's time limit, from the times of right answers: RollPacker's adaptive timeout (arXiv 2509.21009).
 
     limit = min(max(T_min, λ · T_anchor), T_max)
 

@@ -1,11 +1,11 @@
-"""What the buffer and this actor may assume of one another: a session, from hello to the next hello.
+"""A session between the buffer and this actor, from hello to the next hello: what each may assume.
 
     hello ──► welcome ──► leases, announcements ... ──► the connection broke, or the buffer gave the actor up ──► hello
 
-When a connection breaks, messages of both directions may be lost without a word. Nobody tries to find out which: the
-actor says hello again, and all that was agreed on before is void. The buffer gives the leases to others (it cannot know
-which of them arrived, or whether their end was told); the actor stops working on them. Groups that were finished are
-kept and pushed until they are acknowledged, whatever the session: the buffer takes the first push of each.
+When a connection breaks, messages of both directions may be lost silently. Nobody tries to find out which: the actor
+says hello again, and all earlier agreements are void. The buffer gives the leases to others (it cannot know which of
+them arrived, or ended); the actor stops working on them. It keeps finished groups and pushes them until they are
+acknowledged, whatever the session: the buffer takes the first push of each.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """A time limit for code that runs in the actor's own event loop, whether it waits or computes.
 
-What waits is cancelled, as ever. What computes holds up the whole actor, and no task can end it: so every step of the
-coroutine, from one await to the next, is made under an interval timer whose signal raises an exception in it. That
-ends Python code, regular expressions among it; code in C that never looks at signals goes on, and then the buffer
-takes the actor for dead. What a coroutine hands to tasks of its own is not timed, save by the limit on all of it.
+Waiting code is cancelled as usual. Computing code blocks the whole actor, and no task can end it. So every step of the
+coroutine, from one await to the next, runs under an interval timer whose signal raises an exception in it. That ends
+Python code, also regular expressions. C code that never checks signals continues, and the buffer then counts the actor
+as dead. Tasks that the coroutine starts are not timed, except by the limit on all of it.
 
 There is one such timer and one handler of its signal per process, and others use them: SIGTERM's last resort
-(`areal_like.process`), and verifiers with limits of their own. So both are put back after each step, and an alarm of
-others that is due sooner, or is set within the step, is let be.
+(`areal_like.process`), and verifiers with limits of their own. So both are restored after each step, and another alarm
+that is due sooner, or is set within the step, is left alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A sample in the making: what the model said and what it was shown, in order. Workflows write it.
+"""A growing sample: the model's tokens and the tokens shown to it, in order. Workflows write it.
 
-Invariant: what the model said keeps its tokens, behaviour logprobs and runs as the engine gave them. What it was shown
-nobody sampled: it is loss-masked, has logprob 0, and counts under the version that spoke last, so it changes no age.
+Invariant: the model's answers keep tokens, behaviour logprobs and runs exactly as the engine gave them. Shown tokens
+are not sampled: they are loss-masked, have logprob 0, and carry the version of the last answer, so they change no age.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 The worker starts `lease.launch` of them at once; each talks to the engine and to the verifier, and hands back a
 `Sample`. Returning None rejects the sample; raising fails the sample, never the run; the worker counts both. The
-versions of the tokens come from the engine alone: a workflow passes runs on, it never makes them up. A sample may be
-broken off and go on elsewhere: there the workflow starts anew, and what the engine and the verifier had answered is
-answered at once (`actors.resumption`). So it must ask the same again: it depends on its arguments and those answers.
+versions of the tokens come from the engine alone: a workflow passes runs on, it never makes them up. Another actor may
+continue an interrupted sample: the workflow starts anew there, and the earlier answers of the engine and the verifier
+are repeated at once (`actors.resumption`). So a workflow must make the same calls again: it may depend only on its
+arguments and those answers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Bodies of OpenAI's chat completions: what is asked, checked; what is answered. Pure.
+"""Bodies of OpenAI's chat completions: checks requests, writes answers. Pure.
 
-Fields that would change how tokens are sampled are refused, unless they say what holds anyway: behaviour logprobs
-have to be those that the learner computes for the same tokens. `sampling="ignore"` passes over them instead, and so
-does an evaluation, of which nothing is trained. Fields that change nothing (who asks; a seed, since tokens are drawn by
-the run's own) are passed over; fields that ask for more than there is are refused.
+It refuses fields that would change how tokens are sampled: behaviour logprobs must equal those that the learner
+computes for the same tokens. `sampling="ignore"` ignores these fields, and so does an evaluation, which trains nothing.
+Fields without effect (the user; a seed, since the run's own seed draws tokens) are ignored; fields that ask for missing
+features are refused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LACKING: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
 }
-"""Fields that ask for what there is not → the values that do not."""
+"""Fields for missing features → the values that do not ask for them."""
 WITHOUT_EFFECT = {
     "user", "metadata", "store", "service_tier", "seed", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "reasoning_effort", "verbosity",

@@ -1,16 +1,15 @@
 """The requests of one sample's agent as token-exact conversations: a tree, one path of which becomes the sample.
 
-Each answered request is a *turn*. A request goes on from the turn whose messages, what was served included, are the
-longest beginning of its own: the model's tokens stay as they were sampled, and only messages that are new become
-tokens, which the model was shown (loss-masked). A request that goes on from no turn opens a conversation of its own:
-all of its messages are then prompt, also those that claim to be the model's.
+Each answered request is a *turn*. A request continues the turn whose messages and answer are the longest beginning of
+its own messages. The model's tokens stay as they were sampled; only new messages are encoded, as loss-masked tokens. A
+request that continues no turn opens a new conversation: all of its messages are then prompt, also those that claim to
+be the model's.
 
     messages of a request    [system, user]    [system, user, said 1, tool]    [system, user, said 1, user 2]
     what becomes of it       turn 1            turn 2, goes on from 1          turn 3, goes on from 1: a branch
 
-What is trained is the path to the last turn, by the order in which requests came; other turns are only counted.
-Branches sample from stretches of their own in the sample's stream of random numbers, so that asking the same again is
-not in vain.
+The path to the last turn, by the order of requests, is trained; other turns are only counted. Each branch has its own
+part of the sample's stream of random numbers, so a repeated request gets another answer.
 
 Driven by the endpoint (`ask`) and by the workflow, which waits for `over` or for its agent, and then closes.
 """

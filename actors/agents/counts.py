@@ -1,8 +1,8 @@
-"""What agents of this process have done so far: totals that heartbeats carry (`actors.measures`), all or none.
+"""Totals of this process's agents, which heartbeats carry (`actors.measures`), all or none.
 
-`turns`: answers that were given. `turns_left_out`: of those, not in the conversation that is trained. `refused`:
-requests that were answered by an error. `fields_ignored`: sampling fields of requests that were passed over
-(`sampling: ignore`). `crashes`: samples that an agent's failure has cost.
+`turns`: answers given. `turns_left_out`: answers that are not in the trained conversation. `refused`: requests answered
+by an error. `fields_ignored`: ignored sampling fields of requests (`sampling: ignore`). `crashes`: samples lost to an
+agent's failure.
 """
 
 from __future__ import annotations

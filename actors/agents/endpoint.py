@@ -1,8 +1,8 @@
 """The OpenAI-compatible endpoint: HTTP on this machine's loopback, one per event loop, for all samples of an actor.
 
-A sample's agent is known by its key, a bearer token: no key, no answer (401); the key of a sample that has ended is
-told so (410). A client that hangs up ends its request, and its slot in the engine is free at once. The first sample
-starts the server; it ends with its event loop, as a task of it.
+A bearer token, the sample's key, identifies its agent. A request without a key gets 401, one with the key of an ended
+sample 410. A client that hangs up ends its request, and its slot in the engine is free at once. The first sample starts
+the server; it ends with its event loop, as a task of it.
 
     POST /v1/chat/completions → parse → `Conversation.ask` → the engine → a completion, or server-sent events
     GET  /v1/models
@@ -31,7 +31,7 @@ from actors.agents.counts import TOTALS
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 << 20
 REMEMBERED = 4096
-"""Number of keys of ended samples to remember, so that a late request is told."""
+"""Number of remembered keys of ended samples, to answer late requests."""
 _SHUTDOWN_SECONDS = 1.0
 
 

@@ -1,7 +1,7 @@
 """The user's agent: an async function in this process, or a command in one of its own.
 
-Both are told where the model is and which key to show there (the key says whose traffic it is), and get the prompt's
-row as JSON: `{"messages": [{"role": ..., "content": ...}, ...], "answer": ...}`.
+Both get the model's URL, a key (it identifies the sample), and the prompt's row as JSON:
+`{"messages": [{"role": ..., "content": ...}, ...], "answer": ...}`.
 
 - `"module:function"`: `await function(base_url, api_key, row)`. It shares the actor's event loop, so it must not block.
   Returns the reward (a number, or a list of one number per turn), or None: the verifier then scores the last turn.

@@ -1,10 +1,10 @@
-"""How many sequences an engine runs at once where memory for keys and values is short: up by one, down by half.
+"""Adapts the number of sequences that an engine runs at once to its memory for keys and values: up by one, down by
+half.
 
-Additive increase, multiplicative decrease (as congestion control does it, and for the same reason: nobody knows how
-long sequences will become): each time that running sequences outgrow their memory, and some must be put back, the limit
-falls to half of what ran; after a while in peace (`INTERVAL` decode steps of the embedded engine; a look at the
-counters of servers) it rises by one. RollPacker's planner (arXiv 2509.21009) reacts to preemptions by the degree of
-tensor parallelism instead.
+Additive increase, multiplicative decrease, as in congestion control: the final length of sequences is unknown. When
+running sequences outgrow their memory and some must be put back, the limit falls to half of the running number. After a
+time without that (`INTERVAL` decode steps of the embedded engine; a look at the counters of servers) it rises by one.
+RollPacker's planner (arXiv 2509.21009) reacts to preemptions by the degree of tensor parallelism instead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What a prefill computes, so that each prompt goes through the model once, however many sequences share it.
+"""Plans a prefill so that each prompt goes through the model once, however many sequences share it.
 
-The unit of sharing is a request's prompt without its last token: samples of a group have it in common when they join,
-in whatever step each of them gets its slot, and again when a weight update has all running sequences computed anew.
-Pure.
+The unit of sharing is a request's prompt without its last token. Samples of a group share it when they join, in
+whatever step each gets its slot, and again when a weight update recomputes all running sequences. Pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Products with a model's matrices on the CPU or a GPU: `x W^T + b`, by whatever is fastest for their size and dtype.
+"""Products with a model's matrices on the CPU or a GPU: `x W^T + b`, by the fastest library for their size and dtype.
 
 torch's float32 products on the CPU go through MKL, which reaches half of an AMD core's peak, or less; oneDNN reaches
-most of it on any x86 processor, and takes the weights as they lie in memory. It costs 10 µs per call more, which is
-too much for tiny matrices. bfloat16 products are oneDNN's in torch as well.
+most of it on any x86 processor, and takes the weights as stored. It costs 10 µs more per call, too much for tiny
+matrices. bfloat16 products are oneDNN's in torch as well.
 """
 
 from __future__ import annotations

@@ -4,16 +4,16 @@
     load()     → what has changed, as a patch → every server: pause, patch, compare digests, label, continue
     watch()    → servers are started, given their weights, watched, and started again when they die (`sglang_fleet`)
 
-A *label* stands for what `load` was given, and the server files each token under the label that it had then; so
-versions are exact however updates and requests meet. Labels are this engine's own: tokens under one that was not given
-here are an error. A request shares kept prompts under the label that its server has confirmed, not the newest: until
-the server stands still for an update it computes them with the weights before.
+A *label* stands for the weights of one `load`. The server records its current label with each token, so versions are
+exact however updates and requests overlap. Labels are this engine's own: an unknown label on a token is an error. A
+request shares cached prompts under the label that its server has confirmed, not the newest: until the server pauses for
+an update it computes them with the weights before.
 
-What a server holds is known by its digest, or nothing is: then it gets all weights before it gets any request. `_held`
-is a copy of the weights that servers are to hold, since the subscriber writes the next ones over its own.
+Only the digest tells which weights a server holds; without a right one it gets all weights before any request. `_held`
+is a copy of the weights that servers should hold, since the subscriber overwrites its own with the next ones.
 
-A request that was cut by somebody else than `abort` (a server that died, was exchanged, or paused with `abort`) goes
-on, here or on another server, from the tokens that came back. Waits for a server that is ready (unblocked by `watch`).
+A request that ended without `abort` (its server died, was replaced, or paused with `abort`) continues, here or on
+another server, from the returned tokens. Waits for a server that is ready (unblocked by `watch`).
 """
 
 from __future__ import annotations

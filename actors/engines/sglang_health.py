@@ -1,14 +1,14 @@
-"""Notices an SGLang server that stands still while its process lives: a frozen scheduler, or an HTTP side that hangs.
+"""Detects an SGLang server that is frozen while its process lives: a frozen scheduler, or a hanging HTTP side.
 
     tokens or weights arrive ──► `beat` ──► quiet is 0 ──► 10 s without ──► a probe ──► an answer ──► quiet is 0
                                                                               └── none for `patience` ──► it is frozen
 
-The probe is SGLang's own (`/health_generate`): one token under an id of its own, in no metric. While requests run it
-is answered after the next forward pass, so it waits behind nobody, and a long prefill, or a full server, is no failure:
-only a single forward pass that takes longer than `patience` would be taken for one.
+The probe is SGLang's own (`/health_generate`): one token under an id of its own, in no metric. While requests run, the
+server answers it after the next forward pass, ahead of all waiting requests. So a long prefill or a full server is no
+failure; only a single forward pass longer than `patience` would count as one.
 
-The clock stands still while a server is paused for new weights (those calls have limits of their own), and no more
-than `_LONGEST_TICK` counts at a time: when this process itself was stopped, its servers are not to blame.
+The clock stops while a server is paused for new weights (those calls have limits of their own). At most `_LONGEST_TICK`
+counts at a time: if this process itself was stopped, its servers are not at fault.
 """
 
 from __future__ import annotations

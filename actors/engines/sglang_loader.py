@@ -1,16 +1,16 @@
-"""Runs inside an SGLang server: applies patches of weights (`sglang_patch`) to its parameters, and says truthfully how
-that went. Needs torch, NumPy, and nothing of SGLang but what it is handed.
+"""Runs inside an SGLang server: applies patches of weights (`sglang_patch`) to its parameters, and reports the true
+result. Needs torch, NumPy, and only the objects that SGLang passes to it.
 
-SGLang fuses our tensors (qkv, gate_up), pads them (vocabulary) and cuts them up (tensor parallelism). Which part of
-which of them lies where is not written down here: the model's own `load_weights` is run once with tensors without data
-(torch's meta device), and each copy that it would make is noted in place of being made (`ParameterMap`). After that an
-element of ours has its places for certain, and a patch is scattered there.
+SGLang fuses our tensors (qkv, gate_up), pads them (vocabulary) and cuts them up (tensor parallelism). No table here
+says where their parts lie. Instead the model's own `load_weights` runs once with tensors without data (torch's meta
+device), and each copy that it would make is only recorded (`ParameterMap`). So the positions of each of our elements
+are certain, and a patch is scattered there.
 
 After every patch the digest of *all* weights is computed from the parameters, on their device, and compared. SGLang
 ignores what a custom loader returns, and ends when it raises. So `install`, a plugin of SGLang (`sglang.srt.plugins`),
-takes over the call around it: failures become an answer with `success` false, and a patch that was applied is answered
-by `APPLIED` and the digest. An answer without that comes from a server in which the plugin is missing: `load`, the
-custom loader itself, can only log what went wrong.
+wraps the call around it: a failure becomes an answer with `success` false, an applied patch one with `APPLIED` and the
+digest. An answer without these comes from a server without the plugin: `load`, the custom loader itself, can only log
+errors.
 """
 
 from __future__ import annotations
@@ -263,7 +263,8 @@ def _agree(problem: str, group: Any, device: torch.device) -> None:
 
 
 def load(model: torch.nn.Module, named_tensors: list[tuple[str, Tensor]]) -> None:
-    """The custom loader, for a server without the plugin. Its caller cannot be told of a failure; it must not raise."""
+    """The custom loader, for a server without the plugin. It cannot report a failure to its caller, and must not
+    raise."""
     try:
         apply(model, read(named_tensors[0][1].cpu().numpy()))
     except Exception:

@@ -1,12 +1,12 @@
-"""What an SGLang server is told of new weights: one array of bytes that names all tensors, and says what has changed.
+"""The update of an SGLang server's weights: one array of bytes that names all tensors and their changes.
 
     length of the head | head (JSON: digest, and per tensor name, dtype, shape, number of changes) | pieces
     piece = places (uint32, in the tensor's flat order), then values (bits)        or, of a tensor sent whole, all bits
 
-A patch says what the new values *are*, so applying it twice does no harm, and it may be applied to weights of which
-nothing is known if it has all tensors whole. `digest` is that of the weights after it. One without count asks for a
-comparison of digests only. The engine writes patches, the loader inside the server (`sglang_loader`) reads them. Every
-piece begins at a multiple of 8 bytes. No torch here.
+A patch holds the new values themselves, so applying it twice does no harm. With all tensors whole, it can be applied to
+unknown weights. `digest` is that of the weights after it. One without count asks for a comparison of digests only. The
+engine writes patches, the loader inside the server (`sglang_loader`) reads them. Every piece begins at a multiple of 8
+bytes. No torch here.
 """
 
 from __future__ import annotations

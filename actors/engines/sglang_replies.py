@@ -1,4 +1,4 @@
-"""Requests to an SGLang server and what comes back, as plain data. Pure.
+"""Requests to an SGLang server and its replies, as plain data. Pure.
 
 Token ids in, token ids out. A request names every sampling parameter, so that no default of a server or of a model's
 folder (`generation_config.json`) cuts the distribution: behaviour logprobs are those of softmax(logits / temperature),

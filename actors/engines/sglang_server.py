@@ -1,11 +1,11 @@
-"""One SGLang server: a process of ours that is started, watched and ended, or one that runs already; spoken to by HTTP.
+"""One SGLang server, spoken to by HTTP: our own process, which is started, watched and ended, or an existing one.
 
 A server of ours dies with this process, however that ends: Linux kills it (PR_SET_PDEATHSIG). Its own children ask for
-the same, but only once they have started; so a guard in their process group kills all that is left in it when its
-pipe to this process breaks. Nothing is retried here: who calls decides what a failure means.
+the same, but only once they have started. So a guard in their process group kills all remaining processes in it when
+its pipe to this process breaks. Nothing is retried here: the caller decides what a failure means.
 
-Every call has a time limit, but `/generate`: sequences take as long as they take, and whether a server works on them is
-for its `Pulse` to tell.
+Every call has a time limit, but `/generate`: sequences may take any time, and the server's `Pulse` tells whether it
+works on them.
 """
 
 from __future__ import annotations

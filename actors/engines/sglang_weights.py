@@ -1,11 +1,11 @@
-"""How an SGLang server gets new weights: the one order of calls in which nothing wrong is ever sampled from.
+"""Gives an SGLang server new weights, in the one order of calls that never samples from wrong weights.
 
     pause → begin → a patch → (it failed: all weights, then their digest is asked for) → end → label → continue
 
-The label, which the server writes beside every token from then on, is set only after the digest of what the server
-holds was compared inside it. A server that can't compare (it stores weights in a way that `sglang_loader` can't follow)
-gets all weights each time, by the model's own loader; `Outcome.checked` is then False. Whatever goes wrong otherwise
-raises ServerGone or ServerRefused, and the server stays paused: it must not go on with weights that nobody knows.
+The label, which the server records with every token from then on, is set only after the server has compared the digest
+of its weights. A server that can't compare (it stores weights in a way that `sglang_loader` can't follow) gets all
+weights each time, by the model's own loader; `Outcome.checked` is then False. Any other failure raises ServerGone or
+ServerRefused, and the server stays paused: it must not continue with unknown weights.
 """
 
 from __future__ import annotations

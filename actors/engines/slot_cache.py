@@ -1,9 +1,9 @@
 """The KV cache of the embedded engine, and the attention that reads and writes it.
 
-Keys and values live in two tensors `[layer, slot, head, time, dim]`: slot i holds one running sequence from time 0 on.
-A model's own forward is switched to `slot_attention` (registered with transformers' attention interface), which finds
-the cache among the forward's keyword arguments. So each architecture that transformers can run with full attention
-runs here unchanged.
+Keys and values are in two tensors `[layer, slot, head, time, dim]`: slot i holds one running sequence from time 0 on. A
+model's own forward is switched to `slot_attention` (registered with transformers' attention interface), which finds the
+cache among the forward's keyword arguments. So each architecture that transformers can run with full attention runs
+here unchanged.
 
 Driven by `torch_engine`: `reserve`, then one of `begin_prefill`, `begin_prefill_behind` and `begin_decode` says which
 slots the next forward is for, then that forward (see `decoders`) calls `attend` once per layer. Invariants: no value in

@@ -1,4 +1,4 @@
-"""What the embedded engine knows of its running sequences, as NumPy arrays over slots: all but keys and values.
+"""State of the embedded engine's running sequences, as NumPy arrays over slots: all but keys and values.
 
 Slots 0..n-1 are in use, always: a sequence that leaves is replaced by the last one, so that each decode step works
 on plain views. Driven by `torch_engine`, which mirrors `remove` in the KV cache.

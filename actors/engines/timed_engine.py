@@ -1,4 +1,4 @@
-"""The timed engine: no model, no accelerator, but the time that one would take. For experiments on the system itself.
+"""The timed engine: takes the time of an accelerator, without a model. For experiments on the system itself.
 
 Real processes and a real buffer talk to an engine whose decode step costs `base + per_sequence · n` seconds for n
 running sequences. How long a sequence gets is a function of its prompt and its sampling key, so a run can be

@@ -2,13 +2,13 @@
 
 One asyncio task, no threads. The task makes one decode step for all running sequences, then yields to the event loop
 once, so messages, aborts and weight updates are handled between two steps. A long prefill yields between its forwards,
-too: what ends or is updated meanwhile waits for the end of the step.
+too; ends and updates wait for the end of the step.
 
     generate() → waiting (first in, first out) → slot, KV of all but the last token prefilled → one token per step
                → finished | aborted | cancelled: slot freed, caller answered
 
-Every token, the first one included, comes from the one decode path: a prefill only fills the KV cache. A weight update
-with `kv_policy="recompute"` is then nothing but one more prefill of all running sequences under the new weights.
+Every token, the first one included, comes from the one decode path: a prefill only fills the KV cache. So a weight
+update with `kv_policy="recompute"` is just one more prefill of all running sequences under the new weights.
 
 The step task waits for `_wake` when there is nothing to do; unblocked by `generate`. `load` waits, where
 `interruptible` is false, for the running sequences to end; unblocked by the step task (nothing is admitted meanwhile).

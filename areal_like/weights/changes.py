@@ -1,7 +1,7 @@
-"""Where weights differ from an earlier version: all that an engine must write to follow.
+"""Positions at which weights differ from an earlier version: an engine writes only these.
 
-The replica collects this while it applies deltas, beside generation. The pause then writes only what has changed, not
-the whole model. A place may be named twice; the newest value is written in any case.
+The replica collects this while it applies deltas, beside generation. The pause then writes only the changes, not the
+whole model. A position may appear twice; the newest value is written in any case.
 """
 
 from __future__ import annotations

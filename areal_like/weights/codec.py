@@ -4,9 +4,9 @@ Per segment the smallest coding is taken: nothing if nothing has changed; gaps a
 steps for more (the two meet near a twelfth, both compressed); the bits themselves where steps are so many and large
 that bits are shorter, or, to save time, above a density of `dense_above`.
 
-NumPy is the truth; for large states compiled kernels do the same. Whether those try gaps, a mask or nothing at all is
-guessed from a sample, so that a dense update costs little more than a copy; the result is exact whatever the guess.
-Drivers: the publisher's thread encodes block by block, the actor's replica applies.
+NumPy is the truth; for large states compiled kernels do the same. They choose between gaps, a mask or neither from a
+sample, so a dense update costs little more than a copy; the result is exact for any choice. Drivers: the publisher's
+thread encodes block by block, the actor's replica applies.
 """
 
 from __future__ import annotations

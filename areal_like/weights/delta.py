@@ -1,5 +1,5 @@
-"""One message that leads from one version's weights to another's: a head, and the coded blocks of `planes`. Where
-weights come in parts it is of one part, and so are its digests.
+"""One message that leads from one version's weights to another's: a head, and the coded blocks of `planes`. With
+several parts, a message and its digests belong to one part.
 
 The head names both versions, their digests and the layout. Steps must be applied exactly once: the
 receiver first checks that it holds exactly the bits of `base`, and compares digests afterwards. `read` checks

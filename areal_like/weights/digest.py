@@ -1,16 +1,15 @@
-"""The digest of a state's bits, which can be brought up to date at the cost of what has changed.
+"""The digest of a state's bits; an update costs time by the number of changes only.
 
 The buffer is a sequence of 64-bit words w_i. Each is mixed with its position, x_i = mix(w_i + i · K) (the finaliser of
-SplitMix64), and two sums mod 2^64 are kept, the *lanes*: Σ x_i and Σ low32(x_i) · high32(x_i). So a word that changes
-costs two mixes, the lanes of parts add up to those of the whole (blocks in any order, shards of several ranks), and an
-update is checked without reading what it left alone.
+SplitMix64), and two sums mod 2^64 are kept, the *lanes*: Σ x_i and Σ low32(x_i) · high32(x_i). So a changed word costs
+two mixes, the lanes of parts add up to those of the whole (blocks in any order, shards of several ranks), and checking
+an update does not read unchanged words.
 
-Strength: it tells of accidents. `mix` is a bijection, so the first lane tells of *every* change of a single word, for
-certain; other changes go unseen if the sums come out the same, which for changes that are not made to that end is a
-matter of chance, 2^-128. It is no defence against somebody who wants to forge weights: sums of a known function can be
-solved for. Who may publish weights is a matter of keys (`areal_like.keys`).
+Strength: it detects accidents. `mix` is a bijection, so the first lane certainly detects *every* change of a single
+word. Other accidental changes go undetected only if the sums are equal by chance, 2^-128. It is no defence against
+forged weights: sums of a known function can be solved for. Keys decide who may publish weights (`areal_like.keys`).
 
-NumPy says what is right; large states take the compiled twin, which gives the same numbers.
+NumPy is the reference; large states use the compiled twin, which gives the same numbers.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The compiled twins of what is slow in NumPy: compare and code in one pass, apply, sweep for the digest.
+"""Compiled twins of slow NumPy code: compare and code in one pass, apply, sweep for the digest.
 
-Each has a twin in NumPy (`areal_like.weights.plain`, `digest.sweep`) that gives the same numbers and is the truth in
-tests. Compiled for this machine's processor at first use (seconds) and kept beside this file or, where
-that can't be written, in numba's folder of the user; without either each process compiles anew. No kernel checks
-bounds: those that apply are called with arrays that `areal_like.weights.delta` has validated.
+Each has a twin in NumPy (`areal_like.weights.plain`, `digest.sweep`) that gives the same numbers and is the reference
+in tests. Compiled for this machine's processor at first use (seconds) and kept beside this file or, where that can't be
+written, in numba's folder of the user; without either each process compiles anew. No kernel checks bounds: those that
+apply are called with arrays that `areal_like.weights.delta` has validated.
 
-What is fast here: 64 elements are compared at once (two vectors are loaded, and what differs becomes the bits of one
-word); the places of changes are collected per tile that fits the nearest cache, so that the loops over changes have no
-branch that can't be foretold; what will be needed is fetched ahead, because hardware does not look beyond a page of
-4 KB. Imported by `areal_like.weights.compiled` only.
+Why it is fast: it compares 64 elements at once (it loads two vectors, and differences become the bits of one word). It
+collects the positions of changes per tile that fits the nearest cache, so the loops over changes have no unpredictable
+branch. It prefetches data, because hardware does not look beyond a page of 4 KB. Imported by
+`areal_like.weights.compiled` only.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How a state is cut into blocks and segments: both sides work it out from the tensors and the size of a block.
+"""Cuts a state into blocks and segments: both sides compute this from the tensors and the size of a block.
 
-A *block* is what is compared, encoded and checked as a whole; a *segment* is a part of it that gets one coding. A
-segment is a piece of one tensor or, of tensors with one dimension or few elements, a run of them, which is sent as
-plain bytes if anything in it has changed: such tensors change almost everywhere. Blocks tile the buffer, padding
-included, and every segment begins at a word.
+A *block* is compared, encoded and checked as a whole; a *segment* is a part of it with one coding. A segment is a piece
+of one tensor or, of tensors with one dimension or few elements, a run of them, which is sent as plain bytes if anything
+in it has changed: such tensors change almost everywhere. Blocks tile the buffer, padding included, and every segment
+begins at a word.
 
-Weights that come in parts (`areal_like.weights.state`) have a layout per part. Who has nothing but a part cuts it just
-as those do who have the whole: segments know their place in the whole, which is what the digest is made of.
+Weights that come in parts (`areal_like.weights.state`) have a layout per part. A process with only a part cuts it
+exactly as one with the whole does: segments know their position in the whole, which the digest needs.
 """
 
 from __future__ import annotations

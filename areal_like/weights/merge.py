@@ -1,7 +1,8 @@
-"""Several deltas in a row → one that does the same: fewer bytes, because the same elements change again and again.
+"""Merges consecutive deltas into one with the same effect: fewer bytes, because the same elements change again and
+again.
 
-Needs no weights: steps add up (mod 2^width; what comes back to where it was is left out), later bits replace
-earlier ones, and steps on top of bits are made there. Block by block and delta by delta, into arrays as long as a
+Needs no weights: steps add up (mod 2^width; elements that return to their old value are left out), later bits replace
+earlier ones, and steps on top of bits are applied to them. Block by block and delta by delta, into arrays as long as a
 segment, so that time grows with the changes and memory does not. NumPy only: merging serves late actors, not every
 version."""
 

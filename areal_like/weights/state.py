@@ -1,4 +1,4 @@
-"""A model's weights as one flat byte buffer and a table of where each tensor lies. NumPy only.
+"""A model's weights as one flat byte buffer, and a table of each tensor's position. NumPy only.
 
 bfloat16 and the 8-bit floats have no NumPy type: their bits are held as unsigned integers. Each tensor begins at a
 multiple of `ALIGN` bytes, and what is between two of them is zero, so the buffer is a sequence of whole words as well.
@@ -6,7 +6,7 @@ Equal bits mean an equal digest (`areal_like.weights.digest`), which is how "the
 weights" is proven.
 
 A learner of several ranks cuts every tensor by rows (FSDP), and publishes in *parts*: rank r's part has the whole words
-that begin in its shard, so parts tile the weights, and what is known of words (changes, lanes) adds up over parts.
+that begin in its shard, so parts tile the weights, and numbers of words (changes, lanes) add up over parts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a subscriber hands to an engine's `load`: the verified weights of one version, and what changed in them."""
+"""The argument of an engine's `load`: the verified weights of one version, and their changes."""
 
 from __future__ import annotations
 
