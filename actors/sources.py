@@ -12,13 +12,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from areal_like import messages
 from areal_like.bus import AsyncDealer
 from areal_like.link import BusError
+from areal_like.messages import Manifest
 from areal_like.weights.replica import Desync
 from areal_like.wire import Received, WireError
 
@@ -57,15 +57,14 @@ class Sources:
         self._name, self._connect = name, connect
         self._dealers: list[AsyncDealer] = []
         self._endpoints: list[str] = []
-        self._relays: list[list[str]] = []
+        self._relays: list[tuple[str, str]] = []
         self._publisher: list[str] = []
         self._avoided: dict[str, float] = {}
         self.received = self.relayed = self.left = 0
 
-    def set(self, manifest: dict[str, Any]) -> None:
+    def set(self, manifest: Manifest) -> None:
         """Use the sources that an announcement names, from now on."""
-        self._relays = [[str(each) for each in relay] for relay in manifest.get("relays", [])]
-        self._publisher = [str(endpoint) for endpoint in manifest["parts"]]
+        self._relays, self._publisher = manifest.get("relays", []), manifest["parts"]
         self._choose()
 
     def leave(self, reason: object) -> bool:

@@ -19,7 +19,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -30,6 +29,7 @@ from actors.sources import Row, Sources, Superseded, Unreachable
 from areal_like.bus import AsyncDealer
 from areal_like.interfaces import RolloutEngine
 from areal_like.link import BusError
+from areal_like.messages import Manifest
 from areal_like.spans import Spans
 from areal_like.weights.delta import largest
 from areal_like.weights.history import HEADS
@@ -66,7 +66,7 @@ class Subscriber:
         self._spans = spans or Spans()
         self.sources = Sources(name, partial(AsyncDealer, link_timeout=link_timeout, keys=keys, role="actor"))
         self.relay: Relay | None = None
-        self._newest: dict[str, Any] | None = None
+        self._newest: Manifest | None = None
         self._news = asyncio.Event()
         self._sweep_every = sweep_every
         self.replica = Replica(state)
@@ -85,7 +85,7 @@ class Subscriber:
         totals = {key: float(value) for key, value in (self.totals | bytes_).items()}
         return {**totals, "full_syncs": float(self.full_syncs.total()), **by_reason}
 
-    def announce(self, manifest: dict[str, Any]) -> None:
+    def announce(self, manifest: Manifest) -> None:
         """Note a new version. Returns at once."""
         if self._newest is None or manifest["version"] >= self._newest["version"]:
             self._newest = manifest
@@ -119,7 +119,7 @@ class Subscriber:
             self.sources.leave("it has said that there is something newer, and there is not")
             self._news.set()
 
-    async def apply(self, manifest: dict[str, Any]) -> None:
+    async def apply(self, manifest: Manifest) -> None:
         """Fetch, verify and load one version, or another one that the plan led to. Raises Superseded; BusError if the
         publisher sends wrong bits again and again."""
         version, digest = manifest["version"], manifest["digest"]
@@ -150,14 +150,14 @@ class Subscriber:
         with self._spans.during("update"):
             await self.engine.load(Update(version, digest, self.replica.state, self.replica.changes()))
 
-    def _specs(self, manifest: dict[str, Any]) -> list[TensorSpec]:
+    def _specs(self, manifest: Manifest) -> list[TensorSpec]:
         specs = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in manifest["tensors"]]
         unknown = {spec.dtype for spec in specs} - set(BITS)
         if unknown or sum(spec.space for spec in specs) != manifest["bytes"] or not manifest["parts"]:
             raise BusError(f"{self.name}: the manifest of version {manifest['version']} does not add up")
         return specs
 
-    async def _renew(self, manifest: dict[str, Any]) -> tuple[int, str]:
+    async def _renew(self, manifest: Manifest) -> tuple[int, str]:
         """Bring the replica to the manifest's version, or to another one that was announced: returns which, and its
         digest. Raises Desync, Superseded, Unreachable."""
         begin = time.monotonic()
@@ -176,7 +176,7 @@ class Subscriber:
         self.totals["base_snapshots" if whole else "deltas"] += 1
         return target, self.digests[target]
 
-    async def _plans(self, manifest: dict[str, Any]) -> list[list[Row]]:
+    async def _plans(self, manifest: Manifest) -> list[list[Row]]:
         """For each part the hops of its route, all to one version. Raises Desync, Superseded, Unreachable."""
 
         def other_relays() -> bool:

@@ -200,7 +200,7 @@ class LearnerClient:
         if vocab_size is not None:
             self._say(messages.Model(vocab_size))
 
-    def published(self, manifest: dict[str, Any]) -> None:
+    def published(self, manifest: messages.Manifest) -> None:
         """Announce a version. Any thread may call this."""
         self._say(messages.Published(manifest))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Required, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -62,6 +62,20 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     rows: bytes
     runs: bytes
     digests: Digests
+
+
+class Manifest(TypedDict, total=False):
+    """A version of the weights, and where to fetch it: the buffer reads the first two, actors all. `bytes` in all;
+    `tensors`: (name, dtype, shape) of each; `parts`: the endpoint of each part's publisher; `relays`: (endpoint, public
+    key) of those to ask first."""
+
+    version: Required[Version]
+    digest: Required[str]
+    bytes: Count
+    tensors: Annotated[list[tuple[str, str, Annotated[list[Count], Meta(max_length=16)]]], Meta(max_length=MOST)]
+    block_bytes: Count
+    parts: Annotated[list[str], Meta(max_length=MOST)]
+    relays: Annotated[list[tuple[str, str]], Meta(max_length=MOST)]
 
 
 class PartialHead(msgspec.Struct, forbid_unknown_fields=True):
@@ -214,7 +228,7 @@ class Published(Message):
     """A version that can be fetched now."""
 
     by, large = LEARNER, True
-    manifest: Facts
+    manifest: Manifest
 
 
 class Want(Message):
@@ -296,7 +310,7 @@ class Announce(Message):
     """The newest version that the actor is to take, and whom to ask for it."""
 
     large = True
-    manifest: Facts
+    manifest: Manifest
 
 
 class Cancel(Message):

@@ -277,12 +277,11 @@ class Handlers:
     @_on.register
     def _on_published(self, message: messages.Published, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
         self._only_the_learner(peer)
-        manifest = message.manifest
-        version, digest = int(manifest["version"]), str(manifest["digest"])
-        if self.state.weights.published and version <= self.state.weights.published["version"]:
+        version, weights = message.manifest["version"], self.state.weights
+        if weights.published and version <= weights.published["version"]:
             return  # said before
-        self.state.weights.published, self.state.weights.digests[version] = {**manifest, "version": version}, digest
-        self.state.weights.digests.pop(version - KEPT_DIGESTS, None)
+        weights.published, weights.digests[version] = message.manifest, message.manifest["digest"]
+        weights.digests.pop(version - KEPT_DIGESTS, None)
         self.state.announce()
 
     @_on.register

@@ -8,8 +8,8 @@ better. Actors that serve nobody are given a place at the end. No I/O.
 
 from __future__ import annotations
 
-Offer = list[str]
-"""[endpoint, public key, or "" without keys]."""
+Offer = tuple[str, str]
+"""Endpoint, and public key ("": no keys)."""
 
 
 class Relays:
@@ -24,7 +24,7 @@ class Relays:
         """An actor offers to serve others."""
         if name not in self._offers:
             self._names.append(name)
-        self._offers[name] = [endpoint, key]
+        self._offers[name] = endpoint, key
 
     def leave(self, name: str) -> None:
         if self._offers.pop(name, None):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from areal_like import messages
 from areal_like.bus import Router
@@ -51,8 +51,8 @@ class Weights:
     """`published` describes the learner's newest weights, `manifest` those that actors were told of: of `version` (-1:
     none yet). `digests` are those of all recent versions."""
 
-    published: dict[str, Any] | None = None
-    manifest: dict[str, Any] | None = None
+    published: messages.Manifest | None = None
+    manifest: messages.Manifest | None = None
     version: int = -1
     digests: dict[int, str] = field(default_factory=dict)
 

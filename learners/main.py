@@ -23,6 +23,7 @@ from areal_like import checkpoints
 from areal_like.client import LearnerClient, Stopped
 from areal_like.config import ranks_of
 from areal_like.interfaces import Trainer
+from areal_like.messages import Manifest
 from areal_like.metrics import MetricsLog
 from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, run_role
 from areal_like.registry import build
@@ -339,7 +340,7 @@ def main(role: Role) -> None:
         role.orders.on_end(client.pause, role.grace)
     attestation = Attestation(role.run, Path(role.config.replay) if role.config.replay else None)
 
-    def announce(manifest: dict[str, Any]) -> None:
+    def announce(manifest: Manifest) -> None:
         attestation.add(manifest["version"], manifest["digest"])
         client.published(manifest)
 

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from areal_like.messages import Manifest
 from areal_like.weights.codec import Encoder, Lanes
 from areal_like.weights.compiled import kernels_for
 from areal_like.weights.delta import Head, write
@@ -50,7 +51,7 @@ BROKEN_OFF = -1
 
 Encoded = tuple[Coded, bytes, float]
 """A block, its bytes, and the seconds that they took."""
-Announce = Callable[[dict[str, Any]], None]
+Announce = Callable[[Manifest], None]
 
 
 class Snapshot(Protocol):
@@ -141,7 +142,7 @@ class Publication:
         self._cast = 0
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self.manifest: dict[str, Any] = {}
+        self.manifest: Manifest | None = None
         self.metrics: dict[str, float] = {}
         self.sent_by_others = 0
 
@@ -223,7 +224,7 @@ class Publication:
             "version": version,
             "digest": text_of(lanes, nbytes // ALIGN),
             "bytes": nbytes,
-            "tensors": [[spec.name, spec.dtype, list(spec.shape)] for spec in state.specs],
+            "tensors": [(spec.name, spec.dtype, list(spec.shape)) for spec in state.specs],
             "block_bytes": self._coding.block_bytes,
             "parts": [each.endpoint for each in reports],
         }
@@ -340,9 +341,10 @@ class Publisher:
         still."""
         return self._publication.publish(version, snapshot)
 
-    def wait(self) -> dict[str, Any]:
+    def wait(self) -> Manifest:
         """Wait until the last version is announced; returns its manifest."""
         self._publication.wait()
+        assert self._publication.manifest
         return self._publication.manifest
 
     @property

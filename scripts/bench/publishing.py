@@ -44,6 +44,7 @@ import msgpack
 import numpy as np
 import torch
 
+from areal_like.messages import Manifest
 from areal_like.models import qwen2, read_state
 from areal_like.types import Batch, Group, Sample
 from areal_like.weights.state import State
@@ -133,7 +134,7 @@ def learn(name: str, rank: int, folder: str, versions: int, follower: Connection
     others: Any = Counting(trainer.ranks) if ranks > 1 and not gathered else Alone()
     announced: dict[int, float] = {}
 
-    def announce(manifest: dict[str, Any]) -> None:
+    def announce(manifest: Manifest) -> None:
         announced[manifest["version"]] = time.monotonic()
         follower.send(manifest)
 
@@ -158,7 +159,7 @@ def learn(name: str, rank: int, folder: str, versions: int, follower: Connection
     publisher.close()
 
 
-def ignore(_: dict[str, Any]) -> None:
+def ignore(_: Manifest) -> None:
     """Ranks but the first announce nothing."""
 
 

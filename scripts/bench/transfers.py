@@ -44,6 +44,7 @@ import torch
 
 from actors.relay import Relay
 from actors.subscriber import Subscriber
+from areal_like.messages import Manifest
 from areal_like.weights.history import History, Hop
 from areal_like.weights.replica import NOTHING
 from areal_like.weights.server import WeightServer
@@ -84,7 +85,7 @@ async def _follow(pipe: Connection, number: int) -> None:
         pipe.send((time.monotonic(), subscriber.sources.received))
 
 
-async def _scatter(subscriber: Subscriber, manifest: dict[str, Any]) -> None:
+async def _scatter(subscriber: Subscriber, manifest: Manifest) -> None:
     subscriber.sources.set(manifest)
     (hop,) = await subscriber.sources.plan(0, manifest["version"], NOTHING, "", bool)
     base, version, nbytes, checksum = hop
@@ -146,7 +147,7 @@ class Bench:
             process.terminate()
             process.join(10)
 
-    def _announce(self, manifest: dict[str, Any]) -> None:
+    def _announce(self, manifest: Manifest) -> None:
         for number, pipe in enumerate(self.pipes):
             pipe.send({**manifest, "relays": self.tree.above(str(number))})
 

@@ -148,7 +148,7 @@ EXAMPLES: list[Message] = [
     messages.Evaluated(7, 0.5, 0, 1, 4),
     messages.Applied(1, "digest"),
     messages.Model(100),
-    messages.Published({"version": 1, "digest": "d", "tensors": [["name", "float32", [2, 3]]]}),
+    messages.Published({"version": 1, "digest": "d", "tensors": [("name", "float32", [2, 3])]}),
     messages.Want(1, 1),
     messages.WantShare(1, 1),
     messages.Stream(),

@@ -41,6 +41,22 @@ def test_a_message_that_does_not_fit_is_refused_by_the_name_of_its_field(body: d
         decode([msgpack.packb([SCHEMA, "applied", body])])
 
 
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"digest": 1}, "digest"),
+        ({"tensors": [["weight", "float32"]]}, "tensors"),
+        ({"tensors": [["weight", "float32", [-1]]]}, "tensors"),
+        ({"parts": ["ipc://0", 1]}, "parts"),
+        ({"relays": [["tcp://host:1"]]}, "relays"),
+    ],
+)
+def test_a_manifest_that_no_actor_could_use_is_refused(more: dict, field: str) -> None:
+    manifest = {"version": 1, "digest": "d"} | more
+    with pytest.raises(WireError, match=f"published: .*{field}"):
+        decode([msgpack.packb([SCHEMA, "published", {"manifest": manifest}])])
+
+
 @given(st.lists(st.binary(max_size=64), max_size=3))
 def test_no_bytes_crash_the_decoder(frames: list[bytes]) -> None:
     with contextlib.suppress(WireError):

@@ -25,7 +25,7 @@ def test_each_serves_no_more_than_the_fan_out_whatever_comes_and_goes(fanout: in
         assert max(served.values()) <= fanout
         assert len(alive) <= fanout or served["the publisher"] == fanout
         for name, above in parents.items():  # a chain to the root, and no circle
-            assert [f"tcp://{name[1:]}", ""] not in above and len({each for each, _ in above}) == len(above)
+            assert (f"tcp://{name[1:]}", "") not in above and len({each for each, _ in above}) == len(above)
             assert all(f"a{endpoint[6:]}" in alive for endpoint, _ in above)
         gone = chance.choice(sorted(alive))
         relays.leave(gone)
@@ -47,5 +47,5 @@ def test_few_get_another_parent_when_one_leaves() -> None:
 
 def test_a_newcomer_is_sent_to_a_relay_before_it_offers_to_be_one() -> None:
     relays = tree_of(2, 6)
-    assert relays.above("new") == [["tcp://2", ""], ["tcp://0", ""]]
+    assert relays.above("new") == [("tcp://2", ""), ("tcp://0", "")]
     assert Relays(0).above("new") == tree_of(0, 6).above("a5") == []
