@@ -50,7 +50,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _begin(name: str) -> None:
-    """`python -m scripts.NAME` has been called, and nothing of it is imported yet."""
+    """Called for `python -m scripts.NAME`, before anything of it is imported."""
     if name in PARTS:
         whole = f"python -m scripts.{PARTS[name]}"
         print(f"scripts.{name} is not a command but part of one: {whole} (see {whole.split(' --')[0]} --help)")

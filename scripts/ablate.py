@@ -87,7 +87,7 @@ class Ablation:
         say(f"results.csv, results.md and plots are in {self.folder.path}")
 
     def stage(self) -> tuple[str, list[Run]]:
-        """The stage that is next, and its runs that are not finished."""
+        """The next stage, and its unfinished runs."""
         if self.args.only != MAIN:
             unfinished = [run for run in self.tuning if not self.folder.is_finished(run)]
             if unfinished or self.args.only == TUNE:

@@ -37,7 +37,7 @@ RULES = ("prompts", "fates", "batches", "bound", "weights", "ledger")
 
 
 class Audit:
-    """Takes a journal's events in order, looks at each before it is applied; `findings` maps a rule to what breaks it,
+    """Takes a journal's events in order and checks each before it is applied; `findings` maps a rule to its violations,
     in words. An event that breaks a rule is not applied. `bound` as the run has it; `prompts`: the order that it should
     have followed."""
 
@@ -60,7 +60,7 @@ class Audit:
         return self
 
     def _misfits(self) -> int:
-        """Findings that say of an event that it does not fit the state: such an event can't be applied."""
+        """Findings about an event that does not fit the state, and so cannot be applied."""
         return sum(len(self.findings[rule]) for rule in ("prompts", "fates", "batches"))
 
     def _find(self, rule: str, text: str) -> None:

@@ -29,7 +29,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A held-out prompt, and what was said before and after."""
+    """A held-out prompt, and the answers before and after."""
 
     prompt: str
     wanted: str
@@ -62,7 +62,7 @@ def models(config: Config, args: argparse.Namespace) -> dict[str, dict[str, Any]
 
 
 async def answers(config: Config, task: Any, model: Any, prompts: list[Any]) -> list[Answer]:
-    """What a model says to the prompts, all at once, in the run's workflow for held-out prompts."""
+    """A model's answers to all prompts at once, in the run's workflow for held-out prompts."""
     from actors.engines.torch_engine import TorchEngine
     from areal_like.registry import bind
     from areal_like.types import Limits

@@ -51,10 +51,10 @@ class Estimate:
 def bootstrap(values: Iterable[float | None], *, level: float = 0.95, seed: int = 0) -> Estimate:
     """The mean of `values` and its percentile-bootstrap interval, the same for the same values and seed.
 
-    The plain percentile interval of a handful of seeds is too narrow. Its quantiles are therefore taken further out, as
-    far as makes it Student's interval for normal data (Hesterberg, "What teachers should know about the bootstrap",
-    2015: expanded percentile interval). Intervals that say 95 % then hold the mean of normal data in 92 % of cases with
-    5 seeds (plain: 84 %) and 95 % with 8 (89 %); with 3 they are the range of the values and hold it in 75 %.
+    The plain percentile interval of a handful of seeds is too narrow. So its quantiles are moved outwards, as far as
+    makes it Student's interval for normal data (Hesterberg, "What teachers should know about the bootstrap", 2015:
+    expanded percentile interval). Intervals that say 95 % then hold the mean of normal data in 92 % of cases with 5
+    seeds (plain: 84 %) and 95 % with 8 (89 %); with 3 they are the range of the values and hold it in 75 %.
     """
     given = np.array([np.nan if value is None else value for value in values], np.float64)
     known = given[~np.isnan(given)]

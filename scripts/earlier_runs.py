@@ -39,14 +39,14 @@ LEARNER_MAY_CHANGE = (
     *("max_tokens", "min_microbatches", "max_logits", "checkpoint_activations", "compile", "compute_dtype", "device"),
     *("threads", "grad_norm_by_staleness"),
 )
-"""Knobs of the learner that a checkpoint's state does not depend on. Samples of weights that will not be made again are
-then rolled out again (`buffer.main.other_settings`)."""
+"""Knobs of the learner that a checkpoint's state does not depend on. Samples of weights that training will not make
+again are then rolled out again (`buffer.main.other_settings`)."""
 
 NEVER_TOLD = ("resume", "replay", "run.name", "run.dir", "security.key_folder")
 """Settings of a start, not of the run."""
 
 ORPHAN_SECONDS = 10.0
-"""Seconds in which processes end whose starter was killed."""
+"""Seconds within which processes end after their starter was killed."""
 
 
 def find_run_to_resume(config: Config, stem: str) -> Path | None:
@@ -83,7 +83,7 @@ def changes(config: Config, folder: Path) -> list[str]:
 
 
 def _check_learner(earlier: Config, config: Config, folder: Path) -> None:
-    """What a checkpoint holds must fit the learner that goes on from it. Raises ConfigError."""
+    """A checkpoint must fit the learner that resumes from it. Raises ConfigError."""
     before, now = (_knobs_of_learner(each) for each in (earlier, config))
     for knob in dict.fromkeys(["name", *before, *now]):
         if before.get(knob) != now.get(knob) and knob not in LEARNER_MAY_CHANGE:
@@ -135,7 +135,7 @@ def holds_progress(config: Config, folder: Path) -> bool:
 
 def fit_to_replay(config: Config) -> Config:
     """Check that the config fits the run to replay, and train no more steps than it holds. Loss, advantage and learner
-    may differ: comparing those is what a replay is for. Raises ConfigError."""
+    may differ: a replay exists to compare those. Raises ConfigError."""
     from buffer.playback import branches, count_batches
 
     folder = Path(config.replay or "")
@@ -159,8 +159,8 @@ def fit_to_replay(config: Config) -> Config:
 
 
 def lock(folder: Path) -> TextIO:
-    """Hold the folder for this process until it ends, however it ends; then wait for processes of a run before whose
-    starter was killed, which end by themselves. Raises ConfigError if another run has it."""
+    """Hold the folder for this process until it ends, however it ends; then wait for processes of an earlier run whose
+    starter was killed; they end by themselves. Raises ConfigError if another run has it."""
     file = (folder / "lock").open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

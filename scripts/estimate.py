@@ -63,7 +63,7 @@ def estimate(config: Any) -> dict[str, Figures]:
 
 
 def lengths_of(plain: dict[str, Any]) -> Lengths:
-    """From the task's knobs, or from a prompt of a task that says nothing of prompts' lengths (it makes them)."""
+    """From the task's knobs, or from a prompt if the task states no lengths of prompts (it makes them)."""
     known = knobs("task", plain["task"]["name"]) | plain["task"]
     response = plain["sampling"]["max_tokens"]
     if "max_prompt_tokens" in known:

@@ -17,7 +17,7 @@ from scripts.running import View
 LOOK_SECONDS = 1.0
 PREFIX = "areal_like_"
 GAUGES = {
-    "version": "version of the newest weights that the actors were told of",
+    "version": "version of the newest weights announced to the actors",
     "staleness_mean": "mean staleness of all samples served, in versions",
     "staleness_max": "largest staleness served, in versions",
     "staleness_bound": "bound of the staleness, in versions",

@@ -21,7 +21,7 @@ PER_BATCH = ("norm", "ess", "weight", "active")
 
 @dataclass
 class Tally:
-    """One loss in one bucket ("" for all): what has come so far, one entry per batch that has tokens there."""
+    """One loss in one bucket ("" for all): values so far, one entry per batch with tokens there."""
 
     total: Any = 0.0
     squares: float = 0.0
@@ -39,7 +39,7 @@ class Tally:
 
     def numbers(self) -> dict[str, Any]:
         """Estimates of `PER_BATCH`; `variance` of the gradient over batches (the trace of its covariance), and `noise`,
-        the same over the squared norm of the mean gradient: batches that have to be averaged to see the mean."""
+        the same over the squared norm of the mean gradient: the number of batches to average before the mean shows."""
         count = len(self.series["norm"])
         mean_square = float(np.sum(np.square(self.total / count)))
         variance = max(0.0, (self.squares - count * mean_square) / (count - 1)) if count > 1 else math.nan
@@ -49,7 +49,7 @@ class Tally:
 
 
 class GradientStatistics:
-    """`losses` in the order in which they are to be shown."""
+    """`losses` in the order of display."""
 
     def __init__(self, losses: Sequence[str]):
         self.losses, self.batches = list(losses), 0

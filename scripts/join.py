@@ -53,7 +53,7 @@ def guests(count: int, config: Config) -> list[RoleSpec]:
 
 def accompany(args: argparse.Namespace, signals: Signals) -> bool:
     """Run guests until the run's buffer is gone (True), or all of them are. Raises Interrupted, ConfigError; NotRunning
-    also where files of a run are there whose processes were killed."""
+    also for leftover files of a run whose processes were killed."""
     running = Running(args.run, args.keys)
     own = running.config.actors
     restarts = own.max_restarts if args.max_restarts is None else args.max_restarts

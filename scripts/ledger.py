@@ -40,7 +40,8 @@ MOST_REASONS = 10
 @dataclass
 class Account:
     """One fate: `count` groups; lengths (tokens) and rewards of the samples of those that had been rolled out; samples
-    that were `cut` since others were faster, and why some were `redrawn`: the crashes of their rewards or agents."""
+    that were `cut` because others were faster, and reasons why some were `redrawn`: crashes of their rewards or
+    agents."""
 
     count: int = 0
     lengths: list[int] = field(default_factory=list)
@@ -68,7 +69,7 @@ class Books:
         self._redrawn: dict[int, list[str]] = {}
 
     def read(self, records: Iterable[Record], steps: float = math.inf) -> dict[str, Account]:
-        """All records, which are gone through twice, or those until so many batches were trained."""
+        """All records (read twice), or those until so many batches were trained."""
         batches = 0
         for number, (event, _) in enumerate(standing(records)):
             if isinstance(event, Snapshot) and number:
@@ -144,13 +145,13 @@ def reasons(accounts: dict[str, Account]) -> list[str]:
 
 
 def bias(accounts: dict[str, Account], offers: list[Offer]) -> float:
-    """Mean length of the trained responses over that of all that were offered, minus 1; NaN without any."""
+    """Mean length of the trained responses over that of all offered ones, minus 1; NaN without any."""
     trained, offered = accounts.get(TRAINED, Account()).lengths, lengths(offers)
     return float(np.mean(trained) / offered.mean() - 1) if len(trained) and len(offered) else math.nan
 
 
 def plot(accounts: dict[str, Account], offers: list[Offer], path: Path) -> None:
-    """Histograms of length and reward, one line per fate, and one of the lengths of all that was offered."""
+    """Histograms of length and reward, one line per fate, and one of the lengths of all offered responses."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -19,15 +19,15 @@ _erfc = np.vectorize(math.erfc, otypes=[float])
 
 
 class Offer(NamedTuple):
-    """One prompt's samples, in tokens: `whole` responses, and how long others were when they were `cut`."""
+    """One prompt's samples, in tokens: `whole` responses, and the lengths at which others were `cut`."""
 
     whole: Sequence[int]
     cut: Sequence[int]
 
 
 def lengths(offers: Sequence[Offer]) -> np.ndarray:
-    """Of all samples, prompt by prompt: as they were, or, where they were cut, as they are expected to have become
-    (no more than the longest whole one, or than what is known): float64 [samples]."""
+    """Lengths of all samples, prompt by prompt: whole ones as they are, cut ones by their expected final length (at
+    most the longest whole one, or the known length): float64 [samples]."""
     tokens = np.array([n for offer in offers for n in (*offer.whole, *offer.cut)], np.float64)
     cut = np.array([i >= len(offer.whole) for offer in offers for i in range(len(offer.whole) + len(offer.cut))], bool)
     if not cut.any() or cut.all():

@@ -31,7 +31,7 @@ LEAST_BYTES = 13
 ON_DEVICES = ("learner", "engine")
 POSITIONS = "the model's max_position_embeddings"
 ROWS = 256
-"""Of each split, whose prompts are made beforehand where a task can't tell which are long."""
+"""Prompts of each split to check if a task can't tell which are long."""
 TELL_SECONDS = 5.0
 
 
@@ -120,7 +120,7 @@ def check_devices(config: Config) -> None:
 
 def cuda_devices() -> tuple[str | None, int]:
     """The CUDA version that torch is built for (None: without), and the devices that it sees. Asked in another process:
-    this one is not to import torch, nor to touch a device before its children do."""
+    this one must not import torch, or touch a device before its children do."""
     code = "import json, torch; print(json.dumps([torch.version.cuda, torch.cuda.device_count()]))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     try:
@@ -132,7 +132,7 @@ def cuda_devices() -> tuple[str | None, int]:
 
 
 def check_functions(config: Config) -> None:
-    """Check that functions and programs named by knobs exist; they are looked up in source, and not run."""
+    """Check that functions and programs named by knobs exist; it looks them up in the source, and does not run them."""
     for prefix, spec in (("workflow", config.workflow), ("eval.workflow", heldout_workflow(config))):
         if spec["name"] == "agent":
             check_agent(f"{prefix}.agent", spec["agent"])
@@ -254,7 +254,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def check_host(host: str) -> None:
-    """Raises ConfigError if it is no address, name or interface of this machine. ZeroMQ is asked, who binds there."""
+    """Raises ConfigError if it is no address, name or interface of this machine (by ZeroMQ's own check)."""
     try:
         with zmq.Context() as context, context.socket(zmq.ROUTER) as probe:
             probe.bind(f"tcp://{own_address() if host == NODE else host}:*")

@@ -125,7 +125,7 @@ def score(
 
 
 def repeated(run: Path, steps: int, digest: str) -> bool | None:
-    """Did training along the record lead to the run's own weights, bit for bit? None if the run did not end there."""
+    """Did training along the record end in the run's own weights, bit for bit? None if the run did not end there."""
     path = run / "summary.json"
     summary = json.loads(path.read_text()) if path.is_file() else {}
     return summary["weights_digest"] == digest if summary.get("steps") == steps else None

@@ -42,7 +42,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def render(found: dict[str, Any], steps: int) -> Group:
-    """For people. `steps` is how many the run is to make."""
+    """The status as text. `steps`: number of steps of the whole run."""
     report, row = found["report"], found["step"]
     bound = "no bound" if report["staleness_bound"] is None else f"bound {report['staleness_bound']}"
     facts = Table.grid(padding=(0, 2))
@@ -95,7 +95,7 @@ def _actors(report: dict[str, Any]) -> Table:
 
 
 def _label(name: str, actor: dict[str, Any]) -> str:
-    """The actor's name, and what keeps it from working."""
+    """The actor's name, and the reason why it does not work."""
     return f"{name} ({actor['timed_out']} leases timed out)" if actor["timed_out"] else name
 
 

@@ -36,7 +36,7 @@ Timeline = dict[str, list[Span]]
 
 
 def timeline(run: Path, begin: float = 0.0, end: float = math.inf) -> Timeline:
-    """The spans that a run recorded, between two times. Raises ValueError if there are none."""
+    """The recorded spans of a run between two times. Raises ValueError if there are none."""
     found = {role: spans for role, spans in read(run).items() if spans}
     if not found:
         raise ValueError(f"{run} has no spans: is this a run folder, and has the run started?")
@@ -57,13 +57,13 @@ def _place(entry: tuple[str, Any]) -> tuple[bool, int, str]:
 
 
 def window(found: Timeline) -> tuple[float, float]:
-    """Begin and end of all that was done."""
+    """Begin and end of all spans."""
     spans = [span for spans in found.values() for span in spans]
     return min((span.begin for span in spans), default=0.0), max((span.end for span in spans), default=0.0)
 
 
 def shares(found: Timeline) -> dict[str, dict[str, float]]:
-    """Role → what it did → share of the time between the first begin and the last end; `waits`: in no span at all."""
+    """Role → activity → share of the time between the first begin and the last end; `waits`: in no span at all."""
     begin, end = window(found)
     total = max(end - begin, 1e-9)
     table = {}

@@ -77,7 +77,7 @@ def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
 
 
 def write_record(config: Config, folder: Path, argv: list[str]) -> None:
-    """What it takes to repeat this run: resolved config, command line, commit, seeds."""
+    """Write all that is needed to repeat this run: resolved config, command line, commit, seeds."""
     configs.save(config, folder / CONFIG)
     record = {
         "command": ["python", "-m", "scripts.train", *argv],
@@ -90,7 +90,7 @@ def write_record(config: Config, folder: Path, argv: list[str]) -> None:
 
 
 def settings_of(config: Config) -> list[str]:
-    """Lines for people: what the run goes by where a default depends on what it trains."""
+    """Lines for the user: the values of defaults that depend on the model."""
     machine = "" if across_hosts(config) else describe_machine(config, cores())
     return [line for line in (describe_learning(config), machine) if line]
 
@@ -113,8 +113,8 @@ def is_one_process(config: Config) -> bool:
 
 
 def resolve_transport(config: Config) -> Config:
-    """`auto`: files on one host, inproc within a process; a port, or an address that others reach, was asked for: tcp.
-    A launcher that uses several hosts needs tcp, and addresses that they reach."""
+    """`auto`: files on one host, inproc within a process; with a port, or an address that others reach: tcp. A launcher
+    for several hosts needs tcp, and addresses that they reach."""
     if across_hosts(config):
         host = NODE if is_loopback(config.buffer.host) else config.buffer.host
         return configs.replace(configs.replace(config, "buffer.transport", "tcp"), "buffer.host", host)
@@ -156,12 +156,13 @@ def provide_keys(config: Config, folder: Path) -> Config:
 
 
 class Interrupted(Exception):
-    """A person, or the system, asked the run to end."""
+    """The user, or the system, asked the run to end."""
 
 
 class Signals:
-    """Remembers which signal asked the run to end, and SIGUSR1, which asks for a checkpoint first. It raises nothing,
-    so it can't cut a start or a clean-up in two. `end` puts back what was before: the process may live on."""
+    """Remembers the signal that asked the run to end, and SIGUSR1, which asks for a checkpoint first. It raises
+    nothing, so it can't interrupt a start or a clean-up. `end` restores the earlier handlers, as the process may live
+    on."""
 
     def __init__(self) -> None:
         self.received = ""
@@ -246,7 +247,7 @@ def submission_of(config: Config, folder: Path) -> Any:
 
 
 def dry_run(config: Config) -> None:
-    """Print the processes and what they will need, and what would be submitted; then what is missing is raised:
+    """Print the processes, their memory needs, and what would be submitted. Then raises errors of the checks:
     ValueError, OSError."""
     from areal_like.launch.plan import describe, plan
     from scripts import estimate  # imports torch
@@ -266,7 +267,7 @@ def warn(notes: str) -> None:
 
 
 def load(args: argparse.Namespace) -> Config:
-    """The config of the command line; what it leaves open is as in the run that it resumes or replays. Raises
+    """The config of the command line; unset keys are those of the run that it resumes or replays. Raises
     ConfigError."""
 
     def read(inherited: Config | None = None) -> Config:
@@ -285,7 +286,7 @@ def earlier_run(config: Config, args: argparse.Namespace) -> Path | None:
 
 
 def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, TextIO] | None:
-    """The run's folder, config and lock, or None if something was only to be printed. Raises ValueError, OSError."""
+    """The run's folder, config and lock, or None if the command only prints something. Raises ValueError, OSError."""
     config = load(args)
     if args.print_config:
         print(configs.to_yaml(config), end="")
@@ -317,7 +318,7 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
 
 
 def submit(submission: Any, folder: Path, held: TextIO) -> int:
-    """Submit the job, and say how to look in. Raises OSError."""
+    """Submit the job, and print the commands to watch it. Raises OSError."""
     (folder / "logs").mkdir(exist_ok=True)
     if (folder / NEXT / CONFIG).exists():
         (folder / NEXT / CONFIG).replace(folder / SUBMITTED)  # what the job begins with, however often it is queued

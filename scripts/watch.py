@@ -185,7 +185,7 @@ class Watch:
         return "; ".join(self.status["waits"]) or "nobody waits"
 
     def _left(self) -> str:
-        """Estimated remaining time at the pace so far; a target reward may end the run earlier."""
+        """Estimated remaining time at the current pace; a target reward may end the run earlier."""
         step, seconds = self.row.get("step", 0), self.row.get("seconds", 0.0)
         if not step or not seconds or step >= self.run.steps:
             return ""

@@ -110,7 +110,7 @@ class Forks:
             check()
             self.listen(CHECK_SECONDS)
             if self._connection is None or time.monotonic() > deadline:
-                raise ForksGone(f"{module} waited in vain for the fork server to start it")
+                raise ForksGone(f"{module}: the fork server did not start it in time")
         return Forked(self._begun, self)
 
     def code(self, pid: int) -> int | None:

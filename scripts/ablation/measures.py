@@ -72,7 +72,7 @@ def read_curve(spec: Any) -> Curve:
 
 
 class Outcome:
-    """A finished run: its summary, and its metrics, which are read when they are asked for."""
+    """A finished run: its summary, and its metrics, which are read on demand."""
 
     def __init__(self, folder: Path, config: Config):
         self.folder, self.config = folder, config
@@ -110,7 +110,7 @@ class Outcome:
         return {"step": steps, "seconds": result["seconds"]}
 
     def _place(self, axis: str, row: dict[str, Any]) -> float:
-        """Where a row stands on an axis: train steps, samples trained by then, or seconds since the first lease."""
+        """A row's position on an axis: train steps, samples trained by then, or seconds since the first lease."""
         if axis == "seconds":
             return float(row["seconds"])
         per_step = self.config.groups_per_batch * self.config.sizing["group_size"] if axis == "samples" else 1

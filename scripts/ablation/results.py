@@ -20,7 +20,7 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Result:
-    """A run and what was measured of it; `outcome` is None while it is not finished."""
+    """A run and its measures; `outcome` is None until it is finished."""
 
     run: Run
     outcome: Outcome | None
@@ -49,8 +49,8 @@ class Choice:
 
 
 def choose(study: Study, results: Sequence[Result]) -> list[Choice]:
-    """For each tuning the candidate with the best mean. One that lacks a number for a seed (it failed, or never reached
-    the target) comes after all that have theirs. Raises ValueError where no candidate has any."""
+    """For each tuning the candidate with the best mean. Candidates without a number for each seed (a run failed, or
+    never reached the target) rank last. Raises ValueError if no candidate has any number."""
     assert study.tune
     measure, by_key = study.tune.by, defaultdict[Key, list[Result]](list)
     for result in results:

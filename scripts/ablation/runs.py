@@ -33,7 +33,8 @@ LINE_SECONDS = (5.0, 60.0)
 
 
 class Folder:
-    """Where an ablation's files lie. Raises ConfigError for a path that scripts.train would take for an override."""
+    """The folder of an ablation's files. Raises ConfigError for a path that scripts.train would take for an
+    override."""
 
     def __init__(self, path: Path):
         self.path = path.resolve()
@@ -53,7 +54,7 @@ class Folder:
         return (self.run(run) / "summary.json").is_file()
 
     def prepare(self, run: Run) -> None:
-        """Write the run's config, and clear away a folder that nothing can go on from."""
+        """Write the run's config, and remove a folder that cannot be resumed."""
         folder = self.run(run)
         unusable = not (folder / "config.yaml").is_file() or run.config.buffer.journal == "off"
         if folder.is_dir() and unusable and not self.is_finished(run):
@@ -70,7 +71,7 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder. Raises ConfigError where another ablation has it."""
+        """Reserve the folder. Raises ConfigError if another ablation uses it."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("w") as file:
             try:
@@ -99,7 +100,7 @@ class Going:
             )
 
     def share(self) -> float:
-        """The share of its train steps that is done."""
+        """The share of finished train steps."""
         for row in self._rows.new_rows():
             self.step = row["step"]
         return self.step / max(1, self.run.config.run.steps)
@@ -143,14 +144,14 @@ def _run_all(
 
 
 def last_words(log: Path) -> str:
-    """The error that a run ended with, as it told it, and where its log is."""
+    """The error that a run reported at its end, and the path of its log."""
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
     told = [line for line in lines if line.startswith("error: ")] or lines[-1:] or ["it said nothing"]
     return f"{told[-1].removeprefix('error: ')} (its log: {log})"
 
 
 def _end(processes: list[subprocess.Popen]) -> None:
-    """SIGTERM ends a run with all of its processes; what is left a while later is killed."""
+    """SIGTERM ends a run with all of its processes; later, remaining ones are killed."""
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + 3 * TERM_SECONDS
@@ -164,7 +165,7 @@ def _end(processes: list[subprocess.Popen]) -> None:
 
 
 class Progress:
-    """Lines for a person who waits."""
+    """Lines of progress on the console."""
 
     def __init__(self, total: int, say: Callable[[str], None]):
         self.total, self.done, self._say = total, 0, say

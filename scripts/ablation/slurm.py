@@ -34,8 +34,8 @@ exec {command}
 
 @dataclass(frozen=True)
 class Jobs:
-    """The two files of a stage, and how they are submitted: `array` with `arguments`, and `then`, which waits for that,
-    however it ends."""
+    """The two files of a stage: `array`, submitted with `arguments`, and `then`, which runs after it, however it
+    ends."""
 
     array: Path
     then: Path
@@ -56,8 +56,8 @@ class Jobs:
 def write(
     stage: str, runs: Sequence[Run], folder: Folder, options: Mapping[str, Any], parallel: int | None, after: list[str]
 ) -> Jobs:
-    """Write the files of a stage. `parallel` bounds the tasks at once; `after` are the arguments with which
-    `scripts.ablate` is to go on."""
+    """Write the files of a stage. `parallel` bounds the tasks at once; `after`: arguments of `scripts.ablate` for the
+    next stage."""
     here = folder.path / "slurm"
     here.mkdir(parents=True, exist_ok=True)
     for run in runs:
@@ -82,7 +82,7 @@ def _lines(options: Mapping[str, Any]) -> list[str]:
 
 
 def _with_lines(script: str, options: Mapping[str, Any]) -> str:
-    """Behind the script's own #SBATCH lines: the last of a kind counts."""
+    """Added after the script's own #SBATCH lines: the last of a kind counts."""
     lines = script.splitlines()
     place = 1 + max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
     return "\n".join([*lines[:place], *_lines(options), *lines[place:], ""])

@@ -54,7 +54,7 @@ TUNE, MAIN = "tune", "main"
 
 @dataclass(frozen=True)
 class Tune:
-    """`grid` has factors as the study's has; `per`, `at` and `by` name what the study has."""
+    """`grid` has factors like the study's; `per`, `at` and `by` name factors and measures of the study."""
 
     grid: dict[str, dict[str, Overrides]]
     per: tuple[str, ...]
@@ -65,8 +65,8 @@ class Tune:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of one stage: `labels` of its point, `tuned` the labels of what tuning tries or has picked. `config` is
-    the point's, the same object for all seeds."""
+    """One run of one stage: `labels` of its point, `tuned` the labels that tuning tries or has picked. `config` is the
+    point's, the same object for all seeds."""
 
     stage: str
     labels: Labels
@@ -112,7 +112,7 @@ class Study:
         return [dict(zip(grid, labels, strict=True)) for labels in itertools.product(*grid.values())]
 
     def tuned_for(self, labels: Labels) -> tuple[str, ...]:
-        """Which tuning a point takes its picked values from: its labels of the factors in `per`."""
+        """Names the tuning whose values a point uses: its labels of the factors in `per`."""
         return tuple(labels[factor] for factor in self.tune.per) if self.tune else ()
 
     def tuning_runs(self) -> list[Run]:
@@ -130,7 +130,7 @@ class Study:
 
     def main_runs(self, picked: Mapping[tuple[str, ...], Labels]) -> list[Run]:
         """The runs of the second stage with what tuning has picked, by `tuned_for`. Raises ConfigError. All points take
-        turns, seed by seed: whatever else the machine does meanwhile meets all of them alike."""
+        turns, seed by seed, so other load on the machine affects all of them alike."""
         runs: list[Run] = []
         for labels in self.points():
             tuned = picked[self.tuned_for(labels)] if self.tune else {}
@@ -166,7 +166,7 @@ class Study:
 
 @functools.cache
 def _loaded(arguments: tuple[str, ...]) -> Config:
-    """A config that could be run, as far as can be said beforehand. Raises ValueError, OSError."""
+    """A config that passes all checks before a run. Raises ValueError, OSError."""
     config = configs.load(arguments)
     preflight(config)
     return config
@@ -213,7 +213,7 @@ def load(path: Path) -> Study:
 
 
 def _refuse_lost_values(study: Study) -> None:
-    """Of a key that two factors set only one value would reach the runs, whatever their labels say."""
+    """If two factors set one key, only one value would reach the runs, whatever their labels say."""
     owners = dict.fromkeys(OWN_KEYS, "the ablation, for each of its seeds")
     factors = [*study.grid.items(), *(study.tune.grid.items() if study.tune else ())]
     for name, values in [("set", {"": study.common}), *factors]:

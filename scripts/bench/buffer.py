@@ -42,19 +42,19 @@ RATIOS = {
     "memory_over_off": ("buffer tcp, journal=memory", OURS, "-"),
     "fsync_over_off": ("buffer tcp, journal=fsync", OURS, "0.6"),
 }
-"""metric: (path, path that it is divided by, what is aimed for at least)."""
+"""metric: (path, path to divide by, bar)."""
 
 RunPath = Callable[[], AbstractContextManager[Connection]]
 
 
 class Delays:
-    """Seconds from push to acknowledgement, as the actors of one path tell them."""
+    """Seconds from push to acknowledgement, reported by the actors of one path."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
 
     def pipe(self) -> Connection:
-        """One actor's way to tell: of its own, for it is killed at any moment, in the middle of a word."""
+        """One actor's own pipe for its report, since an actor may be killed in the middle of a write."""
         incoming, outgoing = paths.processes.Pipe(duplex=False)
         threading.Thread(target=self._collect, args=(incoming,), daemon=True).start()
         return outgoing
@@ -66,7 +66,7 @@ class Delays:
 
 
 def contenders(seconds: float, folder: Path, loaded: Delays, others: Delays) -> dict[str, RunPath]:
-    """label → what starts it. `loaded` hears of the delays of our buffer over TCP, `others` of all else."""
+    """label → its starter. `loaded` gets the delays of our buffer over TCP, `others` all others."""
 
     def ours(transport: str, journal: str, delays: Delays) -> RunPath:
         return partial(paths.our_buffer, transport, journal, seconds, folder, delays.pipe)

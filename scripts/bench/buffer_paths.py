@@ -43,7 +43,7 @@ PRODUCERS = 4
 GROUPS_PER_BATCH = 64
 MAX_STALENESS = 2
 GROUPS_PER_PUSH = 16
-"""At most so many groups that are ready together share a message (1.5 MB)."""
+"""Most ready groups in one message (1.5 MB)."""
 VOCABULARY = 150_000
 WARMUP_SECONDS = 1.0
 
@@ -63,7 +63,7 @@ def rate(take: Callable[[], int], seconds: float) -> float:
 
 @contextlib.contextmanager
 def started(*targets: tuple[Callable[..., None], tuple[Any, ...]]) -> Iterator[None]:
-    """Each (function, arguments) as a process; they are ended when the block is left."""
+    """Each (function, arguments) as a process; they end with the block."""
     running = [processes.Process(target=target, args=args, daemon=True) for target, args in targets]
     for process in running:
         process.start()
@@ -119,7 +119,7 @@ class LightActor:
         self.dealer.send(messages.Hello("actor", name, os.getpid(), slots))
 
     def step(self) -> None:
-        """Take what has come, then push what is ready in as few messages as may be."""
+        """Handle received messages, then push ready groups in as few messages as possible."""
         received = self.dealer.receive(1.0)
         while received:
             self._on(received.message)
@@ -129,7 +129,7 @@ class LightActor:
 
     @singledispatchmethod
     def _on(self, message: Message) -> None:
-        """What is of no use here."""
+        """Ignores all other messages."""
 
     @_on.register
     def _on_announce(self, message: messages.Announce) -> None:
@@ -225,7 +225,7 @@ def buffer_process(transport: str, journal: str, folder: Path, *overrides: str) 
 def our_buffer(
     transport: str, journal: str, seconds: float, folder: Path, delays: Callable[[], Connection]
 ) -> Iterator[Connection]:
-    """`delays()` gives an actor what it tells its delays to."""
+    """`delays()` returns the pipe for an actor's delays."""
     results, out = processes.Pipe(duplex=False)
     with buffer_process(transport, journal, folder) as (endpoint, _):
         actors = [(light_actor, (endpoint, f"actor-{i}", delays())) for i in range(PRODUCERS)]
@@ -237,7 +237,7 @@ def our_buffer(
 
 
 def make_arrays() -> list[dict[str, np.ndarray]]:
-    """A group as one would put it into a queue of Python objects."""
+    """A group as an object for a queue of Python objects."""
     return [
         {"tokens": sample.tokens, "logprobs": sample.logprobs, "loss_mask": sample.loss_mask}
         for sample in make_group().samples
@@ -285,7 +285,7 @@ def raw_zmq(transport: str, seconds: float) -> Iterator[Connection]:
 
 
 def free_ports(n: int) -> list[int]:
-    """That nobody listens on now."""
+    """Ports that nobody listens on now."""
     with contextlib.ExitStack() as stack:
         socks = [stack.enter_context(socket.socket()) for _ in range(n)]
         for sock in socks:

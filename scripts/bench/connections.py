@@ -38,7 +38,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def idle_actors(endpoint: str, first: int, count: int, welcomed: Connection) -> None:
-    """`count` actors that say hello, then only read what they are told."""
+    """`count` actors that say hello, then only read messages."""
     allow_many_files()
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, count + 10)
@@ -61,7 +61,7 @@ def idle_actors(endpoint: str, first: int, count: int, welcomed: Connection) -> 
 
 
 def slow_learner(endpoint: str, results: Connection) -> None:
-    """Takes a batch each half second; tells the mean seconds from asking for one to having it."""
+    """Takes a batch each half second; reports the mean seconds from request to arrival."""
     client = LearnerClient(endpoint)
     client.hello()
     client.published({"version": 0, "digest": "digest"})

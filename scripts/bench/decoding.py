@@ -156,7 +156,7 @@ def compare(
 
 @torch.no_grad()
 def _logprobs(path: Path, prompts: np.ndarray, done: list[Completion], half: bool) -> np.ndarray:
-    """What a learner says of the answers: float32, or (`half`) bfloat16 by autocast below a float32 head."""
+    """A learner's logprobs of the answers: float32, or (`half`) bfloat16 by autocast below a float32 head."""
     model: Any = folder(0, 0, path=str(path)).eval()
     found = []
     for prompt, completion in zip(prompts, done, strict=True):

@@ -110,7 +110,7 @@ def ours(before: State, after: State, digest: bool) -> Row:
 
 
 def torch_gather(before: State, after: State) -> Row:
-    """What peers do: flat int32 indices and new values, by nonzero and gather; the receiver scatters."""
+    """Peers' method: flat int32 indices and new values, by nonzero and gather; the receiver scatters."""
     old, new = (torch.from_numpy(state.buffer.view(np.int16)) for state in (before, after))
     target, kept = old.clone(), {}
 
@@ -127,7 +127,7 @@ def torch_gather(before: State, after: State) -> Row:
 
 
 def xor_zstd(before: State, after: State) -> Row:
-    """What peers do: XOR of the bits, compressed by zstd level 1."""
+    """Peers' method: XOR of the bits, compressed by zstd level 1."""
     words, target = np.empty_like(before.words), before.words.copy()
     kept = {}
 

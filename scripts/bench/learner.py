@@ -69,7 +69,7 @@ def model() -> PreTrainedModel:
 
 
 def lengths(rng: np.random.Generator) -> np.ndarray:
-    """Responses' lengths int [GROUPS, SIZE]. Sequences lie at the distribution's quantiles: seeds only shuffle them."""
+    """Response lengths int [GROUPS, SIZE], at the distribution's quantiles: seeds only shuffle them."""
     normal = torch.distributions.Normal(0.0, 1.0)
     quantiles = (torch.arange(GROUPS * SIZE) + 0.5) / (GROUPS * SIZE)
     tail = MEDIAN * np.exp(SIGMA * normal.icdf(quantiles).numpy())
@@ -77,7 +77,7 @@ def lengths(rng: np.random.Generator) -> np.ndarray:
 
 
 def made_batch(seed: int) -> Batch:
-    """Random tokens; behaviour logprobs near those of a model that has learned nothing; rewards of 0 and 1."""
+    """Random tokens; behaviour logprobs near those of an untrained model; rewards of 0 and 1."""
     rng = np.random.default_rng(seed)
     groups = []
     for g, responses in enumerate(lengths(rng)):

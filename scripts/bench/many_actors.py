@@ -28,17 +28,17 @@ from scripts.bench.figures import bench_parser
 PROCESSES = 4
 GROUPS_PER_BATCH = 64
 MAX_STALENESS = 16
-"""Versions: 17 batches may be on the way, 22 s of training: longer than all but one group in 10,000 takes, so that what
-the learner waits for is not a slow group that the bound holds a place for."""
+"""In versions: 17 batches may be in flight, 22 s of training. Only one group in 10,000 takes longer, so the learner
+does not wait for slow groups whose place the bound reserves."""
 SPARE_SPEED = 1.5
 SIGMA = 0.6
 """Of the log-normal time that a group takes: p99 over median is 4."""
 WARMUP_STEPS = 30
-"""Until the queue is as long as the bound lets it be."""
+"""Until the queue has the length that the bound allows."""
 
 
 class SlowActor(paths.LightActor):
-    """One that takes its time for each group: `seconds` on average."""
+    """An actor that takes `seconds` on average for each group."""
 
     def __init__(self, endpoint: str, name: str, seconds: float, slots: int):
         super().__init__(endpoint, name, slots)

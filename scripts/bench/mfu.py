@@ -39,7 +39,7 @@ from learners.losses.clipped import ppo
 from scripts.bench.figures import tell
 
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "4090": 165e12}
-"""Dense bf16 FLOP/s by the makers' data sheets; the first name that stands in the device's own counts."""
+"""Dense bf16 FLOP/s from the makers' data sheets; the first name found in the device's own name counts."""
 PROMPT, MEDIAN, SIGMA = 64, 512, float(np.log(4) / 1.645)
 SIZES = {
     "0.5b": {

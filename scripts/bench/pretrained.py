@@ -44,7 +44,7 @@ from scripts.output import write_json
 
 GROUPS, SIZE, ANSWER, LR = 8, 8, 16, 4e-5
 SILENT = "<jupyter_start>"
-"""A token of SmolLM2's tokenizer that it never says."""
+"""A token of SmolLM2's tokenizer that the model never samples."""
 WARMUP = {"async": 3, "sync": 1, "trl": 1}
 RECIPE_STEPS = 60
 """Of configs/smollm2/one-digit.yaml."""
@@ -72,7 +72,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def silent_folder(model: Path, folder: Path) -> Path:
-    """A copy of a model's folder, weights linked, whose end token is never said."""
+    """A copy of a model's folder, with linked weights and an end token that is never sampled."""
     folder.mkdir(parents=True)
     for file in model.iterdir():
         if file.suffix in (".safetensors", ".bin"):
@@ -160,7 +160,7 @@ def run_trl(variant: str, args: argparse.Namespace, place: Path, name: str) -> d
 
 
 def contend(variant: str, args: argparse.Namespace) -> dict[str, Any]:
-    """TRL's trainer in this process: mean seconds per optimizer step; with `--learn` how the reward goes."""
+    """TRL's trainer in this process: mean seconds per optimizer step; with `--learn` the reward's curve."""
     import torch
     from datasets import load_dataset
     from transformers import AutoTokenizer
@@ -249,7 +249,7 @@ def stopwatch(ends: list[float], limit: float | None) -> Any:
 
 
 def started(command: list[str], cores: int, log: Path) -> int:
-    """Run a command on so many cores; returns the most bytes that it and its descendants held. Raises RuntimeError."""
+    """Run a command on so many cores; returns the most bytes held by it and its descendants. Raises RuntimeError."""
     chosen = sorted(os.sched_getaffinity(0))[:cores]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with log.open("w") as out, log.with_suffix(".err").open("w") as err:
@@ -295,7 +295,7 @@ def family(pid: int) -> set[int]:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Resident memory of a process; of pages that several share, its part."""
+    """Resident memory of a process, with its share of shared pages."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

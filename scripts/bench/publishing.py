@@ -71,7 +71,7 @@ CONTENDERS = {
 
 
 class Counting(OtherRanks):
-    """All ranks publish in step, so nobody needs a word; what comes from others is counted."""
+    """All ranks publish in step, without messages; counts the bytes from other ranks."""
 
     came = 0
 

@@ -74,7 +74,7 @@ def stepped(before: State, share: float, rng: np.random.Generator) -> State:
 
 
 async def write(engine: SglangEngine, vocab: int, number: int) -> None:
-    """A sequence after the other, for ever."""
+    """Write one sequence after another, for ever."""
     rng, key = np.random.default_rng(number), 0
     while True:
         prompt = rng.integers(0, vocab, PROMPT).astype(np.int32)

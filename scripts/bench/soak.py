@@ -26,7 +26,7 @@ PARTS = 10
 
 
 def learner(endpoint: str, results: Connection) -> None:
-    """Trains for ever, checkpoints now and then; tells how many trajectories it has had after each batch."""
+    """Trains for ever, with some checkpoints; reports the number of trajectories after each batch."""
     prepare_memory()
     client, index, taken = LearnerClient(endpoint), 0, 0
     client.hello()

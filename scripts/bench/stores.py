@@ -52,7 +52,7 @@ MODES = ("memory", "fsync")
 
 
 class Contender(Protocol):
-    """Is told what happens; `commit` ends a turn; `held` reads back."""
+    """Stores events; `commit` ends a turn; `held` reads back."""
 
     def add(self, event: events.Event, payload: bytes = b"") -> None: ...
 
@@ -64,7 +64,7 @@ class Contender(Protocol):
 
 
 class OwnJournal:
-    """`buffer.journal`, rotated once a segment is as large as the buffer lets it become."""
+    """`buffer.journal`, rotated when a segment reaches the buffer's limit."""
 
     def __init__(self, folder: Path, sync: bool):
         self._journal = Journal(folder, sync=sync, keep=False)
@@ -102,7 +102,7 @@ class OwnJournal:
 
 
 class Lmdb:
-    """Two tables in one file: events by number until they are too old to be redone, payloads by group."""
+    """Two tables in one file: events by number while a resume needs them, payloads by group."""
 
     def __init__(self, folder: Path, sync: bool):
         lmdb = importlib.import_module("lmdb")
@@ -184,7 +184,7 @@ def _key(number: int) -> bytes:
 
 
 def _packed(event: events.Event, payload: bytes) -> bytes:
-    """With a checksum of the payload, as the journal has one: neither store looks for rotten bytes."""
+    """Adds a checksum of the payload, as in the journal: neither store checks for damaged bytes."""
     return events.encode(event) + xxhash.xxh3_64_digest(payload)
 
 
@@ -196,7 +196,7 @@ def contenders() -> dict[str, Callable[[Path, bool], Contender]]:
 
 
 def history(groups: int, size: int) -> Iterator[list[tuple[events.Event, bytes]]]:
-    """Turn by turn: what happens in it, with its payloads, each marked with its group's number."""
+    """The events of each turn, with payloads that carry their group's number."""
     template = bytearray(np.random.default_rng(0).integers(0, 256, size, np.uint8).tobytes())
     rows, runs = bytes(8 * 32), bytes(8 * 16)
     turn: list[tuple[events.Event, bytes]] = []
@@ -216,7 +216,7 @@ def history(groups: int, size: int) -> Iterator[list[tuple[events.Event, bytes]]
 
 
 def play(store: Contender, turns: list[list[tuple[events.Event, bytes]]]) -> tuple[float, float]:
-    """Seconds of the clock and of processor time."""
+    """Seconds of wall-clock and processor time."""
     clock, processor = time.perf_counter(), time.process_time()
     for turn in turns:
         for event, payload in turn:
@@ -228,7 +228,7 @@ def play(store: Contender, turns: list[list[tuple[events.Event, bytes]]]) -> tup
 def measure(
     make: Callable[[Path, bool], Contender], mode: str, turns: Any, size: int, folder: Path
 ) -> dict[str, float]:
-    """Play it in an empty folder, look whether all that is held can be read, and remove it."""
+    """Play it in an empty folder, check that all held groups can be read, and remove it."""
     place = Path(tempfile.mkdtemp(dir=folder))
     store = make(place / "store", mode == "fsync")
     try:

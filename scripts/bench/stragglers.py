@@ -69,7 +69,7 @@ MODES = {
     "async 4": ["mode=async", "scheduler.max_staleness=4"],
 }
 """Mode → overrides. `tail` starts a quarter more prompts, and of each a quarter more responses, as the paper does;
-`prompts only` leaves no response out, and so has no bias within a prompt."""
+`prompts only` leaves out no response, so it has no bias within a prompt."""
 
 
 def spread(ratio: float) -> float:
@@ -111,8 +111,8 @@ def measure(mode: str, ratio: float, seed: int, folder: Path, steps: int = STEPS
 
 
 def kept(run: Path) -> dict[str, list[float]]:
-    """Mean trained length over mean offered length, minus 1: truly, and as the ledger estimates it. Of all until then,
-    averaged over each quarter of the run, so that the queue of cut prompts is of every length."""
+    """Mean trained length over mean offered length, minus 1: the true value, and the ledger's estimate. Cumulative,
+    averaged over each quarter of the run, so that the queue of cut prompts has every length."""
     config = load([str(run / "config.yaml")])
     task, engine = build("task", config.task, config.run.seed), build("engine", config.engine)
     records = list(scan(run / "journal"))
@@ -176,7 +176,7 @@ def simulate(steps: int = 4000, samples: int = 128, budget: float = 0.3) -> dict
 
 
 def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
-    """Of each mode the first seconds, a line per process: who generated, waited, trained."""
+    """The first seconds of each mode, a line per process: who generated, waited, trained."""
     import matplotlib
 
     matplotlib.use("Agg")

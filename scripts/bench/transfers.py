@@ -61,7 +61,7 @@ DENSITY = 0.001
 
 
 class NoEngine:
-    """Takes what it is given."""
+    """Accepts any weights."""
 
     version, digest = -1, ""
 
@@ -122,7 +122,7 @@ class Blob(History):
 
 
 class Bench:
-    """Actors that follow two states by turns, and what it takes."""
+    """Actors that follow two states in turns, and the costs."""
 
     def __init__(self, millions: int, actors: int, fanout: int, limit: Callable[[list[str]], None]):
         rng = np.random.default_rng(0)
@@ -152,7 +152,7 @@ class Bench:
             pipe.send({**manifest, "relays": self.tree.above(str(number))})
 
     def _arrivals(self) -> tuple[float, int]:
-        """When the last actor had applied, and what one has received so far."""
+        """The time when the last actor had applied, and the bytes that one has received so far."""
         answers = []
         for pipe in self.pipes:
             if not pipe.poll(SECONDS):
@@ -172,7 +172,8 @@ class Bench:
         return snapshot
 
     def publish(self, coding: str, repeats: int) -> dict[str, float]:
-        """Seconds of the fastest, bytes of one version, and what the learner has sent over what one actor got."""
+        """Seconds of the fastest repeat, bytes of one version, and bytes sent by the learner over bytes received by one
+        actor."""
         publisher = Publisher(ANY_PORT, Coding(coding=coding, keep=2), self._announce)
         self._limit([publisher.endpoint, *(offer["endpoint"] for offer in self.offers)])
         best, per_version, egress, got = float("inf"), 0, 0.0, 0
@@ -189,7 +190,7 @@ class Bench:
         return {"seconds": best, "bytes": per_version, "egress": egress}
 
     def gather(self, repeats: int) -> dict[str, float]:
-        """What peers do; the actors' states are there from `publish`."""
+        """Peers' method; the actors' states are those of `publish`."""
         old, new = (torch.from_numpy(state.buffer.view(np.int16)) for state in self.states)
         best, nbytes = float("inf"), 0
         for _ in range(repeats):
@@ -224,7 +225,7 @@ def no_limit(_endpoints: list[str]) -> None:
 
 
 def limiter(mbit: int) -> Callable[[list[str]], None]:
-    """A link of its own for whatever is sent from each endpoint's port; in this process' network namespace."""
+    """A link of its own for all traffic from each endpoint's port, in this process's network namespace."""
 
     def limit(endpoints: list[str]) -> None:
         subprocess.run(["tc", "qdisc", "del", "dev", "lo", "root"], check=False, stderr=subprocess.DEVNULL)

@@ -60,7 +60,7 @@ def new_model() -> Any:
 
 
 class Writer:
-    """Asks for completions without end, and counts what comes."""
+    """Asks for completions without end, and counts their tokens."""
 
     def __init__(self, engine: TorchEngine):
         self.engine, self.done, self.short, self.versions = engine, 0, 0, 0

@@ -43,7 +43,7 @@ GIB, MOST_RESIDENT = 1 << 30, 1 << 30
 SAMPLES, PROMPT, RESPONSE = 8, 1000, 27_000
 GROUPS_PER_BATCH = 8
 IN_FLIGHT = 16
-"""Groups that were pushed and not acknowledged: so that nothing piles up on the way."""
+"""Most groups that are pushed but not acknowledged."""
 PATIENCE = 600.0
 
 
@@ -64,7 +64,7 @@ M = TypeVar("M", bound=Message)
 
 @dataclass
 class Life:
-    """What one process of the buffer has shown; see the top."""
+    """Measurements of one buffer process; see the top."""
 
     ready_seconds: float
     ledger: dict[str, Any] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Reader(Peer):
         return time.perf_counter() - begin
 
     def read(self, index: int) -> list[int]:
-        """The groups of a batch, whose bytes are looked at."""
+        """The groups of a batch, with a check of their bytes."""
         self.dealer.send(messages.Want(index, index))
         batch, payloads = self.hear(messages.Batch)
         ids = [group_id for group_id, _, _ in batch.table.groups]
@@ -155,7 +155,7 @@ class Reader(Peer):
 
 @contextlib.contextmanager
 def buffer_process(run: Path) -> Iterator[tuple[str, subprocess.Popen[bytes], float]]:
-    """Gives its endpoint, the process and the seconds until it was there; it is killed at the end."""
+    """Yields its endpoint, the process and the seconds until it was ready; kills it at the end."""
     offer = run / "rendezvous/buffer.json"
     offer.unlink(missing_ok=True)
     with socket_folder() as sockets:
@@ -214,7 +214,7 @@ def measure(gib: float, journal: str, folder: Path) -> list[Life]:
 
 
 def check(lives: list[Life]) -> list[str]:
-    """What is not as it must be, in words."""
+    """Violations of what must hold, in words."""
     wrong = [f"ledger {life.ledger} where {lives[0].ledger} was" for life in lives if life.ledger != lives[0].ledger]
     resident = max(life.most_resident for life in lives[1:])
     if resident > MOST_RESIDENT:

@@ -23,11 +23,11 @@ from learners.losses.weighted import is_pg, reinforce
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """A loss, and what is done to its advantages.
+    """A loss, and a change of its advantages.
 
     `positive_only` sets negative advantages to 0. `idle` says when a group whose advantages are all 0 has no gradient,
-    so that it may be left out of the forward pass: if the current policy sampled it ("on_policy"), or also if another
-    one did ("always").
+    so that the forward pass may skip it: if the current policy sampled it ("on_policy"), or also if another one did
+    ("always").
     """
 
     loss: Callable[..., Any]

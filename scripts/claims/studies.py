@@ -47,7 +47,7 @@ def same_algorithm(cells: Sequence[Cell], most: int | None = None) -> Iterator[t
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """`rates` is the grid of all algorithms; that with the smallest mean of `tuned_by` over `tuning_seeds` is taken.
+    """`rates` is the grid of all algorithms; the rate with the smallest mean of `tuned_by` over `tuning_seeds` is used.
 
     No seed is in both `tuning_seeds` and `fresh_seeds`.
     """
@@ -68,7 +68,8 @@ class Study:
     ) -> list[Row]:
         """Rows of a condition, from its file if that was made with the same settings.
 
-        `rates` are the algorithms' rates where they were tuned elsewhere; `settings` is whatever else a result is of.
+        `rates` are the algorithms' rates where they were tuned elsewhere; `settings`: everything else that a result
+        depends on.
         """
         file = self.folder / f"{condition}.json"
         wanted = json.loads(json.dumps(asdict(self) | {"folder": None, "rates_given": rates} | dict(settings)))
@@ -165,8 +166,8 @@ def curves(rows: Iterable[Row], place: int) -> dict[str, dict[str, Band]]:
 
 
 def prepare() -> None:
-    """What makes many small learners in one thread fast: memory that is kept, and no numbers so small that processors
-    are many times slower on them (they become 0)."""
+    """Make many small learners fast in one thread: keep memory, and flush denormal numbers to 0, on which processors
+    are many times slower."""
     import torch  # here, for `--help` needs none of it
 
     from areal_like.process import prepare_memory

@@ -24,7 +24,7 @@ from scripts.claims.studies import Cell, same_algorithm
 LEARNERS_AT_ONCE = 5
 """In the pass with gradient: their activations stay in the processor's cache."""
 EVALUATED, GLANCED = 1024, 128
-"""Answers that a learner is judged by at the end and on the way."""
+"""Evaluation answers of a learner, at the end and in between."""
 
 
 @dataclass(frozen=True, slots=True)

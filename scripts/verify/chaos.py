@@ -39,13 +39,13 @@ from scripts.watch import ledger_line
 STARTER = "starter"
 VICTIMS = ["actor", "learner", "buffer", STARTER]
 DISK_SECONDS, DYING_SECONDS = 3.0, 60.0
-"""For which a disk is full."""
+"""Seconds for which a disk is full."""
 PATIENCE = 120.0
 """Seconds within which a run must make a step, or end."""
 MOMENT_SECONDS = 10.0
-"""How long a special moment is waited for; then the kill happens at any moment."""
+"""Seconds to wait for a special moment; after that the kill happens at any moment."""
 LOOK_SECONDS = 0.02
-"""Between looks at the list of processes: each costs as much of a processor."""
+"""Seconds between reads of the list of processes; each read costs processor time."""
 NO_END = 1_000_000_000
 
 
@@ -55,7 +55,7 @@ class Stuck(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What was done to whom, at what moment, and how many rows `metrics.jsonl` had then."""
+    """The fault, its victim and moment, and the number of rows that `metrics.jsonl` had then."""
 
     what: str
     who: str
@@ -64,7 +64,7 @@ class Fault:
 
 
 class Victim:
-    """A run that is started, killed and gone on with by `command`, a scripts.train with `resume=auto`."""
+    """A run that is started, killed and resumed by `command`, a scripts.train with `resume=auto`."""
 
     def __init__(self, command: list[str], folder: Path):
         self.command, self.folder = command, folder
@@ -104,11 +104,11 @@ class Victim:
             if self.ended:
                 raise Stuck(f"the run ended before {what}:\n{self.last_words()}")
             if time.monotonic() > deadline:
-                raise Stuck(f"waited {seconds:.0f} s in vain for {what}:\n{self.last_words()}")
+                raise Stuck(f"not within {seconds:.0f} s: {what}:\n{self.last_words()}")
             time.sleep(every)
 
     def wait(self) -> int:
-        """The exit code; waited for as long as the run makes steps."""
+        """The exit code; waits as long as the run makes steps."""
         assert self.process is not None
         while True:
             steps = self.steps()
@@ -191,7 +191,7 @@ class Chaos:
                 self.victim.start()
 
     def _make(self, what: str, who: str) -> str:
-        """One fault. Returns what there is to tell of it."""
+        """Make one fault. Returns its description."""
         if what == "bad push":
             return faults.lie(self.victim.folder, self.random)
         pid = self._pid(who)
@@ -212,7 +212,7 @@ class Chaos:
         return ""
 
     def _until_it_steps_or_ends(self, steps: int) -> None:
-        """A run that has met the full disk ends, which may take its time; one that has not makes steps."""
+        """A run that met the full disk ends, which may take long; otherwise it makes steps."""
         deadline = time.monotonic() + DYING_SECONDS
         while time.monotonic() < deadline and not self.victim.ended and self.victim.steps() <= steps + 1:
             time.sleep(0.05)
@@ -248,7 +248,7 @@ class Chaos:
         time.sleep(self.random.uniform(0.0, self.spread))
 
     def _catch(self, folder: str, pattern: str) -> bool:
-        """Wait until a file that lives for milliseconds is there."""
+        """Wait for a file that exists for milliseconds only."""
         deadline, place = time.monotonic() + MOMENT_SECONDS, self.victim.folder / folder
         while time.monotonic() < deadline and not self.victim.ended:
             if next(place.glob(pattern), None):
@@ -258,8 +258,8 @@ class Chaos:
 
 
 def finish(victim: Victim, more: int) -> dict:
-    """Let the run train `more` steps, so that who was disturbed last joins again, and as many after a resume.
-    Returns its summary."""
+    """Let the run train `more` steps, so that the last victim joins again, and as many after a resume. Returns its
+    summary."""
     begin = victim.steps()
     victim.until(f"{more} train steps after the last fault", lambda: victim.steps() >= begin + more)
     victim.end()

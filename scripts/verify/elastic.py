@@ -32,7 +32,7 @@ PATIENCE = 120.0
 
 
 class Elastic:
-    """A run of one actor and those who join it."""
+    """A run of one actor, and the actors that join it."""
 
     def __init__(self, victim: Victim, seed: int, patience: float = PATIENCE):
         self.victim, self.random, self.patience = victim, random.Random(seed), patience
@@ -96,7 +96,7 @@ class Elastic:
         deadline = time.monotonic() + self.patience
         while not event(report := self.report()):
             if time.monotonic() > deadline or self.victim.ended:
-                raise Stuck(f"waited in vain for {what}; the buffer: {report['waits']}\n{self.victim.last_words()}")
+                raise Stuck(f"not in time: {what}; the buffer: {report['waits']}\n{self.victim.last_words()}")
             time.sleep(0.05)
 
     def _train(self) -> None:

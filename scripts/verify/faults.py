@@ -28,16 +28,16 @@ from areal_like.run_folder import RENDEZVOUS
 from areal_like.types import Group, Lease, Sample
 
 SWITCH = "hang"
-"""A file in an actor's folder: its `scripts.verify.hanging_engine` stands still while it is there."""
+"""A file in an actor's folder: its `scripts.verify.hanging_engine` hangs while the file exists."""
 _PIDFD_GETFD = 438  # of Linux, on all processors
 _STREAM = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
 LIAR = "liar"
 LIE_SECONDS = 5.0
-"""For which the liar waits for a lease at the most."""
+"""Most seconds that the liar waits for a lease."""
 
 
 def stop(pid: int, seconds: float) -> None:
-    """The process stands still, and goes on."""
+    """Stop the process for a while (SIGSTOP, SIGCONT)."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
         time.sleep(seconds)
@@ -54,7 +54,7 @@ def hang(run: Path, actor: str, seconds: float) -> None:
 
 
 def fill(pid: int, seconds: float) -> None:
-    """No file of the process can grow (EFBIG in place of ENOSPC, which takes the same way), for so long."""
+    """No file of the process can grow for so long (EFBIG in place of ENOSPC, with the same handling)."""
     with contextlib.suppress(ProcessLookupError):
         before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, before[1]))
@@ -75,7 +75,7 @@ def cut(pid: int) -> int:
 
 
 def _connections(pid: int) -> Iterator[socket.socket]:
-    """Copies of the process's stream sockets. What is shut down is what the process itself holds."""
+    """Copies of the process's stream sockets; shutting them down shuts down the process's own."""
     libc = ctypes.CDLL(None, use_errno=True)
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)
@@ -131,7 +131,7 @@ LIES: list[Callable[[Sample], None]] = [
 
 
 def lie(run: Path, dice: random.Random, keys: str | None = None) -> str:
-    """Join the run, take leases, push a bad group for each, and leave. Returns what the buffer said to it."""
+    """Join the run, take leases, push a bad group for each, and leave. Returns the buffer's answer."""
     return asyncio.run(_lie(run, dice, keys))
 
 
@@ -152,7 +152,7 @@ async def _lie(run: Path, dice: random.Random, keys: str | None) -> str:
 
 
 async def _push_lies(client: ActorClient, dice: random.Random, said: list[str]) -> None:
-    """Until something pushed was answered."""
+    """Push until the buffer has answered."""
     digests: dict[int, str] = {}
     pushed = 0
     while True:

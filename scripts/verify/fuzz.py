@@ -39,7 +39,7 @@ from scripts.verify.fuzzing import Finding, Frames, run
 
 
 def take(frames: Sequence[bytes]) -> str:
-    """What becomes of a message: "refused", or its kind."""
+    """The outcome of a message: "refused", or its kind."""
     try:
         message, payloads = decode(frames)
         if isinstance(message, Push | Batch | Part):
@@ -75,7 +75,7 @@ def _touch(group: Group) -> None:
 
 
 def a_value(chance: random.Random, depth: int = 3) -> Any:
-    """Plain data of any type, with a liking for what hurts."""
+    """Plain data of any type, often with extreme values."""
     kind = chance.randrange(11 if depth else 8)
     if kind < 3:
         return chance.choice([0, 1, -1, 2**31, 2**31 - 1, 2**32, 2**63, 2**64 - 1, -(2**63), chance.randrange(100)])
@@ -109,7 +109,7 @@ def a_group(chance: random.Random) -> Group:
 
 @functools.cache
 def _pool() -> list[tuple[Table, list[bytes]]]:
-    """Tables of one to three groups, with their payloads: made once, they are dear."""
+    """Tables of one to three groups, with their payloads: made once, as they are expensive."""
     chance = random.Random(0)
     made = []
     for _ in range(200):
@@ -230,7 +230,7 @@ def _change(data: bytearray, chance: random.Random) -> bytes:
 
 
 def hostile(chance: random.Random) -> Frames:
-    """The right form with values that are not."""
+    """A message of the right form with wrong values."""
     kind = chance.choice([*messages.KINDS, "push", "batch"])
     body: Any = {name: a_value(chance) for name in messages.KINDS[kind].__struct_fields__}
     if chance.random() < 0.2:
@@ -282,7 +282,7 @@ def _wrong_partial(chance: random.Random) -> Frames:
 
 
 def _framed(kind: str, body: dict[str, Any], payloads: list[bytes]) -> Frames:
-    """Frames of what may be no message."""
+    """Frames of a possibly invalid message."""
     return [msgpack.packb([SCHEMA, kind, body]), *payloads]
 
 
@@ -291,11 +291,11 @@ UNITS = [
     *(b"\x91", b"\x81\xa1a", b"\xdf\x00\x00\x0f\xff", b"\xdb\x7f\xff\xff\xff", b"\xc6\x00\xff\xff\xff"),
     *(b"\x90", b"\x80", b"\xc9\xff\xff\xff\xff\x01", b"\xdc\xff\xff" + b"\x80" * 100),
 ]
-"""Of bombs: headers of lists, maps, texts and binary data that are not there."""
+"""For bombs: headers of missing lists, maps, texts and binary data."""
 
 
 def bombs(chance: random.Random) -> Frames:
-    """Lists and maps that say they are long, or are many in few bytes."""
+    """Lists and maps that claim to be long, or are many in few bytes."""
     kind = chance.choice(["push", "published", "hello", "batch", "report", "lease", "failed"])
     start = b"\x93" + bytes([SCHEMA, 0xA0 + len(kind)]) + kind.encode()
     unit = chance.choice(UNITS)
@@ -315,7 +315,7 @@ MAKERS, SHARES = list(KINDS), list(KINDS.values())
 
 
 def make(seed: int, number: int) -> tuple[str, Frames]:
-    """Input `number`, and the name of how it was made."""
+    """Input `number`, and the name of its maker."""
     chance = random.Random(seed << 40 | number)
     maker = chance.choices(MAKERS, SHARES)[0]
     return maker.__name__, maker(chance)
@@ -325,7 +325,7 @@ def make(seed: int, number: int) -> tuple[str, Frames]:
 
 
 def fuzz(inputs: int, seed: int = 0, first: int = 0, tell: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
-    """Take so many messages; what became of them, and the largest costs. Raises Finding with the input's number."""
+    """Take so many messages; returns their outcomes, and the largest costs. Raises Finding with the input's number."""
     return run(inputs, seed, first, tell, make, take)
 
 

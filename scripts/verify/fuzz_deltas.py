@@ -78,7 +78,7 @@ def take(frames: list[bytes]) -> str:
 
 
 def make(seed: int, number: int) -> tuple[str, list[bytes]]:
-    """Input `number`, and how it was made."""
+    """Input `number`, and its kind."""
     chance = random.Random(seed << 40 | number)
     blocks = chance.choice(_blocks())
     kind = chance.choices(["noise", "changed", "spliced", "planes"], [5, 50, 20, 25])[0]
@@ -102,7 +102,7 @@ def make(seed: int, number: int) -> tuple[str, list[bytes]]:
 
 
 def _wrong_planes(chance: random.Random, n: int) -> bytes:
-    """A block of the right form whose numbers were drawn."""
+    """A block of the right form with random numbers."""
     codings = np.array([chance.choice([0, 1, 2, 2, 3, 4]) for _ in range(n)], np.uint8)
     changes = np.array([0 if c < 2 else chance.choice([1, 2, 7, 300]) for c in codings], np.uint32)
     gaps, steps = int(changes[codings == 2].sum()), int(changes[(codings == 2) | (codings == 3)].sum())

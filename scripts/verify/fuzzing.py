@@ -15,7 +15,7 @@ Make = Callable[[int, int], tuple[str, Frames]]
 
 
 class Finding(AssertionError):
-    """An input that should have been accepted or refused, and did something else."""
+    """An input that was neither accepted nor refused."""
 
 
 def run(

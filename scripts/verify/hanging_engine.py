@@ -15,9 +15,9 @@ LOOK_SECONDS = 0.01
 
 
 class HangingEngine(TorchEngine):
-    """Makes no decode step while `RUN/servers/ACTOR/hang` is there. Its actor's event loop goes on: it sends
-    heartbeats, takes leases, and looks healthy to whoever watches only the process. `step_seconds` are added to each
-    step, as a larger model would take."""
+    """Makes no decode step while `RUN/servers/ACTOR/hang` is there. Its actor's event loop continues: it sends
+    heartbeats, takes leases, and its process looks healthy. `step_seconds` are added to each step, as a larger model
+    would take."""
 
     needs_folder = True
 

@@ -143,7 +143,7 @@ def test_a_server_that_is_gone_starts_nothing(probe: str, server: Forks, tmp_pat
     role = server.start("a_sleeper", [], 1, tmp_path / "role.log", nothing)
     assert server._server
     server._server.kill()
-    with pytest.raises(ForksGone, match="json waited in vain"):
+    with pytest.raises(ForksGone, match="json: the fork server did not start it"):
         server.start("json", [], 1, tmp_path / "role.log", nothing)
     role.end(signal.SIGKILL)  # this one has not asked for a signal when its parent dies
     assert role.wait(60) == EXIT_FORKS_GONE
