@@ -1,9 +1,9 @@
-"""Where an actor gets weights from: relays, if it was told of any, and the learner's publisher in the end.
+"""Sources of an actor's weights: relays, if the buffer names any, and at last the learner's publisher.
 
-Weights come in parts. A relay has all of them; the publisher is one server per part, each on a rank of the learner. One
-source is asked at a time, the nearest first. A relay that says nothing for a while, or has nothing new to say, or has
-not what is asked for, is left for the next one, and for some time after; the publisher is last, and is waited for: what
-is missing is asked for again, for a connection that broke loses messages.
+Weights come in parts. A relay has all of them; the publisher is one server per part, each on a rank of the learner. The
+actor asks one source at a time, the nearest first. It leaves a relay for the next one, and avoids it for some time, if
+the relay is silent for a while, has nothing new, or lacks the wanted version. It waits for the publisher, the last
+source, and asks again for missing data, since a broken connection loses messages.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
 Waits for an announcement (unblocked by the buffer) and then for the plan and chunks (unblocked by the publisher, or by
 a relay: `actors.sources`), for each part of the weights: there is one per rank of the learner. The replica
 (`areal_like.weights.replica`) lies beside the live weights; only when all of a version is in it and the digest is right
-does the engine see the update, between two decode steps, so no token is sampled from a half-updated model. Large
-updates are applied to the replica in a thread, so generation goes on. Versions that were overtaken are skipped.
-Whatever does not fit (a checksum, a base, a digest) is counted by reason and ends in whole weights. What is held is
-handed on to others by `relay`, if there is one.
+does the engine see the update, between two decode steps, so no token is sampled from a half-updated model. A thread
+applies large updates to the replica, so generation continues. Overtaken versions are skipped. Each mismatch (a
+checksum, a base, a digest) is counted by reason, and leads to whole weights. A `relay`, if there is one, passes the
+held weights on to others.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from areal_like.weights.update import Update
 
 log = logging.getLogger(__name__)
 TRIES = 3
-"""Wrong weights in a row, whole ones at last, after which asking again does not help."""
+"""Wrong weights in a row, the last ones whole, after which another request does not help."""
 THREAD_FROM = 4 << 20
 """Above this size weights are applied in a thread."""
 
 
 class Subscriber:
-    """Keeps `engine` at the newest announced version; `applied(version, digest)` is told of each one. `keys` is the
+    """Keeps `engine` at the newest announced version; calls `applied(version, digest)` for each one. `keys` is the
     folder of keys, if there are any; `state` has the bits that the engine begins with, if it has any. After
     `sweep_every` versions the replica's digest is recomputed from all bits."""
 
@@ -108,7 +108,7 @@ class Subscriber:
                 continue
             if self.engine.version < manifest["version"]:
                 self._news.set()  # a relay has brought it half-way
-            await asyncio.sleep(0)  # generation goes on first, then the buffer is told
+            await asyncio.sleep(0)  # generation continues first, then the buffer hears of it
             self.applied(self.engine.version, self.engine.digest)
 
     async def _overtaken(self) -> None:
