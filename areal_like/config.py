@@ -24,8 +24,9 @@ from areal_like.ages import KEY as AGES
 from areal_like.ages import shares_of
 from areal_like.conflicts import refuse_odd_launcher, refuse_odd_model, refuse_odd_training, refuse_odd_transport
 from areal_like.defaults import learning_defaults, machine_defaults
-from areal_like.layers import COMMAND_LINE, CONFIGS, Layers, Tree, Value, read, shown
+from areal_like.layers import COMMAND_LINE, Layers, Tree, Value, read, shown
 from areal_like.machine import cores, has_bfloat16
+from areal_like.places import CONFIGS
 from areal_like.ranges import RANGES, range_of
 from areal_like.registry import COMPONENTS, ConfigError, check, marks, nearest
 from areal_like.schema import SECTIONS, Config

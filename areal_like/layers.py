@@ -25,9 +25,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from areal_like.places import CONFIGS
 from areal_like.registry import COMPONENTS, ConfigError, nearest
-
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 COMMAND_LINE = "command line"
 

@@ -14,16 +14,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.ablation import results, slurm, study
-from scripts.ablation.results import Choice, Result
-from scripts.ablation.runs import Folder, run_all
-from scripts.ablation.study import MAIN, TUNE, Run
-from scripts.train import EXIT_INTERRUPTED, Interrupted, Signals
+from .ablation import results, slurm, study
+from .ablation.results import Choice, Result
+from .ablation.runs import Folder, run_all
+from .ablation.study import MAIN, TUNE, Run
+from .arguments import called
+from .train import EXIT_INTERRUPTED, Interrupted, Signals
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m scripts.ablate",
+        prog=called("ablate"),
         description=__doc__.splitlines()[0],
         epilog="The yaml is explained in scripts/ablation/study.py and measures.py; examples are in configs/ablation.",
     )

@@ -14,7 +14,12 @@ PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps", ".ps", ".t
 def command(name: str, description: str | None) -> argparse.ArgumentParser:
     """The parser of `python -m scripts.NAME`. Of a docstring, the first line describes the command."""
     assert description
-    return argparse.ArgumentParser(prog=f"python -m scripts.{name}", description=description.splitlines()[0])
+    return argparse.ArgumentParser(prog=called(name), description=description.splitlines()[0])
+
+
+def called(name: str) -> str:
+    """How the user calls the command NAME."""
+    return sys.argv[0] if sys.argv[0].startswith("areal-like ") else f"python -m scripts.{name}"
 
 
 def new_file(text: str) -> Path:

@@ -30,8 +30,9 @@ from buffer.prompts import PromptCursor
 from buffer.recovery import standing
 from buffer.staleness import Bound
 from buffer.store import LEASED, UNFINISHED, Stage, Store
-from scripts import output
-from scripts.arguments import command, refuse
+
+from . import output
+from .arguments import command, refuse
 
 RULES = ("prompts", "fates", "batches", "bound", "weights", "ledger")
 

@@ -17,8 +17,9 @@ from typing import Any
 
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
-from scripts.arguments import command, new_file, refuse
-from scripts.output import console, shortened, write_json
+
+from .arguments import command, new_file, refuse
+from .output import console, shortened, write_json
 
 
 @dataclass(frozen=True, slots=True)

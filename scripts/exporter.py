@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from areal_like.config import ConfigError
-from scripts.running import View
+
+from .running import View
 
 LOOK_SECONDS = 1.0
 PREFIX = "areal_like_"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from scripts.comparison import Estimate, bootstrap, markdown_table, plot_bars, plot_matrix
+from .comparison import Estimate, bootstrap, markdown_table, plot_bars, plot_matrix
 
 PER_BATCH = ("norm", "ess", "weight", "active")
 

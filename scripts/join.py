@@ -21,9 +21,10 @@ from areal_like.launch.plan import RoleSpec, has_model
 from areal_like.launch.restarts import Limits
 from areal_like.link import BusError
 from areal_like.run_folder import RENDEZVOUS
-from scripts.arguments import command, refuse
-from scripts.running import NotRunning, Running, add_arguments
-from scripts.train import EXIT_INTERRUPTED, Interrupted, Signals
+
+from .arguments import command, refuse
+from .running import NotRunning, Running, add_arguments
+from .train import EXIT_INTERRUPTED, Interrupted, Signals
 
 POLL_SECONDS = 0.1
 

@@ -14,10 +14,12 @@ from pathlib import Path
 from areal_like import keys
 from areal_like.wire import MAY_SAY
 
+from .arguments import called
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m scripts.keys",
+        prog=called("keys"),
         description="Make the keys of the buffer (server) and of those who connect to it (learner, actor, operator). "
         "Nothing that exists is overwritten.",
         epilog="examples:  python -m scripts.keys ~/keys   "

@@ -29,9 +29,10 @@ from buffer.journal import JournalError, Record, Recorded
 from buffer.recovery import standing
 from buffer.staleness import Bound
 from buffer.store import Entry, Stage, Store
-from scripts import output
-from scripts.arguments import command, picture, refuse
-from scripts.offered import Offer, lengths
+
+from . import output
+from .arguments import command, picture, refuse
+from .offered import Offer, lengths
 
 TRAINED, ACTIVE = "trained", "active"
 MOST_REASONS = 10

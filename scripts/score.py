@@ -26,11 +26,13 @@ import numpy as np
 from areal_like import checkpoints
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
-from areal_like.layers import CONFIGS, read
+from areal_like.layers import read
+from areal_like.places import CONFIGS
 from areal_like.registry import COMPONENTS, bind, check
 from areal_like.types import Batch
-from scripts.arguments import command
-from scripts.gradient_statistics import GradientStatistics, summarise
+
+from .arguments import command
+from .gradient_statistics import GradientStatistics, summarise
 
 SCORING_LEARNER = "learners.scoring:ScoringLearner"
 

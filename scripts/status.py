@@ -18,11 +18,12 @@ from rich.live import Live
 from rich.table import Table
 
 from areal_like.link import BusError
-from scripts import output
-from scripts.arguments import command, refuse
-from scripts.exporter import serve
-from scripts.running import Running, View, add_arguments
-from scripts.watch import ledger_line
+
+from . import output
+from .arguments import command, refuse
+from .exporter import serve
+from .running import Running, View, add_arguments
+from .watch import ledger_line
 
 REFRESH_SECONDS = 1.0
 WIDTH = 120

@@ -10,8 +10,9 @@ import sys
 import time
 
 from areal_like.link import BusError
-from scripts.arguments import command, refuse
-from scripts.running import Running, add_arguments
+
+from .arguments import command, refuse
+from .running import Running, add_arguments
 
 LOOK_SECONDS = 0.2
 

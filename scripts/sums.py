@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from scripts.arguments import command
+from .arguments import command
 
 FOLDER = "data/sums"
 WORDINGS = (

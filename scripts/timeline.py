@@ -18,8 +18,9 @@ from typing import Any
 from rich.console import Console
 
 from areal_like.spans import Span, read
-from scripts import output
-from scripts.arguments import command, new_file, picture, refuse
+
+from . import output
+from .arguments import command, new_file, picture, refuse
 
 COLOURS = {
     "generate": "tab:blue",

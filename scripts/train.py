@@ -29,19 +29,22 @@ from areal_like.defaults import describe_learning, describe_machine
 from areal_like.errors import UserError
 from areal_like.link import BusError
 from areal_like.machine import cores
+from areal_like.places import COMMANDS
 from areal_like.process import EXIT_PAUSED
 from areal_like.registry import resolve
 from areal_like.run_folder import CONFIG, NEXT, RECORD, RENDEZVOUS, SUBMITTED, SUMMARY, discard, room_wanted
-from scripts.earlier_runs import changes, find_run_to_resume, fit_to_replay, holds_progress, lock, reopen_run_folder
-from scripts.preflight import preflight
-from scripts.streams import lasting_output
+
+from .arguments import called
+from .earlier_runs import changes, find_run_to_resume, fit_to_replay, holds_progress, lock, reopen_run_folder
+from .preflight import preflight
+from .streams import lasting_output
 
 EXIT_INTERRUPTED = 130
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m scripts.train",
+        prog=called("train"),
         description="Train a language model by actor-learner reinforcement learning.",
         epilog="examples:  python -m scripts.train configs/quickstart.yaml mode=sync learner.lr=1e-3   "
         "python -m scripts.train configs/quickstart.yaml --print-config loss=ppo.  "
@@ -80,7 +83,7 @@ def write_record(config: Config, folder: Path, argv: list[str]) -> None:
     """Write all that is needed to repeat this run: resolved config, command line, commit, seeds."""
     configs.save(config, folder / CONFIG)
     record = {
-        "command": ["python", "-m", "scripts.train", *argv],
+        "command": ["python", "-m", f"{COMMANDS}.train", *argv],
         "commit": commit(),
         "seed": config.run.seed,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -203,7 +206,8 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     """Start everything, watch it, end everything. Returns the summary. Raises RunFailed, RunStopped, Interrupted,
     OSError."""
     from areal_like.launch.plan import plan
-    from scripts.watch import Watch
+
+    from .watch import Watch
 
     launcher, roles = launcher_of(config, folder), plan(config)
     watch = Watch(config, folder, plain or is_one_process(config))
@@ -250,7 +254,8 @@ def dry_run(config: Config) -> None:
     """Print the processes, their memory needs, and what would be submitted. Then raises errors of the checks:
     ValueError, OSError."""
     from areal_like.launch.plan import describe, plan
-    from scripts import estimate  # imports torch
+
+    from . import estimate  # imports torch
 
     config = fit_to_replay(config) if config.replay else config
     print(describe(plan(config)), *settings_of(config), sep="\n")
@@ -399,7 +404,8 @@ def inline(config: str, *overrides: str) -> dict[str, Any]:
 def train(config: Config, folder: Path, plain: bool, signals: Signals, held: TextIO) -> int:
     """Submit the run, or run it to its end and report how it ended. Returns the exit code."""
     from areal_like.launch.outcome import RunFailed, RunStopped
-    from scripts.watch import print_summary
+
+    from .watch import print_summary
 
     try:
         if submission := submission_of(config, folder):

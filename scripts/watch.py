@@ -26,7 +26,7 @@ from areal_like.metrics import MetricsFollower
 from areal_like.run_folder import RENDEZVOUS
 
 if TYPE_CHECKING:
-    from scripts.board import Board
+    from .board import Board
 
 STATUS_SECONDS = 0.5
 SILENCE_SECONDS = 5.0
@@ -109,7 +109,7 @@ class Watch:
             board.add(row)
 
     def _open_board(self) -> Board:
-        from scripts.board import Board  # takes half a second to import
+        from .board import Board  # takes half a second to import
 
         if self._board is None:
             self._board = Board(self.folder / "tb")

@@ -122,6 +122,7 @@ def become(request: Request, server: int) -> None:
         os.dup2(output, descriptor)
     os.close(output)
     os.chdir(request["folder"])
+    sys.path[:0] = [request["folder"]] * (request["folder"] not in sys.path)  # as `python -m` does
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # an import may have asked for it in another environment

@@ -21,7 +21,8 @@ from typing import IO
 
 from areal_like.launch.fork_server import MOST_BYTES, Request
 from areal_like.launch.sockets import PREFIXES, SocketFolder, sweep
-from areal_like.process import EXIT_FORKS_GONE, REPOSITORY
+from areal_like.places import IMPORTED_FROM, python_path
+from areal_like.process import EXIT_FORKS_GONE
 
 VARIABLE = "AREAL_FORK_SERVER"
 LIBRARIES = ("torch", "transformers.models.auto.modeling_auto", "transformers.models.qwen2.modeling_qwen2")
@@ -98,7 +99,7 @@ class Forks:
             "arguments": list(arguments),
             "imports": LIBRARIES,
             "environment": environment(threads),
-            "folder": str(REPOSITORY),
+            "folder": os.getcwd(),
             "threads": threads,
             "log": str(log.resolve()),
             "title": self._title,
@@ -201,13 +202,14 @@ def environment(threads: int) -> dict[str, str]:
     """Of a role's process. Threads that wait for others of a product sleep, unless the person's environment says
     otherwise: OpenMP's spin, and take the processor from the very ones they wait for where roles share cores."""
     own = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    own["PYTHONPATH"] = python_path()
     return {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | own
 
 
 def _start(*arguments: str, output: IO[bytes] | int, keep: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "areal_like.launch.fork_server", *arguments],
-        cwd=REPOSITORY,
+        cwd=IMPORTED_FROM,
         env=environment(threads=1),
         stdin=subprocess.DEVNULL,
         stdout=output,

@@ -18,7 +18,6 @@ from areal_like.launch.outcome import nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import Limits
 from areal_like.launch.sockets import SocketFolder, sweep
-from areal_like.process import REPOSITORY
 
 
 class Group(subprocess.Popen[bytes]):
@@ -37,7 +36,8 @@ def spawn(command: list[str], threads: int, log: Path) -> Group:
     with log.open("ab") as output, _blocked(signal.SIGUSR1):
         return Group(
             command,
-            cwd=REPOSITORY,
+            # Not the clone: paths and modules of the user are found from where the run was started.
+            cwd=Path.cwd(),
             env=environment(threads),
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -28,7 +28,8 @@ from areal_like.launch.local import Group, spawn
 from areal_like.launch.outcome import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import Limits
-from areal_like.process import EXIT_NODE_FAILED, REPOSITORY
+from areal_like.places import IMPORTED_FROM, python_path
+from areal_like.process import EXIT_NODE_FAILED
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -170,7 +171,7 @@ class RayLauncher:
             where["include_dashboard"] = False
         import ray
 
-        own = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+        own = {"PYTHONPATH": f"{python_path()}{os.pathsep}{os.getcwd()}"}
         with _handlers_kept():
             try:
                 ray.init(**where, log_to_driver=False, logging_level="error", runtime_env={"env_vars": own})
@@ -253,7 +254,7 @@ class Elsewhere:
                 reason = str(error).strip().splitlines()[-1].strip()
                 raise RunFailed(
                     f"{self._name} has a place on a node where its host can't start ({reason}): does the node have "
-                    f"this project at {REPOSITORY}, with its Python and packages?"
+                    f"this project at {IMPORTED_FROM}, with its Python and packages?"
                 ) from None
             if time.monotonic() - self._asked_at > SECONDS_BETWEEN_ASKING:
                 self._begin()

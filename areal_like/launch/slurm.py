@@ -24,10 +24,11 @@ from areal_like.launch.local import Group, spawn
 from areal_like.launch.outcome import RunStopped, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import Limits
-from areal_like.process import EXIT_NODE_FAILED, REPOSITORY
+from areal_like.places import COMMANDS, SBATCH, python_path
+from areal_like.process import EXIT_NODE_FAILED
 from areal_like.run_folder import CONFIG, NEXT, SUBMITTED, SUMMARY, config_file
 
-SCRIPT = "scripts/slurm/train.sbatch"
+SCRIPT = "train.sbatch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class SlurmLauncher:
             None if learner_part is None else dict(learner_part),
             None if actors_part is None else dict(actors_part),
         )
-        self.script = Path(script) if script else REPOSITORY / SCRIPT
+        self.script = Path(script) if script else SBATCH / SCRIPT
         if "SLURM_JOB_ID" not in os.environ and not self.script.is_file():  # in a job it has been read
             raise ValueError(f"launcher.script: there is no {self.script}")
         try:
@@ -126,7 +127,9 @@ class SlurmLauncher:
             command += [":"] * (number > 0) + ["--no-kill", *common, *part.arguments()]
         config = folder / (SUBMITTED if config_file(folder) != folder / CONFIG else CONFIG)
         command += [str(self.script), str(config), f"resume={folder}"]
-        return Submission(command, {"PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)}, self.script)
+        return Submission(
+            command, {"PYTHON": sys.executable, "PYTHONPATH": python_path(), "COMMANDS": COMMANDS}, self.script
+        )
 
     def placement(self, roles: list[RoleSpec]) -> str:
         return ""

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.ablation.measures import Measure, Outcome
-from scripts.ablation.runs import Folder
-from scripts.ablation.study import MAIN, Labels, Run, Study
-from scripts.comparison import Band, Estimate, band, bootstrap, markdown_table, plot_bars, plot_curves
+from ..comparison import Band, Estimate, band, bootstrap, markdown_table, plot_bars, plot_curves
+from .measures import Measure, Outcome
+from .runs import Folder
+from .study import MAIN, Labels, Run, Study
 
 Key = tuple[str, ...]
 

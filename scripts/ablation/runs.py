@@ -24,8 +24,10 @@ from areal_like import config as configs
 from areal_like.config import ConfigError
 from areal_like.launch import forks
 from areal_like.metrics import MetricsFollower
-from areal_like.process import REPOSITORY, TERM_SECONDS, end_with_starter
-from scripts.ablation.study import Run
+from areal_like.places import COMMANDS, python_path
+from areal_like.process import TERM_SECONDS, end_with_starter
+
+from .study import Run
 
 POLL_SECONDS = 0.1
 LINE_SECONDS = (5.0, 60.0)
@@ -67,7 +69,7 @@ class Folder:
         configs.save(config, self.config(run))
 
     def command(self, run: Run) -> list[str]:
-        return [sys.executable, "-m", "scripts.train", str(self.config(run)), "--plain"]
+        return [sys.executable, "-m", f"{COMMANDS}.train", str(self.config(run)), "--plain"]
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -91,7 +93,7 @@ class Going:
         with folder.log(run).open("ab") as log:
             self.process = subprocess.Popen(
                 folder.command(run),
-                cwd=REPOSITORY,
+                env=os.environ | {"PYTHONPATH": python_path()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

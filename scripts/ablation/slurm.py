@@ -10,6 +10,7 @@ from its last checkpoint. The number of tasks in an array is limited, so a task 
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,17 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.launch.slurm import flags, sbatch
-from areal_like.process import REPOSITORY
-from scripts.ablation.runs import Folder
-from scripts.ablation.study import Run
+from areal_like.places import COMMANDS, SBATCH, python_path
 
-SCRIPT = REPOSITORY / "scripts" / "slurm" / "ablate.sbatch"
+from .runs import Folder
+from .study import Run
+
+SCRIPT = SBATCH / "ablate.sbatch"
 LARGEST_ARRAY = 1000
 
 THEN = """\
 {lines}
-cd {repository}
-exec {command}
+cd {folder}
+PYTHONPATH={path} exec {command}
 """
 
 
@@ -43,7 +45,8 @@ class Jobs:
 
     def submit(self) -> list[str]:
         """Returns the ids of the two jobs. Raises OSError where sbatch is missing or refuses."""
-        first = sbatch([str(self.array), *self.arguments], {"REPOSITORY": str(REPOSITORY), "PYTHON": sys.executable})
+        environment = {"PYTHONPATH": python_path(), "COMMANDS": COMMANDS, "PYTHON": sys.executable}
+        first = sbatch([str(self.array), *self.arguments], environment)
         return [first, sbatch([f"--dependency=afterany:{first}", str(self.then)])]
 
     def describe(self) -> str:
@@ -71,9 +74,10 @@ def write(
     then |= {key: options[key] for key in ("partition", "account", "qos") if key in options}
     jobs = Jobs(here / f"{stage}.sbatch", here / f"{stage}-then.sbatch", [str(listed), str(tasks)])
     jobs.array.write_text(_with_lines(SCRIPT.read_text(), array))
-    command = shlex.join([sys.executable, "-m", "scripts.ablate", *after])
+    command = shlex.join([sys.executable, "-m", f"{COMMANDS}.ablate", *after])
     lines = "\n".join(["#!/bin/bash", *_lines(then)])
-    jobs.then.write_text(THEN.format(lines=lines, repository=shlex.quote(str(REPOSITORY)), command=command))
+    place, path = shlex.quote(os.getcwd()), shlex.quote(python_path())
+    jobs.then.write_text(THEN.format(lines=lines, folder=place, path=path, command=command))
     return jobs
 
 

@@ -39,8 +39,9 @@ from areal_like import config as configs
 from areal_like.config import Config, ConfigError
 from areal_like.layers import find, read
 from areal_like.registry import nearest
-from scripts.ablation.measures import Curve, Measure, read_curve, read_measure
-from scripts.preflight import preflight
+
+from ..preflight import preflight
+from .measures import Curve, Measure, read_curve, read_measure
 
 Overrides = dict[str, Any]
 Labels = dict[str, str]

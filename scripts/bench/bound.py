@@ -33,8 +33,9 @@ from buffer.schedulers import AsyncScheduler, Round, View
 from buffer.sizing import Fixed
 from buffer.staleness import Bound
 from buffer.store import LEASED
-from scripts import output
-from scripts.bench.figures import bench_parser
+
+from .. import output
+from .figures import bench_parser
 
 GROUPS_PER_BATCH = 16
 CONCURRENT = 32

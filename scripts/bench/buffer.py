@@ -28,9 +28,9 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from scripts import output
-from scripts.bench import buffer_paths as paths
-from scripts.bench.figures import bench_parser
+from .. import output
+from . import buffer_paths as paths
+from .figures import bench_parser
 
 OURS = "buffer tcp"
 RATIOS = {

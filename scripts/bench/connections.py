@@ -23,9 +23,10 @@ from areal_like.client import LearnerClient
 from areal_like.messages import Hello
 from areal_like.process import allow_many_files
 from areal_like.wire import encode
-from scripts import output
-from scripts.bench import buffer_paths as paths
-from scripts.bench.figures import bench_parser
+
+from .. import output
+from . import buffer_paths as paths
+from .figures import bench_parser
 
 PROCESSES = 4
 STEP_SECONDS = 0.5

@@ -23,7 +23,8 @@ from transformers import AutoConfig
 from actors.engines.torch_engine import TorchEngine
 from areal_like.models import folder
 from areal_like.types import Completion, Limits
-from scripts.bench.figures import best_seconds
+
+from .figures import best_seconds
 
 GROUPS, SIZE, PROMPT, SHORTEST, LONGEST = 8, 8, 45, 16, 64
 SEQUENCES = GROUPS * SIZE

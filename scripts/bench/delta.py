@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.bench.figures import bench_parser
+from .figures import bench_parser
 
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
     parser = bench_parser("delta", "sparse weight updates against a copy of the weights")
@@ -42,7 +42,8 @@ from areal_like.weights.entropy import entropy_bits
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack
 from areal_like.weights.state import State, TensorSpec
-from scripts.bench.figures import best_seconds, tell
+
+from .figures import best_seconds, tell
 
 MATRIX = (2048, 4096)
 BLOCK_BYTES = 16 << 20

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from areal_like.types import Limits
-from scripts.bench.figures import bench_parser, best_seconds, tell
+
+from .figures import bench_parser, best_seconds, tell
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -110,7 +111,7 @@ def main() -> None:
     asyncio.set_event_loop(asyncio.new_event_loop())
     rng = np.random.default_rng(args.seed)
     if args.model:
-        from scripts.bench import decoding
+        from . import decoding
 
         makers = decoding.contenders_of(args.model, args.gguf, args.threads)
         chosen = {name: make for name, make in makers.items() if not args.only or name in args.only}

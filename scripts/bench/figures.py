@@ -8,8 +8,8 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from scripts.arguments import command, new_file
-from scripts.output import write_json
+from ..arguments import command, new_file
+from ..output import write_json
 
 
 def bench_parser(name: str, description: str | None) -> argparse.ArgumentParser:

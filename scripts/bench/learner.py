@@ -31,7 +31,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from scripts.bench.figures import bench_parser
+from .figures import bench_parser
 
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
     parser = bench_parser("learner", "train step: packed, padded, TRL")
@@ -53,7 +53,8 @@ from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.logprobs import token_logprobs
 from learners.losses.clipped import ppo
-from scripts.bench.figures import tell
+
+from .figures import tell
 
 VOCAB, GROUPS, SIZE, PROMPT, MEDIAN, LONGEST, BUDGET = 2048, 8, 8, 16, 64, 768, 4096
 SIGMA = float(np.log(4) / 1.645)

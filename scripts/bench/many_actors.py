@@ -21,9 +21,10 @@ import zmq
 
 from areal_like.client import LearnerClient
 from areal_like.messages import Heartbeat
-from scripts import output
-from scripts.bench import buffer_paths as paths
-from scripts.bench.figures import bench_parser
+
+from .. import output
+from . import buffer_paths as paths
+from .figures import bench_parser
 
 PROCESSES = 4
 GROUPS_PER_BATCH = 64

@@ -14,7 +14,7 @@ import sys
 from statistics import median
 from time import perf_counter
 
-from scripts.bench.figures import bench_parser
+from .figures import bench_parser
 
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
     parser = bench_parser("mfu", "model FLOPs utilisation of the train step")
@@ -36,7 +36,8 @@ from areal_like.types import Batch, Group, Sample
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
-from scripts.bench.figures import tell
+
+from .figures import tell
 
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "4090": 165e12}
 """Dense bf16 FLOP/s from the makers' data sheets; the first name found in the device's own name counts."""

@@ -21,8 +21,9 @@ from pathlib import Path
 from rich.console import Console
 
 from areal_like.process import REPOSITORY
-from scripts import output
-from scripts.bench.figures import bench_parser
+
+from .. import output
+from .figures import bench_parser
 
 SCENARIOS = {
     "balanced": ["engine.median=200", "engine.sigma=0", "engine.noise=0", "learner.base=0.2"],

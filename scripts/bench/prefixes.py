@@ -40,7 +40,8 @@ from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
 from learners.prefixes import WORTH
-from scripts.bench.figures import tell
+
+from .figures import tell
 
 RATIOS = {"1:16": (4, 64), "1:4": (16, 64), "1:1": (32, 32), "4:1": (64, 16), "16:1": (128, 8)}
 """Tokens of prompt and answer."""

@@ -39,8 +39,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.figures import bench_parser, tell
-from scripts.output import write_json
+from ..output import write_json
+from .figures import bench_parser, tell
 
 GROUPS, SIZE, ANSWER, LR = 8, 8, 16, 4e-5
 SILENT = "<jupyter_start>"
@@ -88,7 +88,7 @@ def silent_folder(model: Path, folder: Path) -> Path:
 
 
 def prepare(args: argparse.Namespace, place: Path) -> None:
-    from scripts import pretrained, sums
+    from .. import pretrained, sums
 
     model = args.model or Path(pretrained.FOLDER)
     pretrained.make(model)
@@ -124,7 +124,8 @@ def last_batch_over_unique(run: Path) -> float:
     """`computed_over_unique` of the last batch that a run trained, from the weights that it began with."""
     from areal_like import config as configs
     from learners.build import build_trainer
-    from scripts.score import recorded
+
+    from ..score import recorded
 
     config = configs.load_resolved(run / "config.yaml")
     *_, batch = recorded(run, config)

@@ -30,8 +30,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from scripts import output
-from scripts.bench.figures import bench_parser
+from .. import output
+from .figures import bench_parser
 
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
     NAMES = ["one_overlapped", "one_serial", "two_overlapped", "two_serial", "two_gathered"]
@@ -56,8 +56,9 @@ from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
 from learners.publication import Alone, Coding, Publisher
 from learners.sharding import Whole, own_part
-from scripts.bench.trajectory import KNOBS, VOCAB
-from scripts.bench.transfers import ANY_PORT, SECONDS, actor
+
+from .trajectory import KNOBS, VOCAB
+from .transfers import ANY_PORT, SECONDS, actor
 
 GROUPS, SIZE, LENGTH = 2, 2, 48
 CONTENDERS = {

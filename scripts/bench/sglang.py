@@ -33,8 +33,9 @@ from areal_like.process import REPOSITORY
 from areal_like.types import Limits
 from areal_like.weights.state import State
 from areal_like.weights.update import Update
-from scripts import output
-from scripts.bench.figures import bench_parser
+
+from .. import output
+from .figures import bench_parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

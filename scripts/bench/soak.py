@@ -16,10 +16,11 @@ from pathlib import Path
 
 from areal_like.client import LearnerClient
 from areal_like.process import prepare_memory
-from scripts import output
-from scripts.bench import buffer_paths as paths
-from scripts.bench.connections import resident_bytes
-from scripts.bench.figures import bench_parser
+
+from .. import output
+from . import buffer_paths as paths
+from .connections import resident_bytes
+from .figures import bench_parser
 
 BATCHES_PER_CHECKPOINT = 100
 PARTS = 10

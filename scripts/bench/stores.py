@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from scripts.bench.figures import bench_parser, tell
+from .figures import bench_parser, tell
 
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
     parser = bench_parser("stores", "the journal against LMDB and SQLite")
@@ -42,7 +42,8 @@ from buffer import events
 from buffer.journal import Journal
 from buffer.payloads import Stored
 from buffer.staleness import BatchesState, SlotsState
-from scripts import output
+
+from .. import output
 
 SIZES = {"96 KB": 96 << 10, "800 KB": 800 << 10}
 GROUPS_PER_SECOND = 375.0

@@ -37,11 +37,12 @@ from areal_like.sampling import stream_key
 from areal_like.types import Limits
 from buffer.journal import scan
 from buffer.sizing import Lengths, Sagc
-from scripts import output
-from scripts.arguments import picture
-from scripts.bench.figures import bench_parser
-from scripts.ledger import TRAINED, Books, bias
-from scripts.timeline import draw, legend, timeline
+
+from .. import output
+from ..arguments import picture
+from ..ledger import TRAINED, Books, bias
+from ..timeline import draw, legend, timeline
+from .figures import bench_parser
 
 STEPS, LONG = 20, 80
 GROUPS, GROUP_SIZE = 32, 8

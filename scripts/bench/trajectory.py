@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from scripts.bench.figures import bench_parser
+from .figures import bench_parser
 
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
     parser = bench_parser("trajectory", "bytes per version of a real AdamW trajectory")
@@ -36,7 +36,8 @@ from areal_like.weights.state import State
 from learners.collectives import Ranks
 from learners.optim import MasterAdamW
 from learners.schedules import Schedule
-from scripts.bench.figures import tell
+
+from .figures import tell
 
 VOCAB, SEQUENCES, LENGTH = 8192, 4, 96
 KNOBS: dict[str, Any] = {

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from scripts.bench.figures import bench_parser
+from .figures import bench_parser
 
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
     parser = bench_parser("transfers", "publish → applied")
@@ -52,8 +52,9 @@ from areal_like.weights.state import State
 from areal_like.weights.update import Update
 from buffer.relays import Relays
 from learners.publication import Coding, Publisher
-from scripts.bench.delta import changed, weights
-from scripts.bench.figures import tell
+
+from .delta import changed, weights
+from .figures import tell
 
 ANY_PORT = "tcp://127.0.0.1:0"
 SECONDS = 600.0

@@ -21,7 +21,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from scripts.bench.figures import bench_parser
+from .figures import bench_parser
 
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
     parser = bench_parser("updates", "weight updates as an actor feels them")
@@ -39,8 +39,9 @@ from areal_like.types import Limits
 from areal_like.weights.changes import Changes
 from areal_like.weights.state import State
 from learners.publication import Coding, Publisher
-from scripts.bench.delta import changed, weights
-from scripts.bench.figures import tell
+
+from .delta import changed, weights
+from .figures import tell
 
 KNOBS: dict[str, Any] = {
     "hidden_size": 384,

@@ -35,9 +35,10 @@ from areal_like.messages import Message
 from areal_like.process import REPOSITORY
 from areal_like.types import Group, Sample
 from areal_like.wire import Payloads
-from scripts import output
-from scripts.bench.buffer_paths import socket_folder
-from scripts.bench.figures import bench_parser
+
+from .. import output
+from .buffer_paths import socket_folder
+from .figures import bench_parser
 
 GIB, MOST_RESIDENT = 1 << 30, 1 << 30
 SAMPLES, PROMPT, RESPONSE = 8, 1000, 27_000

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.claims.studies import argument_parser
+from .studies import argument_parser
 
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
     OPTIONS = argument_parser(__doc__, "digits").parse_args()
@@ -26,9 +26,10 @@ if __name__ == "__main__":  # first of all, for `--help` needs nothing of what f
 import torch
 from torch import Tensor
 
-from scripts.claims.algorithms import ALGORITHMS, Algorithm, loss_of
-from scripts.claims.stacks import Stack, perceive, perceptron
-from scripts.claims.studies import (
+from ..comparison import plot_bars
+from .algorithms import ALGORITHMS, Algorithm, loss_of
+from .stacks import Stack, perceive, perceptron
+from .studies import (
     Cell,
     Measure,
     Row,
@@ -39,8 +40,7 @@ from scripts.claims.studies import (
     same_algorithm,
     tell,
 )
-from scripts.claims.tokens import Draws
-from scripts.comparison import plot_bars
+from .tokens import Draws
 
 SIZES = (64, 50, 50, 10)
 BATCH = 100

@@ -17,7 +17,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from scripts.claims.studies import argument_parser
+from .studies import argument_parser
 
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
     OPTIONS = argument_parser(__doc__, "kondo").parse_args()
@@ -29,10 +29,11 @@ from areal_like.types import Batch, Group, Sample
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.delightful import dg, dg_kondo
-from scripts.claims.digits import RATES, measure
-from scripts.claims.studies import Row, Study, estimates, percent_tables, prepare, tell
-from scripts.comparison import markdown_table, plot_bars
-from scripts.output import write_json
+
+from ..comparison import markdown_table, plot_bars
+from ..output import write_json
+from .digits import RATES, measure
+from .studies import Row, Study, estimates, percent_tables, prepare, tell
 
 DELAYS = (0, 100)
 LENGTHS = (1, 8, 32, 128)

@@ -13,16 +13,16 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from scripts.claims.studies import argument_parser
+from .studies import argument_parser
 
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
     parser = argument_parser(__doc__, "reversal")
     parser.add_argument("--conditions", type=int, metavar="N", help="only the first N conditions")
     OPTIONS = parser.parse_args()
 
-from scripts.claims.studies import Row, Study, curves, estimates, percent_tables, prepare, rates_used, tell
-from scripts.claims.tokens import Frictions, Task, train
-from scripts.comparison import plot_bars, plot_curves
+from ..comparison import plot_bars, plot_curves
+from .studies import Row, Study, curves, estimates, percent_tables, prepare, rates_used, tell
+from .tokens import Frictions, Task, train
 
 NAMES = ("reinforce", "exact_iw", "ppo", "decoupled_ppo", "pmpo", "tpo", "dg")
 RATES = (1e-4, 3e-4, 1e-3)

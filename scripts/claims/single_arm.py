@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from scripts.claims.studies import argument_parser
+from .studies import argument_parser
 
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
     OPTIONS = argument_parser(__doc__, "single_arm").parse_args()
@@ -27,10 +27,11 @@ from torch import Tensor
 
 from learners.losses.delightful import dg
 from learners.losses.weighted import is_pg, reinforce
-from scripts.claims.algorithms import Algorithm, loss_of
-from scripts.claims.studies import prepare, tell
-from scripts.comparison import bootstrap, markdown_table, plot_bars
-from scripts.output import write_json
+
+from ..comparison import bootstrap, markdown_table, plot_bars
+from ..output import write_json
+from .algorithms import Algorithm, loss_of
+from .studies import prepare, tell
 
 ARMS = 10
 RIGHT = (0.1, 0.5, 0.9, 0.99)

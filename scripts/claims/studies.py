@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from scripts.arguments import command
-from scripts.comparison import Band, Estimate, band, bootstrap, markdown_table
+from ..arguments import command
+from ..comparison import Band, Estimate, band, bootstrap, markdown_table
 
 
 @dataclass(frozen=True, slots=True)

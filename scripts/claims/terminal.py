@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from scripts.claims.studies import argument_parser
+from .studies import argument_parser
 
 if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
     OPTIONS = argument_parser(__doc__, "terminal").parse_args()
 
-from scripts.claims.studies import Row, Study, curves, estimates, percent_table, prepare, tell
-from scripts.claims.tokens import Frictions, Task, train
-from scripts.comparison import plot_bars, plot_curves
+from ..comparison import plot_bars, plot_curves
+from .studies import Row, Study, curves, estimates, percent_table, prepare, tell
+from .tokens import Frictions, Task, train
 
 NAMES = ("reinforce", "tpo", "dg")
 RATES = (3e-4, 1e-3)

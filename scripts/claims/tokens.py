@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.claims.algorithms import ALGORITHMS, Algorithm, loss_of
-from scripts.claims.stacks import Parameters, Past, Shape, Stack, decode, transformer
-from scripts.claims.studies import Cell, same_algorithm
+from .algorithms import ALGORITHMS, Algorithm, loss_of
+from .stacks import Parameters, Past, Shape, Stack, decode, transformer
+from .studies import Cell, same_algorithm
 
 LEARNERS_AT_ONCE = 5
 """In the pass with gradient: their activations stay in the processor's cache."""

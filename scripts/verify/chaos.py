@@ -29,12 +29,13 @@ from pathlib import Path
 from rich.table import Table
 
 from areal_like.process import REPOSITORY
-from scripts import output
-from scripts.arguments import command, refuse
-from scripts.audit import audit
-from scripts.audit import table as audit_table
-from scripts.verify import faults
-from scripts.watch import ledger_line
+
+from .. import output
+from ..arguments import command, refuse
+from ..audit import audit
+from ..audit import table as audit_table
+from ..watch import ledger_line
+from . import faults
 
 STARTER = "starter"
 VICTIMS = ["actor", "learner", "buffer", STARTER]

@@ -18,12 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scripts import output
-from scripts.arguments import command, refuse
-from scripts.audit import audit
-from scripts.audit import table as audit_table
-from scripts.running import Running
-from scripts.verify.chaos import REPOSITORY, Stuck, Victim, children
+from .. import output
+from ..arguments import command, refuse
+from ..audit import audit
+from ..audit import table as audit_table
+from ..running import Running
+from .chaos import REPOSITORY, Stuck, Victim, children
 
 FEW, MANY = 2, 6
 STEPS = 3

@@ -30,10 +30,11 @@ from areal_like.messages import Batch, HandBack, Message, Part, PartialHead, Pus
 from areal_like.partials import check_partial, decode_partial, encode_partial, versions_of
 from areal_like.types import Carried, Completion, Group, Lease, PartialSample, Sample
 from areal_like.wire import SCHEMA, WireError, decode, encode
-from scripts import output
-from scripts.arguments import command, new_file
-from scripts.verify import fuzz_deltas as deltas
-from scripts.verify.fuzzing import Finding, Frames, run
+
+from .. import output
+from ..arguments import command, new_file
+from . import fuzz_deltas as deltas
+from .fuzzing import Finding, Frames, run
 
 # ---- the path of a message ------------------------------------------------------------------------------------------
 

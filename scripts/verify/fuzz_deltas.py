@@ -19,7 +19,8 @@ from areal_like.weights.delta import Head, advance, read, write
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import Coded, DeltaError, pack
 from areal_like.weights.state import State, TensorSpec
-from scripts.verify.fuzzing import Finding
+
+from .fuzzing import Finding
 
 GUARD = 1 << 16
 SPECS = [

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 from actors.engines.torch_engine import TorchEngine
-from scripts.verify.faults import SWITCH
+
+from .faults import SWITCH
 
 LOOK_SECONDS = 0.01
 

@@ -1,0 +1,49 @@
+"""The console command `areal-like VERB ...`: each verb is a module of this package with a `main`.
+
+`areal-like train quickstart mode=sync` is `python -m scripts.train quickstart mode=sync` of a clone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+VERBS = {
+    "train": "train a model; resume or replay a run",
+    "samples": "what the model wrote, token by token",
+    "status": "a live run: progress, who waits for whom",
+    "ledger": "where every prompt of a run went",
+    "timeline": "who worked and who waited, as a plot or a trace",
+    "score": "gradients of all losses on a recorded run",
+    "audit": "check a recorded run against its guarantees",
+    "before_after": "held-out answers before and after training",
+    "ablate": "a grid of runs times seeds, with tables and plots",
+    "join": "add actors to a live run",
+    "stop": "stop a live run",
+    "keys": "make encryption keys",
+    "pretrained": "make the folder of a small pretrained model",
+}
+"""Verb → what it does. A dash may stand for an underscore."""
+
+
+def usage() -> str:
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {verb.replace('_', '-'):<{width}}  {what}" for verb, what in VERBS.items())
+    return f"usage: areal-like VERB [arguments]\n\n{verbs}\n\nareal-like VERB --help explains a verb."
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if arguments else 2
+    verb = arguments[0].replace("-", "_")
+    if verb not in VERBS:
+        print(f"error: areal-like has no verb {arguments[0]!r}\n\n{usage()}", file=sys.stderr)
+        return 2
+    sys.argv = [f"areal-like {arguments[0]}", *arguments[1:]]
+    return importlib.import_module(f".{verb}", __package__).main() or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
