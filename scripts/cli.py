@@ -30,11 +30,7 @@ def usage() -> str:
     width = max(map(len, VERBS))
     verbs = "\n".join(f"  {verb.replace('_', '-'):<{width}}  {what}" for verb, what in VERBS.items())
     first = "usage: areal-like VERB [arguments]      in a clone also: python -m scripts.cli VERB"
-    return f"{first}
-
-{verbs}
-
-areal-like VERB --help explains a verb."
+    return f"{first}\n\n{verbs}\n\nareal-like VERB --help explains a verb."
 
 
 def main(argv: list[str] | None = None) -> int:

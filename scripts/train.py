@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,7 +30,7 @@ from areal_like.defaults import describe_learning, describe_machine
 from areal_like.errors import UserError
 from areal_like.link import BusError
 from areal_like.machine import cores
-from areal_like.places import COMMANDS
+from areal_like.places import COMMANDS, IMPORTED_FROM, INSTALLED
 from areal_like.process import EXIT_PAUSED
 from areal_like.registry import resolve
 from areal_like.run_folder import CONFIG, NEXT, RECORD, RENDEZVOUS, SUBMITTED, SUMMARY, discard, room_wanted
@@ -99,8 +100,11 @@ def settings_of(config: Config) -> list[str]:
 
 
 def commit() -> str | None:
-    """The commit of this code, with "-dirty" if files differ from it; None without git or outside a repository."""
-    command = ["git", "-C", str(Path(__file__).resolve().parent.parent), "describe", "--always", "--dirty"]
+    """The commit of this code, with "-dirty" if files differ from it; where it is installed, its version. None without
+    git or outside a repository."""
+    if INSTALLED:
+        return metadata.version("areal_like")
+    command = ["git", "-C", str(IMPORTED_FROM), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
     except OSError:
