@@ -53,7 +53,6 @@ EXIT_FORKS_GONE = 253
 """Describes the end of a process whose fork server died: the cause is unknown."""
 EXIT_NODE_FAILED = 254
 """Describes the end of a process whose node is gone."""
-REPOSITORY = Path(__file__).resolve().parent.parent
 """The folder of the code, and the current folder of roles."""
 TERM_SECONDS = 2
 """Seconds that a role has to end after SIGTERM."""

@@ -30,7 +30,7 @@ from areal_like.defaults import describe_learning, describe_machine
 from areal_like.errors import UserError
 from areal_like.link import BusError
 from areal_like.machine import cores
-from areal_like.places import COMMANDS, IMPORTED_FROM, INSTALLED
+from areal_like.places import COMMANDS, INSTALLED, REPOSITORY
 from areal_like.process import EXIT_PAUSED
 from areal_like.registry import resolve
 from areal_like.run_folder import CONFIG, NEXT, RECORD, RENDEZVOUS, SUBMITTED, SUMMARY, discard, room_wanted
@@ -104,7 +104,7 @@ def commit() -> str | None:
     git or outside a repository."""
     if INSTALLED:
         return metadata.version("areal_like")
-    command = ["git", "-C", str(IMPORTED_FROM), "describe", "--always", "--dirty"]
+    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
     except OSError:

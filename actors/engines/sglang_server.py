@@ -31,6 +31,7 @@ except ModuleNotFoundError:  # the base install: `Server` says what to do
     aiohttp = None  # type: ignore[assignment]
 
 from actors.engines.sglang_health import Pulse
+from areal_like.places import REPOSITORY
 
 log = logging.getLogger(__name__)
 _LIBC = ctypes.CDLL(None)  # loaded before any fork
@@ -44,7 +45,6 @@ _LAUNCH = ["-m", "sglang.launch_server"]
 _PROBE_SECONDS = 25.0
 """Seconds for a probe: SGLang itself gives up after 20 s."""
 _KILL_SECONDS = 10.0
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class ServerGone(RuntimeError):

@@ -21,7 +21,7 @@ from typing import IO
 
 from areal_like.launch.fork_server import MOST_BYTES, Request
 from areal_like.launch.sockets import PREFIXES, SocketFolder, sweep
-from areal_like.places import IMPORTED_FROM, python_path
+from areal_like.places import REPOSITORY, python_path
 from areal_like.process import EXIT_FORKS_GONE
 
 VARIABLE = "AREAL_FORK_SERVER"
@@ -209,7 +209,7 @@ def environment(threads: int) -> dict[str, str]:
 def _start(*arguments: str, output: IO[bytes] | int, keep: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "areal_like.launch.fork_server", *arguments],
-        cwd=IMPORTED_FROM,
+        cwd=REPOSITORY,
         env=environment(threads=1),
         stdin=subprocess.DEVNULL,
         stdout=output,

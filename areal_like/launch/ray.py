@@ -28,7 +28,7 @@ from areal_like.launch.local import Group, spawn
 from areal_like.launch.outcome import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import Limits
-from areal_like.places import IMPORTED_FROM, python_path
+from areal_like.places import REPOSITORY, python_path
 from areal_like.process import EXIT_NODE_FAILED
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class Elsewhere:
                 reason = str(error).strip().splitlines()[-1].strip()
                 raise RunFailed(
                     f"{self._name} has a place on a node where its host can't start ({reason}): does the node have "
-                    f"this project at {IMPORTED_FROM}, with its Python and packages?"
+                    f"this project at {REPOSITORY}, with its Python and packages?"
                 ) from None
             if time.monotonic() - self._asked_at > SECONDS_BETWEEN_ASKING:
                 self._begin()

@@ -33,7 +33,8 @@ from areal_like.bus import Dealer
 from areal_like.client import LearnerClient
 from areal_like.groups import RUN, encode_group
 from areal_like.messages import Message
-from areal_like.process import REPOSITORY, prepare_memory
+from areal_like.places import REPOSITORY
+from areal_like.process import prepare_memory
 from areal_like.types import Group, Sample
 
 GROUP_SIZE = 8

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from areal_like.process import REPOSITORY
+from areal_like.places import REPOSITORY
 
 from .. import output
 from .figures import bench_parser

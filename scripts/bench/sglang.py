@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.console import Console
 
-from areal_like.process import REPOSITORY
+from areal_like.places import REPOSITORY
 from areal_like.types import Limits
 from areal_like.weights.state import State
 from areal_like.weights.update import Update

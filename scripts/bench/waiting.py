@@ -32,7 +32,7 @@ from areal_like import messages
 from areal_like.bus import Dealer
 from areal_like.groups import Head, encode_group, pack_heads
 from areal_like.messages import Message
-from areal_like.process import REPOSITORY
+from areal_like.places import REPOSITORY
 from areal_like.types import Group, Sample
 from areal_like.wire import Payloads
 

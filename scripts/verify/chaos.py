@@ -28,7 +28,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from areal_like.process import REPOSITORY
+from areal_like.places import REPOSITORY
 
 from .. import output
 from ..arguments import command, refuse

@@ -14,7 +14,7 @@ import pytest
 from actors.reward_pool import RewardError, RewardPool
 from actors.rewards import reward_function
 from actors.time_limit import Overtime, within
-from areal_like.process import REPOSITORY
+from areal_like.places import REPOSITORY
 from areal_like.tasks.copying import Copy
 
 TERMINATED = """

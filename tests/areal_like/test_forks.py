@@ -20,7 +20,8 @@ from areal_like.launch.local import LocalLauncher
 from areal_like.launch.outcome import RunFailed, in_words, nothing
 from areal_like.launch.plan import RoleSpec, plan
 from areal_like.launch.restarts import Limits
-from areal_like.process import EXIT_FORKS_GONE, REPOSITORY
+from areal_like.places import REPOSITORY
+from areal_like.process import EXIT_FORKS_GONE
 from tests.areal_like.test_launch import MODULE, alive, offered, until
 
 PROBE = """

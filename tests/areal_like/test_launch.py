@@ -22,7 +22,8 @@ from areal_like.launch.outcome import RunFailed
 from areal_like.launch.plan import RoleSpec, describe, plan
 from areal_like.launch.restarts import Limits
 from areal_like.launch.slurm import SlurmLauncher
-from areal_like.process import EXIT_TERMINATED, REPOSITORY
+from areal_like.places import REPOSITORY
+from areal_like.process import EXIT_TERMINATED
 from areal_like.run_folder import note_step
 
 MODULE = "tests.areal_like.acting_role"

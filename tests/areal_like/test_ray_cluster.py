@@ -17,7 +17,7 @@ from areal_like.launch.outcome import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray import RayLauncher
 from areal_like.launch.restarts import Limits
-from areal_like.process import REPOSITORY
+from areal_like.places import REPOSITORY
 from scripts import train
 
 SILENT = "import time\nprint('Unauthenticated: InvalidAuthToken', file=__import__('sys').stderr, flush=True)\n"
