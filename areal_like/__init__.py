@@ -1,0 +1,19 @@
+"""Reinforcement learning of language models, actor-learner style, with a proven staleness bound.
+
+    import areal_like as al
+
+    run = al.train("quickstart", {"loss": "dg", "run.steps": 100})
+    run.metrics[-1]["reward/mean"], run.summary["reward_after"], next(run.samples("heldout"))
+
+`__init__.pyi` has the types.
+"""
+
+from importlib import import_module
+
+__all__ = ["Run", "train"]
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:  # only when asked for: every process of a run imports this package
+        return getattr(import_module("areal_like.run"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,6 +33,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def called(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     """The console command, far from the clone."""
     code = f"import sys; sys.argv[1:] = {list(arguments)!r}; from areal_like.commands.cli import main; sys.exit(main())"
+    return python(site, folder, code)
+
+
+def python(site: Path, folder: Path, code: str) -> subprocess.CompletedProcess:
     # Without the site module's editable install of the clone, but with the packages that are installed there.
     packages = next(path for path in sys.path if path.endswith("site-packages"))
     environment = os.environ | {"PYTHONPATH": f"{site}{os.pathsep}{packages}", "OMP_NUM_THREADS": "1"}
@@ -68,10 +72,20 @@ def test_a_run_outside_the_clone_finds_configs_and_the_users_own_module(site: Pa
     (tmp_path / "mine.py").write_text(
         "from areal_like.tasks.copying import Copy\n\n\nclass Mine(Copy):\n    '''A task of the user's.'''\n"
     )
-    done = called(
-        site, tmp_path, "train", "quickstart", "task.name=mine:Mine", "run.name=a", "run.steps=2",
-        "run.target_reward=null", "eval.prompts=4", "actors.count=1",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    code = (
+        "import areal_like as al\n"
+        "wanted = {'task.name': 'mine:Mine', 'run.name': 'a', 'run.steps': 2, 'run.target_reward': None,\n"
+        "          'eval.prompts': 4, 'actors.count': 1}\n"
+        "run = al.train('quickstart', wanted)\n"
+        "assert [row['step'] for row in run.metrics] == [1, 2] and run.summary['steps'] == 2\n"
+        "assert run.config.task['name'] == 'mine:Mine' and len(list(run.samples('heldout'))) == 8\n"
+        "assert (run.checkpoint / 'config.json').is_file() and repr(al.Run('runs/a')) == repr(run)\n"
+        "try:\n"
+        "    al.train('quickstart', wanted, quiet=True)\n"
+        "except RuntimeError as error:\n"
+        "    assert 'choose another name' in str(error), error\n"
+    )
+    done = python(site, tmp_path, code)
+    assert done.returncode == 0 and "step 2/2" in done.stdout, done.stdout + done.stderr
     shown = called(site, tmp_path, "samples", "runs/a", "--count", "1")
     assert shown.returncode == 0 and "reward" in shown.stdout, shown.stderr

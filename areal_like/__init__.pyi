@@ -1,0 +1,2 @@
+from areal_like.run import Run as Run
+from areal_like.run import train as train
