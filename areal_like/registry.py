@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from areal_like.annotations import misfit
 from areal_like.errors import UserError
-from areal_like.signatures import REQUIRED, Signature, UnreadableError, is_async, signature
+from areal_like.signatures import REQUIRED, Signature, UnreadableError, docstring, is_async, signature
 
 T = TypeVar("T")
 COMPONENTS: dict[str, dict[str, str]] = {
@@ -234,6 +234,11 @@ def _check_inner(path: str, kind: str, spec: object) -> None:
 def knobs(kind: str, name: str) -> dict[str, Any]:
     """Knob → default of a component (`REQUIRED` where there is none; source text where it is no literal)."""
     return {knob: known.default for knob, known in _signature_of(kind, name).knobs.items()}
+
+
+def described(kind: str, name: str) -> tuple[Signature, str]:
+    """The knobs of a component with their types, and what it says of itself. Raises ConfigError."""
+    return _signature_of(kind, name), docstring(*_target(kind, name))
 
 
 def settled(kind: str, spec: Mapping[str, object]) -> dict[str, Any]:

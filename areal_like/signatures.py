@@ -69,6 +69,16 @@ def signature(module: str, attribute: str) -> Signature:
     return Signature(inherited | own.knobs, any(base.takes_any for base in bases), own.marks)
 
 
+def docstring(module: str, attribute: str) -> str:
+    """What a function or class says of itself. Raises UnreadableError."""
+    definition, home = _definition(module, attribute)
+    if isinstance(definition, _Function | ast.ClassDef):
+        return ast.get_docstring(definition) or ""
+    if isinstance(definition, ast.Call):
+        return docstring(home, ast.unparse(definition.args[0]))
+    return inspect.getdoc(_imported(f"{home}:{attribute}")) or ""
+
+
 def _called_with_rest(init: _Function) -> list[ast.expr]:
     """The classes that `__init__` calls with its own `**`."""
     rest = init.args.kwarg.arg if init.args.kwarg else ""

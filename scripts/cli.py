@@ -10,6 +10,7 @@ import sys
 
 VERBS = {
     "train": "train a model; resume or replay a run",
+    "config": "every key of a config: type, default, range, meaning",
     "samples": "what the model wrote, token by token",
     "status": "a live run: progress, who waits for whom",
     "ledger": "where every prompt of a run went",
