@@ -14,7 +14,7 @@ from areal_like.bus import is_loopback
 from areal_like.client import SupervisorClient
 from areal_like.config import Config, ConfigError
 from areal_like.metrics import MetricsFollower
-from areal_like.run_folder import RENDEZVOUS, config_file
+from areal_like.run_folder import RENDEZVOUS, SUMMARY, config_file
 
 PATIENCE = 10.0
 """Seconds that the buffer has to answer; it needs 0.2 s at most, unless its disk hangs."""
@@ -48,8 +48,7 @@ class Running:
             self.config = configs.replace(self.config, "security.key_folder", str(keys.resolve()))
         offered = self.rendezvous()
         if offered is None:
-            ended = "it has ended" if (folder / "summary.json").exists() else "it does not run now"
-            raise NotRunning(f"{folder}: its buffer is not running: {ended}")
+            raise NotRunning(f"{folder}: its buffer is not running: {how_it_ended(folder)}")
         _check_host(offered)
         self.offered = offered
         self.client = SupervisorClient(offered["endpoint"], self.config.security.key_folder)
@@ -73,6 +72,15 @@ class Running:
 
     def close(self) -> None:
         self.client.close()
+
+
+def how_it_ended(folder: Path) -> str:
+    """Of a run that does not run now: its end, or how far it had come."""
+    if (folder / SUMMARY).exists():
+        return "it has ended"
+    rows = MetricsFollower(folder / "metrics.jsonl").new_rows()
+    far = f"it ended without a summary after train step {rows[-1]['step']}" if rows else "it has made no train step"
+    return f"{far}; its logs: {folder}/logs; to continue: the same command with resume={folder}"
 
 
 class View:

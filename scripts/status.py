@@ -2,7 +2,8 @@
 
 Shows who waits for whom, staleness, the ledger, each actor's version and work, and the metrics of the last train step.
 With `--prometheus PORT` it serves the same numbers to Prometheus (default: on loopback; see `--address`), and asks the
-buffer at each scrape. Any number of these may run at once; nothing in the run waits for them.
+buffer at each scrape. Any number of these may run at once; nothing in the run waits for them. It shows the summary of a
+run that has ended.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
@@ -18,12 +20,13 @@ from rich.live import Live
 from rich.table import Table
 
 from areal_like.link import BusError
+from areal_like.run_folder import RENDEZVOUS, SUMMARY
 
 from . import output
 from .arguments import command, refuse
 from .exporter import serve
 from .running import Running, View, add_arguments
-from .watch import ledger_line
+from .watch import ledger_line, print_summary
 
 REFRESH_SECONDS = 1.0
 WIDTH = 120
@@ -116,10 +119,23 @@ def watch(view: View, console: Console) -> None:
             time.sleep(REFRESH_SECONDS)
 
 
+def summary_of(folder: Path) -> dict[str, Any] | None:
+    """How a run has ended; None for one that goes on, or ended without a summary."""
+    if (folder / RENDEZVOUS).exists() or not (folder / SUMMARY).is_file():
+        return None
+    return json.loads((folder / SUMMARY).read_text())
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     console = output.console(WIDTH)
     try:
+        if summary := summary_of(args.run):
+            if args.json:
+                print(json.dumps(summary))
+            else:
+                print_summary(summary, args.run)
+            return 0
         running = Running(args.run, args.keys)
         try:
             view = View(running)

@@ -307,6 +307,8 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
     if config.replay:
         config = fit_to_replay(config)
     earlier, stem = earlier_run(config, args), Path(args.config).stem
+    if config.resume and not earlier:
+        print(f"resume=auto: {config.run.dir} has no unfinished run of {config.run.name or stem}; a new one starts")
     if earlier:
         held = lock(earlier)
         config = provide_keys(reopen_run_folder(config, earlier), earlier)

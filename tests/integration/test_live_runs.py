@@ -104,6 +104,12 @@ def test_a_stopped_run_goes_on_and_a_drained_one_has_trained_all_that_it_admitte
     with pytest.raises(SystemExit, match="2"):
         stop.main([str(live.folder)])
     assert "its buffer is not running: it has ended" in capsys.readouterr().err
+    assert status.main([str(live.folder)]) == 0, "of an ended run: its summary"
+    assert "finished: it was drained" in capsys.readouterr().out
+    (live.folder / "summary.json").unlink()
+    with pytest.raises(SystemExit, match="2"):
+        status.main([str(live.folder)])
+    assert f"ended without a summary after train step {found['steps']}" in capsys.readouterr().err
 
 
 def test_an_actor_whose_engine_hangs_loses_its_leases_and_is_started_anew(tmp_path: Path) -> None:

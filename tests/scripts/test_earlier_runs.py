@@ -206,3 +206,11 @@ def test_a_run_of_several_settings_is_replayed_with_settings_of_ones_own_only(tm
     with pytest.raises(ConfigError, match=r"after step 4: learner.lr=1e-4 \(was 0.002\)\), so no one config"):
         fit_to_replay(same)
     assert fit_to_replay(configs.replace(same, "learner.lr", 3e-3)).run.steps == 0
+
+
+def test_who_resumes_nothing_is_told_that_a_new_run_starts(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    argv = ["configs/quickstart.yaml", "resume=auto", f"run.dir={tmp_path}", "run.name=a"]
+    prepared = prepare(parse(argv), argv)
+    assert prepared is not None
+    prepared[2].close()
+    assert f"resume=auto: {tmp_path} has no unfinished run of a; a new one starts" in capsys.readouterr().out
