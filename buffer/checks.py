@@ -1,4 +1,5 @@
-"""What the controller checks before it believes: pushes against leases and published weights, and endless failure."""
+"""Checks of what peers send: pushes against leases and published weights. Also stops a run in which every group fails.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from buffer.store import Entry
 
 log = logging.getLogger(__name__)
 WORDS = ("engine", "engine_note")
-"""What is text among an actor's stats (`buffer.fleet.Actor.engine`)."""
+"""The stats of an actor that are text; all others are numbers (`buffer.fleet.Actor.engine`)."""
 MOST_REDRAWN, MOST_CHARACTERS = 8, 256
-"""Of one sample, so many times; of a word among stats."""
+"""Redraws of one sample; characters of a text among the stats."""
 
 
 def faults_of_push(
@@ -27,12 +28,11 @@ def faults_of_push(
     digests: Mapping[int, str],
     vocab_size: int | None = None,
 ) -> dict[int, WireError]:
-    """Group → what is wrong with it, of those that don't fit their leases, their payloads, or weights that the learner
-    has published, or that a learner whose model knows `vocab_size` tokens (None: not known) can't train on
-    (`check_payload`).
+    """Faulty groups: group id → what is wrong. A group must fit its lease, its payload and published weights, and the
+    learner must be able to train on it (`check_payload`): its model knows `vocab_size` tokens (None: not known).
 
-    `digests` maps published versions to the digests of their bits: a sample of any other weights is refused. A group
-    that was deferred may have another size now; a push of before, which comes again, is no fault of its sender's.
+    `digests` maps published versions to the digests of their bits; samples of any other weights are refused. A deferred
+    group may have another size now. A repeated push with the old size is not the sender's fault.
     """
     faults: dict[int, WireError] = {}
     for head, payload in zip(heads, payloads, strict=True):
@@ -50,23 +50,23 @@ def faults_of_push(
 
 
 def check_hello(name: str, role: str, known: Actor | None) -> None:
-    """Raises WireError unless one with whom the buffer can work says hello; `known` is who the sender is so far."""
+    """Raises WireError if the buffer can't work with this peer. `known`: the actor that this connection already is."""
     if role not in ("actor", "learner"):
-        raise WireError(f"{role!r} is no role that says hello")
+        raise WireError(f"unknown role {role!r}: the buffer knows actor and learner")
     if not name.isprintable():
-        raise WireError("a name is made of letters that can be printed")
+        raise WireError("a name must consist of printable characters")
     if known and known.name != name:
-        raise WireError(f"this connection is {known.name} already")
+        raise WireError(f"this connection already belongs to {known.name}")
 
 
 def check_left_out(cut: Sequence[int], redrawn: Sequence[str], entry: Entry) -> None:
-    """Raises WireError unless so many samples may have been cut, and so many drawn anew."""
+    """Raises WireError if the group can't have so many cut or redrawn samples."""
     if len(cut) > entry.launch or len(redrawn) > MOST_REDRAWN * entry.launch:
-        raise WireError(f"group {entry.id} can't have left out these samples")
+        raise WireError(f"group {entry.id} can't have so many cut or redrawn samples")
 
 
 def check_stats(stats: dict[str, float | str]) -> dict[str, float | str]:
-    """An actor's running totals, as numbers, and the state of its engine, in words. Raises WireError."""
+    """Returns `stats`: an actor's running totals as numbers, the state of its engine as text. Raises WireError."""
     for name, value in stats.items():
         if (name in WORDS) != isinstance(value, str):
             raise WireError(f"stats: {name!r} is {'text' if name in WORDS else 'a number'}")
@@ -82,7 +82,7 @@ def check_hand_back(
     digests: Mapping[int, str],
     vocab_size: int | None = None,
 ) -> None:
-    """Raises WireError unless the partial groups fit their leases, their payloads, and published weights."""
+    """Raises WireError if a partial group does not fit its lease, its payload or published weights."""
     if len(heads) != len(payloads):
         raise WireError(f"{len(payloads)} payloads for {len(heads)} partial groups")
     for head, payload in zip(heads, payloads, strict=True):
@@ -96,12 +96,12 @@ def check_hand_back(
 def checked_answer(
     message: messages.Evaluated, payloads: Payloads, vocab_size: int | None
 ) -> tuple[Head, Frame] | None:
-    """The sample of a held-out result, if it brings one. Raises WireError."""
+    """The sample of a held-out result, if the message has one. Raises WireError."""
     if message.answer is None:
         return None
     heads = unpack_heads(message.answer)
     if not len(heads) == heads[0].samples == len(payloads) == 1 or len(payloads[0]) != heads[0].size:
-        raise WireError("a held-out answer is one sample, with its payload")
+        raise WireError("a held-out answer must be one sample, with its payload")
     check_payload(heads[0], payloads[0], vocab_size)
     return heads[0], payloads[0]
 
@@ -109,7 +109,7 @@ def checked_answer(
 def _check_digests(
     group_id: int, claimed: Mapping[int, str], entry: Entry | None, published: Mapping[int, str]
 ) -> None:
-    """Those of the tokens that a lease carried were checked when they were handed back, maybe before a crash."""
+    """Tokens that a lease carried may have older digests: these were checked at the hand-back, maybe before a crash."""
     carried = entry.partial.head.digests if entry and entry.partial else {}
     for version, digest in claimed.items():
         if digest not in (published.get(version), carried.get(version)):
@@ -117,17 +117,17 @@ def _check_digests(
 
 
 class RolloutsFail(RuntimeError):
-    """Nothing can be rolled out: the task, the reward or the model does not work."""
+    """No group can be rolled out: the task, the reward or the model does not work."""
 
 
 class Failures:
-    """Groups that failed in a row, with none rolled out between. `most` of them end the run: it would never move."""
+    """Counts groups that failed in a row, with no success between. `most` of them end the run: it makes no progress."""
 
     def __init__(self, most: int):
         self.most, self.count, self.last = most, 0, ""
 
     def add(self, group_id: int, reason: str, detail: str) -> None:
-        """Raises RolloutsFail."""
+        """Count a failed group. Raises RolloutsFail at the `most`-th in a row."""
         self.count, self.last = self.count + 1, f"{reason} {detail}".strip()
         if self.count <= 3:
             log.warning("group %d %s", group_id, self.last)

@@ -1,11 +1,11 @@
 """The buffer's loop: messages in, decisions by the scheduler and the policy, messages out. One thread, no locks
-(the journal has a thread that waits for the disk).
+(only the journal has a thread of its own, which waits for the disk).
 
 Who waits for what:
   an actor    waits for leases        → unblocked by `leasing.admit`: a trained batch, an applied version, a freed slot
   the learner waits for a batch       → unblocked by `_serve`: a push
   everybody   waits for the start     → unblocked by `_start`: enough actors hold version 0
-All state that matters is in `RunState`; `handlers` changes it as messages come.
+`RunState` holds all state that matters; `handlers` changes it when a message comes.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from buffer.store import Entry
 log = logging.getLogger(__name__)
 STALL_SECONDS = 20.0
 MESSAGES_PER_TURN = 1000
-"""So that a peer that floods the buffer can't keep it from deciding; the socket takes from all peers in turn."""
+"""A peer that floods the buffer can't stop its decisions. The socket takes from all peers in turn."""
 
 
 class Controller:
-    """Drives one run. Enough actors must be ready within `ready_timeout` seconds; an actor not heard of for
-    `heartbeat_timeout` seconds loses its leases, and any actor those without progress for `lease_timeout` seconds (0:
-    never). Nothing is said that rests on records the journal does not hold yet
-    (`state.outbox`)."""
+    """Drives one run. Enough actors must be ready within `ready_timeout` seconds. An actor that is silent for
+    `heartbeat_timeout` seconds loses its leases. A lease without progress for `lease_timeout` seconds (0: never) ends.
+    A message waits until the journal holds the records that it rests on (`state.outbox`)."""
 
     def __init__(
         self,
@@ -50,30 +49,30 @@ class Controller:
         self.state, self.handlers = state, Handlers(state)
         self.deadlines = Deadlines(state, lease_timeout)
         self.heartbeat_timeout, self.ready_timeout = heartbeat_timeout, ready_timeout
-        self._parts_by: tuple[int, int | None, int] | None = None  # the facts by which parts were looked for last
+        self._parts_by: tuple[int, int | None, int] | None = None  # the facts at the last look for parts
         self._born = self._last_turn = state.progress_at = time.monotonic()
 
     def run(self) -> None:
-        """Until the process is told to end (SIGTERM raises SystemExit)."""
+        """Run until SIGTERM, which raises SystemExit."""
         while True:
             self.step(timeout=0.2)
 
     def step(self, timeout: float) -> None:
-        """One turn: handle what has arrived, then decide, then say. Separate from `run` so that tests drive it."""
-        self._receive(timeout)  # first: all that is decided rests on all that is known
+        """One turn: handle messages, decide, send. Separate from `run` so that tests can drive it."""
+        self._receive(timeout)  # first: decisions need all that is known
         now = time.monotonic()
-        self._drop_silent_actors(now)  # before leases: these groups go to others in the same turn
+        self._drop_silent_actors(now)  # before leases: their groups go to others in the same turn
         self.deadlines.enforce(now)
         self._start(now)
-        self.state.announce()  # before leases: with `injection` it opens the slots of the version
-        self.state.replay.recall_losers()  # after pushes, which take places, and before the scheduler counts the queue
-        self._revoke()  # before leases: an actor hears of the end of a lease before it gets another of the same group
+        self.state.announce()  # before leases: with `injection` it opens the slots of the new version
+        self.state.replay.recall_losers()  # after pushes, which take places; before the scheduler counts the queue
+        self._revoke()  # before leases: an actor must hear that a lease ended before it gets the same group again
         evaluate(self.state, now)  # before training leases, which would take all the room
-        admit(self.state, now)  # before serving: a batch that is still waited for may take memory beyond the limit
-        self.deadlines.hedge(now)  # after leases: whoever has room now is idle
-        self._serve(now)  # what it finds too old is revoked at once: the next turn may be long in coming
+        admit(self.state, now)  # before serving: the batch that the learner waits for may exceed the memory limit
+        self.deadlines.hedge(now)  # after leases: an actor that still has room is idle
+        self._serve(now)  # revokes groups that are too old at once: the next turn may come late
         self._report_when_finished()
-        self.state.outbox.flush()  # last: what was decided is on its way to the disk, and what the disk has is said
+        self.state.outbox.flush()  # last: write the decisions to the disk; send messages whose records are there
         self._watch(now)
 
     def _receive(self, timeout: float) -> None:
@@ -87,7 +86,7 @@ class Controller:
 
     def _drop_silent_actors(self, now: float) -> None:
         if now - self._last_turn > self.heartbeat_timeout / 2:
-            self.state.fleet.restart_clocks(now)  # this process stood still: what it did not hear proves nothing
+            self.state.fleet.restart_clocks(now)  # this process stood still: silence of others proves nothing
             self.state.evaluation.restart_clocks(now)
         self._last_turn = now
         for actor in self.state.fleet.silent(now, self.heartbeat_timeout):
@@ -97,7 +96,7 @@ class Controller:
     def _start(self, now: float) -> None:
         if self.state.started_at is not None:
             return
-        # Engines have time limits of their own: those of a large model take longer than processes need to meet.
+        # An engine has its own time limit: a large model starts more slowly than the processes connect.
         starting = any(actor.engine == "starting" for actor in self.state.fleet)
         if now - self._born > self.ready_timeout and not starting:
             raise BusError(f"after {self.ready_timeout:.0f} s (launcher.ready_timeout) {'; '.join(waits(self.state))}")
@@ -114,7 +113,7 @@ class Controller:
         if state.learner.wanted is None or state.learner.peer is None:
             return
         index, version = state.learner.wanted.index, state.learner.wanted.version
-        if index in state.shares.served:  # it was lost on its way
+        if index in state.shares.served:  # the batch was lost on its way
             state.learner.wanted = None
             state.outbox.put(state.learner.peer, *state.shares.served[index].share(0))
             return
@@ -144,8 +143,8 @@ class Controller:
         state.shares.answer(state.outbox)
 
     def _serve_part(self, index: int, version: int) -> None:
-        """What is there already of the batch that is wanted, for a learner that takes gradients meanwhile. Its groups
-        stay WAITING: they are served, and written down, with the batch."""
+        """Send the groups of the wanted batch that are ready, so that the learner can compute gradients early. They
+        stay WAITING: they are served, and recorded, with the whole batch."""
         state, begin = self.state, self.state.learner.parts
         facts = index, begin, state.store.changes
         if begin is None or state.learner.peer is None or facts == self._parts_by:
@@ -160,8 +159,8 @@ class Controller:
             state.learner.parts = begin + len(entries)
 
     def _frames(self, entries: list[Entry], batch: int | None = None) -> list[Frame]:
-        """What to send of groups that go out together, those of `batch` if they are SERVED. Empty if the journal has
-        lost the payload of one: that one is rolled out again, and the others wait for it."""
+        """The payloads of groups that go out together; `batch` if they are SERVED. Empty if the journal has lost one
+        payload: that group is rolled out again, and the others wait for it."""
         frames, lost = [], []
         for entry in entries:
             try:
@@ -178,11 +177,11 @@ class Controller:
     def _tell_to_stop(self) -> None:
         state = self.state
         if state.learner.peer:
-            state.learner.wanted = None  # one who has not heard it asks again
+            state.learner.wanted = None  # if this message is lost, the learner asks again
             state.router.send(state.learner.peer, messages.Stop(drain=state.stopping == "drain"))
 
     def _revoke(self) -> None:
-        """Actors need not finish what got too old while it ran, nor what another has finished."""
+        """Cancel leases of groups that became too old, or that another actor has finished."""
         self.state.end_hedges()
         for name, group_id, hand_back in self.state.replay.take_cancels():
             if actor := self.state.fleet.by_name.get(name):
@@ -200,4 +199,4 @@ class Controller:
         state = self.state
         if state.started_at is not None and not state.finishing and now - state.progress_at > STALL_SECONDS:
             state.progress_at = now
-            log.warning("nothing moved for %.0f s: %s", STALL_SECONDS, "; ".join(waits(state)) or "nobody waits")
+            log.warning("no progress for %.0f s: %s", STALL_SECONDS, "; ".join(waits(state)) or "nobody waits")

@@ -1,18 +1,20 @@
-"""The deadline of a lease: an actor that lives and gets nowhere must not hold up the others.
+"""The deadline of a lease: an actor that is alive but makes no progress must not hold up the others.
 
-Actors tell with each heartbeat which of their leases have made progress (`actors.progress` says what counts). A lease
-that makes none for `buffer.lease_timeout` seconds is revoked, and its group goes to another actor if there is one; who
-pushes first, wins. So:
+Each heartbeat says which leases of the actor made progress (`actors.progress` says what counts). The buffer revokes a
+lease without progress for `buffer.lease_timeout` seconds and gives its group to another actor, if there is one. The
+first push wins.
 
     lease ──no progress for the timeout──► revoked: QUEUED again; its actor is benched: no new leases while others work,
        │                                   until it has finished something, or for another timeout
-       ├──at half the timeout, if an actor idles: the group is leased to it as well (`buffer.fleet`)
+       ├──at half the timeout, if another actor is idle: the group is leased to that one as well (`buffer.fleet`)
        └──the third time for a group────► dropped as "timed out"; its slot goes to another prompt
 
-An actor that loses MOST_IN_A_ROW leases (so, or to a hedge), finishes nothing between and has nothing else that moves,
-hangs as a whole, as does one that after its bench has not even taken new weights in as long: it is told to quit, and
-whoever started it starts it again. Held-out prompts have the same deadline; the third time they count as failed
-(reward 0). While an engine says that it starts or restarts, the clocks of its leases stand still.
+The buffer tells an actor to quit if the whole actor seems to hang, and its launcher starts it again. There are two
+signs. It loses MOST_IN_A_ROW leases (to the deadline or a hedge), finishes nothing between, and none of its other
+leases moves. Or its bench is over, and it has not taken new weights for another timeout.
+
+Held-out prompts have the same deadline; the third time they count as failed (reward 0). While an engine says that it
+starts or restarts, the clocks of its leases stand still.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ log = logging.getLogger(__name__)
 MOST_IN_A_ROW = 3
 MOST_PER_GROUP = 3
 HEDGE_AT = 0.5
-"""This part of the deadline without progress, and an idle actor gets the group as well (`buffer.fleet`)."""
+"""After this part of the deadline without progress, an idle actor gets the group as well (`buffer.fleet`)."""
 LOOKS = 8
-"""Per deadline: so late, at most, by this part of it, is a lease revoked."""
+"""Looks per deadline: a lease is revoked at most 1/LOOKS of the deadline late."""
 
 
 class Deadlines:
@@ -45,7 +47,7 @@ class Deadlines:
         self._slow: list[Entry] = []
 
     def enforce(self, now: float) -> None:
-        """To be called in each turn of the loop; looks now and then. Raises RolloutsFail."""
+        """Revoke late leases. Call it in each turn of the loop; it looks only now and then. Raises RolloutsFail."""
         if not self.timeout or now < self._look_at:
             return
         self._look_at = now + min(1.0, self.timeout / LOOKS)
@@ -65,8 +67,8 @@ class Deadlines:
         self._take_back_heldout(now)
 
     def hedge(self, now: float) -> None:
-        """To be called when leases have been handed out: who has room still is idle. Lease to them what seems to hang
-        elsewhere, the lowest slots first."""
+        """Lease groups that seem to hang to idle actors as well, the lowest slots first. Call it after all leases are
+        handed out: an actor that still has room is idle."""
         state, slow = self.state, sorted(self._slow, key=lambda entry: entry.slot)
         self._slow = []
         if not slow or state.started_at is None or state.finishing or state.outbox.blocked:
@@ -109,10 +111,10 @@ class Deadlines:
         self._hold_against(actor, len(group_ids), now)
 
     def _hold_against(self, actor: Actor, leases: int, now: float) -> None:
-        """Leases that it has lost, to the deadline or to a hedge."""
+        """Bench the actor for leases that it lost, to the deadline or to a hedge; if it hangs, tell it to quit."""
         actor.timed_out += leases
         if actor.benched_until == math.inf:
-            return  # it was told to quit
+            return  # the actor was already told to quit
         actor.benched_until, actor.benched_at = now + self.timeout, actor.version
         something_moves = any(now - actor.moved[group_id] < self.timeout / 2 for group_id in actor.running)
         if actor.timed_out >= MOST_IN_A_ROW and not something_moves:
@@ -124,12 +126,12 @@ class Deadlines:
         self.state.router.send(actor.peer, messages.Quit(f"{reason} (buffer.lease_timeout)"))
 
     def _look_after_benched(self, actor: Actor, now: float) -> None:
-        """An engine that hangs takes no new weights, and without them the actor gets no lease that could time out."""
+        """Tell a benched actor to quit if it takes no new weights: without them it gets no lease to time out on."""
         is_behind = actor.timed_out > 0 and actor.version == actor.benched_at < self.state.weights.version
         actor.behind_since = min(actor.behind_since, now) if is_behind else math.inf
         is_back = actor.benched_until <= now
         if is_back and not actor.running and now - actor.behind_since > self.timeout:
-            self._tell_to_quit(actor, f"since {actor.timed_out} leases of it hung it has taken no new weights")
+            self._tell_to_quit(actor, f"it has taken no new weights since {actor.timed_out} of its leases hung")
 
     def _take_back_heldout(self, now: float) -> None:
         late: dict[str, int] = defaultdict(int)

@@ -1,8 +1,8 @@
 """Evaluation on held-out prompts while training goes on: a round of leases beside the training leases.
 
-A round for version v is handed out to actors once they hold v. Weights may move on while a round is being decoded;
-its result says which versions sampled it. Only one round runs at a time: one that falls due meanwhile is skipped,
-the final one excepted.
+An actor gets its share of a round for version v once it holds v. Weights may change while a round is decoded; the
+result says which versions sampled it. Only one round runs at a time. A round that falls due meanwhile is skipped,
+except the final one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from areal_like.types import Lease
 
 
 class Result(TypedDict):
-    """Of a round: mean reward and length (tokens), and the versions of the oldest and the newest token. `seconds` since
-    the first lease are added when it is told."""
+    """Result of a round: mean reward, mean length (tokens), versions of the oldest and the newest token.
+    `note_evaluation` adds `seconds` since the first lease."""
 
     version: int
     reward: float
@@ -42,7 +42,7 @@ class _Round:
 
 
 class Evaluation:
-    """`every` train steps (0: only before and after), on the first `prompts` held-out rows."""
+    """A round `every` train steps (0: only before and after training), on the first `prompts` held-out rows."""
 
     def __init__(self, every: int, prompts: int, temperature: float):
         self.every, self.prompts, self.temperature = every, prompts, temperature
@@ -79,15 +79,15 @@ class Evaluation:
         return self.round is not None and bool(self.round.unassigned)
 
     def tick(self) -> None:
-        """Start the final round when its turn has come."""
+        """Start the final round once no other round runs."""
         if self._final is not None and self.round is None:
             if not self.results or self.results[-1]["version"] != self._final:
                 self.start(self._final)
             self._final = None
 
     def leases(self, actor: str, version: int, actors_to_come: int, now: float = 0.0) -> list[Lease]:
-        """The actor's share of the round; `actors_to_come` counts those that have not had theirs, this one included.
-        The deadlines of its rows count from `now`, whoever had them before."""
+        """The actor's share of the round. `actors_to_come`: actors without a share, this one included. Deadlines of the
+        rows count from `now`, even if another actor had them before."""
         if not self.round or version < self.round.version or actor in self.round.assigned.values():
             return []
         share = math.ceil(len(self.round.unassigned) / max(1, actors_to_come))
@@ -102,7 +102,7 @@ class Evaluation:
         return sum(actor not in busy for actor in actors)
 
     def lost(self, actor: str) -> None:
-        """An actor is gone: its rows are handed out again."""
+        """An actor is gone: hand out its rows again."""
         if self.round:
             rows = [row for row, owner in self.round.assigned.items() if owner == actor]
             for row in rows:
@@ -110,28 +110,28 @@ class Evaluation:
             self.round.unassigned += rows
 
     def note_moved(self, actor: str, lease_ids: Iterable[int], now: float) -> None:
-        """An actor makes progress with these."""
+        """An actor made progress with these leases."""
         for lease_id in lease_ids if self.round else ():
             row = self.row_of(actor, lease_id)
             if self.round and row is not None:
                 self.round.moved[row] = now
 
     def restart_clocks(self, now: float, actor: str = "") -> None:
-        """The rows of an actor (without: of all) are taken to move now."""
+        """Count the deadlines of an actor's rows ("": of all rows) from now."""
         if self.round:
             rows = [row for row, owner in self.round.assigned.items() if actor in ("", owner)]
             self.round.moved.update(dict.fromkeys(rows, now))
 
     def overdue(self, now: float, timeout: float) -> list[tuple[int, str]]:
-        """(row, actor) of those that have not moved for `timeout` seconds."""
+        """(row, actor) of rows without progress for `timeout` seconds."""
         if not self.round:
             return []
         moved = self.round.moved = {row: self.round.moved.get(row, now) for row in self.round.assigned}
         return [(row, self.round.assigned[row]) for row, at in moved.items() if now - at > timeout]
 
     def take_back(self, row: int, most: int) -> Result | None:
-        """A row goes to another actor; the `most`-th time it counts as reward 0. The round's result if it was the
-        last."""
+        """Take a row from its actor; another will get it. The `most`-th time it counts as reward 0. Returns the round's
+        result if this row was the last."""
         assert self.round is not None
         self.round.timeouts[row] += 1
         if self.round.timeouts[row] >= most:
@@ -143,13 +143,14 @@ class Evaluation:
         return None
 
     def row_of(self, actor: str, lease_id: int) -> int | None:
-        """The row whose lease the actor has; None if it has no such lease."""
+        """The row of this lease; None if the actor does not have the lease."""
         number, row = divmod(lease_id, max(1, self.prompts))
         mine = self.round and number == self._round_number and self.round.assigned.get(row) == actor
         return row if mine else None
 
     def record(self, actor: str, lease_id: int, reward: float, length: int, oldest: int, newest: int) -> Result | None:
-        """One held-out completion's reward, by the actor that has its lease; the round's result if it was the last."""
+        """Record the reward of one held-out completion. Ignored if the actor does not have the lease. Returns the
+        round's result if this row was the last."""
         row = self.row_of(actor, lease_id)
         if self.round is None or row is None:
             return None

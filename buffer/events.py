@@ -1,8 +1,7 @@
 """What can happen to groups, one typed record each: the journal's schema, and all that `buffer.store` can apply.
 
-A record is written as msgpack, [tag, field, ...], with the payload, where there is one, beside it. Fields are checked
-by their types when a record is read. A change of the fields or of their meaning is a new format: raise
-`buffer.segment_file.FORMAT`, so that an older journal is refused and not misread.
+A record is written as msgpack, [tag, field, ...]; a payload stands beside it. Readers check the types of all fields.
+If you change a field or its meaning, raise `buffer.segment_file.FORMAT`: an older journal is then refused, not misread.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from buffer.staleness import BatchesState, SlotsState
 
 
 class _Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=str.lower):
-    """The tag is the name in small letters."""
+    """The tag is the class name in lower case."""
 
 
 # ---- one group ------------------------------------------------------------------------------------------------------
 
 
 class Admit(_Record):
-    """A new group, leased to `actor`, which holds `version`. `launch` samples are started, the first `need` that finish
-    make the group. `redundant`: it gets no slot of its own."""
+    """A new group is leased to `actor`, which holds `version`. It starts `launch` samples; the first `need` that finish
+    make the group. `redundant`: the group gets no slot of its own."""
 
     id: int
     row: int
@@ -38,8 +37,8 @@ class Admit(_Record):
 
 
 class Lease(_Record):
-    """A group that waited for a lease runs on `actor`. `version`: no token of it will be older. `resumes`: the lease
-    carries what an earlier one has left; else that is let go."""
+    """A group that waited for a lease runs on `actor`. `version`: none of its tokens will be older. `resumes`: the
+    lease carries the partial group of an earlier lease; otherwise that partial group is discarded."""
 
     id: int
     actor: str
@@ -54,28 +53,28 @@ class Recall(_Record):
 
 
 class Requeue(_Record):
-    """What was rolled out is lost, too old, or not to be had: the group needs another lease."""
+    """The group needs another lease: its rollout is lost, too old or unreadable."""
 
     id: int
 
 
 class HandBack(_Record):
-    """The actor does not go on; what it has sampled (`head`, see `areal_like.partials`, and the record's payload)
-    replaces what the lease had carried."""
+    """The actor stops working on the group. What it has sampled (`head`, see `areal_like.partials`, and the record's
+    payload) replaces what the lease carried."""
 
     id: int
     head: PartialHead
 
 
 class Forget(_Record):
-    """What an earlier lease has left of the group can't be read any more."""
+    """The partial group of an earlier lease can't be read any more."""
 
     id: int
 
 
 class LeaveOut(_Record):
-    """Samples that will not be in the group: `cut` after so many tokens each, as it did not wait for them; others were
-    drawn anew, for these reasons."""
+    """Samples that are not part of the group. `cut`: tokens of each sample that the group did not wait for. `redrawn`:
+    the reason of each sample that was drawn again."""
 
     id: int
     cut: tuple[int, ...]
@@ -83,7 +82,7 @@ class LeaveOut(_Record):
 
 
 class Push(_Record):
-    """`actor` has rolled the group out; `version` is the newest that was published. The payload is the record's."""
+    """`actor` has rolled out the group; `version` is the newest published one. The payload is the record's."""
 
     head: Head
     version: int
@@ -91,14 +90,14 @@ class Push(_Record):
 
 
 class Place(_Record):
-    """A redundant group wins the slot of `loser`, which has none from then on, or a free slot (None)."""
+    """A redundant group takes the slot of `loser`, which then has none; None: it takes a free slot."""
 
     id: int
     loser: int | None
 
 
 class Defer(_Record):
-    """A redundant group has lost: it waits in the queue, behind all others there."""
+    """A redundant group got no slot: it goes to the end of the queue."""
 
     id: int
 
@@ -112,14 +111,14 @@ class Readmit(_Record):
 
 
 class Drop(_Record):
-    """The group leaves untrained, counted under `reason`."""
+    """The group leaves untrained and counts under `reason`."""
 
     id: int
     reason: str
 
 
 class Filter(_Record):
-    """As `Drop`, of a group that was rolled out well and is not worth training on."""
+    """As `Drop`, for a complete group that is not worth training on."""
 
     id: int
     reason: str
@@ -129,7 +128,7 @@ class Filter(_Record):
 
 
 class Open(_Record):
-    """Batch `batch` has so many groups. `scheduler`: the scheduler's state as of then (None: it keeps none)."""
+    """Batch `batch` will have `groups` groups. `scheduler`: the scheduler's state then (None: it has no state)."""
 
     batch: int
     groups: int
@@ -137,16 +136,16 @@ class Open(_Record):
 
 
 class Settle(_Record):
-    """A batch is about to be served whose slots others have: all groups that are not served get new ones (id → slot),
-    those of the batch its own. All slots below `end` are in use or trained then."""
+    """Before a batch is served whose slots belong to other groups, all groups that are not served get new slots (id →
+    slot): the batch's groups get the batch's slots. Afterwards all slots below `end` are in use or trained."""
 
     slots: dict[int, int]
     end: int
 
 
 class Serve(_Record):
-    """A batch goes to the learner: its groups in order, which is that of their slots from then on. Tokens of versions
-    before `oldest_allowed` are not trained."""
+    """A batch goes to the learner. `ids`: its groups in order, which is now also the order of their slots. Tokens of
+    versions before `oldest_allowed` are not trained."""
 
     batch: int
     ids: list[int]
@@ -154,7 +153,7 @@ class Serve(_Record):
 
 
 class Unserve(_Record):
-    """The learner can't train `batch`: its groups wait again, and so do those of batches that were served ahead."""
+    """The learner can't train `batch`. Its groups wait again, and so do the groups of later batches."""
 
     batch: int
 
@@ -166,12 +165,12 @@ class Finish(_Record):
 
 
 class Replan(_Record):
-    """Batches that were served before a crash can't be served again as they were: policy and scheduler choose anew."""
+    """Batches from before a crash can't be served again as they were: the policy and the scheduler choose again."""
 
 
 class Plan(_Record):
-    """A batch that was served before a crash, and is to be served again as it was. Made at a recovery of the `Serve`
-    that the learner's checkpoint does not have; never written."""
+    """Serve this batch again as it was before the crash. Recovery makes it from a `Serve` that the learner's checkpoint
+    does not include. Never written."""
 
     batch: int
     ids: list[int]
@@ -181,28 +180,28 @@ class Plan(_Record):
 
 
 class Begin(_Record):
-    """The buffer starts, and the learner goes on at `batch`, that of its newest checkpoint: leases are void, and
-    batches from there on have not been trained."""
+    """The buffer starts, and the learner resumes at `batch`, from its newest checkpoint. All leases are void. Batches
+    from `batch` on count as not trained."""
 
     batch: int
 
 
 class Branch(_Record):
-    """This start has other settings of the learner than the one before, `why` in words: from `batch` on, training goes
-    another way, and versions behind that one come out otherwise."""
+    """The run resumes at `batch` with other settings of the learner (`why`, in words). Versions after that batch's
+    version will differ from those of the earlier start."""
 
     batch: int
     why: str
 
 
 class Advance(_Record):
-    """Slots that need `version` are open, and no others (`buffer.injection`)."""
+    """Only slots that need `version` are open now (`buffer.injection`)."""
 
     version: int
 
 
 class Held(msgspec.Struct, array_like=True):
-    """One group of a snapshot: fields of `buffer.store.Entry`, and where its payloads lie in the journal."""
+    """One group of a snapshot: fields of `buffer.store.Entry`, and the places of its payloads in the journal."""
 
     id: int
     row: int
@@ -224,7 +223,7 @@ class Held(msgspec.Struct, array_like=True):
 
 
 class Snapshot(_Record):
-    """All that the events before it have made: a journal is read from its newest one on."""
+    """The whole state after all earlier events. A reader of the journal starts at the newest snapshot."""
 
     admitted: int
     trained: int
@@ -247,7 +246,7 @@ Event = (
     | Open | Settle | Serve | Unserve | Finish | Replan | Plan | Begin | Branch | Advance | Snapshot
 )  # fmt: skip
 Recorder = Callable[[Event, Payload], Payload]
-"""Is told of every event, before it is applied; returns the payload as it is to be held: `Journal.append`."""
+"""Records an event before it is applied. Returns the payload in the form to keep: see `Journal.append`."""
 
 
 def record_nothing(event: Event, payload: Payload) -> Payload:
@@ -259,14 +258,14 @@ def record_nothing(event: Event, payload: Payload) -> Payload:
 
 
 class Padding(_Record):
-    """No event: fills a block of the disk."""
+    """Not an event: fills a block of the disk."""
 
 
 class Copy(_Record):
-    """No event: holds the payload of an older segment."""
+    """Not an event: holds the payload of an older segment."""
 
 
 Written = Event | Padding | Copy
 encode: Callable[[Written], bytes] = msgspec.msgpack.Encoder().encode
 decode: Callable[[bytes], Written] = msgspec.msgpack.Decoder(Written).decode
-"""Raises msgspec.DecodeError for what is no record of this format."""
+"""Raises msgspec.DecodeError if the bytes are not a record of this format."""

@@ -1,6 +1,6 @@
 """Which finished groups are worth training on. Pure functions: (rewards, lengths, *, knobs) → "" to keep, or a reason.
 
-`rewards` and `lengths` (response tokens) have one entry per sample of a group. A filtered group is counted under the
+`rewards` and `lengths` (response tokens) have one entry per sample of a group. A filtered group counts under its
 reason, and its slot goes to another prompt at once.
 """
 
@@ -17,7 +17,7 @@ def none(rewards: Sequence[float], lengths: Sequence[int]) -> str:
 def zero_variance(rewards: Sequence[float], lengths: Sequence[int], *, tolerance: float = 0.0) -> str:
     """Leave out groups whose rewards are all equal, up to `tolerance`: their advantages are zero.
 
-    Dynamic sampling of DAPO (arXiv 2503.14476, section 3.2), which asks 0 < number of correct answers < group size;
-    for rewards of 0 and 1 that is the same.
+    This is dynamic sampling of DAPO (arXiv 2503.14476, section 3.2). DAPO asks 0 < number of correct answers < group
+    size; for rewards of 0 and 1 that is the same.
     """
     return "zero variance" if max(rewards) - min(rewards) <= tolerance else ""

@@ -1,7 +1,7 @@
-"""The actors that the buffer knows: what each holds, what it works on, and when it was last heard of; and who works on
-something twice.
+"""The actors that the buffer knows: the weights and leases of each, and when it was last heard. Also hedges: groups
+that two actors work on.
 
-No I/O; time is passed in. An actor process that is restarted says hello under its old name and takes its place.
+No I/O; time is passed in. A restarted actor process says hello under its old name and replaces the old process.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from statistics import fmean
 from buffer.store import LEASED, Entry, Stage
 
 MOST_REFUSED = 3
-"""A group that was refused so often is dropped; an actor of which so many groups were refused in a row gets no leases
-until it joins anew."""
+"""A group is dropped after so many refused pushes. An actor gets no more leases after so many refused groups in a row,
+until it joins again."""
 OVER_PRESENT: dict[str, Callable[[list[float]], float]] = {"now": sum, "mean": fmean, "max": max}
-"""How numbers of the actors that are here are combined."""
+"""How to combine the numbers of the present actors."""
 Stats = Mapping[str, float | str]
-"""What an actor says of itself: see `actors.measures`."""
+"""What an actor reports about itself: see `actors.measures`."""
 
 
 @dataclass(slots=True)
 class Actor:
-    """`peer` is its routing id, `pid` its process's id on its own host; `slots` the sequences that its engine decodes
-    at once; `version` the weights it last applied (−1: none yet); `running` the ids of its groups; `leased` and `ended`
-    count sequences since it joined; `refused` groups of it in a row could not be accepted.
+    """`peer`: routing id. `pid`: process id on its own host. `slots`: sequences that its engine decodes at once.
+    `version`: the weights it last applied (−1: none yet). `running`: ids of its groups. `leased`, `ended`: sequences
+    since it joined. `refused`: its refused groups in a row.
 
-    `moved`: when each of its groups was leased or last made progress; `timed_out`: leases that it has lost for want of
-    progress since it last finished something; until `benched_until` it gets no others (`buffer.deadlines`)."""
+    `moved`: when each group was leased or last made progress. `timed_out`: leases without progress that it lost since
+    it last finished a group. `benched_until`: it gets no leases before then (`buffer.deadlines`)."""
 
     name: str
     peer: bytes
@@ -46,45 +46,45 @@ class Actor:
     moved: dict[int, float] = field(default_factory=dict)
     timed_out: int = 0
     benched_until: float = -math.inf
-    benched_at: int = -1  # the version that it held then
-    behind_since: float = math.inf  # since when there is a newer one, and it has not taken it
+    benched_at: int = -1  # the version that it held when it was benched
+    behind_since: float = math.inf  # since when it has not taken a newer version
 
     @property
     def engine(self) -> str:
-        """Can its engine generate now? "serving", or "starting" or "restarting": then none of its groups gets on."""
+        """State of its engine: "serving", "starting" or "restarting". Only a serving engine generates tokens."""
         return str(self.stats.get("engine", "serving"))
 
     @property
     def engine_note(self) -> str:
-        """What is wrong with its engine, in words; "" if nothing is. One that is serving may have a note, too."""
+        """What is wrong with its engine, in words; "" if nothing is. A serving engine may have a note, too."""
         return str(self.stats.get("engine_note", ""))
 
     @property
     def sequences(self) -> int:
-        """How many it runs."""
+        """Sequences that it runs."""
         return max(0, self.leased - self.ended)
 
     @property
     def free_slots(self) -> int:
-        """Sequences that its engine could start at once. One that ends frees its slot before its group is complete."""
+        """Sequences that its engine could start now. A sequence frees its slot when it ends, before its group does."""
         return self.slots + self.ended - self.leased
 
     def takes(self, sequences: int) -> bool:
-        """May it get a group of so many? One that is idle always may, even if its engine is smaller than the group."""
+        """May it get a group of so many sequences? An idle actor always may, even if its engine has fewer slots."""
         return self.free_slots >= sequences or not self.running
 
     def lease(self, group_id: int, sequences: int, now: float) -> None:
-        """It gets a group of so many."""
+        """Count a new lease of so many sequences."""
         self.running.add(group_id)
         self.moved[group_id] = now
         self.leased += sequences
 
     def note_moved(self, group_ids: Iterable[int], now: float) -> None:
-        """These have made progress; those that it does not run are left out."""
+        """These groups made progress; ignores groups that it does not run."""
         self.moved.update(dict.fromkeys(self.running.intersection(group_ids), now))
 
     def has_finished(self) -> None:
-        """It works: nothing is held against it."""
+        """The actor finished a group: forget its lost leases and end its bench."""
         self.timed_out, self.benched_until = 0, -math.inf
 
 
@@ -94,8 +94,8 @@ class Fleet:
     def __init__(self) -> None:
         self.by_name: dict[str, Actor] = {}
         self.by_peer: dict[bytes, Actor] = {}
-        self._counted: dict[str, tuple[bytes, Stats]] = {}  # by name: what its newest process said last
-        self._before: Counter[str] = Counter()  # what processes had counted that others of their names have replaced
+        self._counted: dict[str, tuple[bytes, Stats]] = {}  # by name: last report of its newest process
+        self._before: Counter[str] = Counter()  # counts of processes that a newer one of the same name replaced
 
     def __iter__(self) -> Iterator[Actor]:
         return iter(self.by_name.values())
@@ -104,7 +104,7 @@ class Fleet:
         return len(self.by_name)
 
     def join(self, name: str, peer: bytes, slots: int, now: float, pid: int = 0) -> Actor:
-        """A new actor. The caller has removed an earlier one of its name."""
+        """Add an actor. The caller has removed any earlier actor of that name."""
         actor = Actor(name, peer, slots, now, pid)
         self.by_name[name] = self.by_peer[peer] = actor
         return actor
@@ -114,20 +114,20 @@ class Fleet:
         self.by_peer.pop(actor.peer, None)
 
     def at_work(self, now: float) -> list[Actor]:
-        """Those that may get leases: none that had too many groups in a row refused, nor, while there are others, one
-        that is benched or whose engine does not serve."""
+        """Actors that may get leases. An actor with too many refused groups in a row never may. A benched actor, or one
+        whose engine does not serve, may only if there is no other."""
         actors = [actor for actor in self if actor.refused < MOST_REFUSED]
         return _not_benched([actor for actor in actors if actor.engine == "serving"] or actors, now)
 
     def for_heldout(self, now: float) -> list[Actor]:
-        """Those that may get held-out prompts."""
+        """Actors that may get held-out prompts."""
         return _not_benched(list(self), now)
 
     def silent(self, now: float, timeout: float) -> list[Actor]:
         return [actor for actor in self if now - actor.seen > timeout]
 
     def restart_clocks(self, now: float) -> None:
-        """Nobody counts as silent, and no lease as hung, until a full time-out from now."""
+        """Restart all clocks: no actor counts as silent, and no lease as hung, for a full time-out from now."""
         for actor in self:
             actor.seen = now
             actor.note_moved(actor.running, now)
@@ -135,13 +135,13 @@ class Fleet:
     def fair_share(self, waiting_groups: float, sharers: int) -> float:
         """How many groups one of `sharers` actors may hold when `waiting_groups` more could start.
 
-        Without it the first actor that has applied new weights would take a whole round, and the others would idle.
+        Without this limit the first actor with new weights would take a whole round, and the others would idle.
         """
         total = waiting_groups + sum(len(actor.running) for actor in self)
         return total if math.isinf(total) else math.ceil(total / max(1, sharers))
 
     def note_stats(self, actor: Actor, stats: Stats) -> None:
-        """What an actor says of itself. A process counts from 0; what an earlier one of its name did stays counted."""
+        """Store an actor's report. A process counts from 0; counts of an earlier process of that name stay included."""
         peer, said = self._counted.get(actor.name, (actor.peer, {}))
         if peer != actor.peer:
             self._before.update(_numbers(said))
@@ -149,8 +149,8 @@ class Fleet:
         actor.stats = stats
 
     def metrics(self) -> dict[str, float]:
-        """What actors say, combined as the keys ask for (`actors.measures`). A sum never falls: what actors that have
-        left and earlier processes have counted stays in it."""
+        """The actors' reports, combined as the keys ask for (`actors.measures`). A sum never falls: it includes actors
+        that left and earlier processes."""
         sums, here = self._before.copy(), defaultdict[str, list[float]](list)
         for _, stats in self._counted.values():
             sums.update(_numbers(stats))
@@ -182,16 +182,16 @@ class Hedges:
     """A group whose lease makes no progress is leased to an idle actor as well, before its deadline.
 
         lease ──no progress for half the deadline──► leased to a second actor, if one has room and weights as new
-          ├──either pushes──────────► it is here; the other lease is cancelled, what it pushes late is a duplicate
+          ├──either pushes──────────► the group is WAITING; the other lease is cancelled, its late push is a duplicate
           ├──either ends otherwise──► the other one goes on alone (failed, refused, handed back, lost, timed out)
           └──recalled, or too old───► the second lease is cancelled
 
-    A group stays one entry with one slot, so the bound and the ledger know nothing of hedges. The second lease is of
-    weights that are no older than the first one's, so the group's deadline holds for both. Tokens are drawn by group,
-    sample and position, so of the same weights both actors sample the same ones.
+    A group stays one entry with one slot, so the bound and the ledger know nothing of hedges. The second actor's
+    weights are at least as new as the first one's, so the group's deadline holds for both. Random numbers depend on
+    group, sample and position, so with the same weights both actors sample the same tokens.
 
-    `pairs`: group → who has a lease of it, the first one first; `made` counts all so far; `overtaken`: whose groups
-    came from the second one, for `buffer.deadlines` to note."""
+    `pairs`: group → its first and its second actor. `made`: number of hedges so far. `overtaken`: first actors that
+    lost a group to the second one, for `buffer.deadlines` to note."""
 
     def __init__(self) -> None:
         self.pairs: dict[int, tuple[str, str]] = {}
@@ -206,11 +206,11 @@ class Hedges:
         self.made += 1
 
     def holds(self, entry: Entry, actor: str) -> bool:
-        """Has this actor a lease of a group that runs?"""
+        """Does this actor have a lease of the group, and does the group still run?"""
         return entry.stage in LEASED and (entry.actor == actor or actor in self.pairs.get(entry.id, ()))
 
     def leave_to_other(self, entry: Entry, actor: str) -> bool:
-        """The lease of `actor` ends without a group: if another has one as well, the group runs on there."""
+        """The lease of `actor` ends without a group. If a second actor has a lease too, the group runs on there."""
         pair = self.pairs.get(entry.id)
         if pair is None or actor not in pair or entry.stage not in LEASED:
             return False
@@ -219,8 +219,8 @@ class Hedges:
         return True
 
     def take_over(self, entries: Mapping[int, Entry], winner: str = "") -> list[tuple[str, int]]:
-        """(actor, group) of the leases that are to be cancelled: both where the group runs no more, as `winner` has
-        pushed it; the second one where it is recalled."""
+        """The leases to cancel, as (actor, group): both if the group runs no more (`winner` has pushed it), the second
+        one if the group is recalled."""
         ended: list[tuple[str, int]] = []
         for group_id, (first, second) in list(self.pairs.items()):
             entry = entries.get(group_id)
@@ -236,12 +236,12 @@ class Hedges:
 
 
 def may_be_hedged(entry: Entry, hedges: Hedges) -> bool:
-    """Redundant groups are not: another of the round takes their place."""
+    """Redundant groups are never hedged: another group of the round takes their place."""
     return entry.stage is Stage.RUNNING and entry.id not in hedges.pairs
 
 
 def is_idle_for(actor: Actor, entry: Entry) -> bool:
-    """Has this actor room for the group, and no reason not to get it?"""
+    """Does this actor have room for the group, new enough weights, and no recent failure?"""
     free = actor.free_slots >= entry.launch
     good = actor.engine == "serving" and not actor.timed_out and actor.name not in (entry.actor, entry.failed_on)
     return free and good and actor.version >= entry.lease_version

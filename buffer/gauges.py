@@ -13,15 +13,15 @@ from buffer.store import Entry
 
 
 class Gauges:
-    """Rates are taken between two train steps' batches; means run over all samples served. What is counted here, and
-    what actors count, begins anew when a run is resumed: at `since_step`, which is told with it."""
+    """Rates are measured between the batches of two train steps; means run over all samples served. These counts, and
+    those of the actors, restart when a run is resumed: at `since_step`, which is reported with them."""
 
     def __init__(self) -> None:
         self.since_step = 0
         self.evaluations: list[Result] = []
         self.trained_seconds: float | None = None
         self.tokens_pushed = 0
-        self.refused: Counter[str] = Counter()  # pushed groups that could not be accepted, by what was wrong with them
+        self.refused: Counter[str] = Counter()  # refused groups, by what was wrong with them
         self._told = 0
         self._staleness_sum = 0
         self._staleness_count = 0
@@ -35,20 +35,20 @@ class Gauges:
         self._rate_at = now
 
     def see(self, lengths: Lengths) -> None:
-        """A group has ended or was broken off."""
+        """Note the lengths of a group that ended or was broken off."""
         self._seen.append(lengths)
 
     def take_seen(self) -> list[Lengths]:
-        """All since the last call."""
+        """All lengths noted since the last call."""
         seen, self._seen = self._seen, []
         return seen
 
     def note_decision(self, batch: int, metrics: dict[str, float]) -> None:
-        """Why a batch is as it is, or what was decided while it was made, for `decision`."""
+        """Store metrics that explain a batch, for `decision`."""
         self._decisions.setdefault(batch, {}).update(metrics)
 
     def decision(self, batch: int) -> dict[str, float]:
-        """What was noted of a batch (nothing, if that was before a crash)."""
+        """The metrics noted for a batch; empty if they were noted before a crash."""
         return self._decisions.pop(batch, {})
 
     @property
@@ -56,14 +56,14 @@ class Gauges:
         return self._staleness_sum / max(1, self._staleness_count)
 
     def tell_again(self, evaluations: int) -> None:
-        """So many of those told last were told with batches that were not trained."""
+        """Report the last `evaluations` evaluations again: their batches were not trained."""
         self._told -= evaluations
 
     def batch_info(self, entries: list[Entry], version: int, allowed: int, now: float) -> dict[str, object]:
-        """Facts about a batch that only the buffer knows, and evaluations that ended since the last one.
+        """Facts about a batch that only the buffer knows, and evaluations that ended since the last batch.
 
-        Staleness is that of the tokens that are trained: of `allowed` or newer. Its two parts add up to it: versions
-        published while a sample was in flight, and while it waited in the queue.
+        Staleness counts only trained tokens: versions `allowed` or newer. It is the sum of two parts: versions
+        published while a sample was in flight, and versions published while it waited in the queue.
         """
         flight: Counter[int] = Counter()
         queue: Counter[int] = Counter()
@@ -98,8 +98,8 @@ class Gauges:
 
 
 def idle_shares(heads: list[Head]) -> dict[str, float]:
-    """What a barrier costs if every response has a place of its own: 1 − Σ length / (responses · longest), with one
-    barrier for each group (their mean) and with one for all."""
+    """The idle share that a barrier costs if every response has its own place: 1 − Σ length / (responses · longest).
+    Two figures: one barrier per group (mean over groups), and one barrier for all."""
     lengths = np.frombuffer(b"".join([head.rows for head in heads]), ROW)["response"].astype(np.int64)
     samples = np.array([head.samples for head in heads])
     starts = np.cumsum(samples) - samples

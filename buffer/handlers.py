@@ -1,4 +1,4 @@
-"""What each message changes. A message that does not fit is refused with a reason, and changes nothing."""
+"""What each message changes. The buffer refuses a message that does not fit, with a reason; it then changes nothing."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ KEPT_DIGESTS = 10_000
 
 
 class Handlers:
-    """One method per kind of message, found by the type that it names; `actor` is None if the peer is not one."""
+    """One method per kind of message, chosen by the type of its argument. `actor` is None if the peer is no actor."""
 
     def __init__(self, state: RunState):
         self.state = state
 
     def handle(self, peer: bytes, received: Received | WireError) -> None:
         if isinstance(received, WireError):
-            return  # the router has told its sender
+            return  # the router has told the sender
         message, payloads = received
         actor = self.state.fleet.by_peer.get(peer)
         if actor:
@@ -48,7 +48,7 @@ class Handlers:
         try:
             _handler_of(type(message))(self, message, peer, actor, payloads)
         except (WireError, KeyError, TypeError, ValueError, ArithmeticError) as error:
-            # What does not fit the run: it was looked at before anything was changed.
+            # The message does not fit the run. Checks come before changes, so nothing has changed.
             self.state.router.refuse(peer, f"{message.kind()}: {error}")
 
     @singledispatchmethod
@@ -97,9 +97,9 @@ class Handlers:
     def _on_relay(self, message: messages.Relay, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
         """An actor offers to hand weights on to others."""
         if actor is None:
-            raise WireError("not an actor that has said hello")
+            raise WireError("only an actor that has joined can be a relay")
         if not message.endpoint.startswith(("inproc://", "ipc://", "tcp://")):
-            raise WireError("that is no endpoint")
+            raise WireError("a relay's endpoint must begin with inproc://, ipc:// or tcp://")
         self.state.relays.join(actor.name, message.endpoint, message.key)
 
     @_on.register
@@ -133,14 +133,14 @@ class Handlers:
         pushed = [(head, payload) for head, payload in pairs if head.id not in (*foreign, *faults)]
         try:
             taken = [self._take(head, payload, now, actor.name) for head, payload in pushed]
-        except Exception as error:  # a filter of the user's, say; what the actor has sent is in order
+        except Exception as error:  # for example a user's filter; the actor's data is correct
             raise RuntimeError(f"taking a pushed group in failed: {type(error).__name__}: {error}") from error
         if any(taken):
             self.state.progress_at = now
             self.state.failures.end()
             actor.refused = 0
         if accepted := [head.id for head in heads if head.id not in faults]:
-            state.outbox.put(peer, messages.Pushed(accepted))  # or what is foreign comes again
+            state.outbox.put(peer, messages.Pushed(accepted))  # foreign groups too, or they would come again
         if foreign:
             state.router.refuse(peer, f"push: {actor.name} has had no lease of group {foreign[0]}")
         if faults:
@@ -151,13 +151,13 @@ class Handlers:
             raise next(iter(faults.values()))
 
     def _refuse_groups(self, actor: Actor, faults: dict[int, WireError]) -> None:
-        """Groups that can't be accepted end their leases: others roll them out again. A group that is refused again and
-        again is dropped; raises RolloutsFail where no actor is left whose groups are accepted."""
+        """Refuse groups: their leases end, and other actors roll them out again. A group is dropped after MOST_REFUSED
+        refusals. Raises RolloutsFail if every actor had MOST_REFUSED groups in a row refused."""
         state = self.state
         for group_id in sorted(faults.keys() & actor.running):
             entry = state.store.entries[group_id]
             actor.running.discard(group_id)
-            # The same group again tells nothing new.
+            # The same group again says nothing new about the actor.
             actor.refused += not entry.refused or entry.failed_on != actor.name
             entry.refused, entry.failed_on = entry.refused + 1, actor.name
             state.gauges.refused[getattr(faults[group_id], "column", "form")] += 1
@@ -167,7 +167,7 @@ class Handlers:
                 state.replay.requeue(group_id)
             else:
                 state.replay.drop(group_id, "malformed")
-        state.outbox.put(actor.peer, messages.Pushed(sorted(faults)))  # or they would come again
+        state.outbox.put(actor.peer, messages.Pushed(sorted(faults)))  # otherwise they would come again
         if actor.refused >= MOST_REFUSED:
             log.warning("%s gets no more leases: %d groups of it in a row were refused", actor.name, actor.refused)
         if all(each.refused >= MOST_REFUSED for each in state.fleet):
@@ -181,7 +181,7 @@ class Handlers:
         owner = state.fleet.by_name.get(entry.actor) if entry else None
         new = state.replay.push(head, payload, state.weights.version, now, pushed_by)
         state.end_hedges(pushed_by)
-        if owner and entry and entry.stage not in LEASED:  # else the push came late: the lease of now goes on
+        if owner and entry and entry.stage not in LEASED:  # else the push came late: the present lease goes on
             state.end_lease(owner, head.id, told=owner.name != pushed_by)
         if new and entry:
             if finisher := state.fleet.by_name.get(pushed_by):
@@ -215,8 +215,8 @@ class Handlers:
 
     @_on.register
     def _on_hand_back(self, message: messages.HandBack, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
-        """An actor will not finish these groups: because it leaves, or because it was asked to. Their leases end, even
-        if what it hands back can't be accepted."""
+        """An actor will not finish these groups: it leaves, or the buffer has recalled them. Their leases end, even if
+        the partial groups can't be accepted."""
         if actor is None:
             return
         state, heads, left = self.state, message.partials, {}
@@ -229,7 +229,7 @@ class Handlers:
                 actor.running.discard(group_id)
                 entry = self.state.store.entries[group_id]
                 if self.state.hedges.leave_to_other(entry, actor.name):
-                    continue  # the other has begun without what comes back here
+                    continue  # the other actor has begun without these samples
                 cut = group_id in left and entry.stage is Stage.RECALLED
                 if cut and self.state.scheduler.sizing.looks:
                     self.state.gauges.see(left[group_id].lengths.of(entry.launch))
@@ -241,7 +241,7 @@ class Handlers:
     @_on.register
     def _on_evaluated(self, message: messages.Evaluated, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
         if actor is None:
-            raise WireError("no actor")
+            raise WireError("only an actor that has joined can evaluate")
         evaluation = self.state.evaluation
         row, answer = (
             evaluation.row_of(actor.name, message.id),
@@ -256,7 +256,7 @@ class Handlers:
 
     @_on.register
     def _on_lost(self, message: messages.Lost, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
-        """A supervisor saw a process die: nobody need wait for its silence. A pid of 0: whoever has that name."""
+        """A supervisor saw a process die: no need to wait for its silence. A pid of 0: any process of that name."""
         dead = self.state.fleet.by_name.get(message.name)
         if dead and message.pid in (0, dead.pid):
             log.warning("%s %s: its %d leases go to others", dead.name, message.how, len(dead.running))
@@ -270,7 +270,7 @@ class Handlers:
 
     @_on.register
     def _on_model(self, message: messages.Model, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
-        """What the learner's model takes: groups with other tokens are refused."""
+        """The tokens that the learner's model knows: groups with other tokens are refused."""
         self._only_the_learner(peer)
         self.state.learner.vocab_size = message.vocab_size
 
@@ -279,7 +279,7 @@ class Handlers:
         self._only_the_learner(peer)
         version, weights = message.manifest["version"], self.state.weights
         if weights.published and version <= weights.published["version"]:
-            return  # said before
+            return  # the buffer knows this version already
         weights.published, weights.digests[version] = message.manifest, message.manifest["digest"]
         weights.digests.pop(version - KEPT_DIGESTS, None)
         self.state.announce()
@@ -315,7 +315,7 @@ class Handlers:
         self._trained_before(message.index + 1)
 
     def _trained_before(self, steps: int) -> None:
-        """Batches before `steps` are trained: also those of which word was lost on its way; none is counted twice."""
+        """Batches before `steps` are trained, even if a message about one was lost. No batch is counted twice."""
         served = [entry.batch for entry in self.state.store.of(Stage.SERVED)]
         if steps > max(self.state.learner.steps, max(served, default=-1) + 1):
             raise WireError(f"batch {steps - 1} was not served")
@@ -328,7 +328,7 @@ class Handlers:
     def _on_untrainable(
         self, message: messages.Untrainable, peer: bytes, actor: Actor | None, payloads: Payloads
     ) -> None:
-        """The learner asks for other groups in place of those that it can't train."""
+        """The learner can't train these groups and asks for others."""
         self._only_the_learner(peer)
         index = message.index
         if index != self.state.learner.steps:
@@ -341,12 +341,12 @@ class Handlers:
         self, message: messages.Checkpointed, peer: bytes, actor: Actor | None, payloads: Payloads
     ) -> None:
         self._only_the_learner(peer)
-        if message.step == self.state.learner.steps:  # an older one lacks batches that the journal then would not have
+        if message.step == self.state.learner.steps:  # an older one lacks batches that the new segment would lack too
             self.state.outbox.rotate(self.state.store.snapshot, self.state.store.payloads())
 
     @_on.register
     def _on_finish(self, message: messages.Finish, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
-        """No more batches: what is still active is dropped, the last evaluation runs, then the report goes out."""
+        """No more batches: drop all active groups, run the last evaluation, then send the report."""
         self._only_the_learner(peer)
         self._trained_before(message.steps)
         self.state.finishing, self.state.learner.wanted, self.state.reported = True, None, False
@@ -362,9 +362,9 @@ class Handlers:
 
     @_on.register
     def _on_stop(self, message: messages.Stop, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
-        """A person asks the run to end."""
+        """A user asks the run to end."""
         self.state.stopping = "drain" if message.drain else "now"
-        log.info("asked to %s", "train what is here and make the last batch whole" if message.drain else "stop")
+        log.info("asked to %s", "train all admitted groups and complete the last batch" if message.drain else "stop")
         self.state.router.send(peer, messages.Report(status(self.state)))
 
     @_on.register
@@ -372,4 +372,4 @@ class Handlers:
         self.state.router.send(peer, messages.Report(status(self.state)))
 
 
-_handler_of = vars(Handlers)["_on"].dispatcher.dispatch  # to call `_on` itself takes 1 µs more
+_handler_of = vars(Handlers)["_on"].dispatcher.dispatch  # a call of `_on` itself takes 1 µs more
