@@ -1,5 +1,4 @@
-"""Checks of what peers send: pushes against leases and published weights. Also stops a run in which every group fails.
-"""
+"""Checks of what peers send: pushes against leases and published weights. Also ends a run in which all groups fail."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Staleness on purpose: each group is sampled by exactly the version that makes it as old as `inject_staleness` says.
 
-A slot of train version V with age d *needs* version V − d. The buffer announces new weights to the actors only when all
-slots that need the present version have been rolled out, so no group ever sees an update, and one that is lost, fails
-or is filtered is replaced while its version is still there. Training goes on meanwhile, one version ahead at most (the
-publisher keeps two): while the actors sample with version v, what becomes v + 1 is trained on groups of their ages.
+A slot of train version V with age d *needs* version V − d. The buffer announces new weights only when all slots that
+need the present version have been rolled out. So no group sees an update, and a group that is lost, fails or is
+filtered is replaced while its version still exists. Training goes on meanwhile, one version ahead at most (the
+publisher keeps two): while the actors sample with version v, the learner trains v + 1 on groups of their ages.
 
 Where V − d is before the run's beginning (version 0, or the checkpoint of a resume without those groups), a group is as
-old as can be had. So the first batches all come from version 0, and are rolled out before it is left.
+old as possible. So the first batches all come from version 0, and are rolled out before the actors leave it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _STREAM = 3
 
 
 class Ages:
-    """Ages in versions, by place: a function of the seed, so runs repeat. A batch is divided by systematic sampling: of
-    every batch each age gets its share up to one group, and on average exactly that. `spec` see `areal_like.ages`."""
+    """The age, in versions, of each place in a batch. It depends on the seed alone, so runs repeat. Systematic sampling
+    divides a batch: each age gets its share to within one group, and on average exactly its share. `spec`: see
+    `areal_like.ages`."""
 
     def __init__(self, spec: object, seed: int = 0):
         shares = shares_of(spec)
@@ -45,7 +46,7 @@ class Ages:
         return int(self._ages[-1])
 
     def of_batch(self, batch: int, size: int) -> NDArray[np.int64]:
-        """[size]: the age of each place in a batch, the younger ones first."""
+        """[size]: the age of each place in a batch, youngest first."""
         key = np.array([stream_key(self._seed, _STREAM)], np.uint64)
         places = (np.arange(size) + uniforms(key, np.array([batch]))) / size * self._until[-1]
         found = np.searchsorted(self._until, places, side="right")
@@ -54,13 +55,13 @@ class Ages:
 
 
 class InjectionBroken(RuntimeError):
-    """A group is not as old as it should be: nothing that is measured with it would be true."""
+    """A group does not have the age that it should have: measurements with it would be wrong."""
 
 
 class AgedSlots(Slots):
-    """Slots that are open to one version at a time. `free`: those that need `version` and were not taken, or were given
-    back; slots below `passed` have all been rolled out; `floor`: the version at which the run began or was resumed;
-    `checkpoint_every` as in the config."""
+    """Slots that are open to one version at a time. `free`: slots that need `version` and that no group holds.
+    `passed`: all slots below it have been rolled out. `floor`: the version at which the run began or was resumed.
+    `checkpoint_every`: as in the config."""
 
     def __init__(self, ages: Ages, bound: Bound, checkpoint_every: int = 0):
         super().__init__()
@@ -78,7 +79,7 @@ class AgedSlots(Slots):
         return self.passed + len(self._taken)
 
     def needs(self, slot: int) -> int:
-        """The version that is to sample what stands in `slot`."""
+        """The version that must sample the group in `slot`."""
         return max(self.floor, self._wanted_version(slot))
 
     def _wanted_version(self, slot: int) -> int:
@@ -128,13 +129,13 @@ class AgedSlots(Slots):
         return set(self.free) | {slot for slot in range(self.passed, below) if slot not in self._taken}
 
     def check(self, group_id: int, slot: int, head: Head | None, version: int) -> None:
-        """Raises InjectionBroken unless every token in the group is of the version that the slot needs."""
+        """Raises InjectionBroken if a token of the group is not of the version that the slot needs."""
         assert head is not None
         oldest, newest, wanted = head.oldest, head.newest, self._wanted_version(slot)
         if oldest != newest or not (oldest == wanted or wanted < oldest <= self.floor):
             raise InjectionBroken(
                 f"group {group_id} was sampled by versions {oldest} to {newest}; to be {version - wanted} old at "
-                f"version {version} it needs {wanted}"
+                f"version {version} it needs version {wanted}"
             )
 
     def check_memory(self, limit: int) -> None:
@@ -152,7 +153,7 @@ class AgedSlots(Slots):
 
 
 def may_announce(replay: Replay, version: int) -> bool:
-    """May the actors be given this version? If so, slots that need it are open from now on."""
+    """May the actors get this version? If so, slots that need it are open from now on."""
     slots = replay.store.slots
     if isinstance(slots, AgedSlots) and version > slots.version:
         if not _is_rolled_out(replay.store, slots):
@@ -162,8 +163,9 @@ def may_announce(replay: Replay, version: int) -> bool:
 
 
 def may_train(replay: Replay, batch: int) -> bool:
-    """May this batch be trained? What it publishes must not overtake what the actors still need; and what goes into a
-    checkpoint is the only version that there is after a resume, so then nothing may need an earlier one."""
+    """May this batch be trained? The version that it publishes must not overtake the version that the actors still
+    need. After a resume only the checkpoint's version exists, so before a checkpoint no slot may need an earlier one.
+    """
     slots, version = replay.store.slots, replay.bound.batch_version(batch)
     if not isinstance(slots, AgedSlots):
         return True

@@ -1,18 +1,17 @@
-"""The write-ahead log: what happened to groups, in order, on disk before anybody is told that it happened.
+"""The write-ahead log: what happened to groups, in order. A record is on disk before the buffer tells anybody of it.
 
-A folder of segment files (`buffer.segment_file`). Records are collected by `append` and reach the file together (one
-write and one fsync for all that arrived at once) by `commit`, or by `advance`, which does not wait for the disk.
+The journal is a folder of segment files (`buffer.segment_file`). `append` collects records. `commit` writes them
+together, with one write and one fsync; `advance` does the same without waiting for the disk.
 
-`rotate` begins a segment with a snapshot of the state: the segments before it are not read on a resume. Payloads stay
-where they were written, and the snapshot says where that is. A segment is deleted at the first rotation at which no
-payload that is still held lies in it, and only once the new segment has been read back. So that a few stragglers do not
-keep large files: of segments of which less than half is still held, the oldest first, payloads are copied to the end of
-the newest one, at most `COPY_BYTES` at each rotation (a larger payload stays where it is). `keep`: nothing is deleted
-or copied, for replays.
+`rotate` begins a segment with a snapshot of the state; a resume reads no earlier segment. Payloads stay where they were
+written; the snapshot has their places. A rotation deletes a segment that holds no payload still in use, after it has
+read back the new segment. A few stragglers must not keep large files. So if less than half of a segment is in use, its
+payloads are copied to the end of the newest segment: the oldest segments first, at most `COPY_BYTES` at each rotation
+(a larger payload stays where it is). `keep`: delete and copy nothing, for replays.
 
-A crash can tear what was written last: `scan` cuts it off, and goes on. Damage with records behind it that were written
-later is an error, and so is a segment without its snapshot. A full disk leaves the file as it was before the commit,
-and the records wait.
+A crash can tear the last write: `scan` cuts it off and goes on. Damage before records that were written later is an
+error, and so is a segment without its snapshot. A full disk leaves the file as it was before the commit, and the
+records wait.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def segments(folder: Path) -> list[Path]:
 
 
 def reader(folder: Path) -> Read:
-    """What reads payloads of the journal in `folder`; it raises JournalError."""
+    """A function that reads payloads of the journal in `folder`; it raises JournalError."""
     return partial(read_payload, folder)
 
 
@@ -83,8 +82,8 @@ class Journal:
             sync_folder(self.folder)
 
     def append(self, event: Event, payload: Payload = b"") -> Payload:
-        """Add a record to the next commit. Returns the payload as it is to be held from now on; its bytes must not
-        change until the commit. Raises JournalError if the record is too large."""
+        """Add a record to the next commit. Returns the payload in the form to keep; its bytes must not change until the
+        commit. Raises JournalError if the record is too large."""
         if len(payload) and not isinstance(payload, Stored):
             payload = Stored(self._read, data=payload)
         self._pending.append(pack(event, payload))
@@ -93,11 +92,11 @@ class Journal:
 
     @property
     def busy(self) -> bool:
-        """Is a write under way that `advance` has begun?"""
+        """Is a write of `advance` under way?"""
         return self._writing is not None
 
     def commit(self) -> None:
-        """Make all appended records durable. Raises OSError (disk full, ...): then nothing of them is in the file."""
+        """Make all appended records durable. Raises OSError (disk full, ...): then none of them is in the file."""
         self._settle()
         if self._pending:
             self._file.append(self._pending)
@@ -106,9 +105,9 @@ class Journal:
         self.committed = self.appended
 
     def advance(self) -> int:
-        """How many of the `appended` records are durable; begins to write the others. Only a journal that syncs makes
-        its caller wait for long, so only that is done in the background, one write at a time. Raises OSError as
-        `commit` does; the records wait for the next call."""
+        """Returns how many of the `appended` records are durable, and begins to write the others. Only a journal with
+        `sync` is slow, so only this one writes in the background, one write at a time. Raises OSError as `commit` does;
+        the records then wait for the next call."""
         if not self.sync:
             self.commit()
         elif self._writing is None or self._writing.done():
@@ -120,7 +119,7 @@ class Journal:
         return self.committed
 
     def _settle(self) -> None:
-        """The end of the write that is under way, waited for."""
+        """Wait for the end of the write that is under way."""
         if self._writing is None:
             return
         error, self._writing = self._writing.exception(), None
@@ -131,9 +130,9 @@ class Journal:
         self.commits += 1
 
     def rotate(self, snapshot: Callable[[], Snapshot], held: Sequence[Stored] = ()) -> None:
-        """Begin a segment with what `snapshot` returns, asked once all of `held`, the payloads that the state refers
-        to, know where they lie. Takes time by the number of groups, and for `COPY_BYTES`, not for all payloads. Raises
-        OSError, JournalError (too large a snapshot); then the segments are as they were."""
+        """Begin a segment with a snapshot. `snapshot` is called once all of `held`, the payloads of the state, have
+        their places in files. The time grows with the number of groups and `COPY_BYTES`, not with all payloads. Raises
+        OSError, JournalError (snapshot too large); then the segments are unchanged."""
         self.commit()
         if not self.keep:
             self._copy_stragglers(held)
@@ -143,13 +142,13 @@ class Journal:
             write_first(beside, number, pack(snapshot()))
             new = SegmentFile(beside, number, sync=self.sync)
         except OSError:
-            beside.unlink(missing_ok=True)  # on a full disk it would take what the earlier segment can still have
+            beside.unlink(missing_ok=True)  # on a full disk it would take the earlier segment's room
             raise
         try:
             beside.rename(named)
             self._name_is_durable()
         except OSError:
-            named.unlink(missing_ok=True)  # its snapshot would hide what the earlier segment is told from now on
+            named.unlink(missing_ok=True)  # its snapshot would hide later records of the earlier segment
             new.close()
             raise
         self._file.close()
@@ -158,7 +157,8 @@ class Journal:
             self._delete_needless({each.extent.segment for each in held if each.extent})
 
     def _copy_stragglers(self, held: Sequence[Stored]) -> None:
-        """See the top. Copies that find no room are done without: the rotation is what makes room."""
+        """Copy payloads out of segments that are mostly unused (see the top). If the disk has no room, copy nothing:
+        the rotation itself makes room."""
         left, copies = COPY_BYTES, list[tuple[Stored, Stored]]()
         needed = Counter[int]()
         for each in held:
@@ -177,7 +177,7 @@ class Journal:
             if copies:
                 self._file.append([pack(Copy(), copy) for _, copy in copies])
         except OSError as error:
-            log.warning("payloads of older segments can't be copied (%s): these segments stay", error)
+            log.warning("can't copy payloads of older segments (%s): these segments stay", error)
             return
         for each, copy in copies:
             each.extent = copy.extent
@@ -187,8 +187,8 @@ class Journal:
             if number_of(path) < self._number and number_of(path) not in needed:
                 try:
                     path.unlink()
-                except OSError as error:  # the next rotation looks at it again
-                    log.warning("a segment that is not needed any more can't be deleted: %s", error)
+                except OSError as error:  # the next rotation tries again
+                    log.warning("can't delete a segment that is no longer needed: %s", error)
 
     def close(self) -> None:
         self._writer.shutdown()
@@ -201,23 +201,23 @@ def _extent(payload: Stored) -> Extent:
 
 
 def scan(folder: Path, *, repair: bool = False, check: bool = True) -> Iterator[Record]:
-    """All records, oldest first; their payloads are `Stored`, and read when they are loaded. `repair` cuts a torn tail
-    off the newest segment. Without `check` the bytes of payloads are not looked at. Raises JournalError."""
+    """All records, oldest first. Their payloads are `Stored`: `load` reads them. `repair` cuts a torn tail off the
+    newest segment. Without `check` the bytes of payloads are not checked. Raises JournalError."""
     paths = segments(folder)
     for path in paths:
         yield from _records(path, path == paths[-1], repair, check)
 
 
 def since_snapshot(folder: Path, *, repair: bool = False, check: bool = True) -> Iterator[Record]:
-    """The records that a resume needs, those of the newest segment: its snapshot, unless it is the first one, and all
-    after it. As `scan` else."""
+    """The records that a resume needs: those of the newest segment. They begin with its snapshot, unless it is the
+    first segment. Otherwise as `scan`."""
     for path in segments(folder)[-1:]:
         yield from _records(path, True, repair, check)
 
 
 class Recorded:
-    """What `since_snapshot` gives or, if `whole`, `scan`, without a look at the payloads: read anew each time that it
-    is gone through."""
+    """The records of `since_snapshot` or, if `whole`, of `scan`, payloads unchecked. Each iteration reads the files
+    again."""
 
     def __init__(self, folder: Path, *, whole: bool = False):
         self.folder, self._read = folder, scan if whole else since_snapshot
@@ -227,7 +227,7 @@ class Recorded:
 
 
 def check_payloads(folder: Path, held: Iterable[Stored]) -> None:
-    """Are the segments there that these payloads lie in, and as long as they must be? Raises JournalError."""
+    """Check that the segments of these payloads exist and are long enough. Raises JournalError."""
     ends: dict[int, int] = {}
     for each in held:
         if each.extent:
@@ -238,7 +238,7 @@ def check_payloads(folder: Path, held: Iterable[Stored]) -> None:
         size = path.stat().st_size if path.exists() else 0
         if size < end:
             raise JournalError(
-                f"{path} has {size} bytes where payloads of groups that wait reach up to byte {end}: put the file "
+                f"{path} has {size} bytes, but payloads of active groups reach up to byte {end}: put the file "
                 "back, or start a new run from a checkpoint"
             )
 
@@ -252,15 +252,15 @@ def _records(path: Path, newest: bool, repair: bool, check: bool) -> Iterator[Re
         raise JournalError(f"{where}, and later segments follow")
     if number_of(path) > 1 and good <= len(MAGIC):
         raise JournalError(
-            f"{where}, where its snapshot was, which was on disk before the segment was begun: no crash has torn it. "
+            f"{where}, in its snapshot. The snapshot was on disk before the segment began, so no crash has torn it. "
             "Put the file back, or start a new run from a checkpoint"
         )
     if written_later(path, good, size):
         raise JournalError(
-            f"{where}, and records follow that were written later: no crash has torn it. To go on without them, keep a "
+            f"{where}, and records that were written later follow: no crash has torn it. To go on without them, keep a "
             f"copy and run: truncate -s {good} {path}"
         )
-    log.warning("%s: the last %d bytes are torn (its writer died) and are cut off", path, size - good)
+    log.warning("%s: its writer died; cutting off the last %d bytes, which are torn", path, size - good)
     if repair:
         os.truncate(path, good)
         if good == 0:

@@ -1,4 +1,4 @@
-"""What the buffer keeps of samples for people to read: held-out answers, and groups that are not trained."""
+"""Samples that the buffer writes to files for people to read: held-out answers, and groups that are not trained."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from buffer.payloads import Payload, load
 
 log = logging.getLogger(__name__)
 UNTOLD = ("end of run",)
-"""Reasons of which nothing is kept: they say nothing of the group."""
+"""Groups dropped for these reasons are not kept: the reason says nothing about the group."""
 
 
 class KeptSamples:
-    """`folder` is the run's (None: nothing is kept), `done` the train steps that a resume has behind it. `now` is
-    (train steps made, newest version)."""
+    """`folder`: of the run (None: keep nothing). `done`: train steps before this start. `now`: (train steps made,
+    newest version)."""
 
     def __init__(self, folder: Path | None = None, run: Run | None = None, done: int = 0):
         self._logs: dict[Fate, SampleLog] = {}
-        self._told = (-1, "")  # the newest step, and reason, of which a group was kept
+        self._told = (-1, "")  # step and reason of the group that was kept last
         if folder and run and run.samples_bytes:
             most = (1 - TRAINED_SHARE) * run.samples_bytes
             self._logs[DROPPED] = SampleLog(folder, DROPPED, steps=run.steps, most=most, done=done)
             self._logs[HELDOUT] = SampleLog(folder, HELDOUT, steps=run.steps, most=None, done=done)
 
     def dropped(self, now: tuple[int, int], head: Head, payload: Payload, why: str, actor: str) -> None:
-        """A group is not trained. The first of each train step and reason is kept."""
+        """Keep a group that is not trained, if it is the first of its train step and reason."""
         (step, version), log_of, told = now, self._logs.get(DROPPED), (now[0], why.partition(":")[0])
         if log_of is None or why in UNTOLD or told == self._told or log_of.room(step) <= 0:
             return
@@ -42,7 +42,7 @@ class KeptSamples:
             log_of.write(kept(DROPPED, step, version, (head.id, index), sample, why=why, actor=actor))
 
     def heldout(self, now: tuple[int, int], row: int, head: Head, payload: Payload, actor: str) -> None:
-        """A held-out answer: a group of one sample."""
+        """Keep a held-out answer: a group of one sample."""
         if log_of := self._logs.get(HELDOUT):
             (sample,) = decode_group(head, load(payload)).samples
             log_of.write(kept(HELDOUT, *now, (row, 0), sample, actor=actor))

@@ -19,11 +19,11 @@ from buffer.store import LEASED, UNFINISHED, Entry, Stage
 
 log = logging.getLogger(__name__)
 Granted = tuple[Lease, PartialGroup | None, list[int]]
-"""A lease, what an earlier one has left of its group, and which samples of that it carries."""
+"""A lease, the partial group that an earlier lease left, and the samples of it that this lease carries."""
 
 
 def evaluate(state: RunState, now: float) -> None:
-    """Leases of held-out prompts, if a round is under way."""
+    """Hand out held-out prompts, if a round is under way."""
     if state.started_at is None:
         return
     if not state.finishing and state.weights.version == state.replay.bound.batch_version(state.learner.steps):
@@ -41,7 +41,7 @@ def evaluate(state: RunState, now: float) -> None:
 
 
 def admit(state: RunState, now: float) -> None:
-    """Hand out leases, one at a time to the actor that holds the fewest."""
+    """Hand out leases, one at a time, always to the actor with the fewest groups."""
     if state.started_at is None or state.finishing or state.outbox.blocked:
         return
     queued = state.store.count(Stage.QUEUED)
@@ -72,7 +72,7 @@ def admit(state: RunState, now: float) -> None:
 
 
 def lease_to_second(state: RunState, entry: Entry, actor: Actor, now: float) -> None:
-    """A hedge: a group that runs elsewhere runs on `actor` as well."""
+    """Hedge: lease a group that already runs on another actor to `actor` as well."""
     carried = [index for index, oldest in state.replay.usable(entry).items() if oldest >= entry.lease_version]
     state.hedges.add(entry, actor.name)
     actor.lease(entry.id, entry.launch, now)
@@ -90,7 +90,7 @@ def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, n
     elif state.stopping and not _completes_a_batch(state):
         return None
     elif _bytes_to_come(state) > state.max_bytes and state.store.slots.next >= _slots_wanted(state):
-        # Never the slots that the learner waits for: its batch is what frees memory.
+        # Never stop the slots that the learner waits for: its batch frees memory.
         state.store.slots.check_memory(state.max_bytes)
         return None
     else:
@@ -103,7 +103,7 @@ def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, n
 
 
 def _next_queued(state: RunState, actor: Actor, now: float) -> Entry | None:
-    """One that this actor could not do goes to another, if there is one with as new weights."""
+    """The queued group for this actor. A group that failed on it goes to another actor with weights as new, if any."""
     entry = state.replay.queued_for(actor.version)
     if entry is None or entry.failed_on != actor.name:
         return entry
@@ -114,7 +114,7 @@ def _next_queued(state: RunState, actor: Actor, now: float) -> Entry | None:
 
 
 def _start(state: RunState, actor: Actor, plan: GroupPlan, now: float) -> tuple[Entry, dict[int, int]]:
-    """The group of a plan, RUNNING, and what the lease carries of it."""
+    """Start the group of a plan: returns it, RUNNING, and the samples that its lease carries."""
     replay = state.replay
     entry = state.store.first(Stage.DEFERRED) if plan.deferred else None
     if entry is not None:
@@ -125,12 +125,12 @@ def _start(state: RunState, actor: Actor, plan: GroupPlan, now: float) -> tuple[
 
 
 def _open_batch(state: RunState) -> None:
-    """Settle how large the groups of a batch are, before the first of them starts."""
+    """Fix the size of a batch's groups before the first of them starts."""
     replay, scheduler = state.replay, state.scheduler
     batches = replay.bound.batches
     batch = batches.of(state.store.slots.next)
     while batches.opened <= batch and scheduler.ready_to_open(batches.opened, state.learner.steps):
-        if batches.opened < batch:  # open as far as slots tell; they were not written down, since all were alike
+        if batches.opened < batch:  # slots of these are in use, but no event opened them: all have the usual size
             replay.open_batch(batches.usual, None)
             continue
         least, seen = _least_groups(state, batch), state.gauges.take_seen()
@@ -140,7 +140,7 @@ def _open_batch(state: RunState) -> None:
 
 
 def _least_groups(state: RunState, batch: int) -> int:
-    """So many groups a batch must have, or not all that wait for a place would be trained before the data ends."""
+    """The least groups of this batch with which all deferred and redundant groups are trained before the data ends."""
     if state.last_batch is None or state.last_batch <= batch:
         return 0
     waiting = state.store.count(Stage.DEFERRED) + len(state.store.redundant)
@@ -148,8 +148,8 @@ def _least_groups(state: RunState, batch: int) -> int:
 
 
 def _view(state: RunState, version: int, running: int) -> View:
-    """What the scheduler may know now, of an actor that holds `version`; the batch of the next slot is open, if it may
-    be."""
+    """What the scheduler may know, for an actor that holds `version`. First opens the batch of the next slot, if that
+    is allowed."""
     replay = state.replay
     room = replay.room(version)
     if room > 0 and state.store.slots.next >= replay.bound.batches.end:
@@ -176,12 +176,12 @@ def _round(state: RunState, version: int) -> Round:
 
 
 def _bytes_to_come(state: RunState) -> int:
-    """Payloads that are held, and those of groups that run: taken to be as large as the largest one so far."""
+    """Bytes of payloads in memory, plus an estimate for running groups: each as large as the largest one so far."""
     return state.store.bytes + state.largest_payload * state.store.count(*LEASED)
 
 
 def _slots_wanted(state: RunState) -> int:
-    """The slots below this belong to the batch that the learner waits for, or to earlier ones."""
+    """Slots below this belong to the batch that the learner waits for, or to earlier batches."""
     return state.replay.bound.batches.first(state.learner.wanted.index + 1) if state.learner.wanted else 0
 
 
@@ -194,14 +194,14 @@ def _send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> N
             payloads.append(load(left.payload))
             heads.append((left.head, carried))
         except JournalError as error:
-            log.error("group %d begins anew: %s", lease.group_id, error)
+            log.error("group %d starts again from its prompt: %s", lease.group_id, error)
             state.replay.commit(Forget(lease.group_id))
     state.router.send(actor.peer, messages.Lease([lease for lease, _, _ in all_granted], heads), payloads)
 
 
 def _drains_to(state: RunState) -> int | None:
-    """The first batch that is not trained any more, where a run drains: what is here fills all before it but the last,
-    and that one is made whole by new groups. Said anew each time, since the sizes of batches may change."""
+    """If the run drains: the first batch that is not trained any more. Active groups fill the batches before it; new
+    groups complete the last of these. Computed each time, since batch sizes may change."""
     if state.stopping != "drain":
         return None
     batches = state.replay.bound.batches
@@ -209,13 +209,13 @@ def _drains_to(state: RunState) -> int | None:
 
 
 def _completes_a_batch(state: RunState) -> bool:
-    """Where a run drains: is the next slot one of a batch that it still trains?"""
+    """If the run drains: does the next slot belong to a batch that is still trained?"""
     last = _drains_to(state)
     return last is not None and state.store.slots.next < state.replay.bound.batches.first(last)
 
 
 def can_serve(state: RunState, batch: int) -> bool:
-    """Where a run drains: may this batch still come? Not if it is beyond the last, nor if nothing is under way."""
+    """If the run drains: may this batch still come? No if it is beyond the last batch, or if no group is under way."""
     last = _drains_to(state)
     under_way = state.store.count(*UNFINISHED)
     return last is not None and batch < last and (under_way > 0 or _completes_a_batch(state))

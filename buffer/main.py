@@ -1,4 +1,4 @@
-"""The buffer process: puts the parts together and runs the controller."""
+"""The buffer process: builds the parts and runs the controller."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from buffer.verifiers import MOST_ANSWERS, Verifiers
 
 log = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.001
-"""How long the journal's thread may wait for its turn: a fifth of Python's own, since batches wait for the journal."""
+"""How long the journal's thread waits for the interpreter: a fifth of Python's default, as batches wait for it."""
 
 
 def restore(role: Role, replay: Replay) -> tuple[int, Journal | None]:
-    """Bring back what an earlier process of this run journaled. Returns the number of train steps to go on from, and
-    the journal, that goes on (None: off)."""
+    """Restore the state from the journal of an earlier process of this run. Returns the number of train steps done, and
+    the journal to write to (None: off). Raises JournalError."""
     folder, options = role.run / "journal", role.config.buffer
     checkpoint = checkpoints.latest(role.run)
     steps = checkpoint[0] if checkpoint else 0
     found = sum(1 for _ in since_snapshot(folder, repair=True))
     if steps and not found:
         raise JournalError(
-            f"{folder} holds nothing, and {role.run} has a checkpoint of step {steps}: it can't be resumed"
+            f"can't resume {role.run}: it has a checkpoint of step {steps}, but its journal {folder} is empty"
         )
     journal = None
     if options.journal != "off":
@@ -64,7 +64,7 @@ def restore(role: Role, replay: Replay) -> tuple[int, Journal | None]:
 
 
 def other_settings(run: Path) -> str:
-    """How the learner's settings differ from those of the start before, where this one resumes; empty where not."""
+    """At a resume: how the learner's settings differ from the earlier start, in words; "" if they do not."""
     pending = run / NEXT / CONFIG
     if not pending.is_file():
         return ""
@@ -73,7 +73,7 @@ def other_settings(run: Path) -> str:
 
 
 def go_on(scheduler: Scheduler, replay: Replay, gauges: Gauges) -> None:
-    """The scheduler as it was; and why batches that are to be served (again) are as they are."""
+    """Restore the scheduler's state, and the metrics that explain batches to be served (again)."""
     for batch, held in replay.store.decided.items():
         scheduler.load_state_dict(held)
         gauges.note_decision(batch, scheduler.metrics())
@@ -82,7 +82,7 @@ def go_on(scheduler: Scheduler, replay: Replay, gauges: Gauges) -> None:
 
 
 def verifier_of(task: Spec) -> str:
-    """The task of the config, and what verifies its answers, in words."""
+    """The config's task and the verifier of its answers, in words."""
     return f"{task.name} (task.reward={task.reward})" if task.get("reward") else str(task.name)
 
 

@@ -1,4 +1,4 @@
-"""Messages that may only be said once what they rest on is in the journal: acknowledgements and batches."""
+"""Messages that must wait until the journal holds the records that they rest on: acknowledgements and batches."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ log = logging.getLogger(__name__)
 COMMIT_POLL_SECONDS = 0.001
 """How often to look whether the disk has taken a commit, if no message comes."""
 MOST_ACKNOWLEDGEMENTS = 10_000
-"""That wait for the disk. One more is not kept: whoever gets none pushes again, and is answered then."""
+"""Limit of acknowledgements that wait for the disk. Further ones are discarded: their actors push again later."""
 
 
 class Outbox:
-    """Collects messages; `flush` has the journal (if there is one) write, and sends those whose records are durable.
+    """Collects messages. `flush` makes the journal (if any) write, and sends the messages whose records are durable.
 
-    `blocked` says, in words, why the journal can't be written; while it does, nothing is sent and nobody should start
-    anything. A full disk so makes everybody wait, and nothing is lost. Meanwhile peers say again what got no answer: a
-    message waits once, however often it is put.
+    `blocked` says, in words, why the journal can't be written ("": it can). Until then the outbox sends nothing, and no
+    new group should start. So on a full disk everybody waits, and nothing is lost. Peers repeat requests meanwhile; the
+    outbox keeps each message only once.
     """
 
     def __init__(self, router: Router, journal: Journal | None):
@@ -39,11 +39,11 @@ class Outbox:
         return len(self._messages)
 
     def patience(self, timeout: float) -> float:
-        """How long to wait for messages, at most `timeout`: while the disk is at work, it is worth flushing soon."""
+        """Seconds to wait for messages: `timeout`, or less while the disk is at work, so that `flush` comes soon."""
         return min(timeout, COMMIT_POLL_SECONDS) if self.journal and self.journal.busy else timeout
 
     def put(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
-        """To be sent once all that the journal has been told so far is durable."""
+        """Send the message once all records appended so far are durable."""
         name = (peer, type(message), _told_apart_by(message))
         waits = self._messages.pop(name, None)  # the newer one rests on more
         if isinstance(message, messages.Pushed) and waits is None and len(self._messages) >= MOST_ACKNOWLEDGEMENTS:
@@ -56,10 +56,10 @@ class Outbox:
             if self.journal:
                 before, durable = self.journal.committed, self.journal.advance()
                 if self.blocked and self.journal.busy and durable == before:
-                    return  # it is being tried again
+                    return  # a new attempt is under way
         except OSError as error:
             if not self.blocked:
-                log.error("the journal can't be written (%s): nothing is acknowledged or started until it can", error)
+                log.error("can't write the journal (%s): nothing is acknowledged or started until this works", error)
             self.blocked = str(error)
             return
         self.blocked = ""
@@ -76,11 +76,11 @@ class Outbox:
             if self.journal:
                 self.journal.rotate(snapshot, held)
         except (OSError, JournalError) as error:
-            log.error("the journal's new segment can't be written (%s): the old ones stay", error)
+            log.error("can't write a new segment of the journal (%s): the old ones stay", error)
 
 
 def _told_apart_by(message: Message) -> Hashable:
-    """What two messages of one kind differ in, if they are not the same one said twice."""
+    """The fields that tell two messages of one kind apart; equal fields mean a repeated message."""
     match message:
         case messages.Pushed():
             return tuple(message.ids)

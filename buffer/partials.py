@@ -1,7 +1,7 @@
-"""What the buffer keeps of a group that was broken off, until a lease carries it on: which samples, how old.
+"""What the buffer keeps of a group that was broken off, until another lease continues it: its samples and their ages.
 
-Pure. The bound decides which samples a lease may carry: those whose tokens may all be trained in the group's slot. The
-others begin anew with the lease.
+Pure. A lease may carry a sample only if the bound lets all its tokens be trained in the group's slot. The lease starts
+the other samples again.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ ABORTED = FINISHES.index("abort")
 
 @dataclass(frozen=True, slots=True)
 class PartialGroup:
-    """As an actor has handed it back, undecoded (see `areal_like.partials`)."""
+    """A partial group as an actor handed it back, undecoded (see `areal_like.partials`)."""
 
     head: PartialHead
     payload: Payload
 
     def usable(self, least: float, most: float = math.inf) -> dict[int, int]:
-        """Sample index → version of its oldest token, of the samples made by versions from `least` to `most` alone."""
+        """Sample index → version of its oldest token, for samples with versions from `least` to `most` only."""
         made = versions_of(self.head).items()
         return {index: min(versions) for index, versions in made if least <= min(versions) and max(versions) <= most}
 
     @property
     def lengths(self) -> Lengths:
-        """Of the samples that have begun: responses so far, and whether they go on."""
+        """Of the samples that have begun: response tokens so far, and whether the sample was cut."""
         tokens, calls = Counter[int](), np.frombuffer(self.head.calls, CALL)
         for index, n in zip(samples_of(self.head), np.frombuffer(self.head.runs, RUN)["n"].tolist(), strict=True):
             tokens[index] += n

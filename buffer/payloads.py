@@ -1,4 +1,4 @@
-"""Payloads that the buffer holds: their bytes, or where these lie in the journal, to be read when they are needed."""
+"""Payloads that the buffer holds: their bytes, or their place in the journal, from which they are read when needed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple, NoReturn
 
 
 class JournalError(ValueError):
-    """A journal that can't be read: damaged in the middle, or not a journal. Or a record that is too large for one."""
+    """The journal can't be read: it is damaged in the middle, or not a journal. Or a record is too large for it."""
 
 
 class Extent(NamedTuple):
-    """Where a payload lies: the number of the segment file, its first byte there, its bytes, and their xxh3-64."""
+    """Place of a payload: number of the segment file, offset of its first byte, size in bytes, and xxh3-64."""
 
     segment: int
     offset: int
@@ -24,13 +24,13 @@ Read = Callable[[Extent], Bytes]
 
 
 def cannot_read(extent: Extent) -> NoReturn:
-    """In place of a reader, where no snapshot is expected to name payloads."""
-    raise JournalError(f"nobody can read the payload at {extent}")
+    """Stands in for a reader where no snapshot should name payloads. Raises JournalError."""
+    raise JournalError(f"can't read the payload at {extent}: there is no reader of the journal")
 
 
 class Stored:
-    """A payload that the journal was given. `extent` is None until it has been written; `data` are its bytes, while
-    they are in memory as well: they are not after a resume."""
+    """A payload in the journal. `extent`: its place (None: not written yet). `data`: its bytes, if they are in memory
+    too; after a resume they are not."""
 
     __slots__ = ("_read", "data", "extent", "size")
 
@@ -42,7 +42,7 @@ class Stored:
         return self.size
 
     def load(self) -> Bytes:
-        """Its bytes. Raises JournalError, OSError if the journal does not have them any more."""
+        """Its bytes. Raises JournalError, OSError if the journal no longer has them."""
         if self.data is not None:
             return self.data
         assert self.extent is not None
@@ -50,9 +50,9 @@ class Stored:
 
 
 Payload = Bytes | Stored
-"""As an entry holds it: without a journal, or before it is told, these are the bytes themselves."""
+"""The form in which an entry holds a payload: without a journal, or before the append, the bytes themselves."""
 
 
 def load(payload: Payload) -> Bytes:
-    """The bytes of a payload, wherever they are."""
+    """The bytes of a payload, from memory or from the journal."""
     return payload.load() if isinstance(payload, Stored) else payload

@@ -1,7 +1,7 @@
 """Feeds a learner from the journal of an earlier run: the same batches in the same order, without actors.
 
-The learner's run then repeats bit for bit on the same machine; or another loss is trained on the same trajectories.
-It speaks the buffer's side of the protocol, so the learner does not know the difference.
+The learner's run then repeats bit for bit on the same machine; or the learner trains another loss on the same
+trajectories. The playback speaks the buffer's side of the protocol, so the learner does not know the difference.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ RecordedBatch = tuple[list[RecordedGroup], int]
 
 
 def recorded_batches(folder: Path) -> Iterator[RecordedBatch]:
-    """The groups, (head, payload), of batch 0, 1, 2, ... that were trained, as they were served, and the version below
-    which tokens were masked. A batch that a resumed run trained again comes once. Payloads stay in the journal until
-    somebody loads them, and of groups only those are in memory that are not in a batch yet.
+    """The trained batches 0, 1, 2, ... in order: their groups (head, payload) as served, and the version below which
+    tokens were masked. A batch that a resumed run trained again comes once. Payloads stay in the journal until they are
+    loaded; only groups that are not in a batch yet are in memory.
 
-    Raises JournalError where the journal lacks its beginning.
+    Raises JournalError if the journal lacks its beginning.
     """
     store, allowed = Store(Bound(math.inf, 1)), dict[int, int]()
     for event, payload in history(Recorded(folder, whole=True)):
@@ -49,7 +49,7 @@ def recorded_batches(folder: Path) -> Iterator[RecordedBatch]:
 
 
 def branches(folder: Path) -> list[tuple[int, str]]:
-    """(train step, what was changed) of each resume with other settings of the learner, behind the first step."""
+    """(train step, what changed) of each resume with other learner settings, after the first step."""
     found = (each.event for each in Recorded(folder, whole=True))
     return [(event.batch, event.why) for event in found if isinstance(event, Branch) and event.batch]
 
@@ -60,7 +60,7 @@ def count_batches(folder: Path) -> int:
 
 
 class Playback:
-    """Serves recorded batches to one learner, and its ranks, until the process is ended."""
+    """Serves recorded batches to one learner and its ranks, until the process ends."""
 
     def __init__(self, router: Router, folder: Path, interval: int, ranks: int = 1):
         self.router, self.folder, self.interval = router, folder, interval
@@ -72,7 +72,7 @@ class Playback:
         self.served = self.trained = self.samples = self.staleness_sum = self.staleness_max = 0
 
     def run(self) -> None:
-        """Until the process is told to end."""
+        """Run until the process is told to end."""
         while True:
             received = self.router.receive(timeout=0.2)
             if received:
@@ -84,7 +84,7 @@ class Playback:
         match message := received.message:
             case messages.Hello():
                 self.router.send(peer, messages.Welcome())
-            case messages.Want():  # batches come whole, also to a learner that would take their groups one by one
+            case messages.Want():  # batches come whole, even if the learner can take groups one by one
                 self._serve(peer, message.index)
             case messages.WantShare():
                 self._shares.want(peer, message.index, message.rank)
@@ -97,9 +97,9 @@ class Playback:
         self._outbox.flush()
 
     def _serve(self, peer: bytes, index: int) -> None:
-        """Send batch `index`; nothing after the last one, which the learner asks for ahead and never trains."""
+        """Send batch `index`. Send nothing after the last batch: the learner asks ahead, but does not train it."""
         self._began = self._began or time.monotonic()
-        if self._next[0] != index:  # else it is asked for again: it was lost on its way
+        if self._next[0] != index:  # else the batch was lost on its way, and the learner asks again
             skipped = itertools.dropwhile(lambda numbered: numbered[0] < index, self._batches)
             self._next = next(skipped, (index, None))
         if self._next[1] is None:

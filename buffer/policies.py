@@ -1,11 +1,11 @@
 """Which groups make the next batch. Pure functions: (waiting, missing, want, *, knobs) → ids in batch order, or ().
 
-    in_order   the order of admission; waits for stragglers: the bound can't be broken, the order is the prompts'
+    in_order   the order of admission (that of the prompts); waits for stragglers; can't break the bound
     fifo       first finished, first trained; never waits for a straggler
-    windowed   out of order, but what is about to expire goes first; equally urgent groups go as in fifo
+    windowed   the group that expires first; equally urgent groups as in fifo
     priority   by a user's function
 
-A policy states a preference. What it leaves behind must still fit under the staleness bound: `Replay.serve` sees to it.
+A policy states a preference. The other groups must still fit under the staleness bound: `Replay.serve` ensures it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Waiting(NamedTuple):
-    """A group that can be served. `slot`: its place in the order of training; `oldest`: version of its oldest token;
-    `pushed`: its place in the order of finishing; `left`: versions that it can still wait for without breaking the
-    bound (inf: for ever); `head`: lengths, rewards and versions of its samples."""
+    """A group that can be served. `slot`: its place in the order of training. `oldest`: version of its oldest token.
+    `pushed`: its place in the order of finishing. `left`: for how many versions it can wait without breaking the bound
+    (inf: for ever). `head`: lengths, rewards and versions of its samples."""
 
     id: int
     slot: int
@@ -38,10 +38,10 @@ Key = Callable[[Waiting], "SupportsRichComparison"]
 
 
 def in_order(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[int, ...]:
-    """The `want` lowest slots, once all of them are there.
+    """The `want` lowest slots, once all of them can be served.
 
-    `missing`: slots that were given out, or left by a dropped group, and hold nothing to serve yet. A missing slot
-    below the batch's last one means wait.
+    `missing`: slots in use, or left by a dropped group, without a group to serve. A missing slot below the batch's last
+    one means wait.
     """
     chosen = sorted(waiting, key=lambda group: group.slot)[:want]
     if len(chosen) < want or any(slot < chosen[-1].slot for slot in missing):
@@ -50,21 +50,21 @@ def in_order(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[
 
 
 WAIT_FOR_GAPS = (in_order,)
-"""Policies that take the lowest slots and nothing else: while one of these is missing they need not be asked."""
+"""Policies that always take the lowest slots: while one of these is missing, there is no need to ask them."""
 
 
 def fifo(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[int, ...]:
-    """The `want` that finished first."""
+    """The `want` groups that finished first."""
     return _first(waiting, want, lambda group: group.pushed)
 
 
 def windowed(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[int, ...]:
-    """The `want` that can wait least; among equals those that finished first."""
+    """The `want` groups that can wait least; among equals, those that finished first."""
     return _first(waiting, want, lambda group: (group.left, group.pushed))
 
 
 def priority(waiting: Sequence[Waiting], missing: Set[int], want: int, *, key: str) -> tuple[int, ...]:
-    """The `want` with the highest value of `key`, a function `module:Name` of `Waiting`; among equals as in fifo.
+    """The `want` groups with the highest value of `key`, a function `module:Name` of `Waiting`; ties as in fifo.
 
     Raises ValueError if `key` names no function.
     """

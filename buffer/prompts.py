@@ -1,7 +1,6 @@
-"""The order in which prompts are offered: every row once per epoch, shuffled anew each epoch, the same for a seed.
+"""The order of prompts: every row once per epoch, shuffled again for each epoch, fixed by the seed.
 
-A group's id is its prompt's place in this order, so id, epoch and row determine one another and the cursor is one
-number.
+A group's id is its prompt's place in this order. So the id determines epoch and row, and the cursor is one number.
 """
 
 from __future__ import annotations

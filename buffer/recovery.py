@@ -1,9 +1,9 @@
-"""The buffer after a crash, and whoever reads its journal: which of the events still count, and what they make.
+"""Recovery after a crash, and reading a journal: which events still count, and the state that they make.
 
-A process that starts writes `Begin`: the learner goes on from a checkpoint, and what was trained after that is undone.
-So a batch that was finished, and then lost, has not been finished (`standing`); its groups wait, and `Store.planned`
-has their order, so that it is served again as it was. Everything else has happened: after the same events the store is
-the same. Payloads stay in the journal until they are needed.
+A process that starts writes `Begin`: the learner resumes from a checkpoint, and training after that checkpoint is
+undone. So a finished batch after the checkpoint counts as not finished (`standing`). Its groups wait, and
+`Store.planned` has their order, so that the batch is served again as it was. All other events count: the same events
+make the same store. Payloads stay in the journal until they are needed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from buffer.store import Stage
 
 
 def standing(records: Iterable[Record], next_batch: int | None = None) -> Iterator[Record]:
-    """The records that still count, of `records`, which are gone through twice and not kept. `next_batch`: the learner
-    is about to go on there (None: it is not). Of batches that were undone later, `Serve` is a mere `Plan`."""
+    """Those of `records` that still count. Reads `records` twice and does not keep them. `next_batch`: where the
+    learner is about to resume (None: it is not). For a batch that was undone later, `Serve` becomes `Plan`."""
     begun = [(number, each.event.batch) for number, each in enumerate(records) if isinstance(each.event, Begin)]
-    undone: list[tuple[float, float]] = []  # until that record: batches from there on; the earliest on top
+    undone: list[tuple[float, float]] = []  # (number of the undoing record, first undone batch); the earliest on top
     least = float("inf") if next_batch is None else next_batch
     if next_batch is not None:
         undone.append((float("inf"), next_batch))
@@ -40,8 +40,8 @@ def standing(records: Iterable[Record], next_batch: int | None = None) -> Iterat
 
 
 def history(records: Iterable[Record]) -> Iterator[Record]:
-    """The records that still count of a journal that was kept, without the snapshots in it, which say nothing new. For
-    whoever reads a run. Raises JournalError where the beginning is missing."""
+    """The records of a whole journal that still count, for readers of a run. Leaves out snapshots, which add nothing.
+    Raises JournalError if the beginning is missing."""
     for number, each in enumerate(standing(records)):
         if not isinstance(each.event, Snapshot):
             yield each
@@ -57,24 +57,24 @@ def restore(
     record: Recorder = record_nothing,
     read: Read = cannot_read,
 ) -> None:
-    """Bring an empty Replay to where the records of an earlier process end, as far as the learner's checkpoint has
-    them: batches before `next_batch`. Then begin.
+    """Bring an empty Replay to the state after `records` of an earlier process, then begin. The learner's checkpoint
+    has the batches before `next_batch`; later training is undone.
 
-    Call it also where there are no records. From then on `record` is told of all events, `Begin` among them; first of
-    batches that were trained before the crash could be recorded. `read` reads the payloads that a snapshot names, once
-    they are needed. Raises JournalError.
+    Call it even without records. From then on `record` gets all events: first `Finish` of batches that were trained but
+    not recorded before the crash, then `Begin`. `read` reads the payloads that a snapshot names, when they are needed.
+    Raises JournalError.
     """
     store = replay.store
     store.read = read
     for each in standing(records, next_batch):
         store.apply(each.event, each.payload, now)
     held = store.bound.batches.first(next_batch)
-    if store.trained > held:  # what a snapshot counts as trained can't be served again
+    if store.trained > held:  # groups that a snapshot counts as trained can't be served again
         raise JournalError(
-            f"the journal goes on after {store.trained} trained groups, and the newest checkpoint, of step "
+            f"the journal continues after {store.trained} trained groups, but the newest checkpoint, of step "
             f"{next_batch}, has {held} of them: a newer checkpoint is missing. Put it back, or start a new run"
         )
     replay.record = record
     for batch in sorted({entry.batch for entry in store.of(Stage.SERVED) if entry.batch < next_batch}):
-        replay.finish(batch)  # trained, but the crash came before the learner could say so
+        replay.finish(batch)  # trained, but the crash came before the buffer recorded it
     replay.commit(Begin(next_batch))

@@ -1,9 +1,10 @@
-"""Who gets weights from whom: a tree with the learner's publisher at its root, in which each serves `fanout` others.
+"""Which actor gets weights from which: a tree with the learner's publisher at its root. Each node serves `fanout`
+others.
 
-The places of the tree are numbered row by row; place i gets its weights from place i // fanout - 1, the first `fanout`
-from the publisher. Who leaves is replaced by the last, so that few others get another parent. An actor is told of all
-that are above it, the nearest first: if one has died it turns to the next, and the buffer's next announcement knows
-better. Actors that serve nobody are given a place at the end. No I/O.
+The places of the tree are numbered row by row. Place i gets its weights from place i // fanout - 1; the first `fanout`
+places get them from the publisher. The last actor takes the place of one that leaves, so few others get a new parent.
+Each actor gets a list of all above it, nearest first. If one of them has died, the actor asks the next; the buffer's
+next announcement corrects the list. Actors that serve nobody get a place at the end. No I/O.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Relays:
         self._offers: dict[str, Offer] = {}
 
     def join(self, name: str, endpoint: str, key: str) -> None:
-        """An actor offers to serve others."""
+        """Add an actor that offers to serve others."""
         if name not in self._offers:
             self._names.append(name)
         self._offers[name] = endpoint, key
@@ -33,7 +34,7 @@ class Relays:
                 self._names[place] = last
 
     def above(self, name: str) -> list[Offer]:
-        """Whom this actor is to ask, one after the other, before it asks the publisher."""
+        """The actors that this actor must ask, in this order, before it asks the publisher."""
         if not self._fanout:
             return []
         place = self._names.index(name) if name in self._offers else len(self._names)

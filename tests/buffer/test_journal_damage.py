@@ -32,7 +32,7 @@ def test_damage_with_durable_records_behind_it_is_an_error_and_changes_nothing(t
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 1
     path.write_bytes(data)
-    with pytest.raises(JournalError, match=r"damaged at byte \d+ .* records follow that were written later"):
+    with pytest.raises(JournalError, match=r"damaged at byte \d+ .* records that were written later follow"):
         list(since_snapshot(tmp_path, repair=True))
     assert path.read_bytes() == bytes(data)
 
@@ -193,5 +193,5 @@ def test_a_payload_that_is_damaged_is_noticed_when_it_is_read(tmp_path: Path) ->
     with pytest.raises(JournalError, match=r"000001\.wal is damaged: the payload of 1000 bytes at byte \d+"):
         module.reader(tmp_path)(Extent(*snapshot.event.scheduler))
     os.truncate(first, 500)
-    with pytest.raises(JournalError, match=r"000001\.wal has 500 bytes where payloads of groups that wait reach up to"):
+    with pytest.raises(JournalError, match=r"000001\.wal has 500 bytes, but payloads of active groups reach up to"):
         module.check_payloads(tmp_path, [Stored(module.reader(tmp_path), extent=Extent(*snapshot.event.scheduler))])

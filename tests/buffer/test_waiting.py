@@ -87,5 +87,5 @@ def test_a_partial_group_that_the_disk_has_lost_begins_anew(tmp_path: Path, capl
     buffer.controller.step(0)
     (body,) = [body for _, kind, body in buffer.router.sent if kind == "lease"][len(buffer.names) :]
     assert [row[0] for row in body["leases"]] == [0] and body["partials"] == []
-    assert entry.partial is None and "group 0 begins anew" in caplog.text
+    assert entry.partial is None and "group 0 starts again from its prompt" in caplog.text
     assert buffer.state.store.bytes == sum(each.size for each in buffer.state.store.entries.values())
