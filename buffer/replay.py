@@ -1,7 +1,6 @@
-"""What is to happen to groups: decided here, made an event, told to the journal, and applied (`buffer.store`). No I/O.
+"""Decides what happens to groups. Each decision becomes an event, which is journaled and then applied (`buffer.store`).
 
-Time is passed in. All changes go through `Replay.commit`, so that what a crash leaves in the journal makes the same
-store again.
+No I/O; time is passed in. All changes go through `Replay.commit`, so the journal makes the same store after a crash.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ Lost = Callable[[Head, Payload, str, str], None]
 
 
 def keep_nothing(head: Head, payload: Payload, why: str, actor: str) -> None:
-    """A `Lost` for who keeps no samples."""
+    """The `Lost` that keeps no samples."""
 
 
 class Replay:
-    """Decides what becomes of each group, and picks the groups of batches.
+    """Decides what happens to each group, and picks the groups of batches.
 
-    `policy` see `buffer.policies`, `group_filter` see `buffer.filters`. `staleness_policy` says what becomes of a group
-    that breaks the bound: see `serve`. `resume`: what actors hand back of unfinished groups is gone on from; else they
-    begin anew. `record` is told of every event, `lost` of finished groups that will not be trained.
+    `policy`: see `buffer.policies`. `group_filter`: see `buffer.filters`. `staleness_policy`: what happens to a group
+    that would break the bound, see `serve`. `resume`: continue from the tokens that actors hand back; otherwise such
+    groups start again. `record` gets every event, `lost` every finished group that will not be trained.
     """
 
     def __init__(
@@ -53,20 +52,20 @@ class Replay:
         self.store = Store(bound, slots)
         self.duplicates = 0
         self._waits_for_gaps = getattr(policy, "func", policy) in WAIT_FOR_GAPS
-        self._oldest_limit = -math.inf  # no group that waits or runs is limited by a version below this: see `_expire`
-        self._replans = 0  # `Store.replans` when that was looked at last
-        self._undecided = (-1, -1)  # a batch, and `Store.changes` when there was nothing to serve
+        self._oldest_limit = -math.inf  # `_limiting_version` of every group is at least this: see `_expire`
+        self._replans = 0  # `Store.replans` at the last look
+        self._undecided = (-1, -1)  # batch, and `Store.changes` when it could not be served
         self._losers_recalled_at = -1  # `Store.changes`
         self._cancels: list[tuple[str, int, bool]] = []
 
     def commit(self, event: events.Event, payload: Payload = b"", now: float = 0.0) -> None:
-        """It happens: the journal is told first."""
+        """Journal the event, then apply it."""
         self.store.apply(event, self.record(event, payload), now)
 
     # ---- leases -----------------------------------------------------------------------------------------------------
 
     def room(self, version: int) -> float:
-        """How many groups an actor that holds `version` could start before the bound stops it (may be inf)."""
+        """How many groups an actor with weights of `version` may start within the bound (may be inf)."""
         return self.store.slots.open_to(version, self.bound.deadline(version))
 
     def admit(
@@ -87,8 +86,8 @@ class Replay:
         return entry
 
     def queued_for(self, version: int, not_on: str = "") -> Entry | None:
-        """The group that needs a lease and has the lowest slot that weights of `version` may still fill, those
-        left out that the actor `not_on` could not do."""
+        """The QUEUED group with the lowest slot, if weights of `version` may still fill that slot. Skips groups that
+        failed on the actor `not_on`."""
         entry = self.store.first_queued
         if entry and not self._fits(entry, version, not_on):  # rare: `injection`, `Entry.failed_on`
             found = [each for each in self.store.of(Stage.QUEUED) if self._fits(each, version, not_on)]
@@ -100,10 +99,10 @@ class Replay:
         return not failed and self.store.slots.fits(entry.slot, version)
 
     def assign(self, entry: Entry, actor: str, version: int) -> dict[int, int]:
-        """A group that needs a lease runs on an actor that holds `version`.
+        """A QUEUED group runs on an actor that holds `version`.
 
-        Returns which samples of `entry.partial` the lease may carry (see `PartialGroup.usable`): those that the bound
-        allows in the group's slot. A partial group of which none is left is let go.
+        Returns the samples of `entry.partial` that the lease may carry (see `PartialGroup.usable`): those that the
+        bound allows in the group's slot. A partial group without such a sample is discarded.
         """
         carried = self.usable(entry)
         self.commit(events.Lease(entry.id, actor, min([version, *carried.values()]), bool(carried)))
@@ -111,31 +110,31 @@ class Replay:
         return carried
 
     def usable(self, entry: Entry) -> dict[int, int]:
-        """Of what earlier leases have left: sample → version of its oldest token, as far as a lease may carry it."""
+        """The samples of earlier leases that a lease may carry: sample → version of its oldest token."""
         carried = entry.partial.usable(self._oldest_resumable(entry.slot)) if entry.partial else {}
         return {index: oldest for index, oldest in carried.items() if index < entry.launch}
 
     def _oldest_resumable(self, slot: int) -> float:
-        """Tokens of this version or newer may be trained in `slot`; with `mask_tokens` older ones do no harm."""
+        """Tokens of this version or newer may stand in `slot`. With `mask_tokens` any may: old ones are not trained."""
         return -math.inf if self.staleness_policy == "mask_tokens" else self.bound.oldest(slot)
 
     def recall(self, group_id: int) -> None:
-        """Ask the actor that has a group's lease to hand it back (`take_cancels`); until it does, the group runs."""
+        """Ask a group's actor to hand the group back (`take_cancels`). Until then the group runs."""
         entry = self.store.entries[group_id]
         if entry.stage is not Stage.RECALLED:
             self.commit(events.Recall(group_id))
             self._cancels.append((entry.actor, group_id, True))
 
     def hand_back(self, group_id: int, left: PartialGroup | None) -> None:
-        """The actor does not go on; what it has sampled, if anything, replaces what the lease had carried."""
+        """The actor stops working on the group. `left`: what it has sampled; replaces what the lease carried."""
         if left and self.resume:
             self.commit(events.HandBack(group_id, left.head), left.payload)
         else:
             self.requeue(group_id)
 
     def requeue(self, group_id: int) -> None:
-        """A group that was leased, or WAITING, needs another lease: what was rolled out is lost or too old, save
-        `Entry.partial`. A redundant group is DEFERRED, unless it only moves."""
+        """A leased or WAITING group needs another lease: its rollout is lost or too old, except `Entry.partial`. A
+        group without a slot is DEFERRED."""
         self.commit(events.Requeue(group_id))
 
     def drop(self, group_id: int, reason: str) -> None:
@@ -146,26 +145,26 @@ class Replay:
         self.commit(events.Drop(group_id, reason))
 
     def take_cancels(self) -> list[tuple[str, int, bool]]:
-        """What actors are to be told: (actor, group id, is the group to be handed back?). Else its lease has ended,
-        because it got too old while it ran."""
+        """Cancels to send: (actor, group id, must the actor hand the group back?). If it need not, the lease has ended:
+        the group got too old while it ran."""
         cancels, self._cancels = self._cancels, []
         return cancels
 
     # ---- pushes -----------------------------------------------------------------------------------------------------
 
     def push(self, head: Head, payload: Payload, version: int, now: float, actor: str = "") -> bool:
-        """A group that needs a lease or has one → WAITING, or gone if the filter rejects it. `version`: the newest that
-        is published; `actor` has made it.
+        """A group that needs or has a lease → WAITING, or gone if the filter rejects it. `version`: the newest
+        published one. `actor`: who rolled the group out.
 
-        False if the group is not expected (a duplicate, dropped before, or deferred meanwhile). Taken from whoever has
-        it: a lease that was given anew keeps its id, and the first push wins.
+        Returns False if the group is not expected: a duplicate, dropped before, or deferred meanwhile. Any actor may
+        push it: a group keeps its id when it is leased again, and the first push wins.
         """
         entry = self.store.entries.get(head.id)
         if entry is None or not self._expected(entry, head):
             self.duplicates += 1
             return False
         if reason := self.group_filter(head.rewards, head.lengths) if self.group_filter else "":
-            self.commit(events.Push(head, version, actor))  # for whoever reads the journal: its payload is not needed
+            self.commit(events.Push(head, version, actor))  # for readers of the journal; they do not need the payload
             self.commit(events.Filter(entry.id, reason))
             self.lost(head, payload, f"filtered: {reason}", actor)
             return True
@@ -177,7 +176,7 @@ class Replay:
         return True
 
     def _expected(self, entry: Entry, head: Head) -> bool:
-        """What was rolled out before its group was deferred is of no use after."""
+        """A group that was deferred does not accept a push from before, unless it fits the new slot and size."""
         if entry.stage not in UNFINISHED:
             return False
         if not entry.was_deferred or entry.slot == NO_SLOT:
@@ -185,8 +184,8 @@ class Replay:
         return head.samples == entry.need and self.bound.admits(entry.slot, head.oldest)
 
     def _wins_place(self, entry: Entry, head: Head) -> bool:
-        """A free slot that may hold these tokens, or that of the first group that is not there yet. Who was recalled
-        has lost: a place that is open now is one of a later round, whose groups may be of another size."""
+        """Take a free slot that may hold these tokens, or the slot of the first unfinished group. A recalled group gets
+        none: an open slot now belongs to a later round, whose groups may have another size."""
         lowest = self.store.lowest_open
         if entry.stage is Stage.RECALLED or lowest is None or not self.bound.admits(lowest[0], head.oldest):
             return False
@@ -197,7 +196,7 @@ class Replay:
 
     @property
     def deferred(self) -> int:
-        """Groups in the queue, and those that will be there as soon as their actors have handed them back."""
+        """Groups in the queue, and recalled groups, which join it when their actors hand them back."""
         recalled = sum(entry.stage is Stage.RECALLED for entry in self.store.redundant.values())
         return self.store.count(Stage.DEFERRED) + recalled
 
@@ -206,7 +205,7 @@ class Replay:
         self.commit(events.Readmit(entry.id, launch, need))
 
     def recall_losers(self) -> None:
-        """Recall redundant groups for which there is no place left that could hold their tokens."""
+        """Recall redundant groups if no open slot may hold their tokens."""
         if not self.store.redundant or self._losers_recalled_at == self.store.changes:
             return
         racing = [entry for entry in self.store.redundant.values() if entry.stage is not Stage.RECALLED]
@@ -219,12 +218,12 @@ class Replay:
     # ---- batches ----------------------------------------------------------------------------------------------------
 
     def open_batch(self, groups: int, scheduler: object) -> None:
-        """The next batch has so many groups. `scheduler`: the scheduler's state, if it keeps any."""
+        """Open the next batch, of `groups` groups. `scheduler`: the scheduler's state, if it has any."""
         self.commit(events.Open(self.bound.batches.opened, groups, scheduler))
 
     def finished_of(self, batch: int) -> list[Entry]:
-        """Groups that will be in a batch whatever comes, in the order in which it will be served `as_finished`. They
-        are only known where each batch takes its own slots (`policy: in_order`)."""
+        """WAITING groups that are sure to be in a batch, in the order of `serve(as_finished=True)`. This is only known
+        if each batch takes its own slots (`policy: in_order`)."""
         batches = self.bound.batches
         if batch >= batches.opened or batch in self.store.planned:
             return []
@@ -232,18 +231,18 @@ class Replay:
         return sorted((e for e in self.store.of(Stage.WAITING) if e.slot in slots), key=lambda e: e.pushed)
 
     def serve(self, batch: int, as_finished: bool = False) -> list[Entry]:
-        """The groups of batch `batch`, WAITING → SERVED, or [] if they are not all there.
+        """The groups of batch `batch`, WAITING → SERVED, or [] if they are not all ready.
 
-        The policy chooses. The bound is checked here once more, against what the actors really pushed: a group that
-        breaks it is never served. What is left behind gets new slots if the order was changed. Of a group that would
-        be too old for every batch from this one on, `staleness_policy` makes:
+        The policy chooses. This method checks the bound again, against the tokens that actors really pushed: a group
+        that breaks it is never served. If the choice changes the order, all other groups get new slots. A group may
+        become too old for this batch and all later ones. `staleness_policy` says what happens then:
 
             drop         it leaves as "stale", running or not
-            requeue      it is rolled out again; samples of it that began late enough are kept (if `resume`)
-            mask_tokens  it is served as long as a token is young enough; the others are not trained (`oldest_allowed`)
-            wait         it does not come to that: the batch before is held until the group is there, and takes it
+            requeue      it is rolled out again; with `resume` it keeps samples that are young enough
+            mask_tokens  it is served while any token is young enough; older tokens are not trained (`oldest_allowed`)
+            wait         this never happens: an earlier batch waits until the group is ready, and takes it
 
-        `as_finished`: in the order in which its groups were pushed, not the policy's. A batch that was served before a
+        `as_finished`: order the groups as they were pushed, not as the policy chose. A batch that was served before a
         crash is served again with the same groups in the same order.
         """
         ids = self._planned_for(batch)
@@ -270,28 +269,28 @@ class Replay:
         return served
 
     def oldest_allowed(self, batch: int) -> int:
-        """Tokens of older versions are not to be trained in `batch`. 0 but for `staleness_policy: mask_tokens`."""
+        """`batch` does not train tokens of older versions. 0 unless `staleness_policy: mask_tokens`."""
         if self.staleness_policy != "mask_tokens" or math.isinf(self.bound.max_staleness):
             return 0
         return max(0, self.bound.batch_version(batch) - int(self.bound.max_staleness))
 
     def unserve(self, batch: int) -> list[Entry]:
-        """The learner can't train `batch`: its groups, which are returned, and those of batches that were served ahead
-        wait again, and no batch is to be served as it was before a crash."""
+        """The learner can't train `batch`. Its groups wait again, and so do those of later batches; plans from before a
+        crash are void for them. Returns the groups of `batch`."""
         faulty = [entry for entry in self.store.of(Stage.SERVED) if entry.batch == batch]
         self.commit(events.Unserve(batch))
         self._oldest_limit = -math.inf
         return faulty
 
     def finish(self, batch: int) -> int:
-        """The learner has trained `batch`: its groups leave. Returns how many."""
+        """The learner has trained `batch`: its groups leave. Returns how many left."""
         before = self.store.trained
         self.commit(events.Finish(batch))
         return self.store.trained - before
 
     def branch_off(self, batch: int, why: str) -> int:
-        """At a restart: the learner's settings are others (`why`) from `batch` on. What weights of later versions have
-        made is rolled out anew, whatever the bound: those weights will not be made again. Returns how many groups."""
+        """At a restart: from `batch` on the learner has other settings (`why`). Samples of versions after that batch's
+        are rolled out again, whatever the bound: those weights will not exist again. Returns how many groups."""
         self.commit(events.Branch(batch, why))
         version = self.bound.batch_version(batch)
         for entry in list(self.store.entries.values()):
@@ -309,7 +308,7 @@ class Replay:
         waits = all((entry := self.store.entries.get(each)) and entry.stage is Stage.WAITING for each in ids)
         if waits and self._within_bound(batch, ids):
             return ids
-        self.commit(events.Replan())  # a group has left since, or the bound is another
+        self.commit(events.Replan())  # a group has left since, or the bound has changed
         return ()
 
     def _within_bound(self, batch: int, ids: Iterable[int]) -> bool:
@@ -318,7 +317,7 @@ class Replay:
         return max(ages, default=0) <= self.bound.max_staleness
 
     def _check_on_policy(self, batch: int, ids: Iterable[int]) -> None:
-        """With a bound of 0 every token that is trained is of the weights that it trains: neither older nor newer."""
+        """With a bound of 0, every trained token must come from the weights that are trained: not older, not newer."""
         if self.bound.max_staleness > 0:
             return
         version = self.bound.batch_version(batch)
@@ -333,19 +332,19 @@ class Replay:
     # ---- ages -------------------------------------------------------------------------------------------------------
 
     def _limiting_version(self, entry: Entry) -> float:
-        """The version that says how long a group can still wait."""
+        """The version that decides how long a group can still wait."""
         masks = self.staleness_policy == "mask_tokens"
         if entry.stage is Stage.WAITING and entry.head:
             return entry.head.newest if masks else entry.head.oldest
         if entry.slot != NO_SLOT and not masks and entry.stage in LEASED:
             return entry.lease_version
-        return math.inf  # its tokens are yet to come, or served, or it has no place to be trained in
+        return math.inf  # it has no tokens yet, or is served, or has no slot
 
     def _note_age(self, entry: Entry) -> None:
         self._oldest_limit = min(self._oldest_limit, self._limiting_version(entry))
 
     def _expire(self, version: int) -> None:
-        """Part with what is too old to be trained at `version`. Looks only if there may be something."""
+        """Drop or requeue groups that are too old to train at `version`. Looks only if there may be any."""
         if version - self._oldest_limit <= self.bound.max_staleness:
             return
         kept: list[float] = []
@@ -357,7 +356,7 @@ class Replay:
             if entry.stage in LEASED:
                 if self.staleness_policy == "wait":
                     kept.append(limit)
-                    continue  # its actor may have had newer weights when it began
+                    continue  # its actor may have had newer weights when the group began
                 if self.staleness_policy == "requeue" and self.resume:
                     self.recall(entry.id)  # samples that waited for a place in the engine are younger than the lease
                     kept.append(limit)
@@ -370,8 +369,8 @@ class Replay:
         self._oldest_limit = min(kept, default=math.inf)
 
     def _requeue_what_is_too_new(self, version: int) -> None:
-        """With a bound of 0, groups of weights that are still to come are of before a crash. They can be trained where
-        all is served again as it was; but now what leads to those weights, and so the weights, will be others."""
+        """With a bound of 0, a group may come from later weights of before a crash. It could be trained only if all
+        batches were served as before. Now they are not, so those later weights will differ: requeue such groups."""
         self._replans = self.store.replans
         if self.bound.max_staleness == 0:
             for entry in self.store.of(Stage.WAITING):
@@ -392,14 +391,14 @@ class Replay:
         missing = {entry.slot for entry in store.of(*UNFINISHED) if entry.slot != NO_SLOT}
         ids = self.policy(waiting, missing | store.slots.unfilled(end), want)
         if ids and (len(ids) != want or len(set(ids)) != want or not {each.id for each in waiting}.issuperset(ids)):
-            raise ValueError(f"the policy chose {list(ids)} where {want} of the waiting groups make a batch")
+            raise ValueError(f"the policy chose {list(ids)}: a batch needs {want} different groups that wait")
         if ids and self.staleness_policy == "wait":
             return rescue(ids, self._holders(), end)
         return ids
 
     def _has_gap(self, batch: int, end: int) -> bool:
-        """Is a slot of the batch known to be missing? Then those before it are too few for a batch, as none that waits
-        is of an earlier one: a policy that takes the lowest slots without gaps need not be asked."""
+        """Is a slot of the batch known to be missing, with no waiting group in an earlier batch? Then a policy that
+        takes the lowest slots without gaps can't fill the batch, and need not be asked."""
         lowest, first = self.store.lowest_open, self.store.first_waiting
         from_here = first is not None and first.slot >= self.bound.batches.first(batch)
         return from_here and lowest is not None and lowest[0] < end
@@ -424,13 +423,13 @@ class Replay:
         ]
 
     def _soft_deadline(self, entry: Entry) -> float:
-        """The deadline of a group that begins anew if it is missed."""
+        """The deadline after which a queued group loses its partial samples."""
         queued = entry.stage is Stage.QUEUED and entry.partial and self.staleness_policy != "mask_tokens"
         return self.bound.deadline(entry.partial.oldest) if queued and entry.partial else math.inf
 
     def _settle(self, batch: int, ids: Sequence[int]) -> None:
-        """The batch gets its own slots. If they were not those of its groups, all others get new ones behind it: the
-        oldest tokens first, and no gaps."""
+        """Give the batch's groups the batch's slots. If they had others, all other groups get new slots behind the
+        batch: oldest tokens first, no gaps."""
         first, end = self.bound.batches.first(batch), self.bound.batches.first(batch + 1)
         slots = dict(zip(ids, range(first, end), strict=True))
         if {self.store.entries[group_id].slot for group_id in ids} != set(slots.values()):

@@ -1,7 +1,7 @@
-"""What the buffer knows of one run: the parts that hold it, and the few facts that belong to none of them.
+"""What the buffer knows about one run: its parts, and the few facts that belong to no part.
 
-The controller's loop passes it around: `handlers` changes it when a message comes, `leasing` and the controller decide
-by it, `status` tells of it. One thread, no locks.
+`handlers` changes the state when a message comes, `leasing` and the controller decide from it, `status` reports it.
+One thread, no locks.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Learner:
 
     peer: bytes | None = None
     wanted: messages.Want | None = None  # its open request
-    parts: int | None = None  # groups of the wanted batch that were sent ahead of it (None: it takes batches whole)
-    steps: int = 0  # batches that it has trained
-    redo: int = 0  # batches that were set aside
-    vocab_size: int | None = None  # tokens that its model knows (None: it has not said)
+    parts: int | None = None  # groups of the wanted batch sent early (None: the learner takes batches whole)
+    steps: int = 0  # batches trained
+    redo: int = 0  # batches set aside
+    vocab_size: int | None = None  # tokens that its model knows (None: not known yet)
 
 
 @dataclass(slots=True)
 class Weights:
-    """`published` describes the learner's newest weights, `manifest` those that actors were told of: of `version` (-1:
-    none yet). `digests` are those of all recent versions."""
+    """`published`: manifest of the learner's newest weights. `manifest`: the one announced to actors, of `version` (-1:
+    none yet). `digests`: of all recent versions."""
 
     published: messages.Manifest | None = None
     manifest: messages.Manifest | None = None
@@ -59,7 +59,7 @@ class Weights:
 
 @dataclass(slots=True)
 class RunState:
-    """Times are those of the monotonic clock, in seconds."""
+    """All times are in seconds of the monotonic clock."""
 
     router: Router
     outbox: Outbox
@@ -67,16 +67,16 @@ class RunState:
     scheduler: Scheduler
     prompts: PromptCursor
     evaluation: Evaluation
-    expected_actors: int  # that must hold version 0 before the first lease
-    max_bytes: int  # over so many of payloads nothing is started but what the learner's next batch lacks
+    expected_actors: int  # so many must hold version 0 before the first lease
+    max_bytes: int  # with more payload bytes, only groups of the learner's next batch are started
     last_batch: int | None = None  # the data ends with it (None: the end is not known)
-    folder: Path | None = None  # of the run (None: nothing is to be kept in files)
+    folder: Path | None = None  # of the run (None: write no files)
     learner: Learner = field(default_factory=Learner)
     weights: Weights = field(default_factory=Weights)
     fleet: Fleet = field(default_factory=Fleet)
     hedges: Hedges = field(default_factory=Hedges)
     relays: Relays = field(default_factory=Relays)
-    shares: Shares = field(default_factory=Shares)  # batches that were sent, until they are trained
+    shares: Shares = field(default_factory=Shares)  # batches sent and not trained yet
     verifiers: Verifiers = field(default_factory=Verifiers)
     gauges: Gauges = field(default_factory=Gauges)
     samples: KeptSamples = field(default_factory=KeptSamples)
@@ -84,11 +84,11 @@ class RunState:
     failures: Failures = field(init=False)
     samples_per_batch: int = field(init=False)
     largest_payload: int = 0  # bytes of one group, so far
-    lease_timeouts: int = 0  # leases revoked for want of progress
-    left_out: dict[str, str] = field(default_factory=dict)  # actors that are not started again, and how they died
+    lease_timeouts: int = 0  # leases revoked because they made no progress
+    left_out: dict[str, str] = field(default_factory=dict)  # actors that will not be restarted → how they died
     started_at: float | None = None  # when the first lease was due
     progress_at: float = 0.0
-    stopping: Literal["", "now", "drain"] = ""  # the run is to end, "drain": once what was admitted is trained
+    stopping: Literal["", "now", "drain"] = ""  # end the run; "drain": train all admitted groups first
     finishing: bool = False  # no more batches: the last evaluation runs
     reported: bool = False
 
@@ -101,14 +101,14 @@ class RunState:
 
     @property
     def now(self) -> tuple[int, int]:
-        """Train steps made, and the newest version that actors were told of."""
+        """(train steps made, newest version announced to actors)."""
         return self.learner.steps, self.weights.version
 
     def _keep_lost(self, head: Head, payload: Payload, why: str, actor: str) -> None:
         self.samples.dropped(self.now, head, payload, why, actor)
 
     def announce(self) -> None:
-        """Tell the actors of the newest weights, unless they must go on with those that they have (`injection`)."""
+        """Announce the newest weights to all actors, unless they must keep their present ones (`injection`)."""
         weights = self.weights
         if weights.published is weights.manifest or weights.published is None:
             return
@@ -118,13 +118,13 @@ class RunState:
                 self.tell(actor.peer, actor.name)
 
     def tell(self, peer: bytes, name: str) -> None:
-        """Announce the newest weights to one actor, if there are any, and whom to ask for them."""
+        """Announce the newest weights, if any, to one actor, with the relays to get them from."""
         if manifest := self.weights.manifest:
             self.router.send(peer, messages.Announce({**manifest, "relays": self.relays.above(name)}))
 
     def may_push(self, actor: Actor, group_id: int) -> bool:
-        """Has this actor, or had it, a lease of the group? A lease that went to another does not void the work of who
-        had it before: the first push wins. Of groups that are here already, or gone, pushes change nothing."""
+        """Does or did this actor have a lease of the group? A former holder may push too: the first push wins. True for
+        groups that were pushed before or are gone: a push does not change them."""
         entry = self.store.entries.get(group_id)
         return entry is None or entry.stage in (Stage.WAITING, Stage.SERVED) or actor.name in entry.holders
 
@@ -140,20 +140,20 @@ class RunState:
             self.gauges.evaluations.append(result)
 
     def end_hedges(self, winner: str = "") -> None:
-        """Cancel the leases of hedged groups that have come (from `winner`), or need not come from two."""
+        """Cancel leases of hedged groups that `winner` has pushed, or that no longer need two actors."""
         for name, group_id in self.hedges.take_over(self.store.entries, winner):
             if actor := self.fleet.by_name.get(name):
                 self.end_lease(actor, group_id, told=name != winner)
 
     def end_lease(self, actor: Actor, group_id: int, told: bool) -> None:
-        """Nothing is to come of it any more; `told`: the actor does not know that yet."""
+        """End an actor's lease of a group. `told`: send the actor a cancel, as it does not know yet."""
         if group_id in actor.running:
             actor.running.discard(group_id)
             if told:
                 self.router.send(actor.peer, messages.Cancel([group_id], hand_back=False))
 
     def lose(self, actor: Actor) -> None:
-        """An actor is gone: its leases go to others; the groups keep their slots."""
+        """An actor is gone: its leases go to other actors; the groups keep their slots."""
         for group_id in actor.running:
             if not self.hedges.leave_to_other(self.store.entries[group_id], actor.name):
                 self.replay.requeue(group_id)

@@ -1,12 +1,12 @@
 """When to start which groups. Schedulers do no I/O and read no clock; the buffer asks, they answer.
 
-All modes run through the same buffer. A scheduler says how stale a group may become (`max_staleness`: the bound that
-admission enforces), how large the groups of a batch are, and, asked with a `View`, what to start now. Your own one is a
-class that inherits from `Scheduler`; `module:Name` names it in a config.
+All modes use the same buffer. A scheduler says how stale a group may become (`max_staleness`: admission enforces this
+bound), how large the groups of a batch are, and, given a `View`, what to start now. To write your own, inherit from
+`Scheduler` and name the class in the config as `module:Name`.
 
-A scheduler may start *redundant* groups: more than there are places in a batch. The buffer sees to the rest, whatever
-the scheduler (`buffer.store`): the first to finish get the places, the others are recalled at once and wait in a queue,
-first in, first out, for `GroupPlan(deferred=True)`. Nothing is lost: their prompts are trained in a later batch.
+A scheduler may start *redundant* groups: more than a batch has places. For every scheduler the buffer does the rest
+(`buffer.store`). The first groups to finish get the places. The others are recalled at once and wait in a queue, first
+in, first out, for `GroupPlan(deferred=True)`. Nothing is lost: a later batch trains their prompts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from buffer.sizing import Lengths, Sizing
 
 
 class GroupPlan(NamedTuple):
-    """Start `launch` samples of one prompt; the first `need` that finish make the group. `deferred`: the prompt is that
-    which waits longest in the queue, not a new one; `redundant`: the group gets no place of its own."""
+    """Start `launch` samples of one prompt; the first `need` that finish make the group. `deferred`: take the prompt
+    that has waited longest in the queue, not a new one. `redundant`: the group gets no place of its own."""
 
     launch: int
     need: int
@@ -29,9 +29,9 @@ class GroupPlan(NamedTuple):
 
 
 class Round(NamedTuple):
-    """How far the round is, in groups. `left`: places of the batch that is trained next which nobody has got yet;
-    `unfinished`: places given out in which nothing is ready yet; `redundant`: running without a place; `fresh`: new
-    prompts until the end of the data (0 or below: none). `current`: the actor in question holds the newest weights."""
+    """How far the round is, in groups. `left`: places of the next batch to train that no group has yet. `unfinished`:
+    places whose group is not ready. `redundant`: groups that run without a place. `fresh`: new prompts until the end of
+    the data (0 or below: none). `current`: does the actor in question hold the newest weights?"""
 
     left: int
     unfinished: int
@@ -41,9 +41,9 @@ class Round(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a scheduler may know, all in groups. `room`: that the bound allows now on the weights of the actor in
-    question; `running`; `deferred`: in the queue. `round` is called by those who think in rounds: it costs more than
-    all the rest, and a view is made for every lease."""
+    """What a scheduler may know, all in groups. `room`: how many the bound allows now, on the weights of the actor in
+    question. `running`: on all actors. `deferred`: in the queue. `round`: call it only if the scheduler works in
+    rounds; it costs more than all the rest, and every lease makes a view."""
 
     room: float
     running: int
@@ -52,9 +52,9 @@ class View(NamedTuple):
 
 
 class Scheduler:
-    """What all of them share. `sizing` see `buffer.sizing`.
+    """What all schedulers share. `sizing`: see `buffer.sizing`.
 
-    `state_dict` is written down whenever a batch is opened, and given back after a crash.
+    The journal keeps `state_dict` for each opened batch; `load_state_dict` gets it back after a crash.
     """
 
     max_staleness: float = 0
@@ -65,14 +65,14 @@ class Scheduler:
         self.launch = self.group_size
 
     def ready_to_open(self, batch: int, trained_batches: int) -> bool:
-        """May the first group of `batch` start, as far as it is not a matter of the bound?"""
+        """May the first group of `batch` start, apart from the bound?"""
         return True
 
     def open_batch(self, samples: int, deferred: int, seen: Sequence[Lengths], least: int = 0) -> int:
-        """The next batch, of so many samples, is about to begin: how many groups has it? `deferred` are in the queue;
-        `seen` are the lengths of all groups that have ended or were broken off since the batch before was opened. With
-        fewer groups than `least` some of the queue would be left over at the end of the data, so where the sizing wants
-        that, the largest of its sizes that will do is taken instead."""
+        """How many groups has the next batch, of `samples` samples? `deferred`: groups in the queue. `seen`: lengths of
+        all groups that ended or were broken off since the last batch was opened. `least`: with fewer groups, part of
+        the queue would remain at the end of the data. If the sizing wants fewer, take its largest size that gives
+        enough groups."""
         size = self.sizing.next_size(seen)
         if samples // size < least:
             size = max((each for each in self.sizing.sizes if samples // each >= least), default=size)
@@ -80,24 +80,24 @@ class Scheduler:
         return samples // size
 
     def admit(self, view: View) -> GroupPlan | None:
-        """The next group to start on an actor with room for `launch` sequences. None: not now."""
+        """The next group to start on an actor with room for `launch` sequences. None: start none now."""
         raise NotImplementedError
 
     def wants_redundant(self, view: View) -> int:
-        """How many redundant groups to start as soon as all places have been given out."""
+        """How many redundant groups to start once all places are taken."""
         return 0
 
     def warning(self) -> str:
-        """What a person should be told before a run begins; empty: nothing."""
+        """A warning for the user before a run begins; "": none."""
         return ""
 
     def metrics(self) -> dict[str, float]:
-        """Why the newest batch is as it is."""
+        """Metrics that explain the newest batch."""
         size = {"sizing/group_size": float(self.group_size)} if len(self.sizing.sizes) > 1 else {}
         return self.sizing.metrics() | size
 
     def state_dict(self) -> object:
-        """Plain data; None: there is nothing to be remembered."""
+        """The state as plain data; None: no state."""
         sizing = self.sizing.state_dict()
         return None if sizing is None else {"sizing": sizing, "sizes": [self.group_size, self.launch]}
 
@@ -110,8 +110,8 @@ class Scheduler:
 class AsyncScheduler(Scheduler):
     """Start a group whenever there is room: generation and training overlap.
 
-    `max_staleness` in versions (inf: unbounded); `max_inflight_groups` caps the groups being rolled out at once;
-    `oversample_responses`: samples started per sample that makes a group: the first to finish do.
+    `max_staleness` is in versions (inf: unbounded). `max_inflight_groups`: most groups rolled out at once.
+    `oversample_responses`: samples started per sample needed; the first to finish make the group.
     """
 
     def __init__(
@@ -143,19 +143,19 @@ class AsyncScheduler(Scheduler):
 
 
 class SyncScheduler(Scheduler):
-    """Rounds: the groups of batch k start once batch k−1 is trained, on its weights; with over-provisioning, tail
-    batching of RollPacker (arXiv 2509.21009, section 4.1).
+    """Rounds: the groups of batch k start once batch k−1 is trained, on its weights. With over-provisioning this is
+    tail batching of RollPacker (arXiv 2509.21009, section 4.1).
 
-    A *short* round starts `oversample_prompts` · P groups for P places; the first P that are done, reward included, are
-    kept, and the others are cut at once and go to the queue. When P or more are in the queue the next round is *long*:
-    P of the queue, first in, first out, and nothing else. So prompts are only put in another order: each is trained
-    once, and at the end of the data rounds take from the queue until it is empty. We differ from the paper in that
-    `oversample_responses` is 1 by default: closing a group at its first responses is a bias towards short answers
-    *within* a prompt. It applies in short rounds.
+    A *short* round starts `oversample_prompts` · P groups for P places. The first P that are done, reward included, are
+    kept; the others are cut at once and go to the queue. When the queue holds P or more, the next round is *long*: it
+    takes P groups of the queue, first in, first out, and nothing else. So only the order of prompts changes: each is
+    trained once, and at the end of the data rounds empty the queue. We differ from the paper: `oversample_responses` is
+    1 by default, since closing a group at its first responses favours short answers *within* a prompt. It applies in
+    short rounds only.
 
-    What is cut begins anew on the weights of its round: strictly on-policy. With `max_staleness` above 0 and
-    `partial_rollout: resume` it goes on from its tokens of up to so many versions ago, so training is no longer
-    strictly on-policy; rounds begin on the newest weights all the same.
+    A group that was cut starts again on the weights of its new round: strictly on-policy. With `max_staleness` above 0
+    and `partial_rollout: resume` it continues from tokens of up to so many versions ago, which is no longer strictly
+    on-policy. Rounds still begin on the newest weights.
     """
 
     def __init__(
@@ -171,8 +171,8 @@ class SyncScheduler(Scheduler):
         self.oversample_responses = _factor("oversample_responses", oversample_responses)
         if max_staleness < 0 or max_staleness != int(max_staleness) or (max_staleness and oversample_prompts == 1):
             raise ValueError(
-                f"scheduler.max_staleness={max_staleness}: the sync scheduler is strictly on-policy (0), unless what "
-                "oversample_prompts > 1 has cut is to go on from older tokens; for stale data use mode=async"
+                f"scheduler.max_staleness={max_staleness}: the sync scheduler is strictly on-policy (0), unless groups "
+                "that oversample_prompts > 1 cuts continue from older tokens; for stale data use mode=async"
             )
         self.max_staleness = max_staleness
         self.groups = 0
@@ -193,7 +193,7 @@ class SyncScheduler(Scheduler):
         if not now.current or (now.fresh < 1 and not view.deferred):
             return None
         if self.long and now.redundant and not view.deferred:
-            return None  # the rest of the queue is on its way back from the actors
+            return None  # actors have yet to hand back the rest of the queue
         if view.room >= 1 and now.left > 0:
             from_queue = view.deferred > 0 and (self.long or now.fresh < 1)
             return GroupPlan(self.launch, self.group_size, from_queue)
@@ -201,7 +201,7 @@ class SyncScheduler(Scheduler):
 
     def wants_redundant(self, view: View) -> int:
         now = view.round()
-        to_start = max(now.left, 0)  # these come first, and then the redundant ones at once
+        to_start = max(now.left, 0)  # these start first, the redundant ones right after
         after = now._replace(left=0, unfinished=now.unfinished + to_start, fresh=now.fresh - to_start)
         return self._redundant_wanted(after)
 
@@ -215,8 +215,8 @@ class SyncScheduler(Scheduler):
         if not self.max_staleness:
             return ""
         return (
-            f"scheduler.max_staleness={self.max_staleness}: what a round cuts goes on from tokens of up to so many "
-            "versions ago (partial_rollout: resume), so training is no longer strictly on-policy"
+            f"scheduler.max_staleness={self.max_staleness}: groups that a round cuts continue from tokens of up to so "
+            "many versions ago (partial_rollout: resume), so training is no longer strictly on-policy"
         )
 
     def metrics(self) -> dict[str, float]:
@@ -236,5 +236,5 @@ class SyncScheduler(Scheduler):
 
 def _factor(name: str, value: float) -> float:
     if not 1 <= value < math.inf:
-        raise ValueError(f"scheduler.{name} is at least 1, not {value}")
+        raise ValueError(f"scheduler.{name} must be at least 1, not {value}")
     return value
