@@ -54,7 +54,15 @@ def check(result: int, what: str) -> None:
 
 
 def die_with_parent() -> None:
+    """Until the user or capabilities change: that clears it."""
     check(LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+
+
+def die_with_caller(caller: int) -> None:
+    """As `die_with_parent`; the caller may have died before."""
+    die_with_parent()
+    if os.getppid() != caller:
+        os._exit(1)
 
 
 def become_nobody() -> None:
@@ -66,7 +74,7 @@ def become_nobody() -> None:
     check(LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")  # or /proc/self would stay root's
 
 
-def enter_namespaces() -> None:
+def enter_namespaces(caller: int) -> None:
     """Returns in a child, which is process 1 of its own; its parent only waits, so as to be killed from outside."""
     user, group = os.geteuid(), os.getegid()
     if LIBC.unshare(NAMESPACES) != 0:
@@ -78,7 +86,7 @@ def enter_namespaces() -> None:
     alive, held = os.pipe()
     child = os.fork()
     if child:
-        die_with_parent()
+        die_with_caller(caller)  # again: as another user, and in a new user namespace, it had no such signal
         os.waitpid(child, 0)
         os._exit(0)
     os.close(held)
@@ -150,14 +158,12 @@ def refuse(event: str, arguments: tuple[object, ...]) -> None:
         raise PermissionError(f"{event} is not permitted here")
 
 
-def lock_in(isolation: str, parent: int) -> None:
-    die_with_parent()
-    if os.getppid() != parent:
-        os._exit(1)
+def lock_in(isolation: str, caller: int) -> None:
+    die_with_caller(caller)
     if isolation == "full":
         if os.geteuid() == 0:
             become_nobody()
-        enter_namespaces()
+        enter_namespaces(caller)
         leave_files()
         drop_capabilities()
 

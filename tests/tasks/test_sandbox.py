@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -159,6 +160,37 @@ def test_what_is_no_isolation_is_refused():
         run(ADD, "f", [], isolation="none")
 
 
+def gone(pids: list[int], deadline: float) -> bool:
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_nothing_is_left_behind_when_the_caller_is_killed_while_the_sandbox_is_set_up():
+    """The kernel forgets the signal of a parent's death when the user changes: right then the caller dies."""
+    inside = (
+        "import os, sys, time; from areal_like.tasks import sandboxed; caller, fork = os.getppid(), os.fork\n"
+        "def forked():\n"
+        "    child = fork()\n"
+        "    if child:\n"
+        "        print(os.getpid(), child, flush=True)\n"
+        "        while os.getppid() == caller: time.sleep(0.01)\n"
+        "    return child\n"
+        "os.fork = forked\n"
+        "sandboxed.lock_in('full', caller)\n"
+        "time.sleep(3600)\n"
+    )
+    command = [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inside!r}])"]
+    path = os.environ | {"PYTHONPATH": os.getcwd()}
+    with (
+        tempfile.TemporaryDirectory(prefix="sandbox-") as folder,  # that the other user may enter, unlike pytest's
+        subprocess.Popen(command, stdout=subprocess.PIPE, env=path, cwd=folder) as caller,
+    ):
+        found = [int(each) for each in caller.stdout.readline().split()]
+        caller.kill()
+        assert len(found) == 2 and gone(found, time.monotonic() + 20)
+
+
 def test_nothing_is_left_behind_when_the_caller_is_killed():
     program = "import time\\ntime.sleep(3600)"
     code = f"from areal_like.tasks.sandbox import *\nrun('{program}', 'f', [], Bounds(seconds=3600))"
@@ -177,6 +209,4 @@ def test_nothing_is_left_behind_when_the_caller_is_killed():
         found = descendants(caller.pid)
         assert len(found) == 2
         caller.kill()
-    while any(Path(f"/proc/{pid}").exists() for pid in found) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in found)
+    assert gone(found, deadline)
