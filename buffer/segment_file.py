@@ -1,18 +1,18 @@
-"""The bytes of one file of the journal: how a record stands in it, how records are appended, and how they are read.
+"""The bytes of one file of the journal: the format of a record, how to append records, and how to read them.
 
 A file is `MAGIC` and then records, little-endian:
 
     [mark 4][bytes of the fields u32][bytes of the payload u64][xxh3-64 of the payload][durable u64]
     [xxh3-64 of the head so far and the fields, seeded with the file's number and the place][fields: msgpack][payload]
 
-So whether a record begins at some byte follows from these bytes alone, whatever its kind and whatever stands before it:
-a mark and a checksum that only fit this place of this file. `durable`: all before that byte had been written when this
-record was. What is appended at once is there as a whole or, after an error, not at all.
+The mark and the checksum fit only this place of this file. So the bytes of a record alone show that it begins here,
+whatever stands before it. `durable`: everything before that byte was on disk before this record was written. One append
+writes all of its records or, after an error, none.
 
-A file that is to survive a power cut is written past the page cache (O_DIRECT, several times as fast here as writing
-through it and having it flushed). That goes by whole blocks, so each append ends with a record of padding; no block is
-written twice, and a torn write can't reach what was durable before. Where the file system can't do that, or nobody
-asked for it, the page cache is used.
+A file that must survive a power cut is written past the page cache (O_DIRECT; several times as fast here as the page
+cache with a flush). O_DIRECT writes whole blocks, so each append ends with a record of padding. No block is written
+twice, so a torn write can't damage earlier records. Without O_DIRECT in the file system, or without `sync`, the page
+cache is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from buffer.events import Copy, Event, Padding, Written, decode, encode
 from buffer.payloads import Bytes, Extent, JournalError, Payload, Read, Stored, load
 
 FORMAT = 6
-"""Of the records (`buffer.events`) and of how they stand in a file."""
+"""Version of the format: of the records (`buffer.events`) and of their layout in a file."""
 _NAME = b"areal-journal-"
 MAGIC = _NAME + b"%d\n" % FORMAT
 MAX_FIELDS_BYTES, MAX_PAYLOAD_BYTES = 1 << 30, 1 << 32
@@ -41,25 +41,25 @@ _HEAD = struct.Struct("<4sIQQQ")
 _CHECK = struct.Struct("<Q")
 _HEAD_BYTES = _HEAD.size + _CHECK.size
 _FORGET_BYTES = 4 << 20
-_MAX_PIECES = 1024  # that Linux takes in one call
+_MAX_PIECES = 1024  # the most that Linux takes in one call
 _BLOCK = 4096
 _ROOM_BYTES = 4 << 20
 _READ_BYTES = 1 << 20
 
 
 class Record(NamedTuple):
-    """What has happened, and the payload that belongs to it."""
+    """An event, and its payload."""
 
     event: Event
     payload: Payload = b""
 
 
 Item = tuple[bytes, Payload]
-"""What is to be appended: the event's bytes, and the payload."""
+"""What to append: the event's bytes, and the payload."""
 
 
 def pack(event: Written, payload: Payload = b"") -> Item:
-    """Raises JournalError for what no reader would take."""
+    """The item of an event. Raises JournalError if it is too large for a reader."""
     packed = encode(event)
     for what, size, most in (
         ("fields", len(packed), MAX_FIELDS_BYTES),
@@ -67,7 +67,7 @@ def pack(event: Written, payload: Payload = b"") -> Item:
     ):
         if size > most:
             tag = event.__struct_config__.tag
-            raise JournalError(f"a record {tag!r} with {what} of {size} bytes: the journal takes {most} at most")
+            raise JournalError(f"record {tag!r} has {what} of {size} bytes: the journal takes {most} at most")
     return packed, payload
 
 
@@ -76,7 +76,7 @@ def _seed(number: int, at: int) -> int:
 
 
 def _pieces(number: int, at: int, durable: int, item: Item) -> tuple[list[Bytes], Extent]:
-    """A record as it stands at byte `at` of file `number`, and where its payload does; nothing is copied."""
+    """The bytes of a record at byte `at` of file `number`, and the place of its payload. Copies nothing."""
     packed, payload = item[0], load(item[1])
     checksum = xxhash.xxh3_64_intdigest(payload)
     head = _HEAD.pack(_MARK, len(packed), len(payload), checksum, durable) + packed
@@ -86,13 +86,13 @@ def _pieces(number: int, at: int, durable: int, item: Item) -> tuple[list[Bytes]
 
 
 def _padding(end: int) -> Item:
-    """A record that ends on a block, for a file of `end` bytes."""
+    """A record of padding that fills the last block of a file of `end` bytes."""
     packed = encode(Padding())
     return packed, bytes((-end - _HEAD_BYTES - len(packed)) % _BLOCK)
 
 
 class SegmentFile:
-    """Appends to `path`, the file of that `number`, made if `new`. `sync`: what is appended survives a power cut.
+    """Appends to `path`, the file of that `number`; creates it if `new`. `sync`: appended records survive a power cut.
     Raises OSError."""
 
     def __init__(self, path: Path, number: int, *, sync: bool, new: bool = False):
@@ -109,8 +109,8 @@ class SegmentFile:
             self._direct, self._room = direct, mmap.mmap(-1, _ROOM_BYTES)
 
     def append(self, items: Sequence[Item]) -> None:
-        """All of them; then their payloads know where they lie. Raises OSError (disk full, ...): then the file is as it
-        was."""
+        """Append all items, then set the `extent` of their payloads. Raises OSError (disk full, ...): then the file is
+        unchanged."""
         pieces: list[Bytes] = []
         extents: list[tuple[Payload, Extent]] = []
         end = self._end
@@ -124,14 +124,15 @@ class SegmentFile:
                 payload.extent = extent
 
     def _add(self, item: Item, at: int, pieces: list[Bytes], extents: list[tuple[Payload, Extent]]) -> int:
-        """Returns where it ends. Through the page cache whoever dies leaves all that it wrote before."""
+        """Add a record to `pieces` and `extents`; returns its end. Without `sync`, `durable` is its own place: the page
+        cache keeps all earlier writes of a process that dies."""
         made, extent = _pieces(self._number, at, self._end if self._sync else at, item)
         pieces += made
         extents.append((item[1], extent))
         return extent.offset + extent.size
 
     def _write(self, views: list[memoryview]) -> None:
-        """All, or nothing and an OSError."""
+        """Write all views, or nothing and raise OSError."""
         size = sum(map(len, views))
         try:
             if self._direct >= 0:
@@ -149,7 +150,7 @@ class SegmentFile:
         self._forget_pages()
 
     def _through_the_cache(self, views: list[memoryview]) -> None:
-        """The kernel may take a part at a time."""
+        """Write until the kernel has taken all; it may take a part at a time."""
         while views:
             written = os.writev(self._file.fileno(), views)
             while views and written >= len(views[0]):
@@ -158,7 +159,7 @@ class SegmentFile:
                 views[0] = views[0][written:]
 
     def _past_the_cache(self, views: list[memoryview]) -> None:
-        """By way of memory that is aligned as the disk wants it; all of it is a whole number of blocks."""
+        """Copy the views to aligned memory, as O_DIRECT needs, and write it. Their size is a whole number of blocks."""
         filled, at = 0, self._end
         for view in views:
             while view:
@@ -170,7 +171,7 @@ class SegmentFile:
         self._write_room(filled, at)
 
     def _write_room(self, filled: int, at: int) -> int:
-        """Returns where it ends in the file."""
+        """Write the first `filled` bytes of the aligned memory at byte `at`; returns where they end in the file."""
         with memoryview(self._room) as room:
             start = 0
             while start < filled:
@@ -178,8 +179,8 @@ class SegmentFile:
         return at + filled
 
     def _forget_pages(self) -> None:
-        """Nobody reads what was written while the run lives: the page cache is for others (the kernel goes on writing
-        what is not yet on disk, and keeps it until then)."""
+        """Release pages of the page cache: a live run does not read them. (The kernel keeps pages until they are on
+        disk.)"""
         if self._direct < 0 and self._end - self._forgotten >= _FORGET_BYTES:
             os.posix_fadvise(self._file.fileno(), 0, self._end, os.POSIX_FADV_DONTNEED)
             self._forgotten = self._end
@@ -191,7 +192,7 @@ class SegmentFile:
 
 
 def _open_direct(path: Path) -> int:
-    """-1 where that is not to be had."""
+    """A file descriptor with O_DIRECT; -1 if the system can't do that."""
     flag = getattr(os, "O_DIRECT", 0)
     try:
         return os.open(path, os.O_WRONLY | os.O_CLOEXEC | flag) if flag else -1
@@ -200,7 +201,7 @@ def _open_direct(path: Path) -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names of the files in it durable."""
+    """Make the file names in a folder durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -209,7 +210,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class _Found(NamedTuple):
-    """A record whose head and event are whole: the event's bytes, where its payload lies, `durable` (see the top)."""
+    """A record whose head and event are intact: the event's bytes, its payload's place, `durable` (see the top)."""
 
     packed: bytes
     extent: Extent
@@ -221,7 +222,7 @@ class _Found(NamedTuple):
 
 
 def _record_at(file: BinaryIO, number: int, at: int) -> _Found | None:
-    """What begins at byte `at` of file `number`, its payload unread; None if that is no record."""
+    """The record at byte `at` of file `number`, its payload unread; None if there is none."""
     file.seek(at)
     head = file.read(_HEAD_BYTES)
     if len(head) < _HEAD_BYTES or not head.startswith(_MARK):
@@ -235,7 +236,7 @@ def _record_at(file: BinaryIO, number: int, at: int) -> _Found | None:
 
 
 def _is_whole(file: BinaryIO, extent: Extent) -> bool:
-    """Are the bytes of a payload those that were written?"""
+    """Is a payload intact?"""
     file.seek(extent.offset)
     left, checksum = extent.size, xxhash.xxh3_64()
     while left and (piece := file.read(min(left, _READ_BYTES))):
@@ -245,9 +246,9 @@ def _is_whole(file: BinaryIO, extent: Extent) -> bool:
 
 
 def read(path: Path, read_payload: Read, *, check: bool = True) -> Generator[Record, None, tuple[int, int]]:
-    """Yields the records of segment file `path`, their payloads as `Stored`, which `read_payload` will read. Returns
-    where the last good one ends, and how long the file was at the beginning. Without `check` a damaged payload is not
-    noticed until it is loaded. Raises JournalError for another format."""
+    """Yields the records of segment file `path`; their payloads are `Stored`, which `read_payload` reads. Returns where
+    the last intact record ends, and the size of the file at the start. Without `check`, damage of a payload shows only
+    when it is loaded. Raises JournalError for another format."""
     with path.open("rb") as file:
         size, magic = os.fstat(file.fileno()).st_size, file.read(len(MAGIC))
         if magic != MAGIC:
@@ -269,7 +270,7 @@ def read(path: Path, read_payload: Read, *, check: bool = True) -> Generator[Rec
 
 
 def _event(path: Path, found: _Found) -> Written:
-    """Its bytes are those that were written. Raises JournalError if they are none of our events all the same."""
+    """Decode an intact record. Raises JournalError if it is none of our events."""
     try:
         return decode(found.packed)
     except msgspec.DecodeError as error:
@@ -279,11 +280,11 @@ def _event(path: Path, found: _Found) -> Written:
 
 
 def written_later(path: Path, start: int, size: int) -> bool:
-    """Whether a record in the first `size` bytes of a file was written after what is at `start` had been: then no crash
-    has torn that.
+    """Was a record in the first `size` bytes of a file written after the bytes at `start` were complete? Then no crash
+    has torn these bytes.
 
-    Through the page cache bytes become part of the file one after another, and any record behind `start` tells. Past
-    the cache, the blocks of one append may reach the disk in any order; a record of a later append tells.
+    Through the page cache, bytes reach the file in order, so any record after `start` proves it. Past the cache, the
+    blocks of one append may reach the disk in any order, so only a record of a later append proves it.
     """
     number = number_of(path)
     with path.open("rb") as file:
@@ -296,7 +297,7 @@ def written_later(path: Path, start: int, size: int) -> bool:
 
 
 def _find(file: BinaryIO, what: bytes, start: int, end: int) -> int:
-    """Where it is first, wholly between `start` and `end`; -1 if it is not."""
+    """The first place of `what`, wholly between `start` and `end`; -1 if there is none."""
     while start + len(what) <= end:
         file.seek(start)
         part = file.read(min(_READ_BYTES, end - start))
@@ -309,7 +310,7 @@ def _find(file: BinaryIO, what: bytes, start: int, end: int) -> int:
 
 
 def number_of(path: Path) -> int:
-    """Of a segment file; each folder counts its own from 1."""
+    """The number of a segment file; each folder counts from 1."""
     return int(path.stem)
 
 
@@ -318,28 +319,28 @@ def path_of(folder: Path, number: int) -> Path:
 
 
 def read_payload(folder: Path, extent: Extent) -> bytes:
-    """Raises JournalError if it is not as it was written."""
+    """The bytes of a payload. Raises JournalError if they can't be read or are damaged."""
     path = path_of(folder, extent.segment)
     try:
         with path.open("rb") as file:
             file.seek(extent.offset)
             data = file.read(extent.size)
     except OSError as error:
-        raise JournalError(f"a payload of the journal can't be read ({error})") from error
+        raise JournalError(f"can't read a payload of the journal ({error})") from error
     if len(data) < extent.size or xxhash.xxh3_64_intdigest(data) != extent.checksum:
         raise JournalError(f"{path} is damaged: the payload of {extent.size} bytes at byte {extent.offset}")
     return data
 
 
 def write_first(path: Path, number: int, item: Item) -> None:
-    """Make the file of that number, with one record, and look whether the disk has all of it. Raises OSError."""
+    """Create the file of that number with one record, and check that the disk has all of it. Raises OSError."""
     pieces, extent = _pieces(number, len(MAGIC), len(MAGIC), item)
     with path.open("wb") as file:
         file.writelines([MAGIC, *pieces])
         file.flush()
         os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that it is the disk that is asked
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that the read below comes from the disk
     with path.open("rb") as file:
         found = _record_at(file, number, len(MAGIC))
         if not found or found.extent != extent or not _is_whole(file, extent):
-            raise OSError(errno.EIO, "what was written is not what can be read", str(path))
+            raise OSError(errno.EIO, "the file reads back with other bytes than were written", str(path))

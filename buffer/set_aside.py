@@ -1,7 +1,7 @@
-"""Batches that the learner can't train: their groups leave as dropped ("untrainable"), and others take their places.
+"""Batches that the learner can't train: their groups are dropped as "untrainable", and others take their places.
 
-What was served ahead of such a batch waits again, so that batches go on in order. The batch is kept as a file in
-`RUN/untrainable/`, for whoever wants to know why; `read` opens it.
+Later batches that were already served wait again, so that batches stay in order. The untrainable batch is kept as a
+file in `RUN/untrainable/` for inspection; `read` opens it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FOLDER, REASON = "untrainable", "untrainable"
 
 
 class _Kept(msgspec.Struct):
-    """The file of a batch."""
+    """The contents of a batch's file."""
 
     batch: int
     reason: str
@@ -34,7 +34,7 @@ class _Kept(msgspec.Struct):
 
 
 def set_aside(state: RunState, index: int, reason: str) -> None:
-    """Batch `index` can't be trained. Said again, it changes nothing."""
+    """Set aside batch `index`, which can't be trained. A repeated call changes nothing."""
     voided = state.shares.void(index)
     if not voided:
         return
@@ -59,11 +59,11 @@ def _keep(path: Path, index: int, reason: str, entries: Sequence[Entry]) -> None
         kept = _Kept(index, reason, [entry.pushed_by for entry in entries], table, payloads)
         path.write_bytes(msgspec.msgpack.encode(kept))
     except (OSError, JournalError) as error:
-        log.error("%s: it can't be kept for inspection: %s", path, error)
+        log.error("can't keep %s for inspection: %s", path, error)
 
 
 def read(path: Path) -> tuple[int, str, list[Group]]:
-    """Batch, reason and groups of a file that `set_aside` has written."""
+    """Batch, reason and groups of a file that `set_aside` wrote."""
     kept = msgspec.msgpack.decode(path.read_bytes(), type=_Kept)
     groups = [
         decode_group(head, payload) for head, payload in zip(unpack_heads(kept.table), kept.payloads, strict=True)

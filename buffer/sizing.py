@@ -1,8 +1,8 @@
-"""How many samples a group has: the same always, or as stragglers allow. No I/O, no clock.
+"""How many samples a group has: a fixed number, or as many as stragglers allow. No I/O, no clock.
 
-A batch keeps its number of samples whatever the groups' size, so a batch of larger groups has fewer prompts. The size
-is settled when a batch is opened, so it changes at step boundaries only. Your own controller is a class that inherits
-from `Sizing`; `module:Name` names it in a config.
+A batch always has the same number of samples, so a batch of larger groups has fewer prompts. The size is fixed when a
+batch is opened, so it changes only between steps. To write your own controller, inherit from `Sizing` and name the
+class in the config as `module:Name`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 
 class Lengths(NamedTuple):
-    """One group as it ended or was broken off: `tokens` of each response so far; `cut`: it was not done (the length is
-    censored: the true one is larger); `closed`: the group has all responses that it needs, and what was cut had been
-    started besides (`oversample_responses`)."""
+    """One group as it ended or was broken off. `tokens`: of each response so far. `cut`: the response was not done (its
+    length is censored: the true one is larger). `closed`: the group has all responses that it needs; those that were
+    cut were extra (`oversample_responses`)."""
 
     tokens: tuple[int, ...]
     cut: tuple[bool, ...]
@@ -24,18 +24,18 @@ class Lengths(NamedTuple):
 
     @property
     def median_at_most(self) -> float:
-        """Upper bound of the median: that of the responses as they are, if fewer than half were cut; else infinity."""
+        """Upper bound of the median length: counts a response that was cut as infinitely long."""
         return median(math.inf if cut else tokens for tokens, cut in zip(self.tokens, self.cut, strict=True))
 
     def of(self, launch: int) -> Lengths:
-        """With those of `launch` responses that had not begun: cut after no token."""
+        """The same group with all `launch` responses: those that had not begun are cut after 0 tokens."""
         missing = max(0, launch - len(self.tokens))
         return Lengths(self.tokens + (0,) * missing, self.cut + (True,) * missing, self.closed)
 
 
 class Sizing:
-    """`group_size` samples are in a group unless `next_size` says otherwise; groups_per_batch of that size make up the
-    number of samples of every batch. `sizes`: all that there may ever be. `looks`: wants to see what has ended."""
+    """A group has `group_size` samples unless `next_size` says otherwise. Every batch has groups_per_batch · group_size
+    samples. `sizes`: all possible sizes. `looks`: does it use the lengths of groups that ended?"""
 
     looks = True
 
@@ -49,23 +49,23 @@ class Sizing:
         return (self.group_size,)
 
     def next_size(self, seen: Sequence[Lengths]) -> int:
-        """The size of the next batch's groups; `seen` is what has ended since the call before."""
+        """The size of the next batch's groups. `seen`: groups that ended since the last call."""
         return self.group_size
 
     def metrics(self) -> dict[str, float]:
-        """What led to the newest size."""
+        """Metrics that explain the newest size."""
         return {}
 
     def state_dict(self) -> object:
-        """Plain data; None: there is nothing to be remembered."""
+        """The state as plain data; None: no state."""
         return None
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore the state that `state_dict` gave."""
 
 
 class Fixed(Sizing):
-    """The same group size always."""
+    """A fixed group size."""
 
     looks = False
 
@@ -74,23 +74,26 @@ class Sagc(Sizing):
     """Straggler-aware group control (after arXiv 2606.02218): the largest groups that keep the long-run share of groups
     with a straggler at `budget`.
 
-    A group has a straggler if its longest response is more than `straggler_ratio` times its median. No formula of the
-    paper is public; this is a reconstruction. p, the risk that one response is a straggler, has a Beta posterior whose
+    A group has a straggler if its longest response is more than `straggler_ratio` times its median. The paper publishes
+    no formula; this is a reconstruction. p, the risk that one response is a straggler, has a Beta posterior. Its
     evidence fades by `forget` per step, and every candidate G learns from every step:
-    risk(G) = 1 − E[(1 − p)^G] = 1 − Π_{i<G} (b + i) / (a + b + i). A virtual queue, the dual variable of the budget,
-    grows by what a step's share s exceeds it: Q ← max(0, Q + s − budget). The next size is
+    risk(G) = 1 − E[(1 − p)^G] = 1 − Π_{i<G} (b + i) / (a + b + i). A virtual queue Q is the dual variable of the
+    budget. It grows by the excess of a step's share s over the budget: Q ← max(0, Q + s − budget). The next size is
     argmax_G weight · log G / log G_max − Q · risk(G). So the mean share is at most budget + Q / steps.
 
-    Lengths of responses that were cut are lower bounds; left out, they would hide the stragglers. Of a group that was
-    broken off the median is known between two bounds. A response that is past the threshold already, however long the
-    cut ones were to become, counts as a straggler; one that is not says nothing, and a group without a straggler so far
-    counts only if all its responses were done: it is judged when it comes again. A group that was closed at its first
-    responses does not come again, and those that were cut are its longest. They count by the probability that they
-    would have become stragglers, given how long they were: P(L > ratio · median) / P(L > length), for lengths that are
-    log-normal within a prompt, with one spread that the responses below the medians tell
-    (E[ln(median / L) | L < median] = sigma · sqrt(2 / pi)); those are all done.
+    Lengths of responses that were cut are lower bounds. To leave them out would hide the stragglers.
 
-    `group_size` (times groups_per_batch) only says how many samples a batch has; each of `candidates` must divide that.
+    The median of a group that was broken off lies between two bounds. Its responses count only where the side of the
+    threshold is sure, however long the cut ones would become. Such a group without a straggler does not count as a
+    group: it is judged when it comes again.
+
+    A group that was closed at its first responses does not come again, and its cut responses are its longest. Each
+    counts by the probability that it would have become a straggler, given its length so far:
+    P(L > ratio · median) / P(L > length). Lengths are taken as log-normal within a prompt, with one spread for all. The
+    responses below the medians, which are all done, give the spread: E[ln(median / L) | L < median] =
+    sigma · sqrt(2 / pi).
+
+    `group_size` (times groups_per_batch) only sets how many samples a batch has; each of `candidates` must divide that.
     """
 
     def __init__(
@@ -106,9 +109,9 @@ class Sagc(Sizing):
         super().__init__(group_size=group_size)
         whole = [type(each) is int and each >= 2 for each in candidates]
         if not whole or not all(whole) or sorted(set(candidates)) != list(candidates):
-            raise ValueError(f"sizing.candidates are ascending whole numbers of at least 2, not {list(candidates)}")
+            raise ValueError(f"sizing.candidates must be ascending whole numbers >= 2, not {list(candidates)}")
         if not 0 < budget < 1 or straggler_ratio <= 1 or not 0 < forget <= 1 or weight <= 0:
-            raise ValueError("sizing: want 0 < budget < 1, straggler_ratio > 1, 0 < forget <= 1 and weight > 0")
+            raise ValueError("sizing needs 0 < budget < 1, straggler_ratio > 1, 0 < forget <= 1 and weight > 0")
         self.candidates = tuple(candidates)
         self.budget, self.straggler_ratio, self.forget, self.weight = budget, straggler_ratio, forget, weight
         self.a = self.b = 1.0
@@ -125,7 +128,7 @@ class Sagc(Sizing):
 
     @property
     def share_mean(self) -> float:
-        """Over all steps: what the budget is for."""
+        """Mean straggler share over all steps, which the budget limits."""
         return self.share_sum / max(1, self.steps)
 
     def next_size(self, seen: Sequence[Lengths]) -> int:
@@ -152,7 +155,7 @@ class Sagc(Sizing):
 
     @property
     def spread(self) -> float:
-        """Sigma of log-normal lengths within a prompt; 0 as long as nothing is known."""
+        """Sigma of log-normal lengths within a prompt; 0 before any evidence."""
         return math.sqrt(math.pi / 2) * self.below_sum / max(self.below, 1.0)
 
     def _note_spread(self, seen: Sequence[Lengths]) -> None:
@@ -167,7 +170,7 @@ class Sagc(Sizing):
         self.below_sum = self.forget * self.below_sum + sum(below)
 
     def _judge(self, group: Lengths) -> tuple[float | None, float, float]:
-        """(has it a straggler? None: that can't be known; stragglers; responses that are none)."""
+        """(Does it have a straggler? None: unknown; number of stragglers; number of responses that are surely none)."""
         most = self.straggler_ratio * group.median_at_most
         stragglers = sum(tokens > most for tokens in group.tokens)
         if group.closed and any(group.cut) and most < math.inf:
@@ -182,7 +185,7 @@ class Sagc(Sizing):
         return (float(stragglers > 0) if known else None), stragglers, surely_none
 
     def _chance(self, tokens: int, most: float) -> float:
-        """That a response which was cut after so many tokens would have become longer than `most`."""
+        """Probability that a response, cut after `tokens` tokens, would have become longer than `most`."""
         if tokens > most:
             return 1.0
         if not self.spread:
@@ -219,7 +222,7 @@ _REMEMBERED = ("a", "b", "below", "below_sum", "queue", "share", "share_sum", "s
 
 
 def check_sizes(sizing: Sizing, groups_per_batch: int) -> int:
-    """The samples of a batch. Raises ValueError unless groups of every size can make it up."""
+    """The number of samples of a batch. Raises ValueError if groups of some size can't make up a batch."""
     samples = groups_per_batch * sizing.group_size
     for size in sizing.sizes:
         if samples % size:

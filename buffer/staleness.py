@@ -1,16 +1,18 @@
-"""The staleness bound, as arithmetic: which slot may hold which tokens, and who stands in which. No I/O, no clock.
+"""The staleness bound, as arithmetic: which slot may hold which tokens, and which group holds which slot. No I/O, no
+clock.
 
 Every admitted group holds a *slot*: its place in the order of training. Batch k trains the slots from
-`Batches.first(k)` up to `first(k + 1)`, [k·B, (k+1)·B) where all have B groups, at train version k // interval
+`Batches.first(k)` up to `first(k + 1)`: [k·B, (k+1)·B) if all batches have B groups. Its train version is k // interval
 (interval = train steps per published version).
-A group may start on weights of version `v` only in a slot whose train version is at most v + max_staleness. Then no
-token can be older than the bound when its slot is trained, however long the group runs or waits: the bound holds by
-construction, and not only if groups finish in order (AReaL, arXiv 2505.24298, eq. 3, counts groups instead; a slot
-that a rejected or dropped group leaves is given to the next one, so its capacity cannot drift either).
 
-So the first slot that may not hold tokens of a version is the *deadline* of a group that has some (`Bound.deadline`);
-whether a set of groups can all be trained within the bound is the question whether each can get a slot of its own below
-its deadline: earliest deadline first answers it (`place`, `rescue`).
+A group may start on weights of version `v` only in a slot whose train version is at most v + max_staleness. Then no
+token is older than the bound when its slot is trained, however long the group runs or waits. The bound holds by
+construction, and not only if groups finish in order. (AReaL, arXiv 2505.24298, eq. 3, counts groups instead.) The next
+group takes the slot that a rejected or dropped group leaves, so capacity cannot drift either.
+
+The *deadline* of a group with tokens of some version is the first slot that may not hold them (`Bound.deadline`). A set
+of groups can be trained within the bound if each can get its own slot below its deadline. Earliest deadline first
+decides this (`place`, `rescue`).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from areal_like.groups import Head
 
 
 class BatchesState(msgspec.Struct, array_like=True):
-    """`Batches` as a snapshot has them."""
+    """`Batches` in a snapshot."""
 
     usual: int
     first: int
@@ -35,7 +37,7 @@ class BatchesState(msgspec.Struct, array_like=True):
 
 
 class SlotsState(msgspec.Struct, array_like=True):
-    """`Slots` as a snapshot has them; what follows `free` is of `buffer.injection` alone."""
+    """`Slots` in a snapshot; only `buffer.injection` uses the fields after `free`."""
 
     end: int
     free: list[int]
@@ -46,32 +48,31 @@ class SlotsState(msgspec.Struct, array_like=True):
 
 
 class Batches:
-    """Which slots each batch has. How many groups make a batch is settled when it is *opened*, before the first of
-    them is admitted, and never changes; batches that are not open yet are taken to have `usual` groups, so no slot
-    that was given out depends on that guess."""
+    """Which slots each batch has. The number of groups of a batch is fixed when the batch is *opened*, before its first
+    group is admitted. Batches that are not open yet count as `usual` groups; no slot in use depends on that guess."""
 
     def __init__(self, usual: int):
         self.usual = usual
         self._batch = 0
-        self._firsts = [0]  # the first slots of batch `_batch` and the opened ones after it; last: of the next to open
+        self._firsts = [0]  # first slots of batch `_batch` and of the opened ones after it; last: of the next to open
 
     @property
     def opened(self) -> int:
-        """Batches below it are open."""
+        """Batches below this are open."""
         return self._batch + len(self._firsts) - 1
 
     @property
     def end(self) -> int:
-        """Slots below it are those of batches that are open."""
+        """Slots below this belong to open batches."""
         return self._firsts[-1]
 
     def open(self, groups: int) -> None:
-        """The next one gets so many groups, and so will those after it as long as nothing else is said."""
+        """Open the next batch, of `groups` groups. Later batches count as this size until they are opened."""
         self._firsts.append(self._firsts[-1] + groups)
         self.usual = groups
 
     def first(self, batch: int) -> int:
-        """The first slot of a batch; exact from the oldest one that is not forgotten on."""
+        """The first slot of a batch; exact for batches that are not forgotten."""
         place = batch - self._batch
         if 0 <= place < len(self._firsts):
             return self._firsts[place]
@@ -83,7 +84,7 @@ class Batches:
         return self.first(batch + 1) - self.first(batch)
 
     def of(self, slot: int) -> int:
-        """The batch that has a slot."""
+        """The batch of a slot."""
         if slot >= self._firsts[-1]:
             return self.opened + (slot - self._firsts[-1]) // self.usual
         if slot < self._firsts[0]:
@@ -91,7 +92,7 @@ class Batches:
         return self._batch + bisect_right(self._firsts, slot) - 1
 
     def forget(self, before: int) -> None:
-        """Batches before that one are trained for good: nobody asks for their slots again."""
+        """Forget batches before `before`: they are trained for good, so their slots are not needed again."""
         gone = min(before, self.opened) - self._batch
         if gone > 0:
             self._batch, self._firsts = self._batch + gone, self._firsts[gone:]
@@ -106,8 +107,8 @@ class Batches:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """`max_staleness` in versions (math.inf: none), `groups_per_batch` of batches of which nothing else is said (see
-    `batches`), `interval` = weight_sync_interval."""
+    """`max_staleness`: in versions (math.inf: none). `groups_per_batch`: of batches that are not open (see `batches`).
+    `interval`: weight_sync_interval."""
 
     max_staleness: float
     groups_per_batch: int
@@ -118,7 +119,7 @@ class Bound:
         object.__setattr__(self, "batches", Batches(self.groups_per_batch))
 
     def batch_version(self, batch: int) -> int:
-        """The train version of a batch: updates published before it is trained."""
+        """The train version of a batch: number of updates published before it is trained."""
         return batch // self.interval
 
     def slot_version(self, slot: int) -> int:
@@ -126,7 +127,7 @@ class Bound:
         return self.batch_version(self.batches.of(slot))
 
     def deadline(self, version: float) -> float:
-        """Slots below this may start on weights of `version`: the deadline of a group that has tokens of it."""
+        """Groups in slots below this may start on weights of `version`: the deadline of a group with such tokens."""
         if math.isinf(self.max_staleness) or math.isinf(version):
             return math.inf
         return self.batches.first((int(version) + 1 + int(self.max_staleness)) * self.interval)
@@ -142,8 +143,8 @@ class Bound:
 
 @dataclass(slots=True)
 class Slots:
-    """`end`: all slots below it were given out once; `free`: a heap of those that a group has left untrained; `changes`
-    counts what is given out and back."""
+    """`end`: all slots below it were taken once. `free`: heap of slots that a group left untrained. `changes`: counts
+    slots taken and released."""
 
     end: int = 0
     free: list[int] = field(default_factory=list)
@@ -151,7 +152,7 @@ class Slots:
 
     @property
     def next(self) -> int:
-        """The slot that `take` gives."""
+        """The slot that the next `take` returns."""
         return self.free[0] if self.free else self.end
 
     @property
@@ -171,32 +172,32 @@ class Slots:
         heapq.heappush(self.free, slot)
 
     def reset(self, end: int) -> None:
-        """All below `end` are in use or trained."""
+        """All slots below `end` are in use or trained."""
         self.end, self.free = end, []
 
     def begin(self, version: int) -> None:
-        """The run begins, or goes on after a crash, with weights of `version`."""
+        """The run begins, or resumes after a crash, with weights of `version`."""
 
     def advance(self, version: int) -> None:
-        """Slots that need `version` are open, and no others: see `buffer.injection`."""
+        """Open only slots that need `version`: see `buffer.injection`."""
 
     def open_to(self, version: int, deadline: float) -> float:
-        """How many an actor that holds `version` could fill: those below the `deadline` of that version."""
+        """How many slots an actor with weights of `version` may fill: those below the `deadline` of that version."""
         return self.below(deadline)
 
     def fits(self, slot: int, version: int) -> bool:
-        """May a group in `slot` start on `version`, as far as it is not a matter of the bound?"""
+        """May a group in `slot` start on `version`, apart from the bound?"""
         return True
 
     def unfilled(self, below: int) -> set[int]:
-        """Slots that nobody holds and that a batch, whose slots are `below`, must wait for."""
+        """Slots that no group holds and that a batch, with slots up to `below`, must wait for."""
         return set(self.free)
 
     def check(self, group_id: int, slot: int, head: Head | None, version: int) -> None:
-        """Raises if a group that is about to be served at `version` must not stand in its slot."""
+        """Raises if a group that is about to be served at `version` may not be in its slot."""
 
     def check_memory(self, limit: int) -> None:
-        """Raises if these slots can't be waited for until less than `limit` bytes are held."""
+        """Called when the buffer holds more than `limit` bytes. Raises if to wait would never free memory."""
 
     def state(self) -> SlotsState:
         """For `load`."""
@@ -206,15 +207,15 @@ class Slots:
         self.end, self.free = state.end, list(state.free)
 
     def below(self, deadline: float) -> float:
-        """How many could be taken that are below `deadline` (may be inf)."""
+        """How many slots below `deadline` can be taken (may be inf)."""
         fresh = max(0, deadline - self.end)
         return fresh + sum(slot < deadline for slot in self.free) if self.free else fresh
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A group and its deadline (inf: none). `here`: it can be served now; else it is `running`, or queued. Beyond its
-    `soft_deadline` it would lose some samples, and no more: that is kept where it costs no other group its deadline."""
+    """A group and its deadline (inf: none). `here`: it can be served now; otherwise it is `running`, or queued. After
+    its `soft_deadline` it loses some samples, but stays valid. So a soft deadline never costs another group its own."""
 
     id: int
     slot: int
@@ -229,8 +230,8 @@ def _by_deadline(holders: Iterable[Holder]) -> list[Holder]:
 
 
 def place(holders: Iterable[Holder], first: int) -> dict[int, int]:
-    """id → slot, from `first` on without gaps. Those that don't fit below their deadline come last. Soft deadlines
-    are kept together or, if a group would miss its own for them, not at all."""
+    """id → slot, from `first` on without gaps. Groups that don't fit below their deadline come last. Soft deadlines are
+    ignored, all of them, if they would make another group miss its deadline."""
     holders = list(holders)
     soft = {holder.id for holder in holders if holder.soft_deadline < holder.deadline}
     if soft:
@@ -244,7 +245,7 @@ def place(holders: Iterable[Holder], first: int) -> dict[int, int]:
 
 
 def _fit(holders: Iterable[Holder], first: int) -> tuple[list[Holder], list[Holder]]:
-    """Those that get a slot below their deadline, in order, and the others."""
+    """(groups that get a slot below their deadline, in order; the other groups)."""
     fitting: list[Holder] = []
     late: list[Holder] = []
     for holder in _by_deadline(holders):
@@ -253,11 +254,11 @@ def _fit(holders: Iterable[Holder], first: int) -> tuple[list[Holder], list[Hold
 
 
 def rescue(picked: Sequence[int], holders: Sequence[Holder], first: int) -> tuple[int, ...]:
-    """A batch like `picked` whose leaving behind all others breaks no bound: they fit into the slots from `first` on.
+    """A batch like `picked` after which all other groups still fit below their deadlines, in slots from `first` on.
 
-    Groups that would not fit take the places of those with the latest deadlines. () if that needs a group that still
-    runs: the batch must be held until it is here. What can't be mended at all (weights older than a lease promised)
-    is left as it is.
+    A group that would not fit replaces the picked group with the latest deadline. Returns () if that needs a group that
+    still runs: the batch must wait for it. A case that no exchange can solve (weights older than a lease promised) is
+    left as it is.
     """
     known = {holder.id: holder for holder in holders}
     chosen = list(picked)
@@ -275,7 +276,7 @@ def rescue(picked: Sequence[int], holders: Sequence[Holder], first: int) -> tupl
 
 
 def _too_many(chosen: Sequence[int], holders: Iterable[Holder], first: int) -> list[Holder]:
-    """The shortest run of earliest deadlines, `chosen` left out, that has more groups than slots."""
+    """The shortest prefix by deadline, without `chosen`, that has more groups than slots; [] if there is none."""
     taken = set(chosen)
     rest = _by_deadline(holder for holder in holders if holder.id not in taken)
     for place_of, holder in enumerate(rest, first):

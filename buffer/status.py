@@ -1,6 +1,6 @@
-"""What the buffer knows, told: gauges for a train step's metrics, the status for people, and who waits for whom.
+"""Reports of the buffer: gauges for a train step's metrics, the status for people, and who waits for whom.
 
-Reads only. The controller asks for these when it serves a batch, answers a `status` message, or notices a stall.
+Reads only. The controller uses these when it serves a batch, answers a `status` message, or notices a stall.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def levels(state: RunState, now: float) -> dict[str, object]:
-    """Gauges of this moment, for the metrics of a train step."""
+    """The present gauges, for the metrics of a train step."""
     found: dict[str, object] = {f"buffer/{phase}": state.store.count(*stages) for phase, stages in PHASES.items()}
     store = state.store
     found |= {"ledger/admitted": store.admitted, "ledger/trained": store.trained, "ledger/active": len(store.entries)}
@@ -29,11 +29,11 @@ def levels(state: RunState, now: float) -> dict[str, object]:
     if math.isfinite(state.replay.bound.max_staleness):
         found["staleness/bound"] = int(state.replay.bound.max_staleness)
     found["rollout/actors"] = len(state.fleet)
-    return state.fleet.metrics() | state.gauges.rates | found  # actors' names replace none of the buffer's own
+    return state.fleet.metrics() | state.gauges.rates | found  # metrics of actors can't replace the buffer's own
 
 
 def status(state: RunState) -> dict[str, object]:
-    """Everything a person wants to know, as plain data."""
+    """The status for people, as plain data."""
     now, bound = time.monotonic(), state.replay.bound.max_staleness
     return {
         **levels(state, now),
@@ -46,7 +46,7 @@ def status(state: RunState) -> dict[str, object]:
         "ledger": state.store.ledger(),
         "staleness_max": state.store.staleness_max,
         "staleness_bound": bound if math.isfinite(bound) else None,
-        "since_step": state.gauges.since_step,  # where a resume has begun to count the next three anew
+        "since_step": state.gauges.since_step,  # the next three count from this step of a resume
         "staleness_mean": state.gauges.staleness_mean,
         "duplicates": state.replay.duplicates,
         "resumed": state.store.resumed,

@@ -6,11 +6,11 @@
         HandBack ▼   │               │
                 QUEUED ◄──Requeue────┘        Drop, Filter: from any stage ──► (gone: counted by reason)
 
-    RUNNING ──Recall──► RECALLED ──HandBack──► QUEUED       it is broken off
+    RUNNING ──Recall──► RECALLED ──HandBack──► QUEUED       the group is broken off
 
-A scheduler may start *redundant* groups, more than a batch has places. They run without a slot (NO_SLOT), and one that
-is done takes the slot of a group that is not there yet (Place), which is a redundant one from then on. What can win no
-slot any more is deferred: a queue, first in, first out, that a scheduler takes from when it likes.
+A scheduler may start *redundant* groups: more than a batch has places. They run without a slot (NO_SLOT). When one is
+done, it takes the slot of an unfinished group (Place), which then is the redundant one. A group that can't get a slot
+any more is deferred: it joins a queue, first in, first out, from which the scheduler may take groups.
 
     Admit ──► REDUNDANT ──Place──► RUNNING, and then WAITING
                │ ▲
@@ -21,8 +21,8 @@ slot any more is deferred: a queue, first in, first out, that a scheduler takes 
 RECALLED may have a slot or none; RUNNING, QUEUED, WAITING and SERVED have one; REDUNDANT and DEFERRED
 have none. A group that leaves untrained gives its slot back, and the next one takes the lowest that is free.
 
-`Store.apply` is the only way in which any of this changes: `buffer.replay` decides and makes an event, the journal
-writes it, the store applies it; after a crash `buffer.recovery` has it apply the same events again.
+Only `Store.apply` changes the store. `buffer.replay` decides and makes an event, the journal writes it, the store
+applies it. After a crash `buffer.recovery` applies the same events again.
 Conservation holds after every event: admitted = trained + filtered + dropped (by reason) + active.
 """
 
@@ -44,7 +44,7 @@ from buffer.staleness import Bound, Slots
 
 NO_SLOT = -1
 SLACK = 64
-"""Outdated items that a heap may hold beyond as many as there are groups; then it is made anew."""
+"""A heap is rebuilt when its outdated items exceed the number of groups by more than this."""
 
 
 COUNTED = (
@@ -52,11 +52,11 @@ COUNTED = (
     *("scheduler", "decided", "planned"),
 )
 KEPT = tuple(name for name in events.Held.__struct_fields__ if name not in ("stored", "left"))
-"""What a snapshot has of a store, and of an entry, under their own names."""
+"""Fields of a store, and of an entry, that a snapshot has under the same names."""
 
 
 class Stage(StrEnum):
-    __hash__ = str.__hash__  # an enum's own is several times as slow
+    __hash__ = str.__hash__  # an enum's own hash is several times as slow
 
     DEFERRED = "deferred"
     QUEUED = "queued"
@@ -76,7 +76,7 @@ PHASES = {
     "waiting": (Stage.WAITING,),
     "served": (Stage.SERVED,),
 }
-"""As people are told of them."""
+"""Stages as they are reported to people."""
 
 
 @dataclass(slots=True)
@@ -89,40 +89,40 @@ class Entry:
     launch: int
     need: int
     stage: Stage
-    actor: str = ""  # that has its lease
-    lease_version: int = 0  # no token is older: the actor's weights, or those of the oldest token carried
+    actor: str = ""  # holder of its lease
+    lease_version: int = 0  # no token is older: version of the actor's weights, or of the oldest carried token
     admitted_at: float = 0.0
     pushed_at: float = 0.0
     pushed: int = -1  # its place in the order of finishing
     version_at_push: int = 0
-    head: Head | None = None  # of what was pushed, as is the payload
+    head: Head | None = None  # of the push, like the payload
     payload: Payload = b""
     pushed_by: str = ""  # the actor that pushed it
     batch: int = -1
-    partial: PartialGroup | None = None  # what earlier leases have left, until it is pushed
+    partial: PartialGroup | None = None  # from earlier leases, until the group is pushed
     was_deferred: bool = False
     cut: tuple[int, ...] = ()  # tokens of samples that it did not wait for
 
-    # Of its leases, and void with them; set by `buffer.handlers`, `buffer.deadlines` and `buffer.fleet`.
-    holders: tuple[str, ...] = ()  # all actors that have had one, the present one included
-    refused: int = 0  # pushes that could not be accepted
-    timeouts: int = 0  # leases that were revoked for want of progress
-    failed_on: str = ""  # the last actor that a push was refused of, or a lease revoked: another is to try
+    # About its leases; set by `buffer.handlers`, `buffer.deadlines` and `buffer.fleet`; not kept over a restart.
+    holders: tuple[str, ...] = ()  # all actors that had a lease of it, the present one included
+    refused: int = 0  # refused pushes
+    timeouts: int = 0  # leases revoked because they made no progress
+    failed_on: str = ""  # the last actor whose push was refused or whose lease was revoked: another should try
 
     def leased_to(self, actor: str) -> None:
-        """It runs on `actor` from now on."""
+        """The group runs on `actor` from now on."""
         self.actor = actor
         if actor and actor not in self.holders:
             self.holders = (*self.holders, actor)
 
     @property
     def size(self) -> int:
-        """Bytes of payload that it holds."""
+        """Payload bytes of the group, partial ones included."""
         return len(self.payload) + (len(self.partial.payload) if self.partial else 0)
 
     @property
     def to_run(self) -> int:
-        """Sequences that its next lease is going to run: samples that have ended are only answered from the record."""
+        """Sequences that its next lease will run; samples that have ended need no engine."""
         return max(1, self.launch - self.partial.ended) if self.partial else self.launch
 
     @property
@@ -132,7 +132,7 @@ class Entry:
         return self.head.oldest
 
     def oldest_trained(self, allowed: int) -> int | None:
-        """Version of its oldest token that is not older than `allowed`. None: there is no such token."""
+        """Version of its oldest token of version `allowed` or newer; None if there is none."""
         if self.oldest >= allowed:
             return self.oldest
         assert self.head is not None
@@ -160,7 +160,7 @@ Key = tuple[int, int]
 
 
 class BySlot:
-    """Groups, the lowest slot first. O(log n) each."""
+    """Groups ordered by slot, lowest first. Each operation takes O(log n)."""
 
     def __init__(self) -> None:
         self._keys: dict[int, Key] = {}
@@ -172,7 +172,7 @@ class BySlot:
         self._put(group_id, (slot, self._arrivals))
 
     def change(self, group_id: int, slot: int) -> None:
-        """Its slot is another now; its place in the order of arrival stays. Of groups that are not here, nothing."""
+        """Change the slot of a group; it keeps its place in the order of arrival. Ignores unknown groups."""
         if group_id in self._keys:
             self._put(group_id, (slot, self._keys[group_id][1]))
 
@@ -180,7 +180,7 @@ class BySlot:
         self._keys.pop(group_id, None)
 
     def first(self) -> int | None:
-        """The lowest; None without any."""
+        """The group with the lowest slot; None if empty."""
         while self._heap:
             key, group_id = self._heap[0]
             if self._keys.get(group_id) == key:
@@ -197,15 +197,15 @@ class BySlot:
 
 
 class EventError(RuntimeError):
-    """An event of groups that are not there. The journal may have it, so nobody can go on as if it had been refused."""
+    """An event names groups that do not exist. The journal may already hold the event, so the process must end."""
 
 
 class Store:
-    """`entries` are the active groups by id. `redundant`: those of them that have a lease and no slot.
-    `planned`: batch → ids, of batches that were served before a crash and are to be served again; `replans` counts how
-    often that became void. `scheduler`: the scheduler's state as of the batch that was opened last; `decided`: the same
-    of all batches that are open and not trained. `changes` counts events: what was decided by looking at nothing else
-    stands while it stays. `read` reads the payloads that a snapshot names."""
+    """`entries`: active groups by id. `redundant`: those with a lease and no slot. `planned`: batch → ids, of batches
+    from before a crash that will be served again; `replans`: how often such plans became void. `scheduler`: the
+    scheduler's state when the last batch was opened; `decided`: the same for each open batch that is not trained.
+    `changes`: number of events; while it is the same, decisions from the store alone stay valid. `read`: reads the
+    payloads that a snapshot names."""
 
     def __init__(self, bound: Bound, slots: Slots | None = None):
         self.bound, self.slots = bound, slots or Slots()
@@ -226,7 +226,7 @@ class Store:
         }
 
     def apply(self, event: events.Event, payload: Payload = b"", now: float = 0.0) -> None:
-        """What `event` says has happened. Raises EventError if it can't have."""
+        """Change the store as `event` says. Raises EventError if the event does not fit the store."""
         self.changes += 1
         try:
             self._appliers[type(event)](event, payload, now)
@@ -236,32 +236,32 @@ class Store:
     # ---- looking in -------------------------------------------------------------------------------------------------
 
     def of(self, *stages: Stage) -> list[Entry]:
-        """The groups in any of these stages; of each stage in the order in which they came there."""
+        """The groups in these stages; within each stage in order of arrival."""
         return list(chain.from_iterable(self._in[stage].values() for stage in stages))
 
     def count(self, *stages: Stage) -> int:
         return sum(len(self._in[stage]) for stage in stages)
 
     def first(self, stage: Stage) -> Entry | None:
-        """The group that has been in a stage for longest."""
+        """The group that has been in a stage longest."""
         return next(iter(self._in[stage].values()), None)
 
     @property
     def first_queued(self) -> Entry | None:
-        """The QUEUED group of the lowest slot."""
+        """The QUEUED group with the lowest slot."""
         found = self._queued.first()
         return self.entries[found] if found is not None else None
 
     @property
     def first_waiting(self) -> Entry | None:
-        """The WAITING group of the lowest slot."""
+        """The WAITING group with the lowest slot."""
         found = self._waiting.first()
         return self.entries[found] if found is not None else None
 
     @property
     def lowest_open(self) -> tuple[int, int | None] | None:
-        """(slot, its holder) of the first place that was given out and holds nothing to serve yet; the holder is None
-        where the slot is free. None if there is no such place."""
+        """(slot, holder) of the lowest slot without a group to serve; the holder is None if the slot is free. None if
+        there is no such slot among those taken so far."""
         held = self._unfinished.first()
         free = self.slots.next if self.slots.free else None
         if held is None:
@@ -279,7 +279,7 @@ class Store:
         }
 
     def payloads(self) -> list[Stored]:
-        """All that the groups hold and the journal has."""
+        """All payloads of groups that are in the journal."""
         held = [each for e in self.entries.values() for each in (e.payload, e.partial.payload if e.partial else b"")]
         return [each for each in held if isinstance(each, Stored)]
 
@@ -316,7 +316,7 @@ class Store:
         self._break_off(entry)
 
     def _break_off(self, entry: Entry) -> None:
-        """Its lease, or what it was pushed as, is void. A redundant group is deferred."""
+        """The group's lease, or its push, is void. A group without a slot is deferred."""
         self.bytes -= len(entry.payload)
         entry.actor, entry.head, entry.payload = "", None, b""
         if entry.slot == NO_SLOT:
@@ -381,7 +381,7 @@ class Store:
             self.slots.release(entry.slot)
 
     def _keep(self, entry: Entry, left: PartialGroup | None) -> None:
-        """Hold `left` for the next lease, in place of an earlier one."""
+        """Keep `left` for the next lease, in place of an earlier partial group."""
         self.bytes -= entry.size
         entry.partial = left
         self.bytes += entry.size
@@ -442,9 +442,9 @@ class Store:
     # ---- the run ----------------------------------------------------------------------------------------------------
 
     def _begin(self, event: events.Begin, *_: object) -> None:
-        """Batches from `event.batch` on are planned anew, and nobody runs anything."""
+        """Plan to serve batches from `event.batch` on again. All leases end."""
         self.slots.begin(self.bound.batch_version(event.batch))
-        served: dict[int, list[int]] = {}  # by a snapshot; a later event of the same batch stands in `planned` already
+        served: dict[int, list[int]] = {}  # from a snapshot; `planned` has later events of the same batch already
         for entry in sorted(self.of(Stage.SERVED), key=lambda entry: entry.slot):
             served.setdefault(entry.batch, []).append(entry.id)
             self._wait_again(entry)
@@ -458,7 +458,7 @@ class Store:
                 self._move(entry, Stage.QUEUED)
 
     def _branch(self, *_: object) -> None:
-        """Groups that it concerns have events of their own."""
+        """Nothing to do: the groups concerned have their own events."""
 
     def _advance(self, event: events.Advance, *_: object) -> None:
         self.slots.advance(event.version)
@@ -484,9 +484,9 @@ class Store:
         return Stored(self.read, extent=extent) if extent else b""
 
     def snapshot(self) -> events.Snapshot:
-        """All of it, as an event. Payloads must have been written, since it says where they lie."""
+        """The whole store as an event. All payloads must be written before: the snapshot has their places."""
         facts = {name: getattr(self, name) for name in (*COUNTED, "filtered", "dropped")}
-        groups = [_held(entry) for entry in self.of(*Stage)]  # by stage: the order of the queue counts
+        groups = [_held(entry) for entry in self.of(*Stage)]  # by stage, to keep the order of the queue
         return events.Snapshot(slots=self.slots.state(), batches=self.bound.batches.state(), groups=groups, **facts)
 
     # ---- where everything is ----------------------------------------------------------------------------------------
@@ -498,7 +498,7 @@ class Store:
         self._unfinished, self._queued, self._waiting = BySlot(), BySlot(), BySlot()
 
     def _move(self, entry: Entry, stage: Stage, slot: int | None = None) -> None:
-        """To another stage and, if one is named, to another slot."""
+        """Move to another stage and, if `slot` is given, to another slot."""
         self._leave(entry)
         entry.stage = stage
         if slot is not None:
@@ -538,5 +538,5 @@ def _held(entry: Entry) -> events.Held:
 
 def _extent(payload: Payload) -> Extent:
     if not isinstance(payload, Stored) or payload.extent is None:
-        raise TypeError("a payload that is not in the journal can't be part of a snapshot")
+        raise TypeError("a snapshot can't hold a payload that is not in the journal")
     return payload.extent

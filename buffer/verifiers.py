@@ -1,5 +1,5 @@
-"""Are answers verified at all? One that overruns its time earns 0, so a verifier that always hangs would make a run
-that looks well and learns nothing: it ends with the reason instead. No I/O.
+"""Ends a run whose verifier hangs. An answer whose check overruns its time earns 0, so with a verifier that always
+hangs a run would look healthy and learn nothing. No I/O.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from buffer.checks import RolloutsFail
 from buffer.fleet import Stats
 
 MOST_ANSWERS = 32
-"""So many tell, where a batch has more: each may have taken all of its time."""
+"""Most answers that the check looks at, even if a batch has more: each may take its full time."""
 
 
 @dataclass(slots=True)
 class Verifiers:
-    """Counts, from the totals that actors report, the answers of their verifiers (`name`) and those that overran their
-    time (`timeout` seconds at most). Of the newest `window` answers a share of `limit` (None: any) may not be late."""
+    """Counts answers and late answers (over `timeout` seconds) of the verifier `name`, from the totals that actors
+    report. The run ends if the late share of the newest `window` answers reaches `limit` (None: never)."""
 
     name: str = ""
     timeout: float = 0.0
@@ -27,7 +27,7 @@ class Verifiers:
     _newest: deque[tuple[float, float]] = field(default_factory=deque)
 
     def see(self, actor: str, stats: Stats) -> None:
-        """An actor's totals; they begin anew when it does. Raises RolloutsFail."""
+        """Note an actor's totals; they restart when the actor does. Raises RolloutsFail."""
         totals = float(stats.get("sum:rewards/answered", 0.0)), float(stats.get("sum:rewards/timeouts", 0.0))
         before = self._totals.get(actor, (0.0, 0.0))
         self._totals[actor] = totals

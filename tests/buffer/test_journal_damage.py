@@ -170,9 +170,9 @@ def test_a_record_that_no_reader_would_take_is_not_written(tmp_path: Path, monke
     monkeypatch.setattr(segment_file, what, 1000)
     journal = Journal(tmp_path, sync=False, keep=False)
     journal.append(HandBack(1, LEFT), bytes(900))
-    with pytest.raises(JournalError, match=r"a record 'handback' with .* of \d+ bytes: the journal takes 1000 at most"):
+    with pytest.raises(JournalError, match=r"record 'handback' has .* of \d+ bytes: the journal takes 1000 at most"):
         journal.append(HandBack(1, PartialHead(1, b"x" * 1001, b"", b"", {})), bytes(1001))
-    with pytest.raises(JournalError, match="a record 'snapshot' with fields") if "FIELDS" in what else nullcontext():
+    with pytest.raises(JournalError, match="record 'snapshot' has fields") if "FIELDS" in what else nullcontext():
         journal.rotate(lambda: note("x" * 1001))
     journal.append(Requeue(1))
     journal.commit()

@@ -122,7 +122,7 @@ def test_old_segments_stay_until_the_new_one_has_been_read_back(tmp_path: Path, 
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
-        with pytest.raises(OSError, match="not what can be read"):
+        with pytest.raises(OSError, match="reads back with other bytes"):
             journal.rotate(refer(held), held)
     journal.append(Requeue(1))
     journal.commit()
