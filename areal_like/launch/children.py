@@ -1,12 +1,12 @@
 """Watches the processes of a run, restarts actors, and ends all of them reliably: the same for every launcher.
 
-A launcher says where and how roles are started: `start(roles, check)` calls `check` during waits, which may raise;
-`stop()` ends all, also after a `start` that has raised. `submission(roles)` is what must be submitted to start them
-elsewhere, if anything, and `placement(roles)` describes where they will run. `ACROSS_HOSTS`: their sockets are not this
-host's alone, and need keys. `ONE_PROCESS`: all roles are in the starter's own. What the starter then watches is the
-launcher's `running`: this, or threads (`areal_like.launch.inline`).
+A launcher says where and how roles start. `start(roles, check)` calls `check` while it waits; `check` may raise.
+`stop()` ends all roles, even after `start` raised. `submission(roles)`: what to submit to start them elsewhere, if
+anything. `placement(roles)` describes where they will run. `ACROSS_HOSTS`: sockets go beyond this host and need keys.
+`ONE_PROCESS`: all roles are in the starter's process. The starter watches the launcher's `running`: a `Children`, or
+threads (`areal_like.launch.inline`).
 
-`poll` is called many times a second and doesn't wait, a restart's delay included; `end` waits for a set time.
+`poll` is called many times a second and never waits, not even for a restart's delay; `end` waits for a fixed time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from areal_like.process import EXIT_USER_ERROR, TERM_SECONDS
 from areal_like.run_folder import has_stepped
 
 GRACE_SECONDS = 10
-"""Seconds for a checkpoint after SIGTERM, where nodes may be taken away; Slurm kills KillWait (30 s by default) after
-it."""
+"""Seconds for a checkpoint after SIGTERM, where nodes may be taken away. Slurm kills KillWait (30 s by default) later.
+"""
 
 
 class Process(Protocol):
@@ -39,21 +39,21 @@ class Process(Protocol):
     def wait(self, timeout: float = ..., /) -> object: ...
     def send_signal(self, number: signal.Signals, /) -> None: ...
     def end(self, number: signal.Signals, /) -> None:
-        """A signal to all of the process's group."""
+        """Send a signal to the whole process group."""
 
     @property
     def remark(self) -> str:
-        """What is known of its end besides the exit code; empty: nothing."""
+        """What is known about its end besides the exit code; "": nothing."""
 
 
 class Children:
     """The roles' processes. `spawn(role, name)` starts one; `limits` says how often actors are restarted.
 
-    `on_nodes`: the processes are on other nodes. Then their ids say nothing here, and an actor that is started again
-    gets a name of its own: the one before may live on behind a node that was given up. `end_signal` tells one to end.
-    `meaning(role, code)` is the exit code that a role's process stands for; it may raise RunStopped. `guests` end
-    nothing when they die, and `poll` never raises. `left_out` are the actors that died too often, with their last
-    words."""
+    `on_nodes`: the processes are on other nodes. Their ids then mean nothing here, and a restarted actor gets a new
+    name: the old process may still run on a node that was given up. `end_signal` tells a process to end.
+    `meaning(role, code)` translates an exit code to the role's own; it may raise RunStopped. `guests`: the death of a
+    process does not end the run, and `poll` never raises. `left_out`: actors that died too often, with their last
+    error."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Children:
         self._end_signal, self._end_seconds = end_signal, float(GRACE_SECONDS + 2 if on_nodes else TERM_SECONDS)
         self._meaning = meaning
         self._processes: dict[str, tuple[RoleSpec, Process]] = {}
-        self._due: dict[str, tuple[float, RoleSpec]] = {}  # actors that wait to be started again, and until when
+        self._due: dict[str, tuple[float, RoleSpec]] = {}  # actors that wait for a restart, and until when
         self._actors: list[str] = []
         self._restarts, self._fault = Restarts(limits), CommonFault()
         self._lives: dict[str, int] = {}
@@ -109,15 +109,15 @@ class Children:
             self._processes["learner"][1].send_signal(signal.SIGUSR1)
 
     def poll(self) -> bool:
-        """Check for deaths, and restart the actors whose time has come. True once the learner has ended well. Raises
-        RunFailed, RunStopped."""
+        """Check for deaths, and restart the actors whose delay is over. Returns True once the learner has ended without
+        error. Raises RunFailed, RunStopped."""
         for role, process in list(self._processes.values()):
             code = process.poll()
             if code is None:
                 continue
             code = self._meaning(role, code)
             del self._processes[role.name]
-            process.end(signal.SIGKILL)  # what it has started must not live on
+            process.end(signal.SIGKILL)  # its own children must end too
             if not role.essential:
                 self._actor_died(role, process, code)
             elif has_ended_well(role.name, code):
@@ -161,7 +161,7 @@ class Children:
             raise RunFailed(words + few * (len(self._actors) > 1), may_resume(self.run, code))
 
     def end(self) -> None:
-        """End every process: by the signal that asks for it, then by SIGKILL for what is left after a moment."""
+        """End every process: first `end_signal`; after a moment SIGKILL for those that still run."""
         processes = [process for _, process in self._processes.values()]
         for process in processes:
             process.end(self._end_signal)
@@ -170,7 +170,7 @@ class Children:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
         for process in processes:
-            process.end(signal.SIGKILL)  # also what a role may have left behind in its group
+            process.end(signal.SIGKILL)  # also processes that a role left in its group
             process.wait()
         self._processes.clear()
         self._due.clear()

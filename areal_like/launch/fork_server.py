@@ -1,7 +1,7 @@
-"""A process in which nothing but imports has run, and from which roles are forked.
+"""A process that only imports libraries; roles are forked from it.
 
-Importing torch and transformers takes seconds of a processor in each process that does it; a fork has them at once, and
-shares their memory. What is imported here are libraries, never code of this repository: that is read anew by each role.
+To import torch and transformers takes each process seconds of processor time. A fork has them at once, and shares
+their memory. The server imports only libraries, never code of this repository: each role reads that itself.
 
 The starter (`areal_like.launch.forks`) is at the other end of a socket; one packet of JSON is one message:
 
@@ -9,9 +9,9 @@ The starter (`areal_like.launch.forks`) is at the other end of a socket; one pac
                    ← {"pid"}             from the role's process itself, once it leads a session of its own
     a role's end   ← {"pid", "code"}     as subprocess has it: negative for a signal
 
-When the socket is closed the server ends, and with it, by PR_SET_PDEATHSIG, the roles: it stands for the starter. With
-`--listen PATH` it hands each starter that connects a server of its own, forked with all that has been imported so far;
-that is for many runs one after the other (`scripts.ablate`, the tests). Linux only: the ends of roles come by pidfd.
+When the starter closes the socket, the server ends, and PR_SET_PDEATHSIG ends the roles too. With `--listen PATH` each
+starter that connects gets its own server: a fork with all imports so far. That is for many runs in a row
+(`scripts.ablate`, the tests). Linux only: a pidfd reports the end of a role.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from typing import TypedDict
 from setproctitle import setproctitle
 
 MOST_BYTES = 1 << 20
-"""Of a message; an environment is most of it."""
+"""Largest message; most of it is the environment."""
 _PR_SET_PDEATHSIG = 1
 
 
 class Request(TypedDict):
-    """Of a role: see above."""
+    """A request to start a role: see above."""
 
     module: str
     arguments: list[str]
@@ -53,8 +53,8 @@ class Request(TypedDict):
 
 
 class Server:
-    """Forks what one starter asks for. `serve` returns twice: in a role's process what is to be run there, and None in
-    the server when the starter has left."""
+    """Forks roles for one starter. `serve` returns in two places: in a role's process, with the function to run there;
+    in the server, with None, when the starter has left."""
 
     def __init__(self, starter: socket.socket):
         self._starter = starter
@@ -80,7 +80,7 @@ class Server:
         self._tell({"pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _tell(self, message: dict[str, int]) -> bool:
-        """False: the starter is gone."""
+        """Send a message to the starter. False: the starter is gone."""
         try:
             self._starter.send(json.dumps(message).encode())
         except ConnectionError:
@@ -90,9 +90,9 @@ class Server:
     def _fork(self, request: Request) -> Callable[[], None] | None:
         setproctitle(request["title"])
         for name in request["imports"]:
-            with contextlib.suppress(ImportError):  # the role will say it in its own log
+            with contextlib.suppress(ImportError):  # the role will report it in its own log
                 importlib.import_module(name)
-        gc.freeze()  # what is here now never becomes garbage: collections of the roles need not touch, and so copy, it
+        gc.freeze()  # present objects never become garbage: collections in roles don't touch, and so copy, them
         server = os.getpid()
         pid = os.fork()
         if pid:
@@ -109,14 +109,14 @@ class Server:
 
 
 def end_with(parent: int) -> None:
-    """SIGTERM when the parent ends; it may have ended already. (As `areal_like.process`, not imported here.)"""
+    """Get SIGTERM when the parent ends; it may have ended already. (As in `areal_like.process`, not imported here.)"""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(0)
 
 
 def become(request: Request, server: int) -> None:
-    """Be what `python -m MODULE ARGUMENTS` would be; returns or raises as that does."""
+    """Run as `python -m MODULE ARGUMENTS` would; returns or raises as that does."""
     output = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
@@ -125,7 +125,7 @@ def become(request: Request, server: int) -> None:
     sys.path[:0] = [request["folder"]] * (request["folder"] not in sys.path)  # as `python -m` does
     os.environ.clear()
     os.environ.update(request["environment"])
-    tempfile.tempdir = None  # an import may have asked for it in another environment
+    tempfile.tempdir = None  # an import may have set it from another environment
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(request["threads"])
     sys.argv = [request["module"], *request["arguments"], "--parent", str(server)]
@@ -133,7 +133,7 @@ def become(request: Request, server: int) -> None:
 
 
 def listener_at(path: str) -> socket.socket:
-    """A socket that can be connected to as soon as the file is there; who connects waits until it is accepted."""
+    """A socket that accepts connections as soon as its file exists; a client then waits for `accept`."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(f"{path}.new")
     listener.listen(64)
@@ -142,9 +142,9 @@ def listener_at(path: str) -> socket.socket:
 
 
 def accept(listener: socket.socket) -> socket.socket:
-    """Fork a server for each starter that connects; returns the connection in that one's process."""
+    """Fork a server for each starter that connects. Returns the connection, in the forked process."""
     with listener:
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # servers that have ended need no burial
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no need to wait for servers that have ended
         while True:
             starter, _ = listener.accept()
             if os.fork() == 0:
@@ -160,9 +160,9 @@ def main() -> None:
     parser.add_argument("--listen", metavar="PATH", help="a socket to be made, where any number of starters connect")
     parser.add_argument("--imports", default="", help="libraries to be imported at once, with commas between them")
     args = parser.parse_args()
-    # Before any role changes the environment: the place of a title is found by it.
+    # Before any role changes the environment: it shows where the process title is in memory.
     setproctitle(" ".join(["forks", "areal_like", *sys.argv[1:]]))
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # roles say when they are ready for it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # roles unblock it when they are ready
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     end_with(os.getppid())

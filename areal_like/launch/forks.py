@@ -1,7 +1,7 @@
-"""The starter's side of the fork server: roles that begin with their libraries imported.
+"""The starter's side of the fork server: roles start with their libraries already imported.
 
-A run has a fork server of its own, which lives as long as the starter's connection to it. Where `AREAL_FORK_SERVER`
-names the socket of one that listens (`listening`), the run's own is a fork of that, and nothing is imported again.
+Each run has its own fork server, which lives as long as the starter's connection to it. If `AREAL_FORK_SERVER` names
+the socket of a listening server (`listening`), the run's server is a fork of that one and imports nothing again.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from areal_like.process import EXIT_FORKS_GONE
 
 VARIABLE = "AREAL_FORK_SERVER"
 LIBRARIES = ("torch", "transformers.models.auto.modeling_auto", "transformers.models.qwen2.modeling_qwen2")
-"""What a role with a model imports: nearly all of the time that it takes to start."""
+"""Libraries that a role with a model imports: nearly all of its start time."""
 START_SECONDS = 120.0
-"""A cold disk may take its time to import torch from."""
+"""Long, since an import of torch from a cold disk is slow."""
 CHECK_SECONDS = 0.1
 CLOSE_SECONDS = 2.0
-"""A server that is asked to end does so at once, unless it imports."""
+"""A server ends at once when asked to, unless it is importing."""
 LISTEN_SECONDS = 10.0
-"""Runs need not wait for what `listening` starts: it can be connected to before it has imported anything."""
+"""Runs need not wait for the server of `listening`: it accepts connections before its imports."""
 AVAILABLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
 
 
@@ -42,7 +42,7 @@ class ForksGone(RuntimeError):
 
 
 class Forked:
-    """A role's process, a child of the fork server. As `launch.local.Group`, what a launcher needs of it."""
+    """A role's process, a child of the fork server, with the methods that a launcher needs; as `launch.local.Group`."""
 
     def __init__(self, pid: int, forks: Forks):
         self.pid, self._forks = pid, forks
@@ -69,7 +69,7 @@ class Forked:
             os.kill(self.pid, number)
 
     def end(self, number: signal.Signals) -> None:
-        """A signal to all of the process's group."""
+        """Send a signal to the whole process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
@@ -78,10 +78,10 @@ class Forks:
     """The fork server of the run in the folder `run`."""
 
     def __init__(self, run: Path):
-        self._codes: dict[int, int | None] = {}  # of each process that was forked; None: it lives
+        self._codes: dict[int, int | None] = {}  # exit codes of forked processes; None: still alive
         self._begun = 0  # the newest one's id
         self._title = f"forks areal_like --run {run.resolve()} "
-        self._log = run / "logs" / "forks.log"  # what is said while it imports
+        self._log = run / "logs" / "forks.log"  # output during the imports
         self._server: subprocess.Popen[bytes] | None = None
         if (connection := _connected(os.environ.get(VARIABLE, ""))) is None:
             connection, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -92,8 +92,8 @@ class Forks:
     def start(
         self, module: str, arguments: Sequence[str], threads: int, log: Path, check: Callable[[], None]
     ) -> Forked:
-        """A process that is as `python -m module arguments`; what it says is appended to `log`. The first one waits
-        for the imports: `check` is called meanwhile, and may raise. Raises ForksGone."""
+        """Start a process like `python -m module arguments`; its output is appended to `log`. The first start waits for
+        the imports and calls `check` meanwhile, which may raise. Raises ForksGone."""
         request: Request = {
             "module": module,
             "arguments": list(arguments),
@@ -123,13 +123,13 @@ class Forks:
 
     @property
     def end(self) -> str:
-        """How the server has ended, as far as that is known here."""
+        """How the server ended, as far as known."""
         code = self._server.poll() if self._server else None
         killed = "" if code is None or code >= 0 else f"by {signal.Signals(-code).name}; "
         return f"{killed}what it said: {self._log}; a system that runs out of memory kills such processes"
 
     def listen(self, seconds: float) -> None:
-        """Take what the server has to say, waiting for it so long."""
+        """Handle messages of the server; wait for them up to `seconds`."""
         if self._connection is None:
             time.sleep(seconds)
             return
@@ -149,7 +149,7 @@ class Forks:
             return
         message = json.loads(packet)
         pid, code = message["pid"], message.get("code")
-        if code is None or self._codes.get(pid, 0) is not None:  # one may die before it can say its id
+        if code is None or self._codes.get(pid, 0) is not None:  # a process may die before it can send its id
             self._begun = pid
         self._codes[pid] = code
 
@@ -161,7 +161,7 @@ class Forks:
             self._connection = None
 
     def close(self) -> None:
-        """End the server, and with it what it has forked."""
+        """End the server and all processes that it forked."""
         if self._server:
             self._server.kill()  # it may be importing
             self._server.wait()
@@ -180,7 +180,7 @@ class Forks:
 
 
 def _connected(path: str) -> socket.socket | None:
-    """A connection to the server that listens there; None where there is none (any more)."""
+    """A connection to the server that listens at `path`; None if none does."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.connect(path)
@@ -195,12 +195,12 @@ def _is_alive(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return state not in "ZX"  # its new parent may be one that buries nobody
+    return state not in "ZX"  # a zombie counts as dead: its new parent may never wait for it
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Of a role's process. Threads that wait for others of a product sleep, unless the person's environment says
-    otherwise: OpenMP's spin, and take the processor from the very ones they wait for where roles share cores."""
+    """The environment of a role's process. Its OpenMP threads sleep while they wait, unless the user's environment says
+    otherwise: where roles share cores, spinning threads take the processor from the threads that they wait for."""
     own = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     own["PYTHONPATH"] = python_path()
     return {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | own
@@ -221,8 +221,8 @@ def _start(*arguments: str, output: IO[bytes] | int, keep: tuple[int, ...] = ())
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Runs that are started from this process, one after the other or beside one another, share what a fork server
-    has imported. Does nothing where there is one already."""
+    """Let all runs that this process starts, in a row or in parallel, share the imports of one fork server. Does
+    nothing if there is one already."""
     if not AVAILABLE or VARIABLE in os.environ:
         yield
         return

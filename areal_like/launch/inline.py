@@ -1,8 +1,8 @@
 """Runs a plan in the starter's own process: each role is a thread, and they take turns (`areal_like.turns`).
 
-For debugging, for notebooks and for tests. Buffer, learner and actors are the same code and say the same messages as in
-processes of their own; one of them runs at a time, in the order of the plan. An error of any of them ends the run, and
-is the cause of the RunFailed that says so.
+For debugging, notebooks and tests. Buffer, learner and actors run the same code and send the same messages as in
+separate processes. One of them runs at a time, in the order of the plan. An error of any role ends the run: RunFailed,
+with that error as its cause.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from areal_like.process import EXIT_NO_SPACE, EXIT_TERMINATED, Orders, Role, Ter
 from areal_like.run_folder import config_file, room_wanted
 
 END_SECONDS = 5.0
-"""Time that the roles have to end, and again once an exception was raised in those that have not."""
+"""Time for the roles to end; then an exception is raised in those that have not, and they get the same time again."""
 
 
 class InlineOrders(Orders):
-    """As a process has them by signals: by calls of the launcher."""
+    """Orders as calls of the launcher; a process gets them as signals."""
 
     def __init__(self) -> None:
         self._end: Callable[[], object] | None = None
@@ -51,7 +51,7 @@ class InlineOrders(Orders):
             begin()
 
     def end_within(self, seconds: int) -> None:
-        """Nobody ends it but the launcher."""
+        """Does nothing: only the launcher ends this role."""
 
     def pause(self) -> None:
         self._paused = True
@@ -59,14 +59,14 @@ class InlineOrders(Orders):
             self._pause()
 
     def end(self) -> bool:
-        """False: the role has no way of its own to end."""
+        """Ask the role to end. False: the role has no handler for this."""
         if self._end:
             self._end()
         return self._end is not None
 
 
 class Life:
-    """A role's thread, from its start to its end: then `error` says how it ended (None: well)."""
+    """A role's thread. After its end, `error` says how it ended (None: without error)."""
 
     def __init__(self, spec: RoleSpec, role: Role, member: turns.Member):
         self.spec, self.role, self.member = spec, role, member
@@ -90,25 +90,25 @@ class Life:
             self.member.error = Terminated(EXIT_TERMINATED)
 
     def interrupt(self) -> None:
-        """What computes for ever in Python can be ended from outside; what is in C can't."""
+        """Raise an exception in the thread. This ends an endless loop in Python, but not one in C."""
         if self.thread.ident and self.thread.is_alive():
             number = ctypes.c_ulong(self.thread.ident)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(Terminated))
 
     def place(self) -> str:
-        """Where in the code the thread is."""
+        """The thread's present place in the code."""
         frame = sys._current_frames().get(self.thread.ident or 0)
         return "".join(traceback.format_stack(frame)[-3:]) if frame else ""
 
     def is_at_prompt(self) -> bool:
-        """Is it in the debugger, where it waits for a person?"""
+        """Does it wait for the user, at the debugger's prompt?"""
         frame = sys._current_frames().get(self.thread.ident or 0)
         above = traceback.walk_stack(frame) if frame else ()
         return any(each.f_globals.get("__name__") == "pdb" for each, _ in above)
 
 
 class Threads:
-    """The roles of the run in the folder `run`. No role is started again."""
+    """The roles of the run in the folder `run`. No role is restarted."""
 
     def __init__(self, run: Path):
         self.run = run
@@ -118,7 +118,7 @@ class Threads:
         self._turns: turns.Turns | None = None
 
     def start(self, roles: list[RoleSpec], sockets: Path, config: Config) -> None:
-        """They begin when this thread first waits."""
+        """Start the roles; they begin to run when this thread first waits."""
         self._turns = turns.Turns()
         starter = self._turns.join("starter")
         turns.become(starter)
@@ -134,7 +134,7 @@ class Threads:
                 life.role.orders.pause()
 
     def poll(self) -> bool:
-        """A RunFailed comes from the error of the role that has failed."""
+        """As `Children.poll`. The cause of a RunFailed is the error of the failed role."""
         for life in self._lives:
             if life.ended and has_ended_well(life.role.name, _code(life.error)):
                 return True
@@ -149,7 +149,7 @@ class Threads:
         raise RunFailed(f"{name}: {text}{room}", may_resume(self.run, code)) from error
 
     def end(self) -> None:
-        """End every thread. One that computes for ever outside of Python can't be ended: it is told of."""
+        """End every thread. A thread in an endless loop outside of Python can't be ended; it is reported."""
         if self._turns:
             for life in self._lives:
                 if not life.ended:
@@ -176,7 +176,7 @@ class Threads:
 
 
 class InlineLauncher:
-    """`ready_timeout` seconds is what roles wait for one another at the start."""
+    """`ready_timeout`: seconds that roles wait for one another at the start."""
 
     ACROSS_HOSTS = False
     ONE_PROCESS = True
@@ -184,7 +184,7 @@ class InlineLauncher:
     def __init__(self, run: Path, limits: Limits, *, ready_timeout: Annotated[float, "(0, 1e7]"] = 1e7):
         self.run, self.ready_timeout = run, ready_timeout
         self.running = Threads(run)
-        self._left = contextlib.ExitStack()  # what is put back at the end
+        self._left = contextlib.ExitStack()  # changes to undo at the end
 
     def submission(self, roles: list[RoleSpec]) -> None:
         return None
@@ -201,7 +201,7 @@ class InlineLauncher:
         self.running.start(roles, self._sockets(config), config)
 
     def _sockets(self, config: Config) -> Path:
-        """Where sockets are, or a name for their place in this process."""
+        """The folder of the sockets, or a name that stands for it within this process."""
         if config.buffer.transport == "inproc":
             return Path(f"areal-{secrets.token_hex(8)}")
         sweep()
@@ -222,7 +222,7 @@ def _code(error: BaseException | None) -> int:
 
 
 class _Of(logging.Filter):
-    """What one role says: its thread, helpers of that, and, from threads that nobody knows, its room."""
+    """Log records of one role: from its thread, from that thread's helpers, and, from unknown threads, of its room."""
 
     def __init__(self, name: str, names: list[str]):
         super().__init__()
@@ -237,7 +237,7 @@ class _Of(logging.Filter):
 
 @contextlib.contextmanager
 def _logs(folder: Path, names: list[str]) -> Iterator[None]:
-    """A log per role, as processes have them; errors are told on standard error as well."""
+    """Write one log per role, as processes do; errors also go to standard error."""
     root, level = logging.getLogger(), logging.getLogger().level
     terminal = logging.StreamHandler()
     terminal.setLevel(logging.ERROR)
@@ -262,7 +262,7 @@ def _logs(folder: Path, names: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _terminal() -> Iterator[None]:
-    """A debugger whose thread is left at its prompt leaves the terminal as it was."""
+    """Restore the terminal at the end, even if a thread still is at a debugger's prompt."""
     try:
         before = termios.tcgetattr(sys.stdin.fileno())
     except (OSError, ValueError, termios.error):
@@ -276,7 +276,7 @@ def _terminal() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _torch_threads() -> Iterator[None]:
-    """Roles set the number of threads that torch computes with, for all of this process."""
+    """Restore torch's number of threads at the end: roles set it for the whole process."""
     torch = sys.modules.get("torch")
     before = torch.get_num_threads() if torch else 0
     try:

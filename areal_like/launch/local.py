@@ -1,4 +1,4 @@
-"""Starts a plan as processes of this machine. Each leads a process group, so that what it has started ends with it."""
+"""Starts a plan as processes of this machine. Each leads a process group, so that its own children end with it."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ class Group(subprocess.Popen[bytes]):
     remark = ""
 
     def end(self, number: signal.Signals) -> None:
-        """A signal to all of the group."""
+        """Send a signal to the whole group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
 
 def spawn(command: list[str], threads: int, log: Path) -> Group:
-    """Start a role's command; what it says is appended to `log`."""
+    """Start a role's command; its output is appended to `log`."""
     with log.open("ab") as output, _blocked(signal.SIGUSR1):
         return Group(
             command,
-            # Not the clone: paths and modules of the user are found from where the run was started.
+            # Keep the working folder: the user's paths and modules are relative to where the run was started.
             cwd=Path.cwd(),
             env=environment(threads),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # Ctrl-C in the terminal reaches the starter only, which ends the others
+            start_new_session=True,  # Ctrl-C in the terminal reaches only the starter, which ends the others
         )
 
 
 @contextlib.contextmanager
 def _blocked(number: signal.Signals) -> Iterator[None]:
-    """Block the signal in a process started here, until it is ready for it."""
+    """Block the signal in a process started here, until that process is ready for it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield

@@ -1,9 +1,9 @@
-"""Runs placed by Ray: a placement group for what belongs together, one for the actors, a host in each of its places.
+"""Runs placed by Ray: one placement group for the learner and the buffer, one for the actors, one host in each place.
 
-A host is a Ray actor that starts one role as a process of its own, as every launcher does, and tells how it ended. So
-Ray decides where a role is and finds it another place when its node dies (it restarts the host there; the launcher,
-which counts the deaths, then has the role started anew); nothing of the run goes through Ray's object store. What a
-node needs: this project at the same path with its Python, and the run folder.
+A host is a Ray actor. It starts one role as a separate process, as every launcher does, and reports how it ended. So
+Ray decides where a role runs. When a node dies, Ray restarts the host on another one; the launcher counts the death and
+starts the role there again. No data of the run goes through Ray's object store. A node needs this project at the same
+path with its Python, and the run folder.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SECONDS_BETWEEN_ASKING = 1.0
 SECONDS_OF_WAITING = 0.2
 """Seconds to wait for places between checks for signals."""
 CALLS_AT_ONCE = 4
-"""Of a host: one waits for the end of its role, while others send signals."""
+"""Threads of a host: one waits for the end of its role, while others send signals."""
 
 HOLD_SECONDS = 30.0
 """Seconds for a host to reach the starter."""
@@ -61,10 +61,10 @@ def _end_with(starter: socket.socket) -> None:
 
 
 class Host:
-    """Runs in a process of Ray's, in the place of one role. The role ends when this process does, however that is.
+    """Runs in a process of Ray, in the place of one role. The role ends whenever this process ends.
 
-    Ray ends this process when the starter is gone, unless its head is gone, too; then it lives on. So each host holds a
-    connection to the starter, over which nothing is ever said, and ends when that breaks."""
+    Ray ends this process when the starter is gone, but not if Ray's head is gone, too. So each host also holds a silent
+    connection to the starter, and ends when that breaks."""
 
     def __init__(self) -> None:
         self._process: Group | None = None
@@ -80,23 +80,22 @@ class Host:
         self._process = spawn(command, threads, Path(f"{log}.{socket.gethostname()}.log"))
 
     def wait(self) -> int:
-        """The role's exit code, when it has ended."""
+        """Wait for the end of the role; returns its exit code."""
         assert self._process
         return self._process.wait()
 
     def signal(self, number: int, whole_group: bool) -> None:
-        """Send a signal to the role, or to all of its group."""
+        """Send a signal to the role, or to its whole group."""
         if self._process:
             send = self._process.end if whole_group else self._process.send_signal
             send(signal.Signals(number))
 
 
 class RayLauncher:
-    """`address` of a cluster; "auto": the one that this machine belongs to, or else one that is started here and ends
-    with the run; "local": always such a one. `learner_place`, `buffer_place` and `actor_place` are what a place has, as
-    in Ray's placement groups, e.g. {CPU: 8, GPU: 1, high_memory: 1}; a CPU per thread where nothing is said of CPUs.
-    The learner and the buffer are packed, on one node if one is large enough, actors are spread. Places are waited for
-    during `ready_timeout`."""
+    """`address`: of a cluster. "auto": the cluster of this machine, or else a new one that ends with the run; "local":
+    always a new one. `learner_place`, `buffer_place`, `actor_place`: resources of a place, as in Ray's placement
+    groups, e.g. {CPU: 8, GPU: 1, high_memory: 1}; without CPU, one per thread. The learner and the buffer share a node
+    if one is large enough; actors are spread. `ready_timeout`: seconds to wait for the places."""
 
     ACROSS_HOSTS = True
     ONE_PROCESS = False
@@ -127,7 +126,7 @@ class RayLauncher:
     # ---- placement, as data -----------------------------------------------------------------------------------------
 
     def groups(self, roles: list[RoleSpec]) -> list[tuple[str, list[tuple[str, dict[str, float]]]]]:
-        """(strategy, [(role, what its place has)]) of each placement group."""
+        """(strategy, [(role, resources of its place)]) of each placement group."""
         parts = [("PACK", True), ("SPREAD", False)]
         found = [(how, [(r.name, self._place(r)) for r in roles if r.essential is core]) for how, core in parts]
         return [(how, places) for how, places in found if places]
@@ -153,13 +152,13 @@ class RayLauncher:
             raise RunFailed("launcher=ray needs Ray: pip install -e '.[ray]'")
         self._connect(roles, check)
         self._reserve(roles, check)
-        # What hosts hold on to is never accepted: the kernel keeps such connections, and breaks them when this process
-        # ends, however that is.
+        # The starter never accepts the hosts' connections: the kernel keeps them, and breaks them however this process
+        # ends.
         self._held = socket.create_server((own_address(), 0), backlog=socket.SOMAXCONN)
         self.running.start(roles)
 
     def _connect(self, roles: list[RoleSpec], check: Callable[[], None]) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for a cluster started here
         address = None if self.address == ray_cluster.LOCAL else ray_cluster.answering(self.address, check)
         where: dict[str, object] = {"address": address}
         if address is None:
@@ -175,11 +174,11 @@ class RayLauncher:
         with _handlers_kept():
             try:
                 ray.init(**where, log_to_driver=False, logging_level="error", runtime_env={"env_vars": own})
-            except Exception as error:  # Ray's are of many kinds, that of a slow start has none of its own
+            except Exception as error:  # Ray raises many kinds; a slow start has no kind of its own
                 raise RunFailed(f"launcher.address={self.address}: Ray does not start: {error}") from error
 
     def _reserve(self, roles: list[RoleSpec], check: Callable[[], None]) -> None:
-        """Get the places, and a host into each. `check` is called while they are waited for."""
+        """Get the places, and start a host in each. Calls `check` while it waits."""
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -215,7 +214,7 @@ class RayLauncher:
         self.running.end()
         if "ray" in sys.modules and (ray := sys.modules["ray"]).is_initialized():
             for group in self._groups:
-                ray.util.remove_placement_group(group)  # which ends its hosts, too
+                ray.util.remove_placement_group(group)  # this ends its hosts, too
             with _handlers_kept():
                 ray.shutdown()
         if self._held:
@@ -223,7 +222,7 @@ class RayLauncher:
 
 
 class Elsewhere:
-    """A role's process on a node of the cluster, as far as its launcher asks for one."""
+    """A role's process on a node of the cluster, with the methods that a launcher needs."""
 
     pid, remark = 0, ""
 
@@ -236,7 +235,7 @@ class Elsewhere:
         self._begun, self._asked_at = self._host.begin.remote(*self._what), time.monotonic()
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs, or while its host is on the way to another node."""
+        """Its exit code; None while it runs, or while Ray moves its host to another node."""
         import ray
 
         if not ray.wait([self._ended or self._begun], timeout=0)[0]:
@@ -277,7 +276,7 @@ class Elsewhere:
 
 @contextlib.contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Ray puts handlers of its own in place of the starter's."""
+    """Restore the starter's signal handlers, which Ray replaces."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.getsignal(number) for number in numbers]
     try:
@@ -296,7 +295,7 @@ def _sum(places: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _in_words(place: Mapping[str, float]) -> str:
-    """Without what Ray adds of its own (node:…, what is in placement groups already)."""
+    """The resources in words, without those that Ray adds (node:…, resources of placement groups)."""
     theirs = (":", "_group_", "object_store_memory")
     shown = {name: amount for name, amount in place.items() if not any(each in name for each in theirs)}
     return ", ".join(f"{amount:g} {name}" for name, amount in sorted(shown.items())) or "nothing"

@@ -1,7 +1,7 @@
-"""Chooses the Ray cluster of a run: one that answers, or a new one of the run's own.
+"""Chooses the Ray cluster of a run: one that answers, or a new one for this run.
 
 Ray itself waits for a cluster without limit, ignores signals meanwhile, and writes its problems to the terminal. So a
-process of its own asks first (`answering`), with a time limit; only then does the starter connect."""
+separate process asks first (`answering`), with a time limit. Then the starter connects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from areal_like.launch.outcome import RunFailed
 
 LOCAL = "local"
-"""The address that always means a cluster of the run's own."""
+"""The address that always means a new cluster for the run."""
 ANSWER_SECONDS = 45.0
 """Seconds that a cluster has to answer, including the start of Python."""
 POLL_SECONDS = 0.1
@@ -33,7 +33,7 @@ print(ray.get_runtime_context().gcs_address)
 
 
 def answering(address: str, check: Callable[[], None], seconds: float = ANSWER_SECONDS) -> str | None:
-    """The address of the cluster that `address` means; None: "auto" means none. `check` is called meanwhile, and may
+    """The address of the cluster that `address` means; None: "auto" found none. Calls `check` while it waits, which may
     raise. Raises RunFailed."""
     said, code = _ask(address, check, seconds)
     if code == 0:
@@ -49,7 +49,7 @@ def answering(address: str, check: Callable[[], None], seconds: float = ANSWER_S
 
 
 def _ask(address: str, check: Callable[[], None], seconds: float) -> tuple[tuple[list[str], list[str]], int | None]:
-    """(lines of standard output and error), exit code; None: it has taken too long."""
+    """(lines of standard output, of standard error), exit code. An exit code of None: it took too long."""
     command = [sys.executable, "-c", _PROBE, address]
     asking = subprocess.Popen(
         command,
@@ -80,13 +80,13 @@ def _lines(text: str) -> list[str]:
 
 
 def require_token() -> None:
-    """Make a new cluster refuse clients without its token: Ray binds to all of a host's addresses, and any client could
+    """Make a new cluster refuse clients without its token. Ray binds to all addresses of a host, so any client could
     run any code. Call this before Ray is imported."""
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def check_place(kind: str, place: Mapping[str, object]) -> None:
-    """Raises ValueError for a place that Ray could not understand: it would wait without limit, or die."""
+    """Raises ValueError for a place that Ray does not understand: Ray would wait without limit, or die."""
     for name, amount in place.items():
         good = isinstance(amount, int | float) and not isinstance(amount, bool) and 0 <= amount < float("inf")
         if not good or (name == "GPU" and float(amount) > 1 and float(amount) % 1):  # type: ignore[arg-type]

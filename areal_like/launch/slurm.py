@@ -1,10 +1,9 @@
-"""Runs as Slurm jobs: the job is cut by role, and each process is a job step of its own, started with srun.
+"""Runs as Slurm jobs: the job is divided by role, and each process is a separate job step, started with srun.
 
-Outside of an allocation there is something to submit: a batch script (`scripts/slurm/train.sbatch`, or yours) that
-calls `scripts.train` inside, with the options that the plan asks for on sbatch's command line, where they take
-precedence over the script's `#SBATCH` lines. Inside, each role is started with srun in front: a step ends when its srun
-does, srun hands on the process's exit code and its signals (SIGTERM it keeps for itself, so processes are
-told to end by SIGUSR2), and a killed srun takes its step along.
+Outside of an allocation, the launcher submits a batch script (`scripts/slurm/train.sbatch`, or yours) that calls
+`scripts.train`. The plan's options stand on sbatch's command line, where they override the script's `#SBATCH` lines.
+Inside, srun starts each role. A step ends when its srun ends, and a killed srun kills its step. srun passes on the
+process's exit code, and signals to the process. It keeps SIGTERM for itself, so SIGUSR2 tells processes to end.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ SCRIPT = "train.sbatch"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is asked of Slurm for some roles: `tasks` of `cpus` processors each, and further options. A job of one part
-    has any free processors, parts of nodes included; a heterogeneous one has several parts."""
+    """What to ask of Slurm for some roles: `tasks` of `cpus` processors each, and more options. A job of one part takes
+    any free processors, also parts of nodes; a heterogeneous job has several parts."""
 
     roles: tuple[str, ...]
     tasks: int
@@ -47,14 +46,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """`command` submits `script`, whose Python is told by the `environment`."""
+    """`command` submits `script`; `environment` tells the script which Python to use."""
 
     command: list[str]
     environment: dict[str, str]
     script: Path
 
     def submit(self) -> str:
-        """The job's id. Raises OSError where sbatch is missing or refuses."""
+        """Submit; returns the job's id. Raises OSError if sbatch is missing or refuses."""
         return sbatch(self.command[2:], self.environment)
 
     def describe(self) -> str:
@@ -63,10 +62,10 @@ class Submission:
 
 
 class SlurmLauncher:
-    """`options` of the job as on sbatch's command line, e.g. {partition: gpu, time: "04:00:00"}. With `learner_part` or
-    `actors_part` the job is heterogeneous: options of the part of the learner and the buffer, and of the actors' part.
-    GPUs are asked for as `gpus-per-task` of a part; the buffer gets none. `script` is what is submitted, `container` a
-    command in front of `python` (null: the one that submits), such as "apptainer exec --nv image.sif"."""
+    """`options`: of the job, as on sbatch's command line, e.g. {partition: gpu, time: "04:00:00"}. `learner_part` (for
+    the learner and the buffer) or `actors_part` make the job heterogeneous: options of each part. Ask for GPUs with
+    `gpus-per-task` of a part; the buffer gets none. `script`: the batch script to submit. `container`: a command in
+    front of `python` (null: the Python that submits), such as "apptainer exec --nv image.sif"."""
 
     ACROSS_HOSTS = True
     ONE_PROCESS = False
@@ -94,7 +93,7 @@ class SlurmLauncher:
             None if actors_part is None else dict(actors_part),
         )
         self.script = Path(script) if script else SBATCH / SCRIPT
-        if "SLURM_JOB_ID" not in os.environ and not self.script.is_file():  # in a job it has been read
+        if "SLURM_JOB_ID" not in os.environ and not self.script.is_file():  # in a job, Slurm has read it already
             raise ValueError(f"launcher.script: there is no {self.script}")
         try:
             self.container, self.python = shlex.split(container or ""), python or sys.executable
@@ -111,13 +110,13 @@ class SlurmLauncher:
         names = [tuple(role.name for role in some) for some in (core, actors)]
         options, ranks = dict(self.learner_part or {}), len(core) - 1
         if ranks > 1 and "gpus-per-task" in options:
-            options["gpus-per-task"] = ranks * int(options["gpus-per-task"])  # of the one task that holds them all
+            options["gpus-per-task"] = ranks * int(options["gpus-per-task"])  # for the one task that holds all ranks
         parts = [Part(names[0], 1, sum(role.threads for role in core), options)]
         most = max((role.threads for role in actors), default=1)
         return [*parts, Part(names[1], len(actors), most, self.actors_part or {})] if actors else parts
 
     def submission(self, roles: list[RoleSpec]) -> Submission | None:
-        """What is to be submitted; None inside an allocation, where the plan can be started."""
+        """What to submit; None inside an allocation, where the plan can start at once."""
         if "SLURM_JOB_ID" in os.environ:
             return None
         folder = self.run.resolve()
@@ -143,7 +142,7 @@ class SlurmLauncher:
         self.running.end()
 
     def _spawn(self, role: RoleSpec, name: str) -> Group:
-        """What srun itself says is in the role's common log."""
+        """Start a role. Output of srun itself goes to the role's common log."""
         return spawn(self._command(role, name), role.threads, self.run / "logs" / f"{role.name}.log")
 
     def _command(self, role: RoleSpec, name: str) -> list[str]:
@@ -165,9 +164,9 @@ class SlurmLauncher:
         return flags({key: value for key, value in options.items() if key == "gpus-per-task"})
 
     def _meaning(self, role: RoleSpec, code: int) -> int:
-        """srun ends with 0 when the node has failed; of the processes only the learner may end so, with a summary
-        (until a train step is made, there may be one of an earlier start). Raises RunStopped where the run can't go on
-        without that node: the job is queued again."""
+        """The role's own exit code. srun also ends with 0 when the node has failed. Only the learner itself may end
+        with 0, and then it has written a summary (before the first train step, an earlier start may have left one).
+        Raises RunStopped if the run can't go on without the failed node: the job is queued again."""
         done = (self.run / SUMMARY).exists() and not (self.run / NEXT).exists()
         if code != 0 or (role.name == "learner" and done):
             return code
@@ -177,12 +176,12 @@ class SlurmLauncher:
 
 
 def flags(options: Mapping[str, object]) -> list[str]:
-    """Options as on the command line; true stands for one without a value."""
+    """Options as on the command line; true means an option without a value."""
     return [f"--{key}" if value is True else f"--{key}={value}" for key, value in options.items()]
 
 
 def sbatch(arguments: list[str], environment: Mapping[str, str] | None = None) -> str:
-    """Submit; returns the job's id. Raises OSError where sbatch is missing or refuses."""
+    """Submit; returns the job's id. Raises OSError if sbatch is missing or refuses."""
     try:
         done = subprocess.run(
             ["sbatch", "--parsable", *arguments],

@@ -1,7 +1,7 @@
-"""Folders for local sockets: short enough for Unix, and removed by the next start where their owner was killed.
+"""Folders for local sockets: short enough for Unix. The next start removes folders whose owner was killed.
 
-The owner holds a lock on a file in its folder until it ends, however it ends. So the folder of a process that lives is
-never taken for a dead one's, whatever process ids say (containers, ids that were given anew).
+The owner locks a file in its folder until it ends, however it ends. So the folder of a live process never looks
+abandoned, whatever process ids say (containers, reused ids).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from areal_like.errors import UserError
 LONGEST = 107
 """Bytes in the path of a Unix socket (Linux; one of the 108 ends it)."""
 LONGEST_NAME = 20
-"""Room for what is bound in such a folder: `/weights`, `/w4194304`, `/socket.new`."""
+"""Room for the names of sockets in such a folder: `/weights`, `/w4194304`, `/socket.new`."""
 PREFIXES = ("areal-", "areal-forks-")
 OWNER = "owner"
 SHORT = Path("/tmp")
 
 
 class SocketFolder:
-    """A new folder for sockets. Raises UserError where there is no place for one, OSError."""
+    """A new folder for sockets. Raises UserError if there is no place for one, OSError."""
 
     def __init__(self, prefix: str = PREFIXES[0]):
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=_place(prefix)))
@@ -37,7 +37,7 @@ class SocketFolder:
 
 
 def _place(prefix: str) -> Path:
-    """Where paths stay short enough: the temporary folder, or /tmp."""
+    """A folder in which paths stay short enough: the temporary folder, or /tmp."""
     name = len(prefix) + 8 + LONGEST_NAME  # mkdtemp adds 8 letters
     wanted = Path(tempfile.gettempdir())
     for place in (wanted, SHORT):
@@ -50,7 +50,7 @@ def _place(prefix: str) -> Path:
 
 
 def _own(folder: Path) -> TextIO:
-    """Locked before it has its name, so that nobody finds it unlocked while its owner lives."""
+    """Lock the owner's file before it gets its name, so that it is never unlocked while its owner lives."""
     file = (folder / f".{OWNER}").open("w")
     fcntl.flock(file, fcntl.LOCK_EX)
     (folder / f".{OWNER}").rename(folder / OWNER)
@@ -58,7 +58,7 @@ def _own(folder: Path) -> TextIO:
 
 
 def clear(folder: Path) -> None:
-    """Remove a folder of sockets, and nothing that is none."""
+    """Remove a folder of sockets, but no other files."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if path.is_socket() or path.name == OWNER:
@@ -78,7 +78,7 @@ def _is_abandoned(folder: Path) -> bool:
     try:
         if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
             return False
-        with (folder / OWNER).open() as file:  # a folder without one is not known to be ours
+        with (folder / OWNER).open() as file:  # a folder without this file may not be ours
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
     except OSError:

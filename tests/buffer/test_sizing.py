@@ -139,5 +139,5 @@ def test_a_batch_keeps_its_samples() -> None:
 
 @pytest.mark.parametrize("candidates", [[], [1, 8], [8, 4], [4, 4], [4.0, 8.0], ["few", "many"], [True, 8]])
 def test_candidates_are_ascending_whole_numbers(candidates: list) -> None:
-    with pytest.raises(ValueError, match=r"sizing\.candidates are ascending whole numbers of at least 2, not \["):
+    with pytest.raises(ValueError, match=r"sizing\.candidates must be ascending whole numbers >= 2, not \["):
         Sagc(candidates=candidates)
