@@ -170,7 +170,7 @@ def _settle_mode(layers: Layers) -> None:
     """`mode` records which scheduler runs: it follows one that was chosen alone, and may not contradict it."""
     mode, scheduler = layers.tree.get("mode"), layers.tree.get("scheduler")
     name = scheduler.get("name") if isinstance(scheduler, dict) else None
-    if name == mode or not {mode, name} <= COMPONENTS["scheduler"].keys():
+    if name == mode or not {mode, name} <= {file.stem for file in (CONFIGS / "mode").glob("*.yaml")}:
         return
     if layers.origin("mode") == shown(CONFIGS / "base.yaml"):
         layers.tree["mode"] = name

@@ -80,7 +80,8 @@ class Scheduler:
         return samples // size
 
     def admit(self, view: View) -> GroupPlan | None:
-        """The next group to start on an actor with room for `launch` sequences. None: start none now."""
+        """The next group to start on an actor with room for `launch` sequences. None: start none now. A group that lost
+        its lease gets another without asking."""
         raise NotImplementedError
 
     def wants_redundant(self, view: View) -> int:

@@ -398,3 +398,10 @@ def test_held_out_prompts_take_the_workflow_with_knobs_of_their_own(argv: list[s
 def test_a_wrong_knob_of_the_workflow_of_held_out_prompts_is_named_with_its_path() -> None:
     assert "eval.workflow.max_turn" in refusal("base", MULTI, "eval.workflow.max_turn=3")
     assert "eval.workflow.environment.credits" in refusal("base", MULTI, "eval.workflow.environment.credits=exact")
+
+
+def test_a_scheduler_that_is_no_mode_leaves_the_mode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.COMPONENTS["scheduler"], "single", "buffer.schedulers:AsyncScheduler")
+    found = load(["configs/quickstart.yaml", "scheduler=single"])
+    assert (found.mode, found.scheduler["name"]) == ("async", "single")
+    assert load(["configs/quickstart.yaml", "mode=async", "scheduler.name=single"]).mode == "async"
