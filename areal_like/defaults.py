@@ -1,5 +1,5 @@
-"""Knobs that nobody has set, where what is right depends on what the run trains, and on what machine: filled in when a
-config is loaded.
+"""Defaults that depend on the model and the machine. They are filled in when a config is loaded, for knobs that are not
+set.
 
     learner.lr             random weights: 2e-3; pretrained: 1e-5; adapters of pretrained (LoRA): 1e-4
     learner.warmup_steps   pretrained: 10 optimizer steps, or half of a shorter schedule's; else 0
@@ -12,15 +12,15 @@ config is loaded.
     compute_dtype          of learner and engine: bfloat16 for a large pretrained model on CUDA, or a CPU that has it;
                            else float32
 
-A knob that is set, to whatever value, stays as it is. The values are part of the run's config, so a resume or a replay
-of it has the same ones. 1e-5 is the upper end of what is usual for full training of language models by RL (1e-6 in
-TRL, 1.7e-5 in AReaL's example for 1.5B): fit for the small models that a CPU can train, and for tens of steps rather
-than thousands. LoRA wants ten times the rate of full training, whatever the model ("LoRA Without Regret", Thinking
-Machines, 2025). Adam's first steps move every weight by about lr, however small the gradient: hence the warm-up.
+A knob that is set keeps its value. The values are part of the run's config, so a resume or a replay has the same ones.
+1e-5 is the upper end of usual rates for full training of language models by RL (1e-6 in TRL, 1.7e-5 in AReaL's example
+for 1.5B). It suits small models that a CPU can train, and tens of steps rather than thousands. LoRA needs ten times the
+rate of full training, whatever the model ("LoRA Without Regret", Thinking Machines, 2025). Adam's first steps move
+every weight by about lr, however small the gradient: hence the warm-up.
 
-With two cores an actor has one thread beside the learner's two: it idles most of the time, and a learner of one thread
-would leave that core idle, too. Numbers of threads decide the last bits of sums: one more reason for them to be part of
-the run's config.
+With two cores an actor has one thread beside the learner's two. The actor idles most of the time, and a learner with
+one thread would leave that core idle, too. The number of threads changes the last bits of sums: another reason to keep
+it in the run's config.
 
 Imports no torch. Drivers: `areal_like.config` fills in, `scripts.train` says what came out (`describe_learning`,
 `describe_machine`).
@@ -43,12 +43,12 @@ RUINOUS_LR = 1e-4
 
 
 def is_pretrained(config: Config) -> bool:
-    """Whether the run begins with weights that somebody has trained: its model component is marked so."""
+    """Does the run begin with trained weights? The model component is marked so."""
     return "pretrained" in marks("model", config.model["name"])
 
 
 def learning_defaults(config: Config) -> dict[str, object]:
-    """Dotted key → value, of the learner's knobs that are there and not set."""
+    """Dotted key → value, for knobs that the learner has and that are not set."""
     known = settled("learner", config.learner)
     pretrained, lora = is_pretrained(config), known.get("lora") is not None
     warmup = WARMUP_STEPS if pretrained else 0
@@ -79,8 +79,8 @@ def is_large(config: Config) -> bool:
 
 
 def machine_defaults(config: Config, cores: int, bfloat16: bool) -> dict[str, object]:
-    """Dotted key → value, of what is there and not set, for a machine with so many cores; `bfloat16`: they multiply in
-    it faster than in float32."""
+    """Dotted key → value, for knobs that exist and are not set, on a machine with `cores` cores. `bfloat16`: the cores
+    multiply in it faster than in float32."""
     known = {kind: settled(kind, getattr(config, kind)) for kind in ("learner", "engine", "scheduler")}
     launcher, large = marks("launcher", config.launcher["name"]), is_large(config)
     here, one_process = "ACROSS_HOSTS" not in launcher, "ONE_PROCESS" in launcher  # then its roles take turns
@@ -109,7 +109,7 @@ def _on_cpu(kind: str, known: Mapping[str, str]) -> bool:
 
 
 def describe_machine(config: Config, cores: int) -> str:
-    """A line for people: who gets which share of the machine."""
+    """A line for people: which role gets which share of the machine."""
     learner, engine, actors = config.learner, config.engine, config.actors
     found = [("learner.threads", learner.get("threads")), ("learner.compute_dtype", learner.get("compute_dtype"))]
     found += [("engine.compute_dtype", engine.get("compute_dtype"))]
@@ -118,13 +118,13 @@ def describe_machine(config: Config, cores: int) -> str:
 
 
 def optimizer_steps(known: Mapping[str, int]) -> int:
-    """Those of a schedule's train steps, by the learner's knobs."""
+    """Optimizer steps within a schedule's train steps, from the learner's knobs."""
     per_batch = known.get("num_minibatches", 1) * known.get("num_minibatch_epochs", 1)
     return int(known["schedule_steps"] * per_batch)
 
 
 def describe_learning(config: Config) -> str:
-    """A line for people: with which rate the run will learn, and how it goes. Empty for learners without a rate."""
+    """A line for people: the learning rate and its schedule. Empty for learners without a rate."""
     known = settled("learner", config.learner)
     if known.get("lr") is None:
         return ""
@@ -138,7 +138,7 @@ def describe_learning(config: Config) -> str:
 
 
 def ruinous_rate(config: Config) -> str:
-    """What to say of a rate that is likely to ruin a pretrained model; empty for any other."""
+    """A warning if the rate is likely to ruin a pretrained model; otherwise empty."""
     known = settled("learner", config.learner)
     if not is_pretrained(config) or known.get("lora") is not None or (known.get("lr") or 0.0) <= RUINOUS_LR:
         return ""

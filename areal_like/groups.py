@@ -5,9 +5,9 @@ A push, a batch and a journal record carry the same table (`pack_heads`): `group
 maps each version that made a token to the digest of its weights. Nothing in it is nested by sample, so checking a push
 of many groups takes a few NumPy calls, and a group's part of the table is forwarded as the bytes that it came in.
 
-A payload is flat: all tokens int32 | all logprobs float32 | all loss masks uint8 | the turns' rewards, where there are
-any: all places int32 | all rewards float64. Of a payload the buffer looks at the least and the greatest number of each
-column (`check_payload`), and at nothing else.
+A payload is flat: all tokens int32 | all logprobs float32 | all loss masks uint8 | if turns have rewards: all places
+int32 | all rewards float64. The buffer looks only at the least and the greatest number of each column of a payload
+(`check_payload`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 OR = " or "
-"""Between digests, where a version has several."""
+"""Separates digests if a version has several."""
 FINISHES: tuple[Finish, ...] = get_args(Finish)
 ROW = np.dtype(
     [("prompt", "<i4"), ("response", "<i4"), ("finish", "<i2"), ("turns", "<i2"), ("runs", "<i4"), ("reward", "<f8")]
@@ -52,7 +52,7 @@ class PayloadError(WireError):
 
 @dataclass(slots=True)
 class Head:
-    """What the buffer knows of a group without looking at its payload.
+    """What the buffer knows about a group without looking at its payload.
 
     `samples` counts them; `seconds` see `Group.seconds`; `rows` and `runs` are its part of a table; `size` is that of
     the payload in bytes; `oldest` and `newest` are the versions of its oldest and newest token; `tokens` counts those
@@ -107,8 +107,8 @@ def _starts(counts: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def pack_heads(heads: Sequence[Head]) -> Table:
-    """The table of several groups; inverse of `unpack_heads`. Where they disagree on the digest of a version (weights
-    that came out otherwise after a resume, or a lie), the table has all that they say: see `OR`."""
+    """The table of several groups; inverse of `unpack_heads`. If groups disagree on a version's digest (other weights
+    after a resume, or a false claim), the table has all their digests: see `OR`."""
     digests: dict[int, str] = {}
     for head in heads:
         if not head.digests.items() <= digests.items():
@@ -140,7 +140,7 @@ def make_head(
 
 
 def unpack_heads(table: Table) -> list[Head]:
-    """The groups of a table that anybody may have sent. Raises WireError where its numbers don't agree."""
+    """The groups of a table, which may come from any sender. Raises WireError if its numbers don't agree."""
     names, digests = table.groups, table.digests
     _check_names(names)
     rows, runs = view(table.rows, "groups: rows", ROW), view(table.runs, "groups: runs", RUN)
@@ -171,7 +171,7 @@ def unpack_heads(table: Table) -> list[Head]:
             Head(group_id, samples, seconds, mine, row_bytes, run_bytes, sizes[place], low, high, tokens[place])
         )
     if len(made) != len(digests):
-        raise WireError("groups: a digest of a version that made none of them")
+        raise WireError("groups: a digest of a version that made no token of them")
     return heads
 
 

@@ -1,16 +1,16 @@
 """CURVE keys: who may connect, in which role, and proof that the other side is the right buffer.
 
-    FOLDER/server.key, server.key_secret    the pair of those who bind: the buffer and the publisher
-    FOLDER/ROLE.key_secret                  the pair of who connects as ROLE: learner, actor, operator
-    FOLDER/clients/NAME.key                 the allow-list: public keys of those that are let in, each with its role
+    FOLDER/server.key, server.key_secret    the key pair of processes that bind: the buffer and the publisher
+    FOLDER/ROLE.key_secret                  the key pair of clients in ROLE: learner, actor, operator
+    FOLDER/clients/NAME.key                 the allow-list: public keys of permitted clients, each with its role
 
-Files are ZeroMQ certificates (`zmq.auth`); secret ones can be read by their owner only, or are refused, as ssh does.
-What a role may say is in `areal_like.messages`; a key without a role, as they were once made, may say all.
-A machine that only connects needs `server.key` and a `client.key_secret` of its own: `add_client` makes such a folder.
-Taking a file out of `clients/` shuts that client out from its next connection on; nothing has to be restarted.
+Files are ZeroMQ certificates (`zmq.auth`). A secret file that others can read is refused, as ssh does.
+`areal_like.messages` says which messages a role may send; an old key without a role may send all.
+A machine that only connects needs `server.key` and its own `client.key_secret`: `add_client` makes such a folder.
+Remove a file from `clients/` to shut that client out from its next connection on; no restart is needed.
 
-Keys are made by `scripts.keys`, or by the starter of a run that needs some and has none (`provide`), and read by
-`areal_like.bus` from the folder that the config names; they go into no environment, no argument and no log.
+`scripts.keys` makes keys; so does the starter of a run that needs keys and has none (`provide`). `areal_like.bus` reads
+them from the folder that the config names. Keys never go into an environment, an argument or a log.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from areal_like.wire import MAY_SAY
 
 log = logging.getLogger(__name__)
 DOMAIN = "areal_like"
-"""Of the authentication protocol (ZAP); a name, nothing more."""
+"""Domain name for the authentication protocol (ZAP); it has no other meaning."""
 ROLES = ("learner", "actor", "operator")
 """Roles for which `make` makes keys."""
 NO_ROLE = "any"
@@ -119,7 +119,7 @@ def server_pair(folder: str | Path) -> tuple[bytes, bytes]:
 
 
 def client_pair(folder: str | Path, role: str) -> tuple[bytes, bytes, bytes]:
-    """(public, secret, the server's public key) of who connects as `role`. Raises KeysError."""
+    """(public, secret, the server's public key) of a client in `role`. Raises KeysError."""
     own, only = Path(folder) / f"{role}.key_secret", Path(folder) / "client.key_secret"
     return (*_secret(only if only.exists() and not own.exists() else own), _load(Path(folder) / "server.key")[0])
 
@@ -160,8 +160,8 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
 
 
 class Guard(ThreadAuthenticator):
-    """Lets in, for each connection that is tried, whose public key is in `folder`, read anew each time. Messages of who
-    is let in carry its role as `User-Id`."""
+    """Accepts a connection if its public key is in `folder`, which is read again for each connection. Messages of an
+    accepted client carry its role as `User-Id`."""
 
     def __init__(self, context: zmq.SyncContext, folder: Path):
         super().__init__(context)
@@ -170,11 +170,11 @@ class Guard(ThreadAuthenticator):
         self.configure_curve_callback(DOMAIN, self)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Called by the authenticator's thread; an exception would end that, so there is none."""
+        """Called by the authenticator's thread. Raises nothing: an exception would end the thread."""
         try:
             self._roles = listed(self.folder)
         except (OSError, ValueError) as error:
-            log.error("the allow-list can't be read, nobody is let in: %s", error)
+            log.error("can't read the allow-list, so no client is let in: %s", error)
             return False
         now = time.monotonic()
         if key not in self._roles and now - self._told_at >= TELL_SECONDS:
@@ -183,7 +183,7 @@ class Guard(ThreadAuthenticator):
         return key in self._roles
 
     def curve_user_id(self, client_public_key: bytes) -> str:
-        """Of one that has just been let in."""
+        """The role of a client that was just accepted."""
         return self._roles[z85.encode(client_public_key)]
 
 

@@ -1,4 +1,4 @@
-"""What this machine lends a process: cores, and whether they compute in bfloat16. The system is asked, not torch."""
+"""What this machine offers a process: cores, and whether they compute in bfloat16. Asks the system, not torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 
 
 def cores(root: Path = Path("/")) -> int:
-    """Those that this process may run on, and that its control group lets it keep busy; at least 1."""
+    """Number of cores that this process may run on and that its control group lets it keep busy; at least 1."""
     return max(1, min([len(os.sched_getaffinity(0)), *_quotas(root)]))
 
 

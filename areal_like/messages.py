@@ -1,8 +1,8 @@
 """The messages that roles send one another: one struct per kind, whose types limit sizes and depth when it is read.
 
-A kind's name on the wire is its class's, in small letters. `by` names the roles of keys (`areal_like.keys`) whose
-holders may say it; the buffer, and whoever serves weights, need no leave. Payloads are frames of their own, beside the
-message (`areal_like.wire`); which messages have some, and what they hold, is told here.
+The name of a kind on the wire is its class name in lower case. `by`: roles of keys (`areal_like.keys`) that may send
+it; the buffer and sources of weights may send all. Payloads are separate frames beside the message (`areal_like.wire`);
+the docstrings here say which messages have payloads, and what they hold.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Manifest(TypedDict, total=False):
-    """A version of the weights, and where to fetch it: the buffer reads the first two, actors all. `bytes` in all;
-    `tensors`: (name, dtype, shape) of each; `parts`: the endpoint of each part's publisher; `relays`: (endpoint, public
-    key) of those to ask first."""
+    """A version of the weights, and where to fetch it. The buffer reads the first two fields, actors read all. `bytes`:
+    in total. `tensors`: (name, dtype, shape) of each. `parts`: endpoint of each part's publisher. `relays`: (endpoint,
+    public key) of the sources to ask first."""
 
     version: Required[Version]
     digest: Required[str]
@@ -111,8 +111,8 @@ class Status(Message):
 
 
 class Lost(Message):
-    """A process of that name has died: nobody need wait for its silence. `pid` 0: whoever has that name. `for_good`: it
-    will not be started again."""
+    """A process of that name has died: no need to wait for its silence. `pid` 0: any process of that name. `for_good`:
+    it will not be restarted."""
 
     by = ACTOR | OPERATOR
     name: Name
@@ -122,8 +122,8 @@ class Lost(Message):
 
 
 class Stop(Message):
-    """A person asks the run to end; and the buffer tells the learner, in place of a batch. `drain`: once what was
-    admitted is trained."""
+    """A user asks the run to end; the buffer then sends it to the learner, in place of a batch. `drain`: end once all
+    admitted groups are trained."""
 
     by = OPERATOR
     drain: bool
@@ -133,8 +133,8 @@ class Stop(Message):
 
 
 class Heartbeat(Message):
-    """Every few seconds. Running totals, and the leases that have moved since the last one, `heldout` those of held-out
-    prompts."""
+    """Sent every few seconds: running totals, and the leases that made progress since the last heartbeat. `heldout`:
+    the same for held-out prompts."""
 
     by = ACTOR
     stats: Annotated[dict[Name, Finite | str], Meta(max_length=MOST_STATS)]
@@ -143,15 +143,15 @@ class Heartbeat(Message):
 
 
 class Push(Message):
-    """Groups that are rolled out, each with its payload. Again until `Pushed`."""
+    """Groups that are rolled out, each with its payload. Repeated until `Pushed`."""
 
     by, large = ACTOR, True
     table: Table
 
 
 class HandBack(Message):
-    """Leases that end unfinished, as the actor leaves or was asked to; `partials`, each with its payload, are what was
-    sampled for some of them."""
+    """Leases that end unfinished: the actor leaves, or the buffer recalled them. `partials`, each with its payload:
+    what was sampled for some of them."""
 
     by, large = ACTOR, True
     ids: Ids
@@ -175,8 +175,8 @@ class Credit(Message):
 
 
 class LeftOut(Message):
-    """Before the push of a group that lacks samples: tokens of each that it did not wait for, and the reasons for those
-    that were drawn again."""
+    """Sent before the push of a group that lacks samples. `cut`: tokens of each sample that it did not wait for.
+    `redrawn`: the reason of each sample that was drawn again."""
 
     by = ACTOR
     id: Count
@@ -207,7 +207,7 @@ class Evaluated(Message):
 
 
 class Applied(Message):
-    """The engine samples with this version from now on."""
+    """From now on the engine samples with this version."""
 
     by = ACTOR
     version: Version
@@ -248,7 +248,7 @@ class WantShare(Message):
 
 
 class Stream(Message):
-    """From now on, send what is there of the wanted batch ahead of it, as `Part`s."""
+    """From now on, send the ready groups of the wanted batch early, as `Part`s."""
 
     by = LEARNER
 
@@ -291,8 +291,8 @@ class Welcome(Message):
 
 
 class Lease(Message):
-    """Prompts to roll out. `partials`, each with its payload, are what earlier leases have left of some, and which of
-    its samples go on."""
+    """Prompts to roll out. `partials`, each with its payload: partial groups from earlier leases of some prompts, and
+    the samples that continue."""
 
     large = True
     leases: Annotated[list[OneLease], Meta(max_length=MOST)]
@@ -300,14 +300,14 @@ class Lease(Message):
 
 
 class Pushed(Message):
-    """These groups need not be pushed again: they are safe, or refused."""
+    """Do not push these groups again: they are recorded, or refused."""
 
     large = True
     ids: Ids
 
 
 class Announce(Message):
-    """The newest version that the actor is to take, and whom to ask for it."""
+    """The newest version that the actor must take, and the sources to get it from."""
 
     large = True
     manifest: Manifest
@@ -322,12 +322,12 @@ class Cancel(Message):
 
 
 class Quit(Message):
-    """The buffer gives this actor up: it must be started again."""
+    """The buffer gives up this actor: it must end and be restarted."""
 
     reason: str
 
 
-# ---- buffer → learner, its ranks, whoever asked ---------------------------------------------------------------------
+# ---- buffer → learner, its ranks, or the sender of a request --------------------------------------------------------
 
 
 class Batch(Message):
@@ -346,7 +346,7 @@ class Batch(Message):
 
 
 class Part(Message):
-    """Groups of the wanted batch, from place `begin` on, ahead of it."""
+    """Groups of the wanted batch, from place `begin` on, sent before the batch."""
 
     large = True
     index: Version
@@ -372,7 +372,7 @@ class Report(Message):
 
 
 class Refused(Message):
-    """To anybody: the message before changed nothing, and why."""
+    """To any sender: its message was refused and changed nothing. `reason`: why."""
 
     reason: str
 
@@ -427,7 +427,7 @@ class Chunk(Message):
 
 
 class Gone(Message):
-    """What was asked for is not kept any more."""
+    """The requested bytes are not kept any more."""
 
     part: Count
     version: Version

@@ -57,8 +57,7 @@ def _blocked(number: signal.Signals) -> Iterator[None]:
 
 
 class LocalLauncher:
-    """`limits` says how often actors are restarted. `ready_timeout` seconds is what roles wait for one another at the
-    start."""
+    """`limits`: how often actors are restarted. `ready_timeout`: seconds that roles wait for each other at the start."""
 
     ACROSS_HOSTS = False
     ONE_PROCESS = False
@@ -91,8 +90,8 @@ class LocalLauncher:
 
 
 class Here:
-    """Starts roles on this machine. Those with a model are forked from a process that has imported torch; only the
-    first of them waits for these imports, and `check` is called meanwhile. All roles get `arguments`."""
+    """Starts roles on this machine. Roles with a model are forked from a process that has imported torch. Only the
+    first of them waits for these imports, and calls `check` meanwhile. All roles get `arguments`."""
 
     def __init__(self, run: Path, *arguments: str):
         self._run, self.arguments, self.check = run, arguments, nothing
@@ -105,7 +104,7 @@ class Here:
             self._forks = self._forks or forks.Forks(self._run)
             try:
                 return self._forks.start(role.module, arguments, role.threads, log, self.check)
-            except forks.ForksGone:  # what it has forked ends with it, and is told of; this one can do without
+            except forks.ForksGone:  # its forks end with it, and are reported; this role starts without a fork server
                 self.close()
         return spawn([sys.executable, "-m", role.module, *arguments], role.threads, log)
 

@@ -1,4 +1,4 @@
-"""How roles and runs end: the exceptions that the starter hears of, exit codes in words, and last words from logs."""
+"""How roles and runs end: exceptions for the starter, exit codes in words, and the last lines of logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from areal_like.process import (
 from areal_like.run_folder import has_stepped, room_wanted
 
 TAIL_BYTES, TAIL_LINES = 1 << 14, 5
-"""Bytes of a role's log in which its last words are searched, and lines of it that are shown."""
+"""Bytes at the end of a role's log to search for its error, and lines of it to show."""
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 """Signals that come from outside: a death by them says nothing about the actor."""
 
@@ -103,8 +103,8 @@ def is_from_outside(code: int) -> bool:
 
 
 class LastWords:
-    """What roles said last. `on_nodes`: a role has a log for each life and node (`NAME.NODE.log`), and the newest
-    counts; otherwise one for all its lives (`NAME.log`)."""
+    """The last lines of roles' logs. `on_nodes`: a role has a log for each start and node (`NAME.NODE.log`), and the
+    newest counts; otherwise one log for all its starts (`NAME.log`)."""
 
     def __init__(self, run: Path, on_nodes: bool):
         self._run, self._on_nodes = run, on_nodes

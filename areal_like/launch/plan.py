@@ -12,8 +12,8 @@ from areal_like.schema import Spec
 
 @dataclass(frozen=True, slots=True)
 class RoleSpec:
-    """One process: `module` is started with `python -m`; `essential` ones end the run when they end; those with a
-    model on the CPU start sooner as forks of a process that has imported torch (`imports_torch`); CUDA forbids that."""
+    """One process, started as `python -m MODULE`. `essential`: the run ends when it ends. `imports_torch`: it has a
+    model on the CPU, so it starts faster as a fork of a process that has imported torch; CUDA forbids forks."""
 
     name: str
     module: str
@@ -23,11 +23,11 @@ class RoleSpec:
 
 
 def plan(config: Config) -> list[RoleSpec]:
-    """The processes of a run, in the order in which they are started. A replay has no actors: all is recorded."""
+    """The processes of a run, in order of their start. A replay has no actors: all its data is recorded."""
     threads, count = config.actors.threads or 1, 0 if config.replay else actors_of(config)
     engine, learner = has_model("engine", config.engine), has_model("learner", config.learner)
     actors = [RoleSpec(f"actor-{i}", "actors.main", threads, False, engine) for i in range(count)]
-    # The other ranks come first: a dead one is then seen before the learner that lost it.
+    # The other ranks come first: so the starter sees a dead rank before the learner that fails without it.
     own = learner_threads(config)
     ranks = [
         RoleSpec(f"learner-{rank}", "learners.follower", own, True, learner) for rank in range(1, ranks_of(config))
@@ -41,7 +41,7 @@ def plan(config: Config) -> list[RoleSpec]:
 
 
 def has_model(kind: str, spec: Spec) -> bool:
-    """Will the component import torch, without CUDA? Found out without importing it."""
+    """Will the component import torch, without CUDA? Answers without an import of it."""
     return "needs_model" in marks(kind, spec.name) and spec.get("device", "cpu") == "cpu"
 
 

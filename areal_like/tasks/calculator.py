@@ -1,12 +1,12 @@
 """Calculator: products that are too hard to learn, and a desk calculator to ask. The smallest task with a tool.
 
-The prompt is `a*b=`. A turn that ends with `=` is a call: what stands before it is calculated, and the model is shown
-the desk's display, `00408|`. A turn that ends with `|` is the answer, right if it is what the display must show.
-`Desk` is the environment; with the workflow `single_turn` the same task must be done in the head.
+The prompt is `a*b=`. A turn that ends with `=` is a call: the desk calculates the text before it and shows the model
+its display, `00408|`. A turn that ends with `|` is the answer; it is right if it equals the right display.
+`Desk` is the environment. With the workflow `single_turn` the model must solve the same task without the desk.
 
-Why it looks as it does: a model from random weights finds what it must copy by where it stands. The display has one
-place more than both factors together, so that an answer is as far from the display as a call is from the prompt, and
-marks that end a line are copied with it. What is learned of calls then serves for answers.
+Why this format: a model from random weights finds the text to copy by its position. The display has one place more than
+both factors together. So an answer is as far from the display as a call is from the prompt, and the end marks are
+copied with the line. What the model learns about calls then also helps with answers.
 """
 
 from __future__ import annotations

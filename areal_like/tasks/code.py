@@ -1,8 +1,8 @@
 """Code: complete `def f(a, b): return a ? b` so that it passes its unit tests, which are run in the sandbox.
 
-A prompt names what the function shall do and how its parameters are called; the response is one token, the operator.
-It is small enough to be learned from nothing, and its reward is what makes a coding task hard to schedule: it takes a
-process per sample, much longer than the sample's decoding.
+A prompt names the operation and the two parameters; the response is one token, the operator. The task is small enough
+to learn from random weights. Its reward makes it as hard to schedule as any coding task: it takes a process per sample,
+much longer than the sample's decoding.
 """
 
 from __future__ import annotations

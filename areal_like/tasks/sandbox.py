@@ -1,18 +1,17 @@
-"""Calls a function of a program that nobody has read, in a process that can do next to nothing.
+"""Calls a function of an untrusted program, in a process with almost no rights.
 
-The program gets the arguments of the calls and never the values that are expected: whoever wants to compare does so
-here, on what came back. What isolation="full" holds, by the kernel (Linux, user namespaces permitted):
+The program gets the arguments of the calls, never the expected values: the caller compares the results here. With
+isolation="full" the kernel enforces (Linux, user namespaces permitted):
 
 - files: none but a memory file system of its own of 1 MiB, as its root; what it may import is loaded before;
 - network and other processes: namespaces of its own, with no interface in them and no other process; no sockets;
 - no new processes or threads, limits on CPU time, address space and file size; wall time by a kill from here;
 - no environment variables, no inherited descriptors, no capabilities, and where we are root, another user (nobody).
 
-It shares the kernel: a hole in that is a hole here, too; system calls other than those that make sockets are not
-filtered. Where the machine forbids user namespaces (some containers), `run` raises SandboxError. isolation="weak" works
-everywhere and is for programs that err, not for programs that attack: limits, and an audit hook that refuses files,
-sockets, processes and ctypes. Python's own documentation says that such hooks can be got around; the program runs as
-the user of the run.
+The sandbox shares the kernel, so a hole in the kernel is a hole here, too. It filters only system calls that make
+sockets. If the machine forbids user namespaces (some containers), `run` raises SandboxError. isolation="weak" works
+everywhere. It is for faulty programs, not for attacks: limits, and an audit hook that refuses files, sockets, processes
+and ctypes. Python's documentation says that programs can bypass such hooks; the program runs as the user of the run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The inside of the sandbox (`areal_like.tasks.sandbox`): locks itself in, then calls a program's function.
+"""The inside of the sandbox (`areal_like.tasks.sandbox`): gives up its rights, then calls a program's function.
 
-Run as a file, by `python -I -S`, with standard modules only. Standard input is the request; standard error takes
-"ready", or what went wrong before, and is closed then; standard output takes a line per call: `[value]`, or `null`.
-A program may import the modules below that nothing here uses: when it runs there are no files to import from.
+Run as a file, by `python -I -S`, with standard modules only. Standard input has the request. Standard error gets
+"ready", or the error before that, and is then closed. Standard output gets a line per call: `[value]`, or `null`.
+Some imports below are only for programs: when a program runs, there are no files to import from.
 """
 # ruff: noqa: F401
 
@@ -75,7 +75,7 @@ def become_nobody() -> None:
 
 
 def enter_namespaces(caller: int) -> None:
-    """Returns in a child, which is process 1 of its own; its parent only waits, so as to be killed from outside."""
+    """Returns in a child, which is process 1 of its namespace. Its parent only waits, so that the caller can kill it."""
     user, group = os.geteuid(), os.getegid()
     if LIBC.unshare(NAMESPACES) != 0:
         error = os.strerror(ctypes.get_errno())

@@ -24,7 +24,7 @@ _BOUNDS = tuple(field.name for field in fields(Bounds))
 
 
 def unit_tests(tests: str, response: str) -> float:
-    """The reward of a response, whose program is its last fenced block, or all of it where there is none.
+    """The reward of a response. Its program is the last fenced block, or the whole text if there is none.
 
     Raises ValueError for tests that can't be read, and SandboxError.
     """
