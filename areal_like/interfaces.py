@@ -136,10 +136,9 @@ class Trainer(Protocol):
     """The learner's compute: a batch in, changed weights out.
 
     Three attributes are optional. If `streams` is true, the trainer also has `take(part: Batch) -> None`: it gets
-    groups of the next batch as they finish, in their order in that batch, and takes their gradients without applying
-    them. If
-    `vocab_size` is a number, the buffer refuses groups with token ids that are not below it. `numbers(group_id)` tells
-    what the last step computed per token (`learners.step.Step.numbers`), for people to read."""
+    groups of the next batch as they finish, in batch order, and computes their gradients without applying them. If
+    `vocab_size` is a number, the buffer refuses groups with token ids that are not below it. `numbers(group_id)`
+    returns what the last step computed per token (`learners.step.Step.numbers`), for people to read."""
 
     def train(self, batch: Batch) -> Mapping[str, object]:
         """One train step on one batch; returns metrics."""

@@ -1,11 +1,10 @@
 """Threads that take turns: of the roles of an inline run (`areal_like.launch.inline`) one runs at a time.
 
-A thread gives up its turn where it waits: for a message, for a time, for another thread. The turn goes to the next one,
-in the order in which they joined, that has something to do. So nothing goes on behind the back of a person who steps
-through a role, and the order of events follows from the messages, neither from the clock nor from how many processors
-there are.
+A thread gives up its turn when it waits: for a message, for a time, for another thread. The turn goes to the next
+thread with something to do, in the order in which they joined. So nothing else runs while a user steps through a role,
+and the order of events depends on the messages, not on the clock or the number of processors.
 
-The threads of other processes take no turns, and for them all functions here are plain waits.
+Threads of other processes take no turns: for them all functions here are plain waits.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 CHECK_SECONDS = 0.1
-"""How often a thread that may be interrupted looks whether it is, while it waits for its turn."""
+"""Seconds between checks for an interrupt while a thread waits for its turn."""
 FOR_EVER = 1e7
 
 _this = threading.local()
@@ -42,7 +41,7 @@ class Member:
         self._go.release()
 
     def await_turn(self, check: Callable[[], None] | None = None) -> None:
-        """`check` is called now and then, and may raise: then the turn does not come any more."""
+        """Wait for the turn. Calls `check` now and then; if it raises, the wait ends without the turn."""
         while not self._go.acquire(timeout=CHECK_SECONDS if check else None):
             if check:
                 check()
@@ -57,13 +56,13 @@ class Turns:
         self._news = os.eventfd(0, os.EFD_NONBLOCK)  # the ring has changed
 
     def join(self, name: str, before: Member | None = None) -> Member:
-        """A new member, in front of another one; it has something to do at once."""
+        """Add a member, in front of another one; it has something to do at once."""
         member = Member(self, name)
         self._ring.insert(self._ring.index(before) if before else len(self._ring), member)
         return member
 
     def end(self) -> None:
-        """From now on no turns are taken: all run at once."""
+        """Stop taking turns: from now on all threads run at once."""
         self.over = True
         os.eventfd_write(self._news, 1)
         for member in list(self._ring):

@@ -57,7 +57,7 @@ def _blocked(number: signal.Signals) -> Iterator[None]:
 
 
 class LocalLauncher:
-    """`limits`: how often actors are restarted. `ready_timeout`: seconds that roles wait for each other at the start."""
+    """`limits`: how often actors are restarted. `ready_timeout`: seconds that roles wait for one another first."""
 
     ACROSS_HOSTS = False
     ONE_PROCESS = False

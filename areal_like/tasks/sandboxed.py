@@ -75,7 +75,7 @@ def become_nobody() -> None:
 
 
 def enter_namespaces(caller: int) -> None:
-    """Returns in a child, which is process 1 of its namespace. Its parent only waits, so that the caller can kill it."""
+    """Returns in a child, which is process 1 of its namespace. Its parent only waits, so the caller can kill it."""
     user, group = os.geteuid(), os.getegid()
     if LIBC.unshare(NAMESPACES) != 0:
         error = os.strerror(ctypes.get_errno())
