@@ -57,7 +57,7 @@ def _blocked(number: signal.Signals) -> Iterator[None]:
 
 
 class LocalLauncher:
-    """`limits`: how often actors are restarted. `ready_timeout`: seconds that roles wait for one another first."""
+    """`limits`: how often actors restart. `ready_timeout`: seconds that roles wait for one another at the start."""
 
     ACROSS_HOSTS = False
     ONE_PROCESS = False
