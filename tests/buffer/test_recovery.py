@@ -225,5 +225,5 @@ def test_a_checkpoint_that_lacks_what_the_snapshot_counts_as_trained_is_refused(
     train(replay, 1)
     journal.rotate(replay)
     assert reborn(journal, 2).store.trained == 4
-    with pytest.raises(JournalError, match="4 trained groups, and the newest checkpoint, of step 1, has 2"):
+    with pytest.raises(JournalError, match="4 trained groups, but the newest checkpoint, of step 1, has 2"):
         reborn(journal, 1)
