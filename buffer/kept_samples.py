@@ -11,8 +11,6 @@ from areal_like.schema import Run
 from buffer.payloads import Payload, load
 
 log = logging.getLogger(__name__)
-UNTOLD = ("end of run",)
-"""Groups dropped for these reasons are not kept: the reason says nothing about the group."""
 
 
 class KeptSamples:
@@ -30,7 +28,7 @@ class KeptSamples:
     def dropped(self, now: tuple[int, int], head: Head, payload: Payload, why: str, actor: str) -> None:
         """Keep a group that is not trained, if it is the first of its train step and reason."""
         (step, version), log_of, told = now, self._logs.get(DROPPED), (now[0], why.partition(":")[0])
-        if log_of is None or why in UNTOLD or told == self._told or log_of.room(step) <= 0:
+        if log_of is None or told == self._told or log_of.room(step) <= 0:
             return
         self._told = told
         try:

@@ -7,6 +7,7 @@ One thread, no locks.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -32,6 +33,10 @@ from buffer.store import Stage, Store
 from buffer.verifiers import Verifiers
 
 log = logging.getLogger(__name__)
+
+
+MANY_LOST = 8
+"""Times a batch's groups: so many lost groups between two train steps are worth a warning."""
 
 
 @dataclass(slots=True)
@@ -79,6 +84,8 @@ class RunState:
     shares: Shares = field(default_factory=Shares)  # batches sent and not trained yet
     verifiers: Verifiers = field(default_factory=Verifiers)
     gauges: Gauges = field(default_factory=Gauges)
+    lost: Counter[str] = field(default_factory=Counter)  # finished groups that are not trained, by reason
+    lost_at: int = 0  # since so many train steps
     samples: KeptSamples = field(default_factory=KeptSamples)
     store: Store = field(init=False)
     failures: Failures = field(init=False)
@@ -105,7 +112,16 @@ class RunState:
         return self.learner.steps, self.weights.version
 
     def _keep_lost(self, head: Head, payload: Payload, why: str, actor: str) -> None:
+        if why == "end of run":
+            return
         self.samples.dropped(self.now, head, payload, why, actor)
+        if self.lost_at != self.learner.steps:
+            self.lost_at, self.lost = self.learner.steps, Counter()
+        self.lost[why.partition(":")[0]] += 1
+        many, steps = divmod(self.lost.total(), MANY_LOST * self.replay.bound.groups_per_batch)
+        if not steps and many.bit_count() == 1:  # once, and whenever it has doubled
+            reasons = ", ".join(f"{count} {reason}" for reason, count in self.lost.most_common())
+            log.warning("since step %d no batch was trained, and groups were lost: %s", self.lost_at, reasons)
 
     def announce(self) -> None:
         """Announce the newest weights to all actors, unless they must keep their present ones (`injection`)."""

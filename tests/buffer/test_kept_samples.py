@@ -10,8 +10,9 @@ from areal_like.groups import encode_group, pack_heads
 from areal_like.samples import DROPPED, HELDOUT, read
 from areal_like.types import Group, Sample
 from buffer.kept_samples import KeptSamples
+from buffer.run_state import MANY_LOST
 from buffer.store import Stage
-from tests.buffer.house import House, asynchronous, table
+from tests.buffer.house import B, House, asynchronous, table
 
 
 @pytest.fixture
@@ -67,6 +68,16 @@ def test_what_is_filtered_refused_or_too_old_is_kept_with_the_reason(house: Hous
     assert whys == {"filtered", "malformed", "stale"}
     told = next(each for each in read(tmp_path, [DROPPED]) if "malformed" in each.why)
     assert told.tokens == [1, 2] and "logprobs" in told.why and told.actor == "actor-0"
+
+
+def test_a_filter_that_rejects_everything_is_told_of(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    house.state.replay.group_filter = lambda rewards, lengths: "zero variance"
+    told = []
+    for group_id in range(4 * MANY_LOST * B):
+        house.finish(group_id, 0)
+        told = [each.getMessage() for each in caplog.records if "no batch was trained" in each.getMessage()]
+        assert len(told) == sum(group_id + 1 >= times * MANY_LOST * B for times in (1, 2, 4))
+    assert told[0].endswith(f"{MANY_LOST * B} filtered")
 
 
 def test_of_one_reason_one_group_per_step_is_kept(house: House, tmp_path: Path) -> None:
