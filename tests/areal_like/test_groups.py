@@ -108,7 +108,7 @@ def read(table: dict) -> list[Head]:
         (table(runs=((-1, 2), (2, 1))), "version"),
         (table(runs=((1, 4), (2, -1))), "length"),
         (table(digests={1: "a"}), "missing"),
-        (table(digests={1: "a", 2: "b", 3: "c"}), "none of them"),
+        (table(digests={1: "a", 2: "b", 3: "c"}), "made no token of them"),
         (table(digests={1: "a", "2": "b"}), r"`int`.*table\.digests"),
         (table(digests={1: "a", 2: 3}), r"`str`.*table\.digests"),
     ],
