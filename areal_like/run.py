@@ -64,15 +64,17 @@ class Run:
 def train(config: str | Path, overrides: Mapping[str, object] | None = None, *, quiet: bool = False) -> Run:
     """Run a config to its end in processes of its own, as the command does, and print its progress unless `quiet`.
 
-    `config` is a file or the name of a shipped one ("quickstart"); `overrides` maps dotted keys to values. To step
-    through a run in this process see docs/debugging.md. Raises ConfigError, RunFailed (with the last lines that the
-    command printed) and, after the processes have ended, KeyboardInterrupt.
+    `config` is a file or the name of a shipped one ("quickstart"); `overrides` maps dotted keys to values. To resume,
+    name the run folder. To step through a run in this process see docs/debugging.md. Raises ConfigError, RunFailed
+    (with the last lines that the command printed) and, after the processes have ended, KeyboardInterrupt.
     """
     name = f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns() % 1000:03d}"
     wanted = {"run.name": name} | dict(overrides or {})
+    resumed = wanted.get("resume")
+    if resumed == "auto":
+        raise configs.ConfigError("resume=auto: name the run folder to resume", "resume")
     arguments = [str(config), *(f"{key}={as_yaml(value)}" for key, value in wanted.items())]
     run = configs.load(arguments).run
-    resumed = wanted.get("resume")
     command = [sys.executable, "-m", f"{COMMANDS}.train", *arguments, "--plain"]
     code, last = _follow(command, quiet)
     if code:
