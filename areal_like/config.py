@@ -26,9 +26,10 @@ from areal_like.conflicts import refuse_odd_launcher, refuse_odd_model, refuse_o
 from areal_like.defaults import learning_defaults, machine_defaults
 from areal_like.layers import COMMAND_LINE, Layers, Tree, Value, read, shown
 from areal_like.machine import cores, has_bfloat16
+from areal_like.other_names import instead_of
 from areal_like.places import CONFIGS
 from areal_like.ranges import RANGES, range_of
-from areal_like.registry import COMPONENTS, ConfigError, check, marks, nearest
+from areal_like.registry import COMPONENTS, ConfigError, check, knobs, marks, nearest
 from areal_like.schema import SECTIONS, Config
 
 __all__ = ["Config", "ConfigError", "load", "load_resolved", "replace", "save", "to_yaml"]
@@ -245,24 +246,39 @@ def learner_threads(config: Config) -> int:
 
 
 def _refuse_unknown_keys(tree: Tree) -> None:
-    _refuse_unknown(tree, Config, "")
+    _refuse_unknown(tree, Config, "", tree)
     for name, section in SECTIONS.items():
         values = tree.get(name, {})
         if not isinstance(values, dict):
             keys = ", ".join(field.name for field in dataclasses.fields(section))
             raise ConfigError(f"{name}: expected a section with the keys {keys}; got {values!r}", name)
-        _refuse_unknown(values, section, f"{name}.")
+        _refuse_unknown(values, section, f"{name}.", tree)
 
 
-def _refuse_unknown(values: Tree, shape: type, prefix: str) -> None:
-    known = [field.name for field in dataclasses.fields(shape)]
-    for key in values:
+def _refuse_unknown(values: Tree, shape: type, prefix: str, tree: Tree) -> None:
+    known = _names(shape)
+    for key, value in values.items():
         path = f"{prefix}{key}"
         if path in REFUSED:
             raise ConfigError(f"{path} {REFUSED[path]}", path)
         if key not in known:
-            hint = nearest(str(key), known) or f" There are {', '.join(known)}"
-            raise ConfigError(f"unknown key {path!r}.{hint}", path)
+            hint = instead_of(path, value) or _elsewhere(str(key), tree) or nearest(str(key), known)
+            raise ConfigError(f"unknown key {path!r}.{hint or ' There are ' + ', '.join(known)}", path)
+
+
+def _elsewhere(key: str, tree: Tree) -> str:
+    """Where else a key stands: in a section, or as a knob of a component that the config names."""
+    found = [f"{name}.{key}" for name, section in SECTIONS.items() if key in _names(section)]
+    for kind, names in COMPONENTS.items():
+        spec = tree.get(kind)
+        name = spec.get("name") if isinstance(spec, dict) else None
+        if name in names and key in knobs(kind, str(name)):
+            found.append(f"{kind}.{key}")
+    return f" Did you mean {' or '.join(found)}?" if found else ""
+
+
+def _names(shape: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(shape)]
 
 
 def _typed(tree: Tree) -> Config:

@@ -25,19 +25,11 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from areal_like.other_names import ALIASES, instead_of_component
 from areal_like.places import CONFIGS
 from areal_like.registry import COMPONENTS, ConfigError, nearest
 
 COMMAND_LINE = "command line"
-
-ALIASES = {
-    "max_head_offpolicyness": "scheduler.max_staleness",
-    "max_off_policy_steps": "scheduler.max_staleness",
-    "max_staleness_steps": "scheduler.max_staleness",
-    "max_staleness": "scheduler.max_staleness",
-    "group_size": "sizing.group_size",
-}
-"""Names that users bring from other systems → ours."""
 
 Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
 """What yaml can say, as plain containers."""
@@ -113,7 +105,7 @@ class Layers:
         files = _group(key, folder)
         known = dict.fromkeys([*COMPONENTS.get(key, {}), *files])
         if name not in known and not (key in COMPONENTS and ":" in name):
-            hint = f"{nearest(name, known)} There are {', '.join(known)}"
+            hint = f"{instead_of_component(key, name) or nearest(name, known)} There are {', '.join(known)}"
             raise ConfigError(f"{key}: there is no {key} {name!r}.{hint} [from {origin}]", key)
         if name in files and files[name] not in self._open:
             self.add_file(files[name])

@@ -22,6 +22,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from areal_like.annotations import misfit
 from areal_like.errors import UserError
+from areal_like.other_names import instead_of, instead_of_component
+from areal_like.places import CONFIGS
 from areal_like.signatures import REQUIRED, Signature, UnreadableError, docstring, is_async, signature
 
 T = TypeVar("T")
@@ -210,7 +212,9 @@ def _hold_against(found: Signature, prefix: str, name: str, values: Mapping[str,
         path = f"{prefix}.{knob}"
         if knob not in found.knobs:
             if not found.takes_any:
-                raise ConfigError(_unknown_knob(path, knob, name, found.knobs), path)
+                hint = instead_of(path, value) or nearest(knob, found.knobs)
+                known = f"Its knobs: {_list(found.knobs)}"
+                raise ConfigError(f"{path}: {name!r} has no knob {knob!r}.{hint} {known}", path)
         elif problem := misfit(value, found.knobs[knob].annotation):
             raise ConfigError(f"{path}: {problem}", path)
         elif knob in COMPONENTS:
@@ -253,10 +257,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def _unknown_knob(path: str, knob: str, name: str, known: Iterable[str]) -> str:
-    return f"{path}: {name!r} has no knob {knob!r}.{nearest(knob, known)} Its knobs: {_list(known)}"
-
-
 def _list(words: Iterable[str]) -> str:
     return ", ".join(words) or "none"
 
@@ -269,9 +269,15 @@ def _target(kind: str, name: str) -> tuple[str, str]:
     module, colon, attribute = target.partition(":")
     if not (colon and module and attribute):
         known = COMPONENTS[kind]
-        hint = f"{nearest(name, known)} There are {_list(known)}; or name your own as module:Name"
-        raise ConfigError(f"{kind}.name: there is no {kind} {name!r}.{hint}", f"{kind}.name")
+        hint = _preset(kind, name) or instead_of_component(kind, name) or nearest(name, known)
+        others = f"There are {_list(known)}; or name your own as module:Name"
+        raise ConfigError(f"{kind}.name: there is no {kind} {name!r}.{hint} {others}", f"{kind}.name")
     return module, attribute
+
+
+def _preset(kind: str, name: str) -> str:
+    """`loss.name=grpo` where `loss=grpo` is a file that sets more than the name."""
+    return f" Write {kind}={name}, a preset." if (CONFIGS / kind / f"{name}.yaml").is_file() else ""
 
 
 def _signature_of(kind: str, name: str) -> Signature:

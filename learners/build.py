@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from areal_like.config import learner_threads
-from areal_like.interfaces import Trainer
+from areal_like.config import learner_threads, select
+from areal_like.interfaces import Task, Trainer
 from areal_like.registry import bind, build, resolve
+
+RESPONSE_LIMIT = "response_limit"
+"""A value of `learner.normalise` that stands for a number of the task's."""
 
 
 def build_trainer(config: Any) -> Trainer:
@@ -19,8 +22,17 @@ def build_trainer(config: Any) -> Trainer:
     from learners.losses.trial import try_loss
 
     torch.set_num_threads(learner_threads(config))
-    vocab_size = build("task", config.task, config.run.seed).vocab_size
-    model = build("model", config.model, config.run.seed, vocab_size)
+    task: Task = build("task", config.task, config.run.seed)
+    model = build("model", config.model, config.run.seed, task.vocab_size)
     loss, advantage = bind("loss", config.loss), bind("advantage", config.advantage)
     try_loss(loss, config.loss.name)
-    return build("learner", config.learner, model, loss, advantage, config.sampling.temperature, config.run.seed)
+    spec = select(config, "learner")
+    if spec.get("normalise") == RESPONSE_LIMIT:
+        spec["normalise"] = response_limit(task, config.sampling.max_tokens)
+    return build("learner", spec, model, loss, advantage, config.sampling.temperature, config.run.seed)
+
+
+def response_limit(task: Task, max_tokens: int | None) -> int:
+    """The longest response that a run allows, in tokens: the least of `sampling.max_tokens` and the task's limit."""
+    limit = task.prompt("train", 0).max_tokens
+    return limit if max_tokens is None else min(limit, max_tokens)

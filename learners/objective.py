@@ -25,7 +25,8 @@ class Objective:
     `normalise`: "token_mean" divides by the trained tokens of the minibatch (DAPO, arXiv 2503.14476); "sequence_mean"
     takes the mean over each sequence, then over sequences (GRPO, arXiv 2402.03300: tokens of long answers weigh less);
     a number L divides by L times the sequences, so that no answer's length matters to its weight (Dr. GRPO, arXiv
-    2503.20783, where L is the longest response). Sequences without a trained token do not count.
+    2503.20783, where L is the longest response; a config says "response_limit" for that, see `learners.build`).
+    Sequences without a trained token do not count.
 
     `entropy_bonus` × the entropy (nats) is added to the objective. `kl_loss` × the KL to the reference is subtracted
     from it, with the gradient of `kl_loss_estimator`; `kl_reward` × the KL of the behaviour policy to the reference is
@@ -39,7 +40,8 @@ class Objective:
     def __init__(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters
         self,
         *,
-        normalise: Literal["token_mean", "sequence_mean"] | Annotated[float, "(0, inf)"] = "token_mean",
+        normalise: Literal["token_mean", "sequence_mean", "response_limit"]
+        | Annotated[float, "(0, inf)"] = "token_mean",
         entropy_bonus: Annotated[float, "(-inf, inf)"] = 0.0,
         kl_loss: Annotated[float, "[0, inf)"] = 0.0,
         kl_loss_estimator: Literal["k1", "k2", "k3"] = "k3",

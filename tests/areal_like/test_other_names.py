@@ -1,0 +1,101 @@
+"""A word of another system is answered with what to write here, and that exists."""
+
+import re
+
+import pytest
+
+from areal_like import config, registry
+from areal_like.layers import CONFIGS
+from areal_like.other_names import ALIASES, COMPONENTS, KEYS
+from areal_like.registry import ConfigError, knobs
+from areal_like.schema import SECTIONS, Config
+
+TOP = [name for name in Config.__dataclass_fields__ if name not in SECTIONS and name not in registry.COMPONENTS]
+KNOWN = {*TOP, "run.name", "run.dir"}
+KNOWN |= {f"{section}.{key}" for section, fields in SECTIONS.items() for key in fields.__dataclass_fields__}
+KNOWN |= {
+    f"{kind}.{knob}" for kind, names in registry.COMPONENTS.items() for name in names for knob in knobs(kind, name)
+}
+TEXTS = {**KEYS, **ALIASES} | {
+    f"{kind}={name}": text for kind, names in COMPONENTS.items() for name, text in names.items()
+}
+
+
+def unknown(text: str) -> list[str]:
+    """Keys and choices in a text that do not exist."""
+    wrong = [key for key in re.findall(r"\b[a-z_]+\.[a-z_]+\b", text) if key not in KNOWN]
+    wrong = [key for key in wrong if not key.endswith((".md", ".jsonl"))]
+    for key, value in re.findall(r"([a-z_.]+)=([a-z_]+)", text):
+        files = {file.stem for file in (CONFIGS / key).glob("*.yaml")}
+        if key not in KNOWN and value not in {*files, *registry.COMPONENTS.get(key, {})}:
+            wrong.append(f"{key}={value}")
+    return wrong
+
+
+def test_a_key_that_does_not_exist_is_found() -> None:
+    assert unknown("learner.learning, loss=pppo, scheduler.max_staleness") == ["learner.learning", "loss=pppo"]
+
+
+def test_all_that_is_told_to_write_exists() -> None:
+    assert not {name: wrong for name, text in TEXTS.items() if (wrong := unknown(text))}
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        config.load(["quickstart", *overrides])
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("learning_rate=1e-5", "learner.lr"),
+        ("learner.learning_rate=1e-5", "learner.lr"),
+        ("lr=1e-5", "learner.lr"),
+        ("actor_rollout_ref.actor.optim.lr=1e-6", "learner.lr"),
+        ("critic.optim.lr=1e-6", "learner.critic_lr"),
+        ("loss.kl_coef=0.1", "learner.kl_loss"),
+        ("algorithm.kl_ctrl.kl_coef=0.1", "learner.kl_reward"),
+        ("beta=0.04", "learner.kl_loss"),
+        ("use_kl_loss=true", "learner.kl_loss"),
+        ("num_generations=8", "sizing.group_size"),
+        ("rollout.n=8", "sizing.group_size"),
+        ("actor_rollout_ref.rollout.n=8", "sizing.group_size"),
+        ("train_batch_size=64", "groups_per_batch"),
+        ("data.train_batch_size=64", "groups_per_batch"),
+        ("max_new_tokens=64", "sampling.max_tokens"),
+        ("gconfig.max_new_tokens=64", "sampling.max_tokens"),
+        ("clip_range=0.1", "loss.clip"),
+        ("loss.epsilon_high=0.28", "loss.clip_high"),
+        ("scale_rewards=false", "advantage.std"),
+        ("max_async_level=2", "scheduler.max_staleness"),
+        ("learner.temperature=0.6", "sampling.temperature"),
+        ("engine.gpu_memory_utilization=0.8", "engine.server"),
+    ],
+)
+def test_a_word_of_another_system_is_answered(override: str, told: str) -> None:
+    assert f"Here that is {told}" in refusal(override)
+
+
+def test_our_own_key_in_another_place_is_found_in_the_code() -> None:
+    assert "Did you mean loss.behaviour_cap?" in refusal("behaviour_cap=2")
+    assert "Did you mean weights.keep or checkpoint.keep?" in refusal("keep=2")
+
+
+def test_a_key_is_not_answered_with_itself() -> None:
+    assert "Here that is" not in refusal("learner=timed", "learner.lr=1")
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("advantage=grpo", "advantage=group advantage.std=true"),
+        ("engine=vllm", "engine=sglang"),
+        ("loss=reinforce++", "advantage=reinforce_pp"),
+        ("loss.name=a3po", "loss=a3po, a preset"),
+        ("mode=fully_async", "mode=async"),
+        ("mode=one-step-off", "scheduler.max_staleness=1"),
+    ],
+)
+def test_a_component_of_another_name_is_answered(override: str, told: str) -> None:
+    assert told in refusal(override)
