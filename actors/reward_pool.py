@@ -1,11 +1,11 @@
 """Verifiers in processes of their own: a verifier that hangs or crashes costs its sample, not the actor.
 
 A worker is `python -m actors.reward_pool`, started at the first call that needs it. It speaks lines of JSON over its
-pipes: in comes `{verifier, arguments}`; out comes one line when the verifier is imported and one with its score. Each
-worker runs one call at a time. A call that overruns its time, or is cancelled, kills the worker and its children (its
-process group, with SIGKILL: nothing can ignore that); the next call starts a new worker. Workers end with the actor,
-however it ends: at the end of their input, and on Linux by the kernel's parent-death signal, which also reaches a
-worker that hangs in a verifier. Times are kept in this process only: a restarted actor begins anew.
+pipes: in comes `{verifier, arguments, knobs}`; out comes one line when the verifier is imported and one with its score.
+Each worker runs one call at a time. A call that overruns its time, or is cancelled, kills the worker and its children
+(its process group, with SIGKILL: nothing can ignore that); the next call starts a new worker. Workers end with the
+actor, however it ends: at the end of their input, and on Linux by the kernel's parent-death signal, which also reaches
+a worker that hangs in a verifier. Times are kept in this process only: a restarted actor begins anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pkgutil import resolve_name
 from typing import Any, TextIO
 
@@ -77,14 +77,16 @@ class RewardPool:
         self.answered = 0  # calls of any verifier that have ended, also of one that runs in this process
         self.calls = self.timeouts = self.errors = self.crashes = 0
 
-    async def score(self, verifier: str, *arguments: Any, case: int | None = None) -> float:
-        """The number that the function `verifier` ("module:name") returns for these arguments (JSON values).
+    async def score(
+        self, verifier: str, *arguments: Any, knobs: Mapping[str, Any] | None = None, case: int | None = None
+    ) -> float:
+        """The number that the function `verifier` ("module:name") returns for these arguments and knobs (JSON values).
 
         Waits for a free worker for as long as the calls before it may take. `case` names what is answered (the prompt):
         how long its right answers took sets the time of later ones. Raises RewardTimeout, RewardError, and TypeError
         for an argument that JSON cannot carry.
         """
-        request = json.dumps({"verifier": verifier, "arguments": arguments}).encode() + b"\n"
+        request = json.dumps({"verifier": verifier, "arguments": arguments, "knobs": knobs or {}}).encode() + b"\n"
         self._waiting += 1
         try:
             worker = await self._free.get()
@@ -233,7 +235,7 @@ def _score(request: dict[str, Any], imported: Callable[[], object] = lambda: Non
     """`imported` is called between the import of the verifier and its call."""
     verifier = resolve_name(request["verifier"])
     imported()
-    score = float(verifier(*request["arguments"]))
+    score = float(verifier(*request["arguments"], **request["knobs"]))
     if not math.isfinite(score):
         raise ValueError(f"{score} is not finite")
     return score

@@ -43,10 +43,15 @@ def reward_function(
     async def pooled(prompt: Prompt, tokens: np.ndarray) -> float:
         nonlocal name
         assert isinstance(task, PooledTask)
-        verifier, arguments = task.verification(prompt, tokens)
+        verifier, arguments, *knobs = task.verification(prompt, tokens)
         name = verifier
         try:
-            return await pool.score(verifier, *arguments, case=xxhash.xxh3_64_intdigest(prompt.tokens.tobytes()))
+            return await pool.score(
+                verifier,
+                *arguments,
+                knobs=knobs[0] if knobs else {},
+                case=xxhash.xxh3_64_intdigest(prompt.tokens.tobytes()),
+            )
         except RewardTimeout:
             return 0.0  # the pool counts it
 

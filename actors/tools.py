@@ -47,7 +47,7 @@ class Tools:
         tools: Sequence[str] = ("calculator",),
         max_calls: Annotated[int, "[0, inf)"] = 4,
         max_characters: Annotated[int, "[1, inf)"] = 2000,
-        turn_reward: float = 0.0,
+        turn_reward: Annotated[float, "(-inf, inf)"] = 0.0,
         call_marks: Sequence[str] = ("<tool_call>", "</tool_call>"),
         result_marks: Sequence[str] = ("<tool_response>\n", "\n</tool_response>"),
     ):

@@ -29,7 +29,7 @@ from areal_like.machine import cores, has_bfloat16
 from areal_like.other_names import instead_of
 from areal_like.places import CONFIGS
 from areal_like.ranges import RANGES, range_of
-from areal_like.registry import COMPONENTS, ConfigError, check, knobs, marks, nearest
+from areal_like.registry import COMPONENTS, ConfigError, check, knobs, marks, nearest, settled
 from areal_like.schema import SECTIONS, Config
 
 __all__ = ["Config", "ConfigError", "load", "load_resolved", "replace", "save", "to_yaml"]
@@ -84,6 +84,15 @@ def save(config: Config, path: str | Path) -> None:
 
 def to_yaml(config: Config) -> str:
     return OmegaConf.to_yaml(config)
+
+
+def with_every_knob(config: Config) -> Config:
+    """The config with every knob of its components, also those that have their defaults. For people: a knob that is
+    computed by default stands there as the code says it."""
+    tree = _plain(config)
+    for kind in COMPONENTS.keys() & tree.keys():
+        tree[kind] = {"name": None} | settled(kind, getattr(config, kind))
+    return cast(Config, OmegaConf.create(tree))
 
 
 def select(config: Config, key: str) -> Any:

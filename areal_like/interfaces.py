@@ -43,12 +43,16 @@ class Task(Protocol):
         ...
 
 
+Verification = tuple[str, tuple[object, ...], Mapping[str, object]]
+
+
 @runtime_checkable
 class PooledTask(Task, Protocol):
     """A task whose verifier may be slow, hang or crash: actors run it in a process of its own, under a time limit."""
 
-    def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[object, ...]]:
-        """The verifier of a response, a function named "module:name", and its arguments (JSON values)."""
+    def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[object, ...]] | Verification:
+        """The verifier of a response, a function named "module:name", and its arguments (JSON values), by position and,
+        if there is a third value, by name."""
         ...
 
 

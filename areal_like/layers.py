@@ -6,7 +6,8 @@ means the same in either order.
 
 - Names of files are looked up beside the file that says them, then in the repository's `configs/`.
 - A *choice* is a plain string for a key that has a folder of files (`mode: sync` merges `mode/sync.yaml`) or that names
-  a component (`engine: timed` is `engine: {name: timed}`).
+  a component (`engine: timed` is `engine: {name: timed}`). A file may set more than its key: `loss: grpo` sets loss,
+  advantage, normalisation and KL.
 - A component whose `name` changes replaces the inherited one whole, at any depth: knobs of one never reach another.
 - Lists are replaced, never joined; interpolations (`${run.seed}`) stay text until the whole tree is there.
 

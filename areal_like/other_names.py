@@ -195,7 +195,7 @@ KEYS = {
     "ckpt.interval": "checkpoint.every",
     "eval_steps": "eval.every",
     "experiment_name": _NAME,
-    "gpu_memory_utilization": "engine.server={mem_fraction_static: 0.8}, of engine=sglang",
+    "gpu_memory_utilization": "engine.server={mem-fraction-static: 0.8}, of engine=sglang",
     "gradient_checkpointing": "learner.checkpoint_activations",
     "lora_alpha": "learner.lora={rank: 16, alpha: 32}",
     "lora_r": "learner.lora={rank: 16}",
@@ -262,7 +262,7 @@ COMPONENTS = {
     },
     "model": {"hf": "model=folder with model.path", "llama": "model=folder with model.path"},
     "task": {
-        "gsm8k": "the config qwen2.5/gsm8k-0.5b, or task=jsonl with task.path",
+        "gsm8k": "the config qwen2.5/gsm8k, or task=jsonl with task.path",
         "math": "task=jsonl with task.path",
     },
     "workflow": {"agentic": "workflow=agent or workflow=multi_turn", "rlvr": "workflow=single_turn"},

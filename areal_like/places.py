@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
@@ -16,6 +17,10 @@ SBATCH = (PACKAGE / "commands" if INSTALLED else REPOSITORY / "scripts") / "slur
 
 
 def python_path() -> str:
-    """PYTHONPATH for a process that is to import this project, wherever it starts."""
-    before = os.environ.get("PYTHONPATH", "")
-    return f"{REPOSITORY}{os.pathsep}{before}" if before else str(REPOSITORY)
+    """PYTHONPATH for a process that is to import what this one can, wherever it starts: this project, and the user's
+    own modules, from the current folder or from where this process has been told to look (`sys.path`)."""
+    own = [os.path.abspath(path) for path in sys.path]  # "" is the current folder
+    of_python = tuple({f"{prefix}{os.sep}" for prefix in (sys.prefix, sys.base_prefix)})
+    own = [path for path in own if not path.startswith(of_python)]
+    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys(path for path in (str(REPOSITORY), *own, *before) if path))

@@ -5,7 +5,8 @@ its keyword-only parameters. All components are listed in one dict of strings, s
 `check` and `knobs` read a component's source (`areal_like.signatures`), so that a config is refused in milliseconds.
 `module:Name` is accepted wherever a name is, so that a user's own component needs no entry here.
 
-To add a component: write it, add one line to `COMPONENTS`, and a yaml under `configs/` if it deserves a short name.
+To add a component: write it, and add one line to `COMPONENTS`. A yaml in `configs/KIND/` is for a choice that sets more
+than one component's defaults.
 Drivers: `areal_like.config` calls `check`; the processes call `build`, `bind` and `resolve`.
 """
 
@@ -35,6 +36,12 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "calculator": "areal_like.tasks.calculator:Calculator",
         "jsonl": "areal_like.tasks.jsonl:Jsonl",
         "code": "areal_like.tasks.code:Code",
+    },
+    "reward": {
+        "math_verify": "areal_like.tasks.maths:math_verify",
+        "exact": "areal_like.tasks.maths:exact",
+        "last_number": "areal_like.tasks.numbers:last_number",
+        "unit_tests": "areal_like.tasks.unit_tests:unit_tests",
     },
     "model": {
         "qwen2": "areal_like.models:qwen2",
@@ -226,11 +233,11 @@ def _hold_against(found: Signature, prefix: str, name: str, values: Mapping[str,
 
 
 def _check_inner(path: str, kind: str, spec: object) -> None:
-    """A knob named like a kind of component takes a spec of that kind."""
-    if not isinstance(spec, Mapping):
-        raise ConfigError(f"{path}: expected {{name: ..., knobs}}, got {spec!r}", path)
+    """A knob named like a kind of component takes a spec of that kind, or only a name."""
+    if not isinstance(spec, Mapping | str):
+        raise ConfigError(f"{path}: expected a name or {{name: ..., knobs}}, got {spec!r}", path)
     try:
-        check(kind, spec)
+        check(kind, as_spec(spec))
     except ConfigError as error:
         raise ConfigError(f"{path.removesuffix(kind)}{error}", path) from None
 
@@ -243,6 +250,16 @@ def knobs(kind: str, name: str) -> dict[str, Any]:
 def described(kind: str, name: str) -> tuple[Signature, str]:
     """The knobs of a component with their types, and what it says of itself. Raises ConfigError."""
     return _signature_of(kind, name), docstring(*_target(kind, name))
+
+
+def as_spec(spec: str | Mapping[str, object]) -> dict[str, Any]:
+    """A spec, also where only its name was given."""
+    return {"name": spec} if isinstance(spec, str) else _plain(spec)
+
+
+def target(kind: str, name: str) -> str:
+    """Where a component of this name is defined, as "module:name". Raises ConfigError."""
+    return ":".join(_target(kind, name))
 
 
 def settled(kind: str, spec: Mapping[str, object]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ reason, and its slot goes to another prompt at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 
 def none(rewards: Sequence[float], lengths: Sequence[int]) -> str:
@@ -14,7 +15,9 @@ def none(rewards: Sequence[float], lengths: Sequence[int]) -> str:
     return ""
 
 
-def zero_variance(rewards: Sequence[float], lengths: Sequence[int], *, tolerance: float = 0.0) -> str:
+def zero_variance(
+    rewards: Sequence[float], lengths: Sequence[int], *, tolerance: Annotated[float, "[0, inf)"] = 0.0
+) -> str:
     """Leave out groups whose rewards are all equal, up to `tolerance`: their advantages are zero.
 
     This is dynamic sampling of DAPO (arXiv 2503.14476, section 3.2). DAPO asks 0 < number of correct answers < group

@@ -13,7 +13,7 @@ from areal_like import config as configs
 from areal_like.bus import Router
 from areal_like.interfaces import Task
 from areal_like.process import Role, run_role
-from areal_like.registry import bind, build
+from areal_like.registry import as_spec, bind, build
 from areal_like.run_folder import CONFIG, NEXT
 from areal_like.schema import Spec
 from buffer import recovery
@@ -83,7 +83,8 @@ def go_on(scheduler: Scheduler, replay: Replay, gauges: Gauges) -> None:
 
 def verifier_of(task: Spec) -> str:
     """The config's task and the verifier of its answers, in words."""
-    return f"{task.name} (task.reward={task.reward})" if task.get("reward") else str(task.name)
+    reward = task.get("reward")
+    return f"{task.name} (task.reward={as_spec(reward)['name']})" if reward else str(task.name)
 
 
 def main(role: Role) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from buffer.sizing import Lengths, Sizing
 
@@ -119,9 +119,9 @@ class AsyncScheduler(Scheduler):
         self,
         sizing: Sizing,
         *,
-        max_staleness: float = 1,
-        max_inflight_groups: int | None = None,
-        oversample_responses: float = 1.0,
+        max_staleness: Annotated[float, "[0, inf]"] = 1,
+        max_inflight_groups: Annotated[int, "[1, inf)"] | None = None,
+        oversample_responses: Annotated[float, "[1, inf)"] = 1.0,
     ):
         super().__init__(sizing)
         if max_staleness < 0 or (math.isfinite(max_staleness) and max_staleness != int(max_staleness)):
@@ -163,9 +163,9 @@ class SyncScheduler(Scheduler):
         self,
         sizing: Sizing,
         *,
-        oversample_prompts: float = 1.0,
-        oversample_responses: float = 1.0,
-        max_staleness: float = 0,
+        oversample_prompts: Annotated[float, "[1, inf)"] = 1.0,
+        oversample_responses: Annotated[float, "[1, inf)"] = 1.0,
+        max_staleness: Annotated[float, "[0, inf)"] = 0,
     ):
         super().__init__(sizing)
         self.oversample_prompts = _factor("oversample_prompts", oversample_prompts)

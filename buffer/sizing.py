@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 
 class Lengths(NamedTuple):
@@ -39,7 +39,7 @@ class Sizing:
 
     looks = True
 
-    def __init__(self, *, group_size: int = 8):
+    def __init__(self, *, group_size: Annotated[int, "[1, inf)"] = 8):
         if group_size < 1:
             raise ValueError(f"sizing.group_size must be at least 1, not {group_size}")
         self.group_size = group_size
@@ -99,12 +99,12 @@ class Sagc(Sizing):
     def __init__(
         self,
         *,
-        candidates: Sequence[int] = (4, 8, 16, 32),
-        budget: float = 0.3,
-        straggler_ratio: float = 3.0,
-        group_size: int = 8,
-        forget: float = 0.98,
-        weight: float = 1.0,
+        candidates: Sequence[Annotated[int, "[2, inf)"]] = (4, 8, 16, 32),
+        budget: Annotated[float, "(0, 1)"] = 0.3,
+        straggler_ratio: Annotated[float, "(1, inf)"] = 3.0,
+        group_size: Annotated[int, "[1, inf)"] = 8,
+        forget: Annotated[float, "(0, 1]"] = 0.98,
+        weight: Annotated[float, "(0, inf)"] = 1.0,
     ):
         super().__init__(group_size=group_size)
         whole = [type(each) is int and each >= 2 for each in candidates]

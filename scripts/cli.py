@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 VERBS = {
@@ -44,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: areal-like has no verb {arguments[0]!r}\n\n{usage()}", file=sys.stderr)
         return 2
     sys.argv = [f"areal-like {arguments[0]}", *arguments[1:]]
+    sys.path[:0] = [os.getcwd()] * (os.getcwd() not in sys.path)  # the user's own modules, as with `python -m`
     return importlib.import_module(f".{verb}", __package__).main() or 0
 
 

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.markdown import Markdown
 
@@ -158,9 +159,13 @@ def part(name: str, base: dict[str, tuple[str, str]]) -> Iterator[str]:
     elif name in COMPONENTS:
         yield f"## {name}\n\n{base.get(name, ('', ''))[1]}\n"
         yield from (component(name, each) for each in COMPONENTS[name])
+        yield from (preset(file) for file in sorted((CONFIGS / name).glob("*.yaml")))
         yield from (_knob_part(path) for path in PARTS if path.startswith(f"{name}."))
     elif name in PARTS:
         yield _knob_part(name)
+    elif (file := CONFIGS / kind / f"{rest}.yaml").is_file():
+        yield preset(file)
+        yield from (component(kind, rest) for known in COMPONENTS.get(kind, {}) if known == rest)
     elif name in base:
         default, meaning = base[name]
         yield f"`{name}`: {meaning} (default: `{default}`; range: {RANGES.get(name) or 'any'})"
@@ -169,6 +174,14 @@ def part(name: str, base: dict[str, tuple[str, str]]) -> Iterator[str]:
     else:
         known = [*SECTIONS, *COMPONENTS, *base, *(f"{kind}.{each}" for kind in COMPONENTS for each in COMPONENTS[kind])]
         raise ConfigError(f"a config has no part {name!r}.{nearest(name, known)}")
+
+
+def preset(file: Path) -> str:
+    """A choice that is a file, e.g. `loss=grpo`: what it sets, and what it says of itself."""
+    lines = file.read_text().splitlines()
+    about = " ".join(line[1:].strip() for line in lines if line.startswith("#"))
+    text = "\n".join(line for line in lines if line and not line.startswith("#"))
+    return f"### `{file.parent.name}={file.stem}` sets\n\n{about}\n\n```yaml\n{text}\n```\n"
 
 
 def _knob_part(path: str) -> str:
@@ -193,7 +206,9 @@ def overview(base: dict[str, tuple[str, str]]) -> str:
     """All parts by name."""
     alone = [key for key in base if "." not in key and key not in SECTIONS and key not in COMPONENTS]
     lines = [f"keys: {', '.join(alone)}", f"sections: {', '.join(SECTIONS)}"]
-    lines += [f"{kind}: {', '.join(names)}" for kind, names in COMPONENTS.items()]
+    for kind, names in COMPONENTS.items():
+        files = [file.stem for file in sorted((CONFIGS / kind).glob("*.yaml")) if file.stem not in names]
+        lines.append(f"{kind}: {', '.join(names)}{'; or ' if files else ''}{', '.join(files)}")
     return "\n".join([*lines, "more: python -m scripts.config PART, e.g. loss.dg, learner, buffer, run.steps"])
 
 

@@ -141,8 +141,6 @@ def check_functions(config: Config) -> None:
                 check_function(f"{prefix}.environment.tools", tool)
     if config.policy["name"] == "priority":
         check_function("policy.key", config.policy["key"])
-    if config.task["name"] == "jsonl" and ":" in config.task.get("reward", ""):
-        check_function("task.reward", config.task["reward"])
 
 
 def check_agent(key: str, agent: str | Sequence[str]) -> None:

@@ -6,7 +6,7 @@ cosines between the losses, norm, variance over batches, effective sample size, 
 
 `--weights along` scores each batch at the weights that trained it: it repeats the run's training between the scores, so
 staleness is that of the run, and compares the last weights with the run's. `initial` and `newest` (checkpoint) keep the
-weights fixed; staleness is still the recorded one. A loss has the knobs of `configs/loss/NAME.yaml`, the run's own loss
+weights fixed; staleness is still the recorded one. A loss has its defaults, the run's own loss
 those of the run. A CPU is enough.
 """
 

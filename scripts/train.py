@@ -49,14 +49,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
         description="Train a language model by actor-learner reinforcement learning.",
         epilog="examples:  python -m scripts.train configs/quickstart.yaml mode=sync learner.lr=1e-3   "
         "python -m scripts.train configs/quickstart.yaml --print-config loss=ppo.  "
-        "Every key, with its default and meaning, is in configs/base.yaml.",
+        "Every key, with its default and meaning: python -m scripts.config [loss.dg|learner|run.steps|...].",
     )
     parser.add_argument("config", help="a yaml file, e.g. configs/quickstart.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
     parser.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
+    parser.add_argument("--all", action="store_true", help="with --print-config: also knobs that have their defaults")
     parser.add_argument("--dry-run", action="store_true", help="print the processes and their memory needs, and stop")
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live display")
-    return parser.parse_intermixed_args(argv)
+    args = parser.parse_intermixed_args(argv)
+    if args.all and not args.print_config:
+        parser.error("--all goes with --print-config")
+    return args
 
 
 def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
@@ -298,7 +302,7 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
     """The run's folder, config and lock, or None if the command only prints something. Raises ValueError, OSError."""
     config = load(args)
     if args.print_config:
-        print(configs.to_yaml(config), end="")
+        print(configs.to_yaml(configs.with_every_knob(config) if args.all else config), end="")
         return None
     if args.dry_run:
         dry_run(config)

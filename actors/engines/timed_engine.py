@@ -72,7 +72,7 @@ class TimedEngine:
         median: Annotated[float, "(0, inf)"] = 100.0,
         sigma: Annotated[float, "[0, inf)"] = 1.0,
         noise: Annotated[float, "[0, inf)"] = 0.3,
-        seed: int = 0,
+        seed: Annotated[int, "[0, inf)"] = 0,
         trace: str | Sequence[int] | None = None,
         apply: Annotated[float, "[0, inf)"] = 0.0,
         kv_policy: Literal["recompute", "keep"] = "recompute",

@@ -122,7 +122,11 @@ def become(request: Request, server: int) -> None:
         os.dup2(output, descriptor)
     os.close(output)
     os.chdir(request["folder"])
-    sys.path[:0] = [request["folder"]] * (request["folder"] not in sys.path)  # as `python -m` does
+    folders = [
+        request["folder"],
+        *request["environment"].get("PYTHONPATH", "").split(os.pathsep),
+    ]  # as `python -m` does
+    sys.path[:0] = [folder for folder in folders if folder and folder not in sys.path]
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # an import may have set it from another environment

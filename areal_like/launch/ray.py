@@ -170,7 +170,7 @@ class RayLauncher:
             where["include_dashboard"] = False
         import ray
 
-        own = {"PYTHONPATH": f"{python_path()}{os.pathsep}{os.getcwd()}"}
+        own = {"PYTHONPATH": python_path()}
         with _handlers_kept():
             try:
                 ray.init(**where, log_to_driver=False, logging_level="error", runtime_env={"env_vars": own})

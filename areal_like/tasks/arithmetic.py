@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -34,11 +34,11 @@ class Arithmetic(GeneratedTask):
         self,
         seed: int,
         *,
-        digits: int = 2,
+        digits: Annotated[int, "[1, inf)"] = 2,
         operators: str = "+",
         credit: Literal["digits", "exact"] = "digits",
-        train_size: int = 1_000_000,
-        heldout_size: int = 1024,
+        train_size: Annotated[int, "[1, inf)"] = 1_000_000,
+        heldout_size: Annotated[int, "[1, inf)"] = 1024,
         length_trace: Mapping[str, float] | None = None,
     ):
         if not 1 <= digits <= 9:

@@ -55,10 +55,10 @@ class Calculator(GeneratedTask):
         self,
         seed: int,
         *,
-        digits: int = 2,
-        max_tokens: int | None = None,
-        train_size: int = 1_000_000,
-        heldout_size: int = 1024,
+        digits: Annotated[int, "[1, 9]"] = 2,
+        max_tokens: Annotated[int, "[1, inf)"] | None = None,
+        train_size: Annotated[int, "[1, inf)"] = 1_000_000,
+        heldout_size: Annotated[int, "[1, inf)"] = 1024,
         length_trace: Mapping[str, float] | None = None,
     ):
         if not 1 <= digits <= 9:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -42,9 +42,9 @@ class Code(GeneratedTask):
         seed: int,
         *,
         isolation: Literal["full", "weak"] = "full",
-        seconds: float = 5.0,
-        train_size: int = 1_000_000,
-        heldout_size: int = 64,
+        seconds: Annotated[float, "(0, inf)"] = 5.0,
+        train_size: Annotated[int, "[1, inf)"] = 1_000_000,
+        heldout_size: Annotated[int, "[1, inf)"] = 64,
         length_trace: Mapping[str, float] | None = None,
     ):
         if isolation not in ("full", "weak"):

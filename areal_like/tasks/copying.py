@@ -7,6 +7,7 @@ stops it early; with `min_digits` the length varies and the response must end wi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import numpy as np
 
@@ -36,10 +37,10 @@ class Copy(GeneratedTask):
         self,
         seed: int,
         *,
-        digits: int = 8,
-        min_digits: int | None = None,
-        train_size: int = 1_000_000,
-        heldout_size: int = 1024,
+        digits: Annotated[int, "[1, inf)"] = 8,
+        min_digits: Annotated[int, "[1, inf)"] | None = None,
+        train_size: Annotated[int, "[1, inf)"] = 1_000_000,
+        heldout_size: Annotated[int, "[1, inf)"] = 1024,
         length_trace: Mapping[str, float] | None = None,
     ):
         if not 1 <= (digits if min_digits is None else min_digits) <= digits:

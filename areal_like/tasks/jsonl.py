@@ -19,19 +19,13 @@ from typing import Annotated
 import numpy as np
 import xxhash
 
+from areal_like.registry import as_spec, target
 from areal_like.sampling import stream_key
 from areal_like.tasks.chat import Tokenizer, TokenizerCodec
 from areal_like.tasks.length_trace import trace_of
 from areal_like.types import Prompt
 
 _log = logging.getLogger(__name__)
-
-REWARDS = {
-    "math_verify": "areal_like.tasks.maths:math_verify",
-    "exact": "areal_like.tasks.maths:exact",
-    "last_number": "areal_like.tasks.numbers:last_number",
-    "unit_tests": "areal_like.tasks.unit_tests:unit_tests",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +63,9 @@ class Jsonl:
     max_tokens: longest response. suffix: text after each prompt, e.g. how to write the answer down.
     chat_template: wrap the prompt as the tokenizer's template says; otherwise it is encoded as it stands. system: the
         system message of every prompt that brings none of its own; it needs chat_template.
-    reward: "math_verify", "exact", "last_number" (of the response is the answer), "unit_tests" (of a program;
-        `areal_like.tasks.unit_tests`), or "module:name" of a function `(answer: str, response: str) -> float`.
+    reward: a component: "math_verify", "exact", "last_number" (of the response is the answer), "unit_tests" (of a
+        program; `areal_like.tasks.unit_tests`), or "module:name" of a function
+        `(answer: str, response: str, *, knobs) -> float`; {name: ..., knobs} sets its knobs.
     length_trace: see `areal_like.tasks.length_trace`.
 
     Raises FileNotFoundError (file, tokenizer folder) and ValueError (a bad line, with file and line; an empty split).
@@ -85,28 +80,27 @@ class Jsonl:
         prompt_key: str = "prompt",
         answer_key: str = "answer",
         heldout_path: str | None = None,
-        heldout_fraction: float = 0.05,
+        heldout_fraction: Annotated[float, "(0, 1)"] = 0.05,
         max_prompt_tokens: Annotated[int, "[1, inf)"] = 1024,
         max_tokens: Annotated[int, "[1, inf)"] = 1024,
         suffix: str = "",
         chat_template: bool = True,
         system: str | None = None,
-        reward: str = "math_verify",
+        reward: str | Mapping[str, object] = "math_verify",
         length_trace: Mapping[str, float] | None = None,
     ):
         if not (Path(tokenizer) / "tokenizer_config.json").is_file():
             raise FileNotFoundError(f"task.tokenizer: no tokenizer in {tokenizer!r} (tokenizer_config.json is missing)")
         if system is not None and not chat_template:
             raise ValueError("task.system: only a chat template (task.chat_template) has a place for it")
-        if reward not in REWARDS and ":" not in reward:
-            raise ValueError(f'task.reward: {reward!r} is not one of {", ".join(REWARDS)}, nor "module:name"')
         self._seed = seed
         self._folder = tokenizer
         self._max_prompt_tokens = max_prompt_tokens
         self._max_tokens = max_tokens
         self._suffix = suffix
         self._chat, self._system = chat_template, system
-        self._verifier = REWARDS.get(reward, reward)
+        self._knobs = as_spec(reward)
+        self._verifier = target("reward", self._knobs.pop("name"))
         self._trace = trace_of(length_trace)
         self._rows = _split(
             seed,
@@ -146,15 +140,15 @@ class Jsonl:
         room = min(tokens, self._max_prompt_tokens) - beside
         return [number for number, row in enumerate(self._rows[split]) if row.bytes + role * row.messages > room]
 
-    def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[str, str]]:
-        """The verifier of a response as "module:name", and its arguments (answer, response text)."""
+    def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[str, str], dict[str, object]]:
+        """The verifier of a response as "module:name", its arguments (answer, response text) and its knobs."""
         text = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
-        return self._verifier, (prompt.answer, text)
+        return self._verifier, (prompt.answer, text), self._knobs
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         """The verifier's score, computed in this process and without a time limit."""
-        verifier, arguments = self.verification(prompt, tokens)
-        return float(resolve_name(verifier)(*arguments))
+        verifier, arguments, knobs = self.verification(prompt, tokens)
+        return float(resolve_name(verifier)(*arguments, **knobs))
 
     @property
     def vocab_size(self) -> int:

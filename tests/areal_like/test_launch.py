@@ -22,7 +22,7 @@ from areal_like.launch.outcome import RunFailed
 from areal_like.launch.plan import RoleSpec, describe, plan
 from areal_like.launch.restarts import Limits
 from areal_like.launch.slurm import SlurmLauncher
-from areal_like.places import REPOSITORY
+from areal_like.places import REPOSITORY, python_path
 from areal_like.process import EXIT_TERMINATED
 from areal_like.run_folder import note_step
 
@@ -44,6 +44,31 @@ def alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+def test_a_users_folders_reach_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that the run is started in, and those that a script or notebook has added: local, Slurm and Ray alike."""
+    own = tmp_path / "modules"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path, str(own)])
+    monkeypatch.setenv("PYTHONPATH", f"/elsewhere{os.pathsep}{REPOSITORY}")
+    folders = python_path().split(os.pathsep)
+    assert folders[:2] == [str(REPOSITORY), str(tmp_path)] and {str(own), "/elsewhere"} <= set(folders)
+    assert len(set(folders)) == len(folders) and not [each for each in folders if each.startswith(f"{sys.prefix}/")]
+    assert forks.environment(1)["PYTHONPATH"] == python_path()
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    submission = SlurmLauncher(tmp_path, Limits(0)).submission(plan(configs.load([f"{REPOSITORY}/configs/copy4.yaml"])))
+    assert submission and submission.environment["PYTHONPATH"] == python_path()
+    assert f"--chdir={tmp_path}" in submission.command
+
+
+def test_the_console_command_finds_modules_of_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def prefer(batch, denominator, *, strength: float = 2.5):\n    ...\n")
+    code = "from scripts.cli import main; main(['config', 'loss.mine:prefer'])"
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-P", "-c", code]  # -P: as a console command, which starts in its own folder
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert "strength" in done.stdout and "2.5" in done.stdout, done.stderr
 
 
 @pytest.fixture

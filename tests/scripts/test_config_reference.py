@@ -1,11 +1,14 @@
 """Every key of a config is explained, from the code."""
 
+import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
-from areal_like.registry import COMPONENTS, knobs
-from areal_like.schema import SECTIONS
+from areal_like.ranges import RANGES
+from areal_like.registry import COMPONENTS, described, knobs
+from areal_like.schema import SECTIONS, Config
 from scripts import config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +31,37 @@ def test_every_key_and_knob_stands_there_with_its_meaning(capsys: pytest.Capture
             assert all(f"| `{knob}` |" in page for knob in knobs(kind, name))
     assert "| `clip_grad` | `float` | `1.0` | [0, inf) |" in page
     assert "| `lr` | `float \\| None` | `null` | [0, inf) |" in page
+
+
+def numeric_without_range() -> list[str]:
+    """Knobs and keys that are numbers of which nobody says which ones are allowed."""
+    found = []
+    for kind, names in COMPONENTS.items():
+        for name in names:
+            for knob, known in described(kind, name)[0].knobs.items():
+                kinds, limits = config._type_and_range(known.annotation)
+                if {"int", "float"} & set(re.findall(r"\w+", re.sub(r"\w+\[.*\]", "", kinds))) and not limits:
+                    found.append(f"{kind}.{name}.{knob}")
+    for name, fields in [("", Config), *SECTIONS.items()]:
+        for field in dataclasses.fields(fields):
+            key = f"{name}.{field.name}".lstrip(".")
+            if {"int", "float"} & set(str(field.type).split()) and key not in RANGES:
+                found.append(key)
+    return found
+
+
+def test_every_number_has_a_range() -> None:
+    assert numeric_without_range() == []
+
+
+def test_a_preset_is_shown_with_what_it_sets(capsys: pytest.CaptureFixture) -> None:
+    assert config.main(["loss.grpo"]) == 0
+    said = capsys.readouterr().out
+    assert "2402.03300" in said and "sequence_mean" in said and "kl_loss: 0.04" in said
+    config.main(["loss.gspo"])
+    assert "3.0e-4" in (said := capsys.readouterr().out) and "geometric mean" in said and "clip_high" in said
+    config.main([])
+    assert "tpo; or a3po, dapo, dr_grpo, grpo" in " ".join(capsys.readouterr().out.split())
 
 
 def test_parts_are_found_by_name_and_a_wrong_name_is_told_the_right_one(capsys: pytest.CaptureFixture) -> None:

@@ -50,7 +50,7 @@ def write_config(folder: Path, size: str) -> str:
 @pytest.mark.parametrize("task", ["gsm8k", "math"])
 def test_shipped_configs_are_sized_without_weights(task, size, tmp_path, capsys):
     path = write_config(tmp_path, size)
-    argv = [f"configs/qwen2.5/{task}-{size}.yaml", "--dry-run", f"model.path={path}"]
+    argv = [f"configs/qwen2.5/{task}.yaml", "--dry-run", f"model.path={path}"]
     assert main(argv) == 2
     printed, missing = capsys.readouterr()
     assert "tokenizer_config.json is missing" in missing  # what a real start would lack is said last
@@ -66,12 +66,12 @@ def test_shipped_configs_are_sized_without_weights(task, size, tmp_path, capsys)
 
 def test_a_batch_that_does_not_fit_the_buffer_is_pointed_out(tmp_path, capsys):
     path = write_config(tmp_path, "0.5b")
-    main(["configs/qwen2.5/math-0.5b.yaml", "--dry-run", f"model.path={path}", "task.max_tokens=200000"])
+    main(["configs/qwen2.5/math.yaml", "--dry-run", f"model.path={path}", "task.max_tokens=200000"])
     assert "larger than buffer.max_bytes" in capsys.readouterr().out
 
 
 def test_a_folder_without_a_config_is_an_error_in_one_line(tmp_path, capsys):
-    assert main(["configs/qwen2.5/math-0.5b.yaml", "--dry-run", f"model.path={tmp_path}"]) == 2
+    assert main(["configs/qwen2.5/math.yaml", "--dry-run", f"model.path={tmp_path}"]) == 2
     assert "no config.json" in capsys.readouterr().err
 
 

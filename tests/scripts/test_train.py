@@ -11,8 +11,9 @@ import pytest
 
 from areal_like import config as configs
 from areal_like.config import ConfigError
+from areal_like.registry import COMPONENTS, knobs
 from scripts.preflight import check_port
-from scripts.train import make_run_folder, parse, prepare, resolve_transport, write_record
+from scripts.train import main, make_run_folder, parse, prepare, resolve_transport, write_record
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 QUICKSTART = "configs/quickstart.yaml"
@@ -45,6 +46,17 @@ def test_print_config_is_light_and_can_be_read_back(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (tmp_path / "config.yaml").write_text(done.stdout)
     assert configs.load_resolved(tmp_path / "config.yaml").learner.lr == 5e-3
+
+
+def test_print_config_all_has_every_knob_and_is_a_config(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    assert main([QUICKSTART, "--print-config", "--all", "loss=grpo"]) == 0
+    (tmp_path / "whole.yaml").write_text(capsys.readouterr().out)
+    whole = configs.load([str(tmp_path / "whole.yaml")])
+    for kind in COMPONENTS.keys() & configs.Config.__dataclass_fields__.keys():
+        assert set(getattr(whole, kind)) == {"name", *knobs(kind, getattr(whole, kind)["name"])}
+    assert whole.loss["clip"] == 0.2 and whole.learner["max_tokens"] == 16384
+    with pytest.raises(SystemExit):
+        main([QUICKSTART, "--all"])
 
 
 @pytest.mark.parametrize(

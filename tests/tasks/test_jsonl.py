@@ -8,6 +8,9 @@ import sys
 import numpy as np
 import pytest
 
+from actors.reward_pool import RewardPool
+from actors.rewards import reward_function
+from areal_like.registry import ConfigError, check
 from areal_like.tasks.jsonl import Jsonl
 from areal_like.tasks.maths import exact, math_verify
 from areal_like.tasks.numbers import last_number
@@ -116,7 +119,7 @@ def test_a_response_is_scored_as_text_without_special_tokens(make):
     prompt = task.prompt("heldout", 0)
     response = encode(task, r"It is \boxed{4}.<eos>")
     assert response[-1] == 256
-    assert task.verification(prompt, response) == ("areal_like.tasks.maths:math_verify", ("4", r"It is \boxed{4}."))
+    assert task.verification(prompt, response) == ("areal_like.tasks.maths:math_verify", ("4", r"It is \boxed{4}."), {})
     assert asyncio.run(task.reward(prompt, response)) == 1.0
     assert asyncio.run(task.reward(prompt, encode(task, "It is 5."))) == 0.0
 
@@ -127,6 +130,38 @@ def test_a_reward_of_ones_own(make):
     assert asyncio.run(task.reward(prompt, encode(task, prompt.answer))) == 1.0
     with pytest.raises(ValueError, match="math_verify, exact"):
         make(sums(3), reward="maths_verify")
+
+
+def near(answer: str, response: str, *, within: float = 0.0) -> float:
+    return float(abs(float(answer) - float(response)) <= within)
+
+
+def test_a_reward_has_knobs_which_reach_it_and_are_checked_before(make):
+    task = make(sums(3), reward={"name": f"{__name__}:near", "within": 2})
+    prompt = task.prompt("train", 0)
+    almost = encode(task, str(float(prompt.answer) + 1.5))
+    assert asyncio.run(task.reward(prompt, almost)) == 1.0
+    assert asyncio.run(make(sums(3), reward=f"{__name__}:near").reward(prompt, almost)) == 0.0
+
+    async def in_the_pool() -> float:
+        pool = RewardPool(workers=1)
+        try:
+            return await reward_function(task, pool)(prompt, almost)
+        finally:
+            await pool.close()
+
+    assert asyncio.run(in_the_pool()) == 1.0
+    spec = {"name": "jsonl", "path": "x", "tokenizer": "y"}
+    check("task", spec | {"reward": "exact"})
+    check("task", spec | {"reward": {"name": f"{__name__}:near", "within": 1.0}})
+    for reward, told in (
+        ({"name": f"{__name__}:near", "within": "far"}, "task.reward.within: expected float"),
+        ("exactly", "task.reward.name: there is no reward 'exactly'. Did you mean 'exact'?"),
+        ({"name": "exact", "wthin": 1}, "task.reward.wthin: 'exact' has no knob"),
+        (3, "task.reward: expected str"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            check("task", spec | {"reward": reward})
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 import yaml
 
 from areal_like.layers import CONFIGS
-from areal_like.registry import bind
+from areal_like.registry import COMPONENTS, bind
 from learners.losses.clipped import ppo
 from learners.losses.contract import total
 from learners.losses.trial import BadLoss, try_loss
@@ -17,9 +17,12 @@ def test_each_loss_passes(name: str) -> None:
     try_loss(LOSSES[name], name)
 
 
-@pytest.mark.parametrize("path", sorted((CONFIGS / "loss").glob("*.yaml")), ids=lambda path: path.stem)
-def test_each_loss_passes_as_it_is_shipped(path) -> None:
-    spec = yaml.safe_load(path.read_text())["loss"]
+SPECS = {name: {"name": name} for name in COMPONENTS["loss"]}
+SPECS |= {path.stem: yaml.safe_load(path.read_text())["loss"] for path in (CONFIGS / "loss").glob("*.yaml")}
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_each_loss_passes_as_it_is_shipped(spec) -> None:
     try_loss(bind("loss", spec), spec["name"])
 
 
