@@ -252,7 +252,7 @@ def described(kind: str, name: str) -> tuple[Signature, str]:
     return _signature_of(kind, name), docstring(*_target(kind, name))
 
 
-def as_spec(spec: str | Mapping[str, object]) -> dict[str, Any]:
+def as_spec(spec: str | Mapping[str, object]) -> dict[str, object]:
     """A spec, also where only its name was given."""
     return {"name": spec} if isinstance(spec, str) else _plain(spec)
 

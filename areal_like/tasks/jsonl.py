@@ -100,7 +100,7 @@ class Jsonl:
         self._suffix = suffix
         self._chat, self._system = chat_template, system
         self._knobs = as_spec(reward)
-        self._verifier = target("reward", self._knobs.pop("name"))
+        self._verifier = target("reward", str(self._knobs.pop("name")))
         self._trace = trace_of(length_trace)
         self._rows = _split(
             seed,
