@@ -43,15 +43,10 @@ def reward_function(
     async def pooled(prompt: Prompt, tokens: np.ndarray) -> float:
         nonlocal name
         assert isinstance(task, PooledTask)
-        verifier, arguments, *knobs = task.verification(prompt, tokens)
-        name = verifier
+        name, arguments, *knobs = task.verification(prompt, tokens)
+        case = xxhash.xxh3_64_intdigest(prompt.tokens.tobytes())
         try:
-            return await pool.score(
-                verifier,
-                *arguments,
-                knobs=knobs[0] if knobs else {},
-                case=xxhash.xxh3_64_intdigest(prompt.tokens.tobytes()),
-            )
+            return await pool.score(name, *arguments, knobs=dict(*knobs), case=case)
         except RewardTimeout:
             return 0.0  # the pool counts it
 
