@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+Row = dict[str, Any]
 
 
 def _plain(value: object) -> object:
@@ -65,19 +67,24 @@ class MetricsFollower:
         self.path = path
         self._position = 0
 
-    def new_rows(self) -> list[dict[str, Any]]:
+    def new_rows(self) -> list[Row]:
+        return list(self.each_new_row())
+
+    def each_new_row(self) -> Iterator[Row]:
+        """As `new_rows`, one at a time: those of a long run fill no memory."""
         if not self.path.exists():
-            return []
+            return
         with self.path.open("rb") as file:
             file.seek(self._position)
-            data = file.read()
-        complete = data[: data.rfind(b"\n") + 1]
-        self._position += len(complete)
-        rows = (_row(line) for line in complete.splitlines())
-        return [row for row in rows if row is not None]
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._position += len(line)
+                if (row := _row(line)) is not None:
+                    yield row
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def _row(line: bytes) -> Row | None:
     try:
         row = json.loads(line)
     except ValueError:

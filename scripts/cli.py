@@ -13,6 +13,8 @@ VERBS = {
     "train": "train a model; resume or replay a run",
     "config": "every key of a config: type, default, range, meaning",
     "samples": "what the model wrote, token by token",
+    "report": "a run, or several, as one page for the browser",
+    "watch": "the same page of a live run, with samples as they come",
     "status": "a live run: progress, who waits for whom",
     "ledger": "where every prompt of a run went",
     "timeline": "who worked and who waited, as a plot or a trace",

@@ -22,7 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from areal_like import config as configs
+from areal_like import layers
 from areal_like.registry import ConfigError, build
 from areal_like.samples import DROPPED, FOLDER, HELDOUT, TRAINED, Fate, Kept, read
 from buffer.prompts import PromptCursor
@@ -60,9 +60,13 @@ class Texts:
     """Text of token ids, by the run's task; the ids themselves where it has no text."""
 
     def __init__(self, run: Path):
-        config = configs.load_resolved(run / "config.yaml")
-        self._task, self._seed = build("task", config.task, config.run.seed), config.run.seed
+        config = dict[str, Any](
+            layers.read(run / "config.yaml")
+        )  # resolved; checking it again takes longer than all else
+        seed = config["run"]["seed"]
+        self._task = build("task", config["task"], seed)
         self._codec = self._task.prompt("train", 0).codec
+        self._cursor = PromptCursor(self._task.size("train"), seed)  # one for all: it knows an epoch's order
 
     def of(self, tokens: Sequence[int]) -> str:
         if self._codec:
@@ -73,7 +77,8 @@ class Texts:
         """What the task's verifier looks for."""
         if record.fate == HELDOUT:
             return str(self._task.prompt("heldout", record.group).answer)
-        _, row = PromptCursor(self._task.size("train"), self._seed, position=record.group).next()
+        self._cursor.position = record.group
+        _, row = self._cursor.next()
         return str(self._task.prompt("train", row).answer)
 
     def both(self, record: Kept) -> str:

@@ -5,7 +5,8 @@
 #                     tests/conftest.py lists as slow.
 # VENV names another environment than .venv (.ci/run uses a fresh one), WORKERS how many processes run tests (2; `-n 0`:
 # this one alone, for a debugger). As root on Debian it also installs Slurm, of which
-# tests/slurm starts a cluster of its own; without Slurm those tests are skipped. AREAL_TEST_SEED=7 gives the numerical
+# tests/slurm starts a cluster of its own, and Chromium, in which tests/scripts/test_report_in_browser.py opens the report;
+# without them those tests are skipped. AREAL_TEST_SEED=7 gives the numerical
 # tests other random numbers (tests/seeds.py); scripts/test_kernels.sh runs them with other kernels of torch.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,6 +30,11 @@ fi
 if ! command -v slurmctld > /dev/null && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
     echo "== installing Slurm: without it, tests/slurm is skipped"
     { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends slurm-wlm munge; } \
+        > /dev/null 2>&1 || echo "   that failed"
+fi
+if ! command -v chromium > /dev/null && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+    echo "== installing Chromium: without it, what looks at the report in a browser is skipped"
+    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium fonts-dejavu-core; } \
         > /dev/null 2>&1 || echo "   that failed"
 fi
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1

@@ -1,11 +1,16 @@
-"""Watching a run: the live display (plain lines without a terminal) and TensorBoard, derived from `metrics.jsonl`.
+"""Watch a run in the browser: `python -m scripts.watch RUN [--port N]` serves its report, and renews it as it goes on.
 
-Reads train steps from the learner's file, and asks the buffer once a second who waits for whom. Reports dead processes
+The page is that of `scripts.report`, on loopback, at an address with a random token that is printed. It shows new
+samples as they come. The run need not be alive. In a terminal `scripts.status RUN` is the live view of any run.
+
+This file also has the display of `scripts.train`: live, or plain lines without a terminal, and TensorBoard. `Watch`
+reads train steps from the learner's file, and asks the buffer once a second who waits for whom. Reports dead processes
 to the buffer and to the user. Nothing in the run waits for the watcher, and the watcher waits for nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import sys
@@ -24,6 +29,9 @@ from areal_like.config import Config
 from areal_like.launch.outcome import Death
 from areal_like.metrics import MetricsFollower
 from areal_like.run_folder import RENDEZVOUS
+
+from .arguments import command, refuse
+from .fault_counts import faults
 
 if TYPE_CHECKING:
     from .board import Board
@@ -256,28 +264,6 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         console.print(f"  {name:<18}{text}", markup=False)
 
 
-EXPECTED = ("end of run", "stale")
-"""Reasons to drop a group that are not faults."""
-FAULTS = {
-    "train/nonfinite_steps": "train steps without a finite loss or gradient",
-    "rewards/timeouts": "verifier time-outs (they earn 0)",
-    "rewards/errors": "errors of verifiers",
-    "rewards/resamples": "samples drawn again after their reward crashed",
-}
-
-
-def faults(row: dict[str, Any]) -> str:
-    """Faults so far, from a row of metrics or a status; empty if none."""
-    found = [f"{row[key]:.0f} {text}" for key, text in FAULTS.items() if row.get(key)]
-    for key, count in row.items():
-        kind, _, reason = key.rpartition("/")
-        if kind == "refused":
-            found.append(f"{count} groups refused ({reason})")
-        elif kind == "ledger/dropped" and reason not in EXPECTED:
-            found.append(f"{count} groups dropped ({reason})")
-    return ", ".join(found)
-
-
 def ledger_line(ledger: dict[str, Any]) -> str:
     """`admitted 336 = trained 320 + dropped 16 (end of run)`."""
     parts = [f"trained {ledger['trained']}"]
@@ -285,3 +271,35 @@ def ledger_line(ledger: dict[str, Any]) -> str:
         parts += [f"{kind} {count} ({reason})" for reason, count in ledger[kind].items()]
     parts += [f"active {ledger['active']}"] if ledger["active"] else []
     return f"admitted {ledger['admitted']} = {' + '.join(parts)}"
+
+
+# ---- in the browser -------------------------------------------------------------------------------------------------
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = command("watch", __doc__)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder of an ablation")
+    parser.add_argument("--port", type=int, default=0, help="of 127.0.0.1 (default: any free one)")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    from .report import Report
+    from .reporting.live import Server
+    from .reporting.page import library
+
+    try:
+        library()
+        report = Report(args.runs, live=True)
+        server = Server(report.read, report.title, args.port)
+    except (ValueError, OSError) as error:
+        refuse(error)
+    print(f"open {server.address} on this machine; Ctrl-C ends this, not the run", flush=True)
+    with server, contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

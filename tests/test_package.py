@@ -56,6 +56,8 @@ def test_the_wheel_has_every_room_and_no_common_names(site: Path) -> None:
     assert not {path for path in configs if not (site / "areal_like" / "configs" / path).is_file()}
     assert (site / "areal_like" / "py.typed").is_file()
     assert len(list((site / "areal_like" / "commands" / "slurm").glob("*.sbatch"))) == 4
+    parts = {path.name for path in (ROOT / "scripts" / "reporting").iterdir() if path.is_file()}
+    assert not {name for name in parts if not (site / "areal_like" / "commands" / "reporting" / name).is_file()}
 
 
 def test_the_verbs_are_listed_and_explained(site: Path, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from areal_like import config as configs
 from areal_like.launch.outcome import Death
-from scripts.watch import Watch, faults, ledger_line, print_summary
+from scripts.fault_counts import faults
+from scripts.watch import Watch, ledger_line, print_summary
 
 ROW = {
     "step": 30,

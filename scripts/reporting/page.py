@@ -1,0 +1,63 @@
+"""The page: template, style, scripts, the plotting library and the data in one HTML file that needs no network.
+
+What the model and the user wrote is in the data alone, as JSON in which no HTML can begin or end. The page's policy
+(Content-Security-Policy) lets it load nothing, and run only the scripts that were put in here.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import secrets
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from areal_like.errors import UserError
+
+HERE = Path(__file__).parent
+SCRIPTS = ("dom.js", "charts.js", "browser.js", "activity.js", "several.js", "sections.js", "page.js")
+LIBRARY = Path("package_data") / "plotly.min.js"
+_PLACE = re.compile(r"\{\{(\w+)\}\}")
+_HTML_IN_JSON = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def page(data: dict[str, Any], title: str) -> str:
+    """The whole page. Raises UserError where the plotting library is missing."""
+    nonce = secrets.token_urlsafe(16)
+    scripts = [library(), *((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)]
+    parts = {
+        "nonce": nonce,
+        "title": html.escape(title),
+        "style": (HERE / "page.css").read_text(encoding="utf-8"),
+        "data": as_json(data),
+        "scripts": "\n".join(f'<script nonce="{nonce}">{_script(text)}</script>' for text in scripts),
+    }
+    template = (HERE / "page.html").read_text(encoding="utf-8")
+    return _PLACE.sub(lambda match: parts[match[1]], template)
+
+
+def as_json(data: Any) -> str:
+    """JSON that can stand in a script element: no `<`, `>` or `&` is left in it."""
+    try:
+        text = msgspec.json.encode(data).decode()  # NaN and infinity become null
+    except UnicodeEncodeError:  # half of a surrogate pair
+        text = json.dumps(data)
+    return re.sub("[<>&\u2028\u2029]", lambda match: _HTML_IN_JSON[match[0]], text)
+
+
+def _script(text: str) -> str:
+    """Code that can stand in a script element: within strings and patterns `<\\/` is `</`."""
+    return re.sub(r"</(script)", r"<\\/\1", text, flags=re.IGNORECASE)
+
+
+def library() -> str:
+    """The code of plotly.js, from the Python package, which is not imported."""
+    found = find_spec("plotly")
+    path = Path(found.origin).parent / LIBRARY if found and found.origin else None
+    if path is None or not path.is_file():
+        raise UserError("the report needs plotly: pip install plotly")
+    return path.read_text(encoding="utf-8")

@@ -1,0 +1,138 @@
+"""Several runs on one page: which are meant, what tells them apart, and how they compare.
+
+An ablation's folder has its factors and measures in `results.csv`. Of other runs the factors are the keys of their
+configs that differ.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from areal_like.layers import read
+from areal_like.registry import ConfigError
+from areal_like.run_folder import CONFIG, config_file
+
+from ..comparison import bootstrap
+from .contents import Contents, leaves
+from .series import short
+
+SEED = "run.seed"
+MOST_FACTORS = 6
+"""Of runs that are no ablation: the keys that differ first."""
+UNTELLING = ("run.", "buffer.", "checkpoint.", "security.", "launcher.", "replay", "resume")
+"""How keys begin that change how a run is kept, not what it does."""
+FEWEST_FOR_INTERVALS = 5
+"""Seeds: of fewer, an interval would hold the mean in less than 92 % of cases (`scripts.comparison`)."""
+MEASURES = {
+    "held-out reward": "reward_after",
+    "train steps": "steps",
+    "seconds": "seconds",
+    "mean staleness": "staleness_mean",
+    "trained tokens per second": "trained_tokens_per_second",
+}
+"""Of runs that are no ablation: name → key of the summary."""
+
+
+@dataclass
+class Member:
+    """A run with what tells it apart: factor → label. `measures` are known for runs of an ablation."""
+
+    run: Path
+    labels: dict[str, str] = field(default_factory=dict)
+    seed: str = ""
+    measures: dict[str, float] | None = None
+
+
+def members(paths: Iterable[Path]) -> list[Member]:
+    """The runs that some folders are or hold. Raises ConfigError for a folder without any."""
+    found = [member for path in paths for member in _members(path)]
+    once = list({member.run.resolve(): member for member in found}.values())
+    if len(once) > 1 and not any(member.labels for member in once):
+        _label(once)
+    factors = dict.fromkeys(factor for member in once for factor in member.labels)
+    for member in once:
+        member.labels = {factor: member.labels.get(factor, "-") for factor in factors}
+    return once
+
+
+def _members(path: Path) -> list[Member]:
+    if (path / CONFIG).is_file():
+        return [Member(path)]
+    table = path / "results.csv"
+    found = list(_of_ablation(path, table)) if table.is_file() else []
+    if not found:
+        folders = [each for place in (path, path / "runs") if place.is_dir() for each in sorted(place.iterdir())]
+        found = [Member(folder) for folder in folders if (folder / CONFIG).is_file()]
+    if not found:
+        raise ConfigError(f"{path}: no run folder ({CONFIG} is missing), nor a folder with runs or an ablation in it")
+    return found
+
+
+def _of_ablation(path: Path, table: Path) -> Iterable[Member]:
+    """The main runs of `results.csv`: stage, factors, seed, measures, run."""
+    with table.open(newline="") as file:
+        reader = csv.DictReader(file)
+        names = list(reader.fieldnames or ())
+        if not {"stage", "seed", "run"} <= set(names):
+            return
+        factors, measures = names[1 : names.index("seed")], names[names.index("seed") + 1 : names.index("run")]
+        for row in reader:
+            run = path / "runs" / row["run"]
+            if row["stage"] == "main" and (run / CONFIG).is_file():
+                values = {name: float(row[name]) for name in measures if row[name]}
+                labels = {name: row[name] for name in factors if not name.startswith("tuned ")}
+                yield Member(run, labels, row["seed"], values)
+
+
+def _label(found: Sequence[Member]) -> None:
+    """By the keys that differ."""
+    each = [_known(member.run) for member in found]
+    keys = dict.fromkeys(key for one in each for key in one)
+    differ = [key for key in keys if len({one.get(key) for one in each}) > 1]
+    for member, one in zip(found, each, strict=True):
+        member.seed = one.get(SEED, "")
+        member.labels = {key: one.get(key, "-") for key in differ if not key.startswith(UNTELLING)}
+        member.labels = dict(list(member.labels.items())[:MOST_FACTORS])
+
+
+def _known(run: Path) -> dict[str, str]:
+    return {key: str(value) for key, value in leaves(read(config_file(run))).items()}
+
+
+def table(found: Sequence[Member], contents: Sequence[Contents]) -> list[dict[str, Any]]:
+    """A row per point (runs that differ in nothing but the seed): its labels, and of each measure the mean, an interval
+    where there are seeds enough (else the range), and the number of runs that have it."""
+    points: dict[tuple[str, ...], list[dict[str, float]]] = {}
+    for member, content in zip(found, contents, strict=True):
+        points.setdefault(tuple(member.labels.values()), []).append(measured(member, content))
+    rows = []
+    for key, runs in points.items():
+        measures = dict.fromkeys(name for run in runs for name in run)
+        labels = dict(zip(found[0].labels, key, strict=True))
+        rows.append({"labels": labels, "runs": len(runs), "measures": {n: _estimate(runs, n) for n in measures}})
+    return rows
+
+
+def measured(member: Member, content: Contents) -> dict[str, float]:
+    """The measures of a run, those that it has."""
+    if member.measures is not None:
+        return member.measures
+    summary = content.summary
+    known = {name: summary.get(key) for name, key in MEASURES.items()}
+    return {name: float(value) for name, value in known.items() if isinstance(value, int | float)}
+
+
+def _estimate(runs: Sequence[dict[str, float]], name: str) -> dict[str, Any]:
+    values = [run[name] for run in runs if name in run and math.isfinite(run[name])]
+    if len(values) >= FEWEST_FOR_INTERVALS:
+        found = bootstrap(values)
+        return {"mean": short(found.mean), "low": short(found.low), "high": short(found.high), "count": len(values)}
+    if not values:
+        return {"mean": None, "count": 0}
+    mean = sum(values) / len(values)
+    return {"mean": short(mean), "low": short(min(values)), "high": short(max(values)), "count": len(values)}

@@ -1,0 +1,107 @@
+"""The report in headless Chromium: nothing on the console, nothing loaded, whole at any width, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.report import Report
+from scripts.reporting.page import page
+from tests.chromium import PROGRAM, Chromium, chromium
+from tests.scripts.written_runs import HOSTILE, QUESTION, written_run
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed (apt-get install chromium)")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    with chromium(tmp_path_factory.mktemp("chromium")) as opened:
+        yield opened
+
+
+def opened(browser: Chromium, file: Path, *runs: Path, width: int = 1280, dark: bool = False) -> None:
+    file.write_text(page(Report(runs).read(), "a run"))
+    browser.said.clear()
+    browser.open(file.as_uri(), width, dark=dark)
+
+
+def press(browser: Chromium, where: str, words: str) -> None:
+    buttons = f"[...document.querySelectorAll({where + ' .choice button'!r})]"
+    browser.value(f"{buttons}.find((button) => button.textContent === {words!r}).click()")
+
+
+def type_in(browser: Chromium, label: str, words: str) -> None:
+    box = f"document.querySelector('[aria-label=\"{label}\"]')"
+    browser.value(f"{box}.value = {words!r}; {box}.dispatchEvent(new Event('input'))")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [400, 2000])
+def test_the_page_is_whole_at_any_width_and_says_nothing(
+    browser: Chromium, tmp_path: Path, width: int, dark: bool
+) -> None:
+    opened(browser, tmp_path / "a.html", written_run(tmp_path / "a"), width=width, dark=dark)
+    assert browser.value("document.querySelectorAll('.js-plotly-plot').length") > 0
+    assert browser.value("document.documentElement.scrollWidth") <= width
+    background = browser.value("getComputedStyle(document.body).backgroundColor")
+    assert (background < "rgb(100") == dark or dark == (background == "rgb(14, 18, 23)")
+    browser.value("scrollTo(0, document.body.scrollHeight)")
+    assert browser.picture(tmp_path / "picture.png").stat().st_size > 10_000
+    assert browser.said == []
+
+
+def test_a_reward_that_can_be_hacked_shows_itself_on_the_first_page(browser: Chromium, tmp_path: Path) -> None:
+    opened(browser, tmp_path / "a.html", written_run(tmp_path / "a"))
+    seen = browser.value("document.querySelector('.written').innerText")
+    assert QUESTION in seen and "4271" in seen and "0.5" in seen and "wanted: 12" in seen
+    assert "Exactly the wanted answer: 0 of the" in seen
+    assert browser.value("document.querySelector('.written').getBoundingClientRect().top") < 400
+    assert browser.value("document.querySelector('.front .js-plotly-plot').getBoundingClientRect().top") < 400
+
+
+def test_hostile_text_is_shown_and_never_run(browser: Chromium, tmp_path: Path) -> None:
+    opened(browser, tmp_path / "a.html", written_run(tmp_path / "<b>a", answer=HOSTILE))
+    assert browser.value("typeof window.hacked") == "undefined"
+    shown = browser.value("document.querySelector('.detail .tokens').innerText")
+    assert "</script><script>window.hacked = 1</script>" in shown and "\\u202e" in shown
+    assert browser.value("document.querySelectorAll('#main img, #main script, #main b').length") == 0
+    assert browser.said == []
+
+
+def test_samples_are_filtered_searched_and_coloured(browser: Chromium, tmp_path: Path) -> None:
+    opened(browser, tmp_path / "a.html", written_run(tmp_path / "a"))
+    rows = "document.querySelectorAll('.rows .row').length"
+    assert browser.value(rows) == 36
+    browser.value(
+        "[...document.querySelectorAll('.tools .choice button')].find((b) => b.textContent === 'dropped').click()"
+    )
+    assert browser.value(rows) == 12 and "stale: too old" in browser.value(
+        "document.querySelector('.detail').innerText"
+    )
+    type_in(browser, "least reward", "0.1")
+    assert browser.value(rows) == 9
+    type_in(browser, "search", "no such text")
+    assert browser.value(rows) == 0
+    type_in(browser, "search", "4271")
+    browser.value(
+        "[...document.querySelectorAll('.tools .choice button')].find((b) => b.textContent === 'trained').click()"
+    )
+    tint = "document.querySelector('.token').style.background"
+    by_age = browser.value(tint)
+    browser.value("(() => { browser.filters.colour = 'advantage'; browser.open(browser.chosen); })()")
+    assert by_age and browser.value(tint) and browser.value(tint) != by_age
+
+
+def test_several_runs_are_compared_and_one_is_chosen(browser: Chromium, tmp_path: Path) -> None:
+    runs = [written_run(tmp_path / loss, f"loss={loss}", answer=loss) for loss in ("ppo", "dg", "tis")]
+    opened(browser, tmp_path / "a.html", *runs)
+    assert browser.value("document.querySelector('#runs h2').textContent") == "3 runs"
+    assert browser.value("document.querySelectorAll('#runs tr.pick').length") == 3
+    browser.value("document.querySelectorAll('#runs tr.pick')[1].click()")
+    assert "dg" in browser.value("document.querySelector('.written').innerText")
+    browser.value(
+        "[...document.querySelectorAll('header .choice button')].find((b) => b.textContent === 'seconds').click()"
+    )
+    assert browser.said == []
