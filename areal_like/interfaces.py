@@ -14,7 +14,8 @@ from areal_like.weights.update import Update
 
 
 class Task(Protocol):
-    """Prompts and their verifier. Built in every process that needs it from the same config, so it is deterministic."""
+    """Prompts and their verifier. Built as `Task(seed, *, knobs)` in every process that needs it, from the same config
+    and `run.seed`, so it is deterministic."""
 
     @property
     def vocab_size(self) -> int:
@@ -88,7 +89,7 @@ class Environment(Protocol):
     """A world of text, one object per episode; `reset` and `step` may be async, and must be if they take time: they
     block the whole actor until they return or await.
 
-    Built from the config for each sample, without arguments. Its answers must depend on the prompt and the actions
+    Built as `Environment(*, knobs)` for each sample. Its answers must depend on the prompt and the actions
     alone: an interrupted sample is replayed up to where it was."""
 
     def reset(self, prompt: Prompt) -> str:
@@ -103,12 +104,18 @@ class Environment(Protocol):
 class RolloutEngine(Protocol):
     """Turns prompts into completions, for many callers at once, while its weights change.
 
+    Built as `Engine(*, knobs)`; with a class attribute `needs_model = True` as `Engine(model, *, knobs)`, where the
+    model is a transformers model rounded to the published bits; with `needs_folder = True`, too, as
+    `Engine(model, folder, *, knobs)`, a folder for files of its own processes. `slots` is how many sequences it takes
+    at once.
+
     One method is optional. `progress() -> dict[str, int]`: the tokens so far of each request that is being decoded, by
     name; others wait. If a request gets no token for `buffer.lease_timeout`, the buffer gives its lease to another
     actor. An engine without this method must detect its own hangs."""
 
     version: int
     digest: str
+    slots: int
 
     async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
         """Sample one completion. `request` names it for `abort`. Ends early with finish "abort" when aborted."""
@@ -133,11 +140,16 @@ class RolloutEngine(Protocol):
 
 RewardFunction = Callable[[Prompt, np.ndarray], Awaitable[float]]
 Workflow = Callable[..., Awaitable[Sample | None]]
-"""`async (engine, reward, prompt, limits, request, filler, *, knobs) -> Sample | None`; None rejects the sample."""
+"""`async (engine, reward, prompt, limits, request, filler, *, knobs) -> Sample | None`; None rejects the sample.
+`request` names the sample, for the engine; `filler` is how many loss-masked tokens follow the answer (mostly 0)."""
 
 
 class Trainer(Protocol):
     """The learner's compute: a batch in, changed weights out.
+
+    Built as `Trainer(*, knobs)`; with a class attribute `needs_model = True` as
+    `Trainer(model, loss, advantage, temperature, seed, *, knobs)`: a transformers model, a loss and an advantage whose
+    knobs are bound (`learners.losses.contract`, `learners.advantages`), `sampling.temperature` and `run.seed`.
 
     Three attributes are optional. If `streams` is true, the trainer also has `take(part: Batch) -> None`: it gets
     groups of the next batch as they finish, in batch order, and computes their gradients without applying them. If

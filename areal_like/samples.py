@@ -168,10 +168,16 @@ def read(run: Path, names: Sequence[Fate] = (TRAINED, DROPPED, HELDOUT)) -> Iter
 
 
 def _read(path: Path) -> Iterator[Kept]:
-    decoder = msgspec.json.Decoder(Kept)
     with path.open("rb") as file:
-        for line in file:
-            try:
-                yield decoder.decode(line)
-            except msgspec.MsgspecError:
-                continue
+        yield from (found for line in file if (found := decoded(line)))
+
+
+_decoder = msgspec.json.Decoder(Kept)
+
+
+def decoded(line: bytes) -> Kept | None:
+    """A record; None of a torn or damaged line."""
+    try:
+        return _decoder.decode(line)
+    except msgspec.MsgspecError:
+        return None

@@ -21,9 +21,12 @@ VERBS = {
     "score": "gradients of all losses on a recorded run",
     "audit": "check a recorded run against its guarantees",
     "before_after": "held-out answers before and after training",
+    "eval": "reward and pass@k of a model on sets of prompts",
+    "chat": "talk to a model in the terminal",
     "ablate": "a grid of runs times seeds, with tables and plots",
     "join": "add actors to a live run",
     "stop": "stop a live run",
+    "check": "hold your own loss, reward, task, ... to its contract",
     "keys": "make encryption keys",
     "pretrained": "make the folder of a small pretrained model",
 }

@@ -222,6 +222,7 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     try:
         signals.check()
         shutil.rmtree(folder / RENDEZVOUS, ignore_errors=True)  # of a starter that was killed
+        watch.say(f"starting {', '.join(role.name for role in roles)} (launcher={config.launcher['name']})")
         launcher.start(roles, signals.check)
         with watch:
             while not launcher.running.poll():

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from areal_like.client import SupervisorClient
 from areal_like.config import Config
@@ -32,6 +33,8 @@ from areal_like.run_folder import RENDEZVOUS
 
 from .arguments import command, refuse
 from .fault_counts import faults
+from .last_sample import LastSample
+from .sparkline import sparkline
 
 if TYPE_CHECKING:
     from .board import Board
@@ -55,6 +58,8 @@ class Watch:
         self.row: dict[str, Any] = {}
         self.status: dict[str, Any] = {}
         self.evaluation: dict[str, Any] = {}
+        self.rewards: list[float] = []
+        self._last_sample = LastSample(folder)
         self.deaths: Sequence[Death] = ()
         self._board: Board | None = None
         self._client: SupervisorClient | None = None
@@ -110,6 +115,8 @@ class Watch:
 
     def _record(self, row: dict[str, Any]) -> None:
         self.row = row
+        if row.get("reward/mean") is not None:
+            self.rewards.append(row["reward/mean"])
         board = self._open_board()
         if row.get("eval/reward") is not None:
             self.evaluation = {"reward": row["eval/reward"], "version": row["eval/version"]}
@@ -182,15 +189,29 @@ class Watch:
             "idle": f"actors {number('rollout/idle_share', '{:.0%}')}, learner {number('train/idle_share', '{:.0%}')}",
         }
 
+    def _stage(self) -> str:
+        """How far the start is, until the first train step is made."""
+        status = self.status
+        if not status:
+            return "start, 1 of 4: the processes import and find one another"
+        if not status.get("started"):
+            return f"start, 2 of 4: {self._waits()}"
+        waiting, running = status.get("buffer/waiting", 0), status.get("buffer/running", 0)
+        if any(line.startswith("learner waits") for line in status["waits"]) or not waiting + running:
+            return f"start, 3 of 4: the first batch is rolled out: {waiting} groups are ready, {running} run"
+        return "start, 4 of 4: the first train step"
+
     def _waits(self) -> str:
         if not self.status:
             return "the processes are starting"
         if self.row and not self.status["started"]:
             return "-"  # an answer from before the train steps shown
+        return self._silence() or "; ".join(self.status["waits"]) or "nobody waits"
+
+    def _silence(self) -> str:
+        """Of the buffer, once it has answered before; "": it answers."""
         silence = time.monotonic() - self._answered_at
-        if silence > SILENCE_SECONDS:
-            return f"the buffer has not answered for {silence:.0f} s"
-        return "; ".join(self.status["waits"]) or "nobody waits"
+        return f"the buffer has not answered for {silence:.0f} s" if self.status and silence > SILENCE_SECONDS else ""
 
     def _left(self) -> str:
         """Estimated remaining time at the current pace; a target reward may end the run earlier."""
@@ -206,8 +227,9 @@ class Watch:
 
     def _line(self) -> str:
         if not self.row:
-            found = faults(self.status)
-            return f"faults {found} | {self._waits()}" if found else self._waits()
+            found, silence = faults(self.status), self._silence()
+            stage = f"{self._stage()} | {silence}" if silence else self._stage()
+            return f"faults {found} | {stage}" if found else stage
         fields = " | ".join(f"{name} {text}" for name, text in self._fields().items())
         return f"step {self.row['step']}/{self.run.steps} | {fields} | {self._waits()}"
 
@@ -219,9 +241,14 @@ class Watch:
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
         table.add_row("step", progress)
+        if not self.row:
+            table.add_row("", Text(f"{self._stage()} ({time.monotonic() - self._began:.0f} s)"))
         for name, text in self._fields().items():
-            table.add_row(name, text)
-        table.add_row("waits", self._waits())
+            curve = f"  {sparkline(self.rewards)}" if name == "reward" and len(self.rewards) > 1 else ""
+            table.add_row(name, Text(text + curve))
+        table.add_row("waits", Text(self._waits()))
+        if sample := self._last_sample.text():
+            table.add_row("sample", Text(sample))
         if self.deaths:
             table.add_row("restarts", str(sum(death.again_in is not None for death in self.deaths)))
         return table

@@ -194,6 +194,14 @@ class TorchEngine:
             found[request.name] = found.get(request.name, 0) + done
         return found
 
+    def so_far(self, request: str) -> np.ndarray:
+        """The tokens that the running request of this name has got, int32; none while it waits."""
+        for each in self._table.requests:
+            if each.name == request:
+                newest = self._table.tokens[each.slot, len(each.prompt) : self._table.lengths[each.slot]]
+                return np.concatenate([*(tokens for tokens, _ in each.before), newest]).astype(np.int32)
+        return np.zeros(0, np.int32)
+
     async def close(self) -> None:
         """End the step task; every caller gets its partial completion with finish "abort"."""
         self._closed = True

@@ -6,8 +6,10 @@ conversation with and without the new message.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +31,14 @@ class Tokenizer(Protocol):
     def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]: ...
     def decode(self, tokens: list[int], /, *, skip_special_tokens: bool = False) -> str: ...
     def apply_chat_template(self, talk: list[Mapping[str, object]], /, *, tokenize: bool, **more: object) -> str: ...
+
+
+def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokenizer's EOS, and those that `generation_config.json` of its folder adds; may be none."""
+    file = folder / "generation_config.json"
+    more = json.loads(file.read_text()).get("eos_token_id", []) if file.is_file() else []
+    stops = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
+    return tuple(dict.fromkeys(stop for stop in stops if stop is not None))
 
 
 class TokenizerCodec:

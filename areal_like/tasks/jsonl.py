@@ -21,7 +21,7 @@ import xxhash
 
 from areal_like.registry import as_spec, target
 from areal_like.sampling import stream_key
-from areal_like.tasks.chat import Tokenizer, TokenizerCodec
+from areal_like.tasks.chat import Tokenizer, TokenizerCodec, stop_tokens
 from areal_like.tasks.length_trace import trace_of
 from areal_like.types import Prompt
 
@@ -162,10 +162,7 @@ class Jsonl:
     @cached_property
     def stop_tokens(self) -> tuple[int, ...]:
         """The tokenizer's EOS, and those that `generation_config.json` adds where the folder holds one."""
-        file = Path(self._folder) / "generation_config.json"
-        more = json.loads(file.read_text()).get("eos_token_id", []) if file.is_file() else []
-        stops = [self._tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
-        found = tuple(dict.fromkeys(stop for stop in stops if stop is not None))
+        found = stop_tokens(Path(self._folder), self._tokenizer)
         if not found:
             raise ValueError(
                 f"task.tokenizer: {self._folder!r} names no end-of-sequence token: set eos_token in its "

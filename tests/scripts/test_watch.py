@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from areal_like import config as configs
 from areal_like.launch.outcome import Death
+from areal_like.samples import TRAINED, SampleLog, kept
+from areal_like.types import Sample
 from scripts.fault_counts import faults
+from scripts.sparkline import sparkline
 from scripts.watch import Watch, ledger_line, print_summary
 
 ROW = {
@@ -87,7 +92,64 @@ def test_a_line_that_says_nothing_new_is_not_said(tmp_path: Path, capsys: pytest
     seen.status = {"started": False, "waits": ["the start waits for 2 actors"]}
     for _ in range(3):
         seen.update(last=True)
-    assert capsys.readouterr().out.splitlines() == ["the processes are starting", "the start waits for 2 actors"]
+    assert capsys.readouterr().out.splitlines() == [
+        "start, 1 of 4: the processes import and find one another",
+        "start, 2 of 4: the start waits for 2 actors",
+    ]
+
+
+def test_each_stage_of_the_start_is_told_until_there_is_a_train_step(tmp_path: Path) -> None:
+    seen, told = watch(tmp_path), []
+    levels = {"started": True, "buffer/waiting": 0, "buffer/running": 0, "waits": []}
+    for status in (
+        {},
+        {"started": False, "waits": ["the start waits for the learner and 2 actors"]},
+        levels,
+        levels | {"buffer/waiting": 3, "buffer/running": 13, "waits": ["learner waits for batch 0: 3 groups wait"]},
+        levels | {"buffer/running": 16},
+    ):
+        seen.status = status
+        file = io.StringIO()
+        Console(file=file, width=100).print(seen._table())
+        assert seen._line() in " ".join(file.getvalue().split())
+        told.append(seen._line())
+    assert [line[:13] for line in told] == [f"start, {n} of 4" for n in (1, 2, 3, 3, 4)]
+    assert "3 groups are ready, 13 run" in told[3]
+    write(tmp_path, ROW)
+    seen.update()
+    assert "start," not in seen._line()
+    seen.close()
+
+
+def test_the_live_display_has_the_rewards_as_a_curve_and_the_last_sample(tmp_path: Path) -> None:
+    config = configs.load(["configs/quickstart.yaml"])
+    configs.save(config, tmp_path / "config.yaml")
+    seen = watch(tmp_path)
+    write(tmp_path, *({"step": n, "reward/mean": n / 8} for n in range(1, 9)))
+    prompt = np.array([1, 2, 3, 10], np.int32)
+    log = SampleLog(tmp_path, TRAINED, steps=1, most=None)
+    for number, said in enumerate(([4, 5, 6], [1, 2, 3])):
+        tokens = np.append(prompt, np.array(said, np.int32))
+        made = Sample(tokens, 4, np.zeros(3, np.float32), np.ones(3, bool), [(0, 3)], float(number), "length")
+        log.write(kept(TRAINED, 7, 7, (0, number), made))
+    log.close()
+    with (tmp_path / "samples" / "trained.jsonl").open("ab") as file:
+        file.write(b'{"torn')
+    seen.update()
+    deadline = time.monotonic() + 30
+    while not seen._last_sample.text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    text = io.StringIO()
+    Console(file=text, width=100).print(seen._table())
+    assert "▁▂▃▄▅▆▇█" in text.getvalue()
+    assert "123> → 123 (reward 1, step 7)" in text.getvalue()
+    seen.close()
+
+
+def test_a_sparkline_spans_all_values_in_few_bars() -> None:
+    assert sparkline([]) == "" and sparkline([3.0, 3.0]) == "▁▁"
+    assert sparkline([0.0, 1.0, float("nan"), 0.5]) == "▁█▅"
+    assert sparkline([n // 100 for n in range(800)], width=8) == "▁▂▃▄▅▆▇█"
 
 
 def test_a_buffer_that_is_silent_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,186 @@
+"""Talk to a model in the terminal: `python -m scripts.chat MODEL`; MODEL is a run's folder or a Hugging Face folder.
+
+Answers appear as they are written. `/new` begins another conversation, `/quit` (or Ctrl-D) ends; Ctrl-C stops an
+answer. Lines may come from a pipe. A run whose task has no tokenizer (copy, arithmetic) is asked in the task's own
+characters, and each line is a conversation of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal_like.config import ConfigError
+from areal_like.errors import UserError
+
+from .arguments import command, refuse
+from .eval import model_folder, run_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from areal_like.interfaces import Codec
+
+LOOK_SECONDS = 0.05
+"""Between two looks at what the engine has written."""
+NAME = "answer"
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = command("chat", __doc__)
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a run's folder, or a model's (config.json)")
+    parser.add_argument("--system", help="system message")
+    parser.add_argument("--temperature", type=float, default=0.7, help="0: greedy (default: 0.7)")
+    parser.add_argument("--max-tokens", type=int, default=512, help="longest answer (default: 512)")
+    parser.add_argument("--seed", type=int, default=0, help="of the answers")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's choice)")
+    return parser.parse_args(argv)
+
+
+@dataclass
+class Talk:
+    """A conversation: its tokens so far, and whether the last answer ended by itself."""
+
+    codec: Codec
+    stop: tuple[int, ...]
+    system: str | None
+    remembers: bool
+    tokens: np.ndarray | None = None
+    closed: bool = True
+    answers: int = field(default=0)
+
+    def hear(self, text: str) -> np.ndarray:
+        """The tokens that the model goes on from. Raises ValueError for text that the model has no tokens for."""
+        import numpy as np
+
+        if self.tokens is None or not self.remembers:
+            system = [{"role": "system", "content": self.system}] if self.system else []
+            self.tokens = self.codec.opening([*system, {"role": "user", "content": text}])
+        else:
+            self.tokens = np.concatenate([self.tokens, self.codec.reply(text, closed=self.closed)])
+        return self.tokens
+
+    def say(self, tokens: np.ndarray, closed: bool) -> None:
+        import numpy as np
+
+        assert self.tokens is not None
+        self.tokens, self.closed = np.concatenate([self.tokens, tokens]), closed
+        self.answers += 1
+
+
+def talk_of(args: argparse.Namespace, model: Path) -> Talk:
+    """The model's text: its own tokenizer's, or that of the run's task. Raises ConfigError, ValueError, OSError."""
+    if (model / "tokenizer_config.json").is_file():
+        from transformers import AutoTokenizer
+
+        from areal_like.tasks.chat import TokenizerCodec, stop_tokens
+
+        tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        codec = TokenizerCodec(tokenizer, chat=bool(tokenizer.chat_template))
+        return Talk(codec, stop_tokens(model, tokenizer), args.system, remembers=True)
+    from areal_like.registry import build
+
+    run = run_of(args.model)
+    task = build("task", run.task, run.run.seed) if run else None
+    prompt = task.prompt("heldout", 0) if task else None
+    if task is None or prompt is None or prompt.codec is None:
+        raise ConfigError(f"{model} has no tokenizer (tokenizer_config.json is missing), and no task that has text")
+    args.max_tokens = min(args.max_tokens, prompt.max_tokens)
+    print(f"the task's own text, e.g. {prompt.codec.decode(prompt.tokens)!r}", file=sys.stderr)
+    return Talk(prompt.codec, tuple(task.stop_tokens), None, remembers=False)
+
+
+async def answer(engine: Any, talk: Talk, text: str, args: argparse.Namespace) -> None:
+    """Print the model's answer as it is written. Raises ValueError."""
+    from areal_like.sampling import stream_key
+    from areal_like.types import Limits
+
+    before = talk.tokens
+    prompt = talk.hear(text)
+    limits = Limits(
+        args.max_tokens, args.temperature, talk.stop, key=stream_key(args.seed, talk.answers), trained=False
+    )
+    writing = asyncio.ensure_future(engine.generate(prompt, limits, NAME))
+    shown = ""
+    try:
+        while not writing.done():
+            await asyncio.wait([writing], timeout=LOOK_SECONDS)
+            if not writing.done():
+                shown = _print_more(shown, talk.codec.decode(engine.so_far(NAME)), whole=False)
+        said = writing.result()
+    except BaseException:
+        writing.cancel()
+        talk.tokens = before  # as if it had not been asked
+        raise
+    talk.say(said.tokens, closed=said.finish == "stop")
+    _print_more(shown, talk.codec.decode(said.tokens), whole=True)
+    print(" …" if said.finish == "length" and talk.stop else "", flush=True)
+
+
+def _print_more(shown: str, text: str, *, whole: bool) -> str:
+    """Print what is new in `text`; returns what is printed by now. The last character may still be half a one."""
+    text = text if whole else text.rstrip("\ufffd")
+    if text.startswith(shown):
+        print(text[len(shown) :], end="", flush=True)
+        return text
+    return shown
+
+
+def converse(engine: Any, talk: Talk, args: argparse.Namespace) -> None:
+    """Read lines until the end of input."""
+    asked = "> " if sys.stdin.isatty() else ""
+    with asyncio.Runner() as runner:
+        try:
+            while True:
+                line = input(asked).strip()
+                if line == "/quit":
+                    break
+                if line == "/new":
+                    talk.tokens = None
+                elif line:
+                    _say(runner, engine, talk, line, args)
+        except EOFError:
+            print(end="\n" if asked else "")
+        finally:
+            runner.run(engine.close())
+
+
+def _say(runner: asyncio.Runner, engine: Any, talk: Talk, line: str, args: argparse.Namespace) -> None:
+    try:
+        runner.run(answer(engine, talk, line, args))
+    except KeyboardInterrupt:
+        print(" (stopped)")
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        folder = model_folder(args.model)
+        import torch
+        from transformers.utils import logging
+
+        from actors.engines.torch_engine import TorchEngine
+        from areal_like.registry import build
+
+        logging.disable_progress_bar()
+        if args.threads:
+            torch.set_num_threads(args.threads)
+        talk = talk_of(args, folder)
+        model = build("model", {"name": "folder", "path": str(folder)}, args.seed, 1)
+    except (UserError, ValueError, OSError) as error:
+        refuse(error)
+    try:
+        converse(TorchEngine(model, slots=1), talk, args)
+    except KeyboardInterrupt:
+        print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

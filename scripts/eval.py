@@ -1,0 +1,288 @@
+"""Evaluate a model: `python -m scripts.eval MODEL [SET ...]`; MODEL is a run's folder or a Hugging Face folder.
+
+A SET is a file of prompts and answers (`test.jsonl`; all its rows, or `--prompts` of them), a task's name
+(`arithmetic`; its held-out rows) or a spec (`{name: jsonl, path: test.jsonl, reward: exact}`). Without SET: the run's
+own held-out prompts, in its own workflow. With `--samples 8` each prompt is answered eight times, and pass@k is the
+unbiased estimate (Chen et al., arXiv 2107.03374). Intervals are of 95 %, over prompts (Wilson). Verifiers run in
+processes of their own, with a time limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal_like import config as configs
+from areal_like.config import ConfigError
+from areal_like.errors import UserError
+from areal_like.layers import parse_override
+from areal_like.run_folder import CONFIG
+
+from .arguments import command, new_file, refuse
+from .output import console, shortened, table, write_json
+from .pass_at_k import interval, pass_at_k, powers
+
+if TYPE_CHECKING:
+    from areal_like.interfaces import RewardFunction, Task, Workflow
+    from areal_like.types import Prompt
+
+TIMEOUT, WORKERS = 30.0, 2
+PROGRESS_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Of one prompt: the texts, their rewards, lengths in tokens, and how many were cut at the longest length."""
+
+    prompt: str
+    wanted: str
+    texts: list[str]
+    rewards: list[float]
+    lengths: list[int]
+    cut: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """A set to ask: its name, its task, the rows, and how samples are rolled out."""
+
+    name: str
+    task: Task
+    rows: list[tuple[str, int]]
+    workflow: Workflow
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = command("eval", __doc__)
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a run's folder, or a model's (config.json)")
+    parser.add_argument("sets", nargs="*", metavar="SET", help="FILE.jsonl, a task's name, or {name: ..., knobs}")
+    parser.add_argument("--prompts", type=_positive, help="of each set (default: all of a file, else 256)")
+    parser.add_argument("--samples", type=_positive, default=1, help="answers per prompt (default: 1)")
+    parser.add_argument("--temperature", type=float, help="0: greedy (default: 0 for one sample, else 1)")
+    parser.add_argument("--max-tokens", type=_positive, help="longest answer (default: the task's)")
+    parser.add_argument("--right", type=float, default=1.0, help="an answer is right from this reward on (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="of samples, and of which rows are asked")
+    parser.add_argument("--slots", type=_positive, default=64, help="sequences at once (default: 64)")
+    parser.add_argument("--threads", type=_positive, help="CPU threads (default: torch's choice)")
+    parser.add_argument("--show", type=int, default=0, metavar="N", help="print the answers to the first N prompts")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write figures and all answers to this file")
+    return parser.parse_args(argv)
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
+# ---- model and sets -------------------------------------------------------------------------------------------------
+
+
+def model_folder(given: Path) -> Path:
+    """The model's folder: `given`, or the final checkpoint of the run there. Raises ConfigError."""
+    final = given / "checkpoints" / "final"
+    for folder in (given, final):
+        if (folder / "config.json").is_file():
+            return folder
+    if (given / CONFIG).is_file():
+        raise ConfigError(f"{given}: the run has no model yet ({final} is missing): it is written when a run ends")
+    raise ConfigError(f"{given}: no model there (config.json is missing), and no run ({CONFIG} is missing)")
+
+
+def run_of(given: Path) -> configs.Config | None:
+    """The config of the run that the model is from, if it is a run's folder or its final checkpoint."""
+    for folder in (given, *given.resolve().parents[1:2]):
+        if (folder / CONFIG).is_file():
+            return configs.load_resolved(folder / CONFIG)
+    return None
+
+
+def spec_of(text: str, model: Path) -> dict[str, Any]:
+    """The task's spec of a SET. A file, or a spec without its own, has the model's tokenizer. Raises ConfigError."""
+    value: Any = parse_override(f"set={text}")[1]
+    if isinstance(value, str):
+        value = {"name": "jsonl", "path": value} if value.endswith(".jsonl") else {"name": value}
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise ConfigError(f"{text}: a set is FILE.jsonl, a task's name, or {{name: ..., knobs}}")
+    return value | ({"tokenizer": str(model)} if value["name"] == "jsonl" and "tokenizer" not in value else {})
+
+
+def questions(args: argparse.Namespace, model: Path) -> list[Question]:
+    """Raises ConfigError, ValueError, OSError."""
+    from areal_like.registry import bind, build
+
+    run, found = run_of(args.model), []
+    if not args.sets and run is None:
+        raise ConfigError(f"{args.model} is no run's folder: name a set, e.g. test.jsonl or arithmetic")
+    if not args.sets:
+        assert run
+        task = build("task", run.task, run.run.seed)
+        rows = [("heldout", row) for row in range(task.size("heldout"))][: args.prompts or run.eval.prompts]
+        found.append(
+            Question(f"{run.task['name']} (held-out)", task, rows, bind("workflow", configs.heldout_workflow(run)))
+        )
+    for text in args.sets:
+        spec = spec_of(text, model)
+        task = build("task", spec, args.seed)
+        whole = text.endswith(".jsonl")
+        splits = ("heldout", "train") if whole else ("heldout",)
+        rows = [(split, row) for split in splits for row in range(task.size(split))]
+        found.append(
+            Question(
+                text, task, rows[: args.prompts or (None if whole else 256)], bind("workflow", {"name": "single_turn"})
+            )
+        )
+    return found
+
+
+# ---- asking ---------------------------------------------------------------------------------------------------------
+
+
+async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[Answers]:
+    """All prompts of a set, as many samples at once as there are slots."""
+    from actors.engines.torch_engine import TorchEngine
+    from actors.reward_pool import RewardPool
+    from actors.rewards import reward_function
+
+    engine = TorchEngine(model, slots=args.slots)
+    pool = RewardPool(workers=WORKERS, timeout=TIMEOUT)
+    reward = reward_function(question.task, pool, timeout=TIMEOUT, step_timeout=TIMEOUT)
+    done = 0
+
+    async def one(number: int, place: tuple[str, int]) -> Answers:
+        nonlocal done
+        prompt = question.task.prompt(*place)
+        samples = await asyncio.gather(
+            *(_sample(args, question, engine, reward, prompt, number, i) for i in range(args.samples))
+        )
+        done += 1
+        said = [sample.tokens[sample.prompt_length :] for sample in samples]
+        texts = [prompt.codec.decode(each) if prompt.codec else " ".join(map(str, each)) for each in said]
+        asked = prompt.messages[-1]["content"] if prompt.messages else str(prompt.tokens.tolist())
+        rewards = [float(sample.reward) for sample in samples]
+        cut = sum(sample.finish == "length" for sample in samples) if question.task.stop_tokens else 0
+        return Answers(asked, str(prompt.answer), texts, rewards, [len(each) for each in said], cut)
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            print(f"{question.name}: {done} of {len(question.rows)} prompts", file=sys.stderr, flush=True)
+
+    telling = asyncio.create_task(tell())
+    try:
+        return list(await asyncio.gather(*(one(number, place) for number, place in enumerate(question.rows))))
+    finally:
+        telling.cancel()
+        await engine.close()
+        await pool.close()
+
+
+async def _sample(
+    args: argparse.Namespace,
+    question: Question,
+    engine: Any,
+    reward: RewardFunction,
+    prompt: Prompt,
+    number: int,
+    i: int,
+) -> Any:
+    from areal_like.sampling import stream_key
+    from areal_like.types import Limits
+
+    key, longest = stream_key(args.seed, number, i), args.max_tokens or prompt.max_tokens
+    limits = Limits(longest, args.temperature, tuple(question.task.stop_tokens), key=key, trained=False)
+    sample = await question.workflow(engine, reward, prompt, limits, f"{number} {i}", 0)
+    if sample is None:
+        raise ConfigError(
+            f"{question.name}: the workflow rejected a sample of {' row '.join(map(str, question.rows[number]))}"
+        )
+    return sample
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+
+def figures(answers: Sequence[Answers], samples: int, right: float) -> dict[str, Any]:
+    """Means over prompts, and their intervals."""
+    means = [sum(each.rewards) / len(each.rewards) for each in answers]
+    counts = [sum(reward >= right for reward in each.rewards) for each in answers]
+    passes = {k: [pass_at_k(samples, count, k) for count in counts] for k in powers(samples)}
+    named = {"reward": means, **{f"pass@{k}": values for k, values in passes.items()}}
+    lengths = [length for each in answers for length in each.lengths]
+    return {
+        "prompts": len(answers),
+        "samples": samples,
+        **{name: [sum(values) / len(values), *interval(values)] for name, values in named.items()},
+        "tokens": sum(lengths) / len(lengths),
+        "cut": sum(each.cut for each in answers) / len(lengths),
+    }
+
+
+def show(results: Mapping[str, Mapping[str, Any]], args: argparse.Namespace) -> None:
+    """The table of all sets."""
+    how = "greedy" if args.temperature == 0 else f"temperature {args.temperature:g}"
+    columns = ["reward", *(f"pass@{k}" for k in powers(args.samples))]
+    made = table(f"{args.model}: {args.samples} answer{'s' * (args.samples > 1)} per prompt, {how}; mean [95 %]",
+                 "set", "prompts", *columns, "tokens", "cut")  # fmt: skip
+    for name, found in results.items():
+        cells = ["{:.3f} [{:.3f}, {:.3f}]".format(*found[column]) for column in columns]
+        made.add_row(
+            shortened(name, 40), str(found["prompts"]), *cells, f"{found['tokens']:.1f}", f"{found['cut']:.0%}"
+        )
+    console(140).print(made)
+
+
+def show_answers(name: str, answers: Sequence[Answers], count: int) -> None:
+    for each in answers[:count]:
+        print(f"\n{name}: {shortened(each.prompt, 200)}\n  wanted: {shortened(each.wanted, 200)}")
+        for text, reward in zip(each.texts, each.rewards, strict=True):
+            print(f"  {reward:6.3f}  {shortened(text, 200)}")
+
+
+def evaluate(args: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], dict[str, list[Answers]]]:
+    """Set → its figures, and its answers. Raises UserError, ValueError, OSError."""
+    model = model_folder(args.model)
+    import torch
+    from transformers.utils import logging
+
+    from areal_like.registry import build
+
+    logging.disable_progress_bar()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    asked = questions(args, model)
+    vocabulary = max(question.task.vocab_size for question in asked)
+    results, answers = {}, {}
+    for question in asked:
+        begin = time.monotonic()
+        loaded = build("model", {"name": "folder", "path": str(model)}, args.seed, vocabulary)
+        answers[question.name] = asyncio.run(ask(args, question, loaded))
+        results[question.name] = figures(answers[question.name], args.samples, args.right)
+        results[question.name]["seconds"] = time.monotonic() - begin
+    return results, answers
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(sys.argv[1:] if argv is None else argv)
+    if args.temperature is None:
+        args.temperature = 0.0 if args.samples == 1 else 1.0
+    try:
+        results, answers = evaluate(args)
+    except (UserError, ValueError, OSError) as error:
+        refuse(error)
+    for name, found in answers.items():
+        show_answers(name, found, args.show)
+    show(results, args)
+    listed = {name: [vars(each) for each in found] for name, found in answers.items()}
+    write_json(args.json, {name: {**found, "answers": listed[name]} for name, found in results.items()})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,279 @@
+"""`scripts.check`: what is shipped keeps its contracts, and each broken component is found out."""
+
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import areal_like as al
+from actors.tools import Tools
+from actors.workflows import single_turn
+from areal_like.registry import COMPONENTS, ConfigError
+from areal_like.tasks.copying import Copy
+from areal_like.types import Outcome
+from buffer.schedulers import AsyncScheduler
+from buffer.sizing import Sizing
+from learners.losses.contract import LossBatch, masked_sum, ratio, total
+from scripts import check
+
+NEEDS: dict[tuple[str, str], Mapping[str, object]] = {
+    ("policy", "priority"): {"key": f"{__name__}:oldest"},
+    ("workflow", "multi_turn"): {"environment": {"name": "desk"}},
+}
+HELP: dict[tuple[str, str], dict[str, str]] = {
+    ("reward", "exact"): {"response": "42"},
+    ("reward", "unit_tests"): {
+        "answer": '{"function": "f", "cases": [[[1], 2]], "isolation": "weak"}',
+        "response": "def f(x):\n    return x + 1",
+    },
+}
+ELSEWHERE = {("task", "jsonl"), ("workflow", "agent"), ("engine", "sglang")}
+"""These need files, programs or servers."""
+SHIPPED = [(k, name) for k in check.CONTRACTS for name in COMPONENTS[k] if (k, name) not in ELSEWHERE]
+
+
+def oldest(group: Any) -> float:
+    return -group.oldest
+
+
+@pytest.mark.parametrize(("kind", "name"), SHIPPED)
+def test_what_is_shipped_keeps_its_contract(kind: str, name: str) -> None:
+    spec = {"name": name} | dict(NEEDS.get((kind, name), {}))
+    broken = [each for each in check.results(kind, spec, **HELP.get((kind, name), {})) if each.problem]
+    assert not broken
+
+
+# What is wrong with each is in its name
+
+
+def mean_loss(batch: LossBatch, denominator: float):
+    return -(batch.current * batch.advantages)[batch.mask].mean(), {}
+
+
+def wrong_sign(batch: LossBatch, denominator: float):
+    return -total(batch.current * batch.advantages, batch, denominator), {}
+
+
+def trains_masked_tokens(batch: LossBatch, denominator: float):
+    return -(batch.current * batch.advantages).sum() / denominator, {}
+
+
+def without_clamp(batch: LossBatch, denominator: float):
+    ratios = (batch.current - batch.behaviour).exp()
+    return total(torch.where(batch.mask, ratios * batch.advantages, 0.0), batch, denominator), {}
+
+
+def without_shares(batch: LossBatch, denominator: float):
+    return -masked_sum(
+        ratio(batch.current, batch.behaviour, batch.mask) * batch.advantages, batch.mask
+    ) / denominator, {}
+
+
+def loss_that_draws(batch: LossBatch, denominator: float):
+    return total(batch.current * batch.advantages * random.random(), batch, denominator), {}
+
+
+def divides_by_zero(rewards, groups):
+    return (rewards - rewards.mean()) / rewards.std()
+
+
+def compares_groups(rewards, groups):
+    return rewards - (rewards.mean() if len(rewards) else 0.0)
+
+
+def upside_down(rewards, groups):
+    return -rewards
+
+
+def says_true(rewards, lengths):
+    return max(rewards) == min(rewards)
+
+
+def leaves_out_all(rewards, lengths):
+    return "too long"
+
+
+def takes_what_is_missing(waiting, missing, want):
+    return (999,) * want
+
+
+def never_waits(waiting, missing, want):
+    return tuple(group.id for group in waiting)[:want]
+
+
+class RandomSize(Sizing):
+    def next_size(self, seen):
+        return random.choice((2, 3, 5))
+
+
+class Idle(AsyncScheduler):
+    def admit(self, view):
+        return None
+
+
+class Forgetful(AsyncScheduler):
+    count = 0
+
+    def admit(self, view):
+        plan = super().admit(view)
+        self.count += 1
+        return plan and plan._replace(launch=plan.launch + self.count % 5)
+
+    def state_dict(self):
+        return {"sizing": None, "sizes": [self.group_size, self.launch]}
+
+
+class Overbooked(AsyncScheduler):
+    def admit(self, view):
+        return super().admit(view._replace(room=9))
+
+
+class Hashed(Copy):
+    def prompt(self, split, row):
+        return replace(super().prompt(split, row), answer=hash(f"{split} {row}"))
+
+    async def reward(self, prompt, tokens):
+        return 0.0
+
+
+class SameRows(Copy):
+    def prompt(self, split, row):
+        return super().prompt("train", row)
+
+
+class Lottery(Copy):
+    async def reward(self, prompt, tokens):
+        return random.random()
+
+
+def not_a_number(answer: str, response: str) -> float:
+    return float("nan") if not response else 1.0
+
+
+def pays_for_nothing(answer: str, response: str) -> float:
+    return 1.0
+
+
+def looks_at_the_clock(answer: str, response: str) -> float:
+    return time.perf_counter()
+
+
+class Moody(Tools):
+    async def step(self, action):
+        return Outcome(str(random.random()), 0.0, False)
+
+
+async def keeps_what_was_aborted(engine, reward, prompt, limits, request, filler=0):
+    class Deaf:
+        async def generate(self, *arguments):
+            said = await engine.generate(*arguments)
+            said.finish = "stop"
+            return said
+
+    return await single_turn(Deaf(), reward, prompt, limits, request, filler)
+
+
+async def asks_at_random(engine, reward, prompt, limits, request, filler=0):
+    return await single_turn(engine, reward, prompt, replace(limits, offset=random.randrange(99)), request, filler)
+
+
+class StaysOld:
+    """An engine that never takes new weights."""
+
+    slots, version = 4, 0
+
+    async def generate(self, tokens, limits, request=""):
+        from areal_like.types import Completion
+
+        n = limits.max_tokens
+        return Completion(np.zeros(n, np.int32), np.zeros(n, np.float32), [(0, n)], "length")
+
+    async def load(self, update):
+        pass
+
+    def abort(self, requests):
+        pass
+
+    def stats(self):
+        return {"tokens": 1.0}
+
+    async def close(self):
+        pass
+
+
+BROKEN = [
+    (mean_loss, "loss", "the cut into micro-batches"),
+    (mean_loss, "loss", "it is a sum ÷ denominator"),
+    (wrong_sign, "loss", "better answers become more likely"),
+    (trains_masked_tokens, "loss", "masked tokens change nothing"),
+    (without_clamp, "loss", "far off-policy"),
+    (without_shares, "loss", "shares"),
+    (loss_that_draws, "loss", "the same bits"),
+    (divides_by_zero, "advantage", "stay finite"),
+    (compares_groups, "advantage", "a group by itself"),
+    (upside_down, "advantage", "the better answer"),
+    (says_true, "filter", "'' to keep a group"),
+    (leaves_out_all, "filter", "'' to keep a group"),
+    (takes_what_is_missing, "policy", "it chooses"),
+    (never_waits, "policy", "with too few"),
+    (RandomSize, "sizing", "every size is one of"),
+    (Idle, "scheduler", "gives each of their groups work"),
+    (Forgetful, "scheduler", "after a crash"),
+    (Overbooked, "scheduler", "no room"),
+    (Hashed, "task", "every process makes the same prompts"),
+    (SameRows, "task", "share no prompt"),
+    (Lottery, "task", "twice the same"),
+    (not_a_number, "reward", "earns a finite number"),
+    (pays_for_nothing, "reward", "more than an empty one"),
+    (looks_at_the_clock, "reward", "earns the same"),
+    (Moody, "environment", "the same outcomes"),
+    (keeps_what_was_aborted, "workflow", "an aborted answer"),
+    (asks_at_random, "workflow", "the same calls"),
+    (StaysOld, "engine", "new weights arrive"),
+    (StaysOld, "engine", "it keeps count"),
+]
+
+
+@pytest.mark.parametrize(("component", "kind", "claim"), BROKEN, ids=lambda each: getattr(each, "__name__", None))
+def test_a_broken_component_is_found_out(component: Any, kind: str, claim: str) -> None:
+    name = f"{__name__}:{component.__name__}"
+    assert check.kind_of(name) == kind
+    broken = [each.claim for each in check.results(kind, {"name": name}) if each.problem]
+    assert any(claim in each for each in broken), broken
+
+
+def good_loss(batch: LossBatch, denominator: float, *, power: float = 1.0):
+    """A policy gradient weighed by a power of the ratio."""
+    moved = ratio(batch.current, batch.behaviour, batch.mask)
+    return total(moved * batch.advantages * power, batch, denominator), {"ratio": moved.detach()}
+
+
+def test_the_command_says_which_claims_hold(capsys: pytest.CaptureFixture) -> None:
+    assert check.main([f"{__name__}:good_loss", "power=2"]) == 0
+    said = capsys.readouterr().out
+    assert "checked as: loss" in said and said.count("holds") == 8 and "all hold" in said
+    assert check.main([f"{__name__}:mean_loss"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "BROKEN it is a sum" in said and "no .mean()" in said
+    for arguments, told in (
+        ([f"{__name__}:good_loss", "pwoer=2"], "no knob 'pwoer'"),
+        ([f"{__name__}:oldest"], "which kind is that?"),
+        (["lsos"], "name your own as module:Name"),
+        (["nowhere:f"], "cannot be found"),
+    ):
+        with pytest.raises(SystemExit):
+            check.main(arguments)
+        assert told in capsys.readouterr().err
+
+
+def test_a_test_of_the_users_own_calls_it() -> None:
+    assert "masked tokens change nothing" in " ".join(al.check(f"{__name__}:good_loss", knobs={"power": 0.5}))
+    with pytest.raises(AssertionError, match="better answers become more likely"):
+        al.check(f"{__name__}:wrong_sign")
+    with pytest.raises(ConfigError):
+        al.check(f"{__name__}:oldest")

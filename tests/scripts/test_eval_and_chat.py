@@ -1,0 +1,185 @@
+"""`scripts.eval` and `scripts.chat` on tiny random models: every figure is recomputed from the answers, and a
+conversation is what the model would have been given token by token."""
+
+import io
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from areal_like import config as configs
+from areal_like.registry import build
+from scripts import chat, pass_at_k
+from scripts import eval as evaluation
+from tests.folders import byte_tokenizer, write_folder
+
+torch.set_num_threads(1)
+
+
+def short(answer: str, response: str) -> float:
+    return float(len(response) % 2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    write_folder(folder, "llama tied")
+    return folder
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    lines = [json.dumps({"prompt": f"What is {i} + 1?", "answer": str(i + 1)}) for i in range(7)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    return tmp_path / "rows.jsonl"
+
+
+# pass@k
+
+
+@pytest.mark.parametrize(("samples", "right"), [(1, 0), (1, 1), (4, 1), (5, 2), (6, 6), (6, 0)])
+def test_pass_at_k_is_the_share_of_all_choices_of_k_answers_with_a_right_one(samples: int, right: int) -> None:
+    answers = [True] * right + [False] * (samples - right)
+    for k in range(1, samples + 1):
+        choices = list(itertools.combinations(answers, k))
+        assert pass_at_k.pass_at_k(samples, right, k) == pytest.approx(sum(map(any, choices)) / len(choices))
+    with pytest.raises(ValueError, match=f"pass@{samples + 1}"):
+        pass_at_k.pass_at_k(samples, right, samples + 1)
+
+
+def test_intervals_hold_the_mean_and_shrink_with_more_prompts() -> None:
+    assert pass_at_k.powers(1) == [1] and pass_at_k.powers(6) == [1, 2, 4, 6] and pass_at_k.powers(8) == [1, 2, 4, 8]
+    low, high = pass_at_k.interval([1.0] * 10)
+    assert low == pytest.approx(0.7225, abs=1e-3) and high == pytest.approx(1.0), "10 of 10 is not certainty (Wilson)"
+    for values in ([0.0, 1.0, 0.5, 0.25] * 5, [-2.0, 3.0, 0.5, 9.0] * 5):
+        mean, (low, high) = sum(values) / len(values), pass_at_k.interval(values)
+        more = pass_at_k.interval(values * 10)
+        assert low < mean < high and more[1] - more[0] < (high - low) / 2.5
+
+
+# eval
+
+
+def figures(*arguments: str, at: Path) -> dict:
+    assert evaluation.main([*arguments, "--threads", "1", "--json", str(at / "found.json")]) == 0
+    return json.loads((at / "found.json").read_text())
+
+
+def test_each_figure_is_that_of_the_answers(
+    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    spec = f"{{name: jsonl, path: {rows}, heldout_path: {rows.parent}/held.jsonl, max_tokens: 9, "
+    spec += f"reward: {__name__}:short}}"
+    held = [json.dumps({"prompt": f"{i}?", "answer": "x"}) for i in range(5)]
+    (rows.parent / "held.jsonl").write_text("\n".join(held))
+    asked = [str(model), spec, "copy", "--samples", "4", "--prompts", "5", "--show", "1"]
+    found = figures(*asked, at=tmp_path)
+    assert list(found) == [spec, "copy"]
+    first = found[spec]
+    rewards = [answer["rewards"] for answer in first["answers"]]
+    assert len(rewards) == 5 and all(len(each) == 4 for each in rewards)
+    assert [[short("", text) for text in a["texts"]] for a in first["answers"]] == rewards
+    assert first["reward"][0] == pytest.approx(sum(map(sum, rewards)) / 20)
+    for k in (1, 2, 4):
+        chances = [
+            sum(map(any, itertools.combinations(each, k))) / len(list(itertools.combinations(each, k)))
+            for each in rewards
+        ]
+        mean, low, high = first[f"pass@{k}"]
+        assert mean == pytest.approx(sum(chances) / 5) and low <= mean <= high
+    assert first["cut"] == sum(a["cut"] for a in first["answers"]) / 20
+    assert first["tokens"] == pytest.approx(sum(sum(a["lengths"]) for a in first["answers"]) / 20)
+    assert len({text for a in first["answers"] for text in a["texts"]}) > 5, "samples differ"
+    again = figures(*asked, at=tmp_path)
+    assert [a["texts"] for a in again[spec]["answers"]] == [a["texts"] for a in first["answers"]]
+    said = capsys.readouterr().out
+    assert "pass@4" in said and "temperature 1" in said and "wanted: x" in said
+
+
+def test_a_file_is_asked_whole_and_greedily(model: Path, rows: Path, tmp_path: Path) -> None:
+    found = figures(str(model), str(rows), "--max-tokens", "5", at=tmp_path)[str(rows)]
+    assert sorted(each["wanted"] for each in found["answers"]) == sorted(str(i + 1) for i in range(7))
+    assert found["samples"] == 1 and max(each["lengths"][0] for each in found["answers"]) <= 5
+
+
+def test_a_run_is_asked_its_own_held_out_prompts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    config = configs.load(["quickstart", "eval.prompts=6"])
+    task = build("task", config.task, config.run.seed)
+    final = tmp_path / "run" / "checkpoints" / "final"
+    build("model", config.model, 0, task.vocab_size).save_pretrained(final)
+    configs.save(config, tmp_path / "run" / "config.yaml")
+    for place in (tmp_path / "run", final):
+        found = figures(str(place), at=tmp_path)["copy (held-out)"]
+        assert (
+            len(found["answers"]) == 6
+            and found["answers"][0]["prompt"] == task.prompt("heldout", 0).messages[0]["content"]
+        )
+    for arguments, told in (
+        ([str(model)], "name a set"),
+        ([str(tmp_path)], "no model there"),
+        ([str(model), "cpoy"], "there is no task 'cpoy'. Did you mean 'copy'?"),
+        ([str(model), "nowhere.jsonl"], "no file"),
+    ):
+        with pytest.raises(SystemExit):
+            evaluation.main(arguments)
+        assert told in capsys.readouterr().err
+
+
+# chat
+
+
+def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, text: str, *arguments: str) -> list[str]:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert chat.main([*arguments, "--threads", "1"]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_lines_from_a_pipe_are_answered_and_a_conversation_goes_on(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    heard: list[list[int]] = []
+    hear = chat.Talk.hear
+
+    def noted(self: chat.Talk, text: str):
+        tokens = hear(self, text)
+        heard.append(tokens.tolist())
+        return tokens
+
+    monkeypatch.setattr(chat.Talk, "hear", noted)
+    options = [str(model), "--max-tokens", "12", "--temperature", "0"]
+    said(monkeypatch, capsys, "Hello\nAnd now?\n/new\nHello\n/quit\nnever\n", *options, "--system", "Be brief.")
+    assert len(heard) == 3 and heard[0] == heard[2], "/new begins anew, /quit ends"
+    text = byte_tokenizer().decode
+    assert text(heard[0]) == "[system]Be brief.[user]Hello[assistant]"
+    assert heard[1][: len(heard[0])] == heard[0] and len(heard[1]) > len(heard[0]) + 5
+    assert text(heard[1]).endswith("[user]And now?[assistant]")
+
+
+def test_what_is_printed_bit_by_bit_is_the_answer(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    options = [str(model), "--max-tokens", "40", "--temperature", "0"]
+    monkeypatch.setattr(chat, "LOOK_SECONDS", 0.0)
+    looked = said(monkeypatch, capsys, "Hello\n", *options)
+    monkeypatch.setattr(chat, "LOOK_SECONDS", 60.0)
+    assert said(monkeypatch, capsys, "Hello\n", *options) == looked and looked[0]
+
+
+def test_text_comes_as_it_grows_without_halves_of_characters(capsys: pytest.CaptureFixture) -> None:
+    shown = ""
+    for text in ("a", "a\ufffd", "aé", "aéb"):
+        shown = chat._print_more(shown, text, whole=False)
+        assert not shown.endswith("\ufffd")
+    assert capsys.readouterr().out == "aéb" == chat._print_more(shown, "aéb", whole=True)
+
+
+def test_a_run_without_a_tokenizer_speaks_its_tasks_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    config = configs.load(["quickstart"])
+    build("model", config.model, 0, 13).save_pretrained(tmp_path / "checkpoints" / "final")
+    configs.save(config, tmp_path / "config.yaml")
+    lines = said(monkeypatch, capsys, "12345678>\nx\n12345678>\n", str(tmp_path), "--temperature", "0")
+    assert len(lines) == 2 and lines[0] == lines[1] and len(lines[0].strip()) <= 8
