@@ -84,8 +84,9 @@ def _taken(loss: LossFunction, batch: LossBatch, denominator: float = DENOMINATO
 
 
 def _some(batch: LossBatch, index: Tensor) -> LossBatch:
-    values: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(LossBatch)}
-    return LossBatch(**{name: None if value is None else value[index] for name, value in values.items()})
+    values = {field.name: getattr(batch, field.name) for field in fields(LossBatch)}
+    here: dict[str, Any] = {name: None if value is None else value[index] for name, value in values.items()}
+    return LossBatch(**here)
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
