@@ -74,7 +74,10 @@ def kind_of(name: str) -> str:
         return shipped[0]
     if ":" not in name:
         raise ConfigError(f"there is no component {name!r} of ours; name your own as module:Name")
-    found = resolve("task", name)  # any kind: a name of one's own is looked up the same
+    try:
+        found = resolve("task", name)  # any kind: a name of one's own is looked up the same
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix("task.name: ")) from None
     function = getattr(found, "func", found)
     if inspect.isclass(function):
         fitting = [kind for kind, methods in METHODS.items() if methods <= set(dir(function))]
@@ -85,6 +88,10 @@ def kind_of(name: str) -> str:
         return "workflow"
     parameters = inspect.signature(function).parameters.values()
     names = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    for given in PARAMETERS:
+        if names[: len(given)] == given and len(names) > len(given):
+            knob = names[len(given)]
+            raise ConfigError(f"{name}: knobs are keyword-only: write `*,` before {knob!r}, and give it a default")
     if names not in PARAMETERS:
         known = "; ".join(f"{kind}({', '.join(by)})" for by, kind in PARAMETERS.items())
         raise ConfigError(f"{name}({', '.join(names)}): which kind is that? Known are {known}; or say --kind")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import json
 import math
@@ -27,15 +28,10 @@ from . import Broken, Claim, Help, demand
 ROWS, SEED, SECONDS = 64, 3, 30.0
 ANSWERS = ("", "42", "The answer is 42.", "\\boxed{\\frac{1}", "é∑\x00" * 20, "7 " * 5000)
 """What a model may write: nothing, something, broken LaTeX, odd characters, far too much."""
-_DIGEST = """
-import hashlib, json, sys
-from areal_like.registry import build
-task, found = build("task", json.loads(sys.argv[1]), int(sys.argv[2])), hashlib.sha256()
-for split in ("train", "heldout"):
-    for row in range(min(int(sys.argv[3]), task.size(split))):
-        prompt = task.prompt(split, row)
-        found.update(prompt.tokens.tobytes() + repr((prompt.answer, prompt.max_tokens)).encode())
-print(found.hexdigest())
+_ELSEWHERE = """
+import importlib, json, sys
+contracts = importlib.import_module(sys.argv[1])
+print(contracts.digest(contracts.build("task", json.loads(sys.argv[2]), contracts.SEED)))
 """
 
 
@@ -87,19 +83,26 @@ def _disjoint(task: Task) -> None:
     demand(not train & heldout, f"{len(train & heldout)} prompts are in both: held-out rewards would tell nothing")
 
 
+def digest(task: Task) -> str:
+    """Of a task's first prompts."""
+    found = hashlib.sha256()
+    for split in ("train", "heldout"):
+        for row in range(min(ROWS, task.size(split))):
+            prompt = task.prompt(split, row)
+            found.update(prompt.tokens.tobytes() + repr((prompt.answer, prompt.max_tokens)).encode())
+    return found.hexdigest()
+
+
 def _same_elsewhere(spec: Mapping[str, object]) -> None:
-    """Two processes, with different hashes of texts."""
-    digests = []
-    for seed in ("1", "2"):
-        environment = os.environ | {"PYTHONPATH": python_path(), "PYTHONHASHSEED": seed}
-        command = [sys.executable, "-c", _DIGEST, json.dumps(dict(spec)), str(SEED), str(ROWS)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        demand(done.returncode == 0, f"another process cannot make them: {last}")
-        digests.append(done.stdout)
-    demand(
-        digests[0] == digests[1], "two processes made different prompts: take random numbers from (seed, split, row)"
-    )
+    """In this process and in another one, where texts have other hashes."""
+    seed = "1" if os.environ.get("PYTHONHASHSEED") == "2" else "2"
+    environment = os.environ | {"PYTHONPATH": python_path(), "PYTHONHASHSEED": seed}
+    command = [sys.executable, "-c", _ELSEWHERE, __name__, json.dumps(dict(spec))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    last = (done.stderr.strip().splitlines() or [""])[-1]
+    demand(done.returncode == 0, f"another process cannot make them: {last}")
+    same = done.stdout.strip() == digest(build("task", spec, SEED))
+    demand(same, "two processes made different prompts: take random numbers from (seed, split, row)")
 
 
 def _answers(task: Task, prompt: Prompt) -> list[np.ndarray]:

@@ -253,6 +253,10 @@ def good_loss(batch: LossBatch, denominator: float, *, power: float = 1.0):
     return total(moved * batch.advantages * power, batch, denominator), {"ratio": moved.detach()}
 
 
+def with_a_positional_knob(batch: LossBatch, denominator: float, clip: float = 0.2):
+    return total(batch.current, batch, denominator), {}
+
+
 def test_the_command_says_which_claims_hold(capsys: pytest.CaptureFixture) -> None:
     assert check.main([f"{__name__}:good_loss", "power=2"]) == 0
     said = capsys.readouterr().out
@@ -265,6 +269,8 @@ def test_the_command_says_which_claims_hold(capsys: pytest.CaptureFixture) -> No
         ([f"{__name__}:oldest"], "which kind is that?"),
         (["lsos"], "name your own as module:Name"),
         (["nowhere:f"], "cannot be found"),
+        ([f"{__name__}:nothing"], "has no 'nothing'"),
+        ([f"{__name__}:with_a_positional_knob"], "write `*,` before 'clip'"),
     ):
         with pytest.raises(SystemExit):
             check.main(arguments)
