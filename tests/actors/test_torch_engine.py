@@ -403,3 +403,23 @@ def test_a_prefill_forward_takes_seconds_of_a_core_at_most():
         large = torch.nn.Linear(1 << 14, 1 << 13, bias=False)
     large.device = torch.device("cpu")
     assert torch_engine._prefill_tokens(large) == int(5e11 / (2 << 27))
+
+
+def test_what_a_request_has_so_far_is_the_beginning_of_its_answer():
+    async def scenario() -> None:
+        engine = TorchEngine(new_model("qwen2"), slots=2)
+        prompts = prompts_of(5, 3)
+        asked = [
+            asyncio.ensure_future(engine.generate(p, Limits(30), name)) for p, name in zip(prompts, "ab", strict=True)
+        ]
+        seen = [engine.so_far("a")]
+        while not asked[0].done():
+            await asyncio.sleep(0)
+            seen.append(engine.so_far("a"))
+        said = (await asked[0]).tokens
+        assert len(seen[0]) == 0 and {len(each) for each in seen} >= {1, 10, 20}
+        assert all(np.array_equal(each, said[: len(each)]) for each in seen)
+        assert len(engine.so_far("nobody")) == 0
+        await engine.close()
+
+    asyncio.run(scenario())
