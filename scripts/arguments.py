@@ -22,6 +22,11 @@ def called(name: str) -> str:
     return sys.argv[0] if sys.argv[0].startswith("areal-like ") else f"python -m scripts.{name}"
 
 
+def other(name: str) -> str:
+    """How the user calls another command, in the way in which he called this one."""
+    return f"areal-like {name}" if sys.argv[0].startswith("areal-like ") else f"python -m scripts.{name}"
+
+
 def new_file(text: str) -> Path:
     """A file that can be written. Raises argparse.ArgumentTypeError."""
     path = Path(text)

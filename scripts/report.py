@@ -19,7 +19,7 @@ from typing import Any
 from .arguments import command, new_file, refuse
 
 NAME = "report.html"
-MOST_BYTES = 4_000_000
+MOST_BYTES = 3_500_000
 """Of data; the plotting library takes 4.8 MB."""
 
 
@@ -44,7 +44,7 @@ class Report:
         self.title = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
     def read(self) -> dict[str, Any]:
-        from .reporting.several import measured, table
+        from .reporting.several import changes, measured, table
 
         for each in self.contents:
             each.refresh()
@@ -52,6 +52,8 @@ class Report:
         pairs = list(zip(self.members, self.contents, strict=True))
         for run, (member, content) in zip(runs, pairs, strict=True):
             run["measures"] = measured(member, content)
+        for run in runs[1:]:
+            run["config"] = changes(runs[0]["config"], run["config"])
         points = table(self.members, self.contents) if len(runs) > 1 else []
         return {"title": self.title, "live": self.live, "runs": runs, "points": points}
 

@@ -31,7 +31,7 @@ from areal_like.launch.outcome import Death
 from areal_like.metrics import MetricsFollower
 from areal_like.run_folder import RENDEZVOUS
 
-from .arguments import command, refuse
+from .arguments import command, other, refuse
 from .fault_counts import faults
 from .last_sample import LastSample
 from .sparkline import sparkline
@@ -282,6 +282,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         "actor restarts": str(summary.get("restarts", 0)),
         **{f"{name} was left out": words.splitlines()[0] for name, words in summary.get("left_out", {}).items()},
         "logs": str(folder / "logs"),
+        "report": f"{other('report')} {folder}",
         "TensorBoard": f"tensorboard --logdir {folder / 'tb'}",
         "model": str(folder / "checkpoints" / "final"),
     }

@@ -81,13 +81,13 @@ class Lanes {
 }
 
 function overTime(found) {
-  const columns = Object.values(Object.values(found.strip)[0] || {})[0] || [];
-  const width = found.seconds / Math.max(1, columns.length);
+  const width = found.seconds / found.columns;
   return new Lanes(found, (pen, role, x, y, high) => {
-    for (let column = 0; column < columns.length; column += 1) {
+    for (let column = 0; column < found.columns; column += 1) {
       let base = y + high;
-      const whole = found.names.reduce((sum, name) => sum + found.strip[role][name][column], 0); // more than 1: at once
-      for (const name of found.names) {
+      const names = found.names.filter((name) => found.strip[role][name]);
+      const whole = names.reduce((sum, name) => sum + found.strip[role][name][column], 0); // more than 1: at once
+      for (const name of names) {
         const share = found.strip[role][name][column];
         if (!share) continue;
         const part = share * high / Math.max(1, whole);

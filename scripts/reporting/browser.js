@@ -99,13 +99,14 @@ class Browser {
   }
 
   show(run) {
-    const same = this.run && this.run.folder === run.folder;
+    const same = this.run && this.run.folder === run.folder, before = this.chosen;
     this.run = run;
     this.span = rewardSpan(run.samples);
-    if (same && this.chosen) this.chosen = run.samples.find((sample) => this.isSame(sample, this.chosen)) || null;
-    else this.chosen = null;
-    if (!same || !this.tools.children.length) this.makeTools();
-    this.list();
+    this.chosen = (same && before && run.samples.find((sample) => this.isSame(sample, before))) || null;
+    if (!same || !this.tools.contains(document.activeElement)) this.makeTools();
+    const scrolled = same ? this.rows.scrollTop : 0;
+    this.list(Boolean(this.chosen));
+    this.rows.scrollTop = scrolled;
   }
 
   isSame(a, b) {
@@ -143,7 +144,8 @@ class Browser {
     return found.sort((a, b) => orders[order](a, b) || later(a, b));
   }
 
-  list() {
+  list(keep = false) {
+    // `keep`: the sample that is shown stays
     const found = this.matching();
     this.count.textContent = `${found.length} of ${this.run.samples.length} samples here`;
     this.rows.replaceChildren(...found.slice(0, this.limit).map((sample) => this.row(sample)));
@@ -151,7 +153,8 @@ class Browser {
       this.rows.append(el("button", { class: "plain", type: "button", onclick: () => { this.limit += SHOWN_ROWS; this.list(); } }, `${found.length - this.limit} more`));
     }
     if (!found.length) this.rows.append(el("div", { class: "empty", style: { padding: "1rem" } }, "no such samples"));
-    this.open(found.includes(this.chosen) ? this.chosen : found[0] || null);
+    if (keep) this.mark();
+    else this.open(found.includes(this.chosen) ? this.chosen : found[0] || null);
   }
 
   row(sample) {
@@ -163,9 +166,13 @@ class Browser {
     return made;
   }
 
+  mark() {
+    for (const row of this.rows.children) row.setAttribute("aria-current", String(row.sample === this.chosen));
+  }
+
   open(sample) {
     this.chosen = sample;
-    for (const row of this.rows.children) row.setAttribute("aria-current", String(row.sample === sample));
+    this.mark();
     this.detail.replaceChildren();
     if (!sample) { this.detail.append(el("div", { class: "empty" }, "no sample is chosen")); return; }
     const fact = (text) => el("span", { class: "chip" }, visible(text));

@@ -40,10 +40,13 @@ CURATED = (
     *("response_length/mean", "zero_variance_share", "loss/clip_share", "publish/delta_bytes"),
 )
 """The metrics of each of many runs; of few runs the page has all."""
-MOST_BUCKETS, LEAST_BUCKETS = 500, 40
-BYTES_PER_POINT = 14
-STRIP_COLUMNS = 160
+IN_TILES = ("step", "seconds", "staleness/bound")
+MOST_BUCKETS, LEAST_BUCKETS = 500, 24
+BYTES_PER_POINT = 7
+MOST_COLUMNS, LEAST_COLUMNS = 160, 16
+BYTES_PER_COLUMN = 60
 MOST_SPANS = 5000
+BYTES_PER_SPAN = 30
 MOST_ROLES = 24
 JOURNAL_BYTES = 1 << 29
 """The ledger of a run with a longer journal has counts only: reading it would take minutes."""
@@ -78,17 +81,20 @@ class Contents:
         )  # resolved: checking it again would take longer than all else
         self.labels, self.seed = dict(labels or {}), seed or str(self.config["run"]["seed"])
         self._follower = MetricsFollower(run / "metrics.jsonl")
-        keys = 150 if budget.whole else len(CURATED) + 2
-        most = int(np.clip(budget.series / keys / BYTES_PER_POINT, LEAST_BUCKETS, MOST_BUCKETS))
+        numbers = 3 * 150 if budget.whole else len(CURATED) + 2
+        most = int(np.clip(budget.series / numbers / BYTES_PER_POINT, LEAST_BUCKETS, MOST_BUCKETS))
         self.series = Series(most, self._is_wanted)
         self.row: dict[str, Any] = {}
-        self.evaluations: dict[int, dict[str, float]] = {}
+        self.evaluations: dict[int, dict[str, float | None]] = {}
         self.notes: list[str] = []
-        self._texts: Texts | Numbers | None = None
-        self._kept: dict[str, tuple[object, Any]] = {}
+        self._texts: Texts | Numbers = Numbers()
+        self._kept: dict[str, tuple[object, Any, list[str]]] = {}
 
     def _is_wanted(self, key: str) -> bool:
         return self.budget.whole or key in CURATED
+
+    def _is_shown(self, key: str, value: object) -> bool:
+        return isinstance(value, int | float) and (self._is_wanted(key) or key in IN_TILES)
 
     @property
     def is_going_on(self) -> bool:
@@ -114,7 +120,7 @@ class Contents:
         """It stands where its weights were made."""
         step = int(found["version"]) * self.config["weight_sync_interval"]
         step = min(step, self.summary.get("steps", step))
-        values = {"reward": found["reward"], "length": found.get("length"), "seconds": found.get("seconds")}
+        values = {name: short(found[name]) for name in ("reward", "length", "seconds") if found.get(name) is not None}
         self.evaluations[int(found["version"])] = {"step": step, **values}
 
     def data(self) -> dict[str, Any]:
@@ -132,9 +138,9 @@ class Contents:
             "samples_per_step": config["groups_per_batch"] * group if group else None,
             "record": self._record(),
             "summary": {key: value for key, value in summary.items() if key != "evaluations"},
-            "row": {key: value for key, value in self.row.items() if isinstance(value, int | float)},
+            "row": {key: value for key, value in self.row.items() if self._is_shown(key, value)},
             "faults": faults(summary.get("faults") or {key: self.row.get(key) for key in (*FAULTS, *self.row)}),
-            "series": self.series.data(),
+            "series": self.series.data(extremes=self.budget.whole),
             "evaluations": [self.evaluations[version] for version in sorted(self.evaluations)],
             "config": settings(config),
             "timeline": self._unless_same("timeline", self._spans_size(), self._timeline),
@@ -147,8 +153,11 @@ class Contents:
         """What `make` returned before, if the files are as they were then."""
         known = self._kept.get(name)
         if known is None or known[0] != state:
-            self._kept[name] = state, make()
-        return self._kept[name][1]
+            before, self.notes = self.notes, []
+            known = self._kept[name] = state, make(), self.notes
+            self.notes = before
+        self.notes += known[2]
+        return known[1]
 
     def _state(self, summary: Mapping[str, Any]) -> str:
         if self.is_going_on:
@@ -168,7 +177,7 @@ class Contents:
     def _excerpts(self) -> list[Excerpt]:
         if not self._samples_size():
             return []
-        if self._texts is None:
+        if isinstance(self._texts, Numbers):
             self._texts = self._build_texts()
         return excerpts(self.run, self._texts, self.budget.samples)
 
@@ -260,15 +269,20 @@ def timeline_data(found: Timeline, shown: Timeline, most_bytes: int) -> dict[str
     begin, end = window(found)
     names = [name for name in COLOURS if any(s.name == name for spans in shown.values() for s in spans)]
     rows = {role: {name: short(share) for name, share in row.items()} for role, row in shares(found).items()}
-    edges = np.linspace(begin, end, STRIP_COLUMNS + 1)
-    part = _part(shown, begin, end, min(MOST_SPANS, most_bytes // 20))
+    columns = int(np.clip(most_bytes / 3 / BYTES_PER_COLUMN, LEAST_COLUMNS, MOST_COLUMNS))
+    edges = np.linspace(begin, end, columns + 1)
+    part = _part(shown, begin, end, min(MOST_SPANS, most_bytes // BYTES_PER_SPAN))
     return {
         "roles": list(shown),
         "names": names,
         "seconds": short(end - begin),
         "shares": {role: row for role, row in rows.items() if role in shown},
         "waits": WAITS,
-        "strip": {r: {n: _filled(spans, n, edges) for n in names} for r, spans in shown.items()},
+        "columns": columns,
+        "strip": {
+            role: {name: _filled(spans, name, edges) for name in rows[role] if name in names}
+            for role, spans in shown.items()
+        },
         "part": [short(each) for each in part],
         "spans": {
             role: [

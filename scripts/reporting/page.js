@@ -11,6 +11,14 @@ function current() {
   return data.runs.find((run) => run.folder === state.folder) || data.runs[0];
 }
 
+function settingsOf(run) {
+  // those of the first run, with what differs; see several.py
+  if (run === data.runs[0]) return run.config;
+  const rows = new Map(data.runs[0].config.map((row) => [row[0], row]));
+  for (const row of run.config) { if (row.length > 1) rows.set(row[0], row); else rows.delete(row[0]); }
+  return [...rows.values()];
+}
+
 function header(run) {
   const bar = el("div", { class: "bar" });
   bar.append(el("h1", {}, visible(data.runs.length > 1 ? data.title : run.name)));
@@ -19,7 +27,7 @@ function header(run) {
     bar.append(selection("run", data.runs.map((each) => [each.folder, several.name(each)]), run.folder, choose));
   }
   bar.append(el("span", { class: `chip ${run.state}` }, run.state));
-  const value = (key) => (run.config.find(([name]) => name === key) || [])[1];
+  const settings = settingsOf(run), value = (key) => (settings.find(([name]) => name === key) || [])[1];
   const words = [value("mode"), value("scheduler.max_staleness") && `η = ${value("scheduler.max_staleness")}`, value("loss.name"), value("task.name"), `seed ${run.seed}`];
   for (const word of words.filter(Boolean)) bar.append(el("span", { class: "chip" }, visible(word)));
   if (data.live) bar.append(el("span", { class: "chip", id: "live" }, "live"));
@@ -35,13 +43,24 @@ function choose(folder) {
   show();
 }
 
-function show() {
-  const run = current(), main = document.getElementById("main"), scrolled = scrollY;
-  browser.show(run);
+function front(run) {
   const open = (sample) => { browser.open(sample); document.getElementById("samples").scrollIntoView(); };
-  const front = el("section", { id: "reward", "data-link": "Reward" }, el("div", { class: "head" }, el("h2", {}, data.runs.length > 1 ? several.name(run) : "Reward")), notes(run), tiles(run), el("div", { class: "front" }, rewardChart(run), written(run, open)));
-  const parts = [several && several.element, front, browser.element, staleness(run), waiting(run), throughput(run), ledger(run), byStaleness(run), learning(run), weights(run), anyMetric(run, state), config(run, state)];
-  main.replaceChildren(...parts.filter(Boolean));
+  return { notes: el("div", { class: "notes" }, notes(run)), tiles: tiles(run), written: written(run, open) };
+}
+
+function replaceable(run) {
+  // what is made anew when a live run goes on; charts elsewhere are drawn again in their places
+  return { waiting: waiting(run), ledger: ledger(run), losses: byStaleness(run) };
+}
+
+function show() {
+  const run = current(), head = front(run), parts = replaceable(run), scrolled = scrollY;
+  browser.show(run);
+  const reward = el("section", { id: "reward", "data-link": "Reward" },
+    el("div", { class: "head" }, el("h2", {}, visible(data.runs.length > 1 ? several.name(run) : "Reward"))),
+    head.notes, head.tiles, el("div", { class: "front" }, rewardChart(run), head.written));
+  const all = [several && several.element, reward, browser.element, staleness(run), parts.waiting, throughput(run), parts.ledger, parts.losses, learning(run), weights(run), anyMetric(run, state), config(run, settingsOf(run), state)];
+  document.getElementById("main").replaceChildren(...all.filter(Boolean));
   header(run);
   redraw();
   if (scrolled) scrollTo({ top: scrolled, behavior: "instant" });
@@ -54,20 +73,39 @@ function notes(run) {
   return found.map((note) => el("div", { class: "note" }, visible(note)));
 }
 
+// ---- live -----------------------------------------------------------------------------------------------------------
+
+function renew(newer) {
+  // Charts, and what the reader has chosen, stay: a run's data change in place.
+  const known = new Map(data.runs.map((run) => [run.folder, run])), run = current();
+  const before = { state: run.state, keys: Object.keys(run.series.columns).length };
+  data = { ...newer, runs: newer.runs.map((each) => Object.assign(known.get(each.folder) || {}, each)) };
+  if (Object.keys(run.series.columns).length !== before.keys) {
+    if (several) several.update(data);
+    return show();
+  }
+  if (several) several.renew(data);
+  const reward = document.getElementById("reward");
+  for (const [name, made] of Object.entries(front(run))) reward.querySelector("." + name).replaceWith(made);
+  for (const [id, made] of Object.entries(replaceable(run))) {
+    const old = document.getElementById(id);
+    if (old && made && !old.contains(document.activeElement)) old.replaceWith(made);
+  }
+  browser.show(run);
+  if (run.state !== before.state) header(run);
+  redraw();
+}
+
 async function poll() {
-  const chip = document.getElementById("live");
+  let words = "the server has ended";
   try {
     const answer = await fetch("data?have=" + (data.number ?? 0), { cache: "no-store" });
-    if (answer.status === 200) {
-      data = await answer.json();
-      if (several) several.update(data);
-      if (document.activeElement && ["INPUT", "SELECT"].includes(document.activeElement.tagName)) browser.show(current());
-      else show();
-    }
-    document.getElementById("live").textContent = `live · ${new Date().toLocaleTimeString()}`;
+    if (answer.status === 200) renew(await answer.json());
+    words = `live · ${new Date().toLocaleTimeString()}`;
   } catch (error) {
-    chip.textContent = "the server has ended";
+    if (!(error instanceof TypeError)) throw error; // that is how fetch fails
   }
+  document.getElementById("live").textContent = words;
   setTimeout(poll, 1000 * POLL_SECONDS);
 }
 

@@ -171,19 +171,19 @@ function anyMetric(run, state) {
     el("div", { class: "tools" }, selection("", keys.map((key) => [key, key]), state.metric, (value) => { state.metric = value; draw(shown.querySelector(".plot")); })), shown);
 }
 
-function config(run, state) {
+function config(run, settings, state) {
   const body = el("tbody", {});
   const fill = () => {
     const wanted = state.key.toLowerCase();
-    const rows = run.config.filter(([key, value, usual]) => (!state.differs || value !== usual) && (!wanted || key.toLowerCase().includes(wanted)));
+    const rows = settings.filter(([key, value, usual]) => (!state.differs || value !== usual) && (!wanted || key.toLowerCase().includes(wanted)));
     body.replaceChildren(...rows.map(([key, value, usual]) => el("tr", { class: value !== usual ? "differs" : "" }, el("td", { class: "text mono" }, visible(key)), el("td", { class: "text mono" }, visible(value)), el("td", { class: "text mono soft" }, visible(usual)))));
   };
   fill();
-  const differ = run.config.filter(([, value, usual]) => value !== usual).length;
+  const differ = settings.filter(([, value, usual]) => value !== usual).length;
   const record = run.record, facts = [];
   if (record.command) facts.push(el("div", { class: "commands mono small" }, "$ " + visible(record.command.join(" "))));
   facts.push(el("div", { class: "soft small" }, [record.started && `started ${record.started}`, record.commit && `commit ${record.commit}`, `folder ${run.folder}`].filter(Boolean).map(visible).join(" · ")));
-  return section("config", "Config", `${differ} of ${run.config.length} keys differ from the default.`, el("div", { class: "card" }, facts),
+  return section("config", "Config", `${differ} of ${settings.length} keys differ from the default.`, el("div", { class: "card" }, facts),
     el("div", { class: "tools" }, choice([[true, "what differs"], [false, "everything"]], state.differs, (value) => { state.differs = value; fill(); }),
       el("input", { type: "text", placeholder: "find a key", "aria-label": "find a key", value: state.key, oninput: (event) => { state.key = event.target.value; fill(); } })),
     el("div", { class: "card scroll" }, el("table", { class: "data" }, el("thead", {}, el("tr", {}, ["key", "value", "default"].map((name) => el("th", { class: "text" }, name)))), body)));

@@ -70,12 +70,12 @@ class Series:
         for place, bucket in before.items():
             self._buckets.setdefault(place // 2, Bucket()).absorb(bucket)
 
-    def data(self) -> dict[str, Any]:
-        """`columns`: key → `y` (means), and `lo`, `hi` where a bucket has several steps; a value for each bucket, None
-        where there is none. `heat`: name → `values` and `shares` [values][buckets]."""
+    def data(self, extremes: bool = True) -> dict[str, Any]:
+        """`columns`: key → `y` (means), and with `extremes` also `lo` and `hi`, where a bucket has several steps; a
+        value for each bucket, None where there is none. `heat`: name → `values` and `shares` [values][buckets]."""
         buckets = [self._buckets[place] for place in sorted(self._buckets)]
         keys = dict.fromkeys(key for bucket in buckets for key in bucket.numbers)
-        columns = {key: _column([bucket.numbers.get(key) for bucket in buckets]) for key in keys}
+        columns = {key: _column([bucket.numbers.get(key) for bucket in buckets], extremes) for key in keys}
         names = dict.fromkeys(name for bucket in buckets for name in bucket.counts)
         heat = {name: _heat([bucket.counts.get(name, Counter()) for bucket in buckets]) for name in names}
         return {"width": self.width, "columns": columns, "heat": heat}
@@ -86,9 +86,9 @@ def short(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-def _column(summaries: list[Summary | None]) -> dict[str, list[float | None]]:
+def _column(summaries: list[Summary | None], extremes: bool) -> dict[str, list[float | None]]:
     found = {"y": [short(each[0] / each[1]) if each else None for each in summaries]}
-    if any(each and each[2] != each[3] for each in summaries):
+    if extremes and any(each and each[2] != each[3] for each in summaries):
         found["lo"] = [short(each[2]) if each else None for each in summaries]
         found["hi"] = [short(each[3]) if each else None for each in summaries]
     return found

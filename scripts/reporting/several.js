@@ -26,6 +26,12 @@ class Several {
     this.build();
   }
 
+  renew(data) {
+    // runs that go on: their charts are drawn again by themselves
+    this.data = data;
+    this.element.querySelector(".scroll").replaceWith(this.table());
+  }
+
   order(factor) {
     // factors of numbers with many values first
     const values = unique(this.data.runs.map((run) => run.labels[factor]));

@@ -104,6 +104,13 @@ def _known(run: Path) -> dict[str, str]:
     return {key: str(value) for key, value in leaves(read(config_file(run))).items()}
 
 
+def changes(first: list[list[Any]], other: list[list[Any]]) -> list[list[Any]]:
+    """What makes the settings of the first run (`contents.settings`) those of another: rows, or [key] for a key that
+    the other does not have. Most runs of a study share nearly all."""
+    known, keys = {tuple(row) for row in first}, {row[0] for row in other}
+    return [row for row in other if tuple(row) not in known] + [[row[0]] for row in first if row[0] not in keys]
+
+
 def table(found: Sequence[Member], contents: Sequence[Contents]) -> list[dict[str, Any]]:
     """A row per point (runs that differ in nothing but the seed): its labels, and of each measure the mean, an interval
     where there are seeds enough (else the range), and the number of runs that have it."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from scripts.report import Report
+from scripts.reporting.live import Server
 from scripts.reporting.page import page
 from tests.chromium import PROGRAM, Chromium, chromium
-from tests.scripts.written_runs import HOSTILE, QUESTION, written_run
+from tests.scripts.written_runs import HOSTILE, QUESTION, metrics, written_run
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed (apt-get install chromium)")
 
@@ -105,3 +109,35 @@ def test_several_runs_are_compared_and_one_is_chosen(browser: Chromium, tmp_path
         "[...document.querySelectorAll('header .choice button')].find((b) => b.textContent === 'seconds').click()"
     )
     assert browser.said == []
+
+
+def test_a_live_page_shows_new_samples_where_they_belong(
+    browser: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader's choice stays, and so do the charts."""
+    monkeypatch.setattr("scripts.reporting.live.LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("scripts.reporting.live.REST", 0.0)
+    run = written_run(tmp_path / "a", steps=4)
+    (run / "rendezvous").mkdir()
+    with Server(Report([run], live=True).read, "a") as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser.said.clear()
+        browser.open(server.address)
+        browser.value("browser.open(browser.matching()[5])")
+        browser.value("window.plot = document.querySelector('.front .plot'); window.row = browser.chosen.index")
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(metrics(5, 5, 4)) + "\n")
+        with (run / "samples" / "trained.jsonl").open("a") as file:
+            line = (run / "samples" / "trained.jsonl").read_text().splitlines()[-1]
+            file.write(json.dumps(json.loads(line) | {"step": 5, "reward": 0.75}) + "\n")
+        until = time.monotonic() + 60
+        while "0.75" not in browser.value("document.querySelector('.written').innerText"):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert browser.value("document.querySelector('.front .plot') === window.plot")
+        assert browser.value("window.plot.data.find((trace) => trace.name === 'train').y.length") == 5
+        assert browser.value("browser.chosen.index === window.row && browser.chosen.step === 4")
+        assert browser.said == [f"asks for {server.address}"] + [
+            said for said in browser.said[1:] if said.startswith(f"asks for {server.address}data?have=")
+        ]
+        server.shutdown()
