@@ -84,7 +84,7 @@ class Chromium:
         self.call("Emulation.setEmulatedMedia", features=[theme])
         self.call("Page.navigate", url=address)
         until = time.monotonic() + SECONDS
-        while not (ready := self.value("document.documentElement.dataset.ready || ''")):
+        while not (ready := self.value("document.documentElement?.dataset.ready || ''")):
             assert time.monotonic() < until, f"{address} is not ready; it said {self.said}"
             time.sleep(0.1)
         return float(ready)
