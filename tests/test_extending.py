@@ -62,7 +62,7 @@ def test_each_config_of_the_page_loads(mine: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.integration
 def test_every_process_of_a_run_finds_the_users_module(mine: Path) -> None:
-    """Buffer (scheduler, sizing, filter, policy), actors (task, workflow, engine), learner (loss, advantage)."""
+    """Buffer (scheduler, sizing, filter), actors (task, workflow, engine), learner (loss, advantage)."""
     options = [
         "run.name=a",
         "eval.prompts=4",
@@ -77,4 +77,4 @@ def test_every_process_of_a_run_finds_the_users_module(mine: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((mine / "runs" / "a" / "summary.json").read_text())["steps"] == 2
     rows = [json.loads(line) for line in (mine / "runs" / "a" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["sizing/group_size"] for row in rows] == [4, 4] and "loss/weight/mean" in rows[0]
+    assert [row["sizing/group_size"] for row in rows] == [4, 4] and "loss/weight" in rows[0]
