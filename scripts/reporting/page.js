@@ -113,4 +113,6 @@ if (data.runs.length > 1) several = new Several(data, state.several, choose);
 state.folder = data.runs[0].folder;
 show();
 if (data.live) setTimeout(poll, 1000 * POLL_SECONDS);
-addEventListener("load", () => { document.documentElement.dataset.ready = String(Math.round(performance.now())); });
+addEventListener("load", () => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(() => {
+  document.documentElement.dataset.ready = String(Math.round(performance.now())); // what is in sight has been drawn
+}))));

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import math
 import re
+import signal
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from areal_like.config import ConfigError
+from areal_like.places import REPOSITORY
 from areal_like.samples import HELDOUT, TRAINED, Kept
 from scripts import report, watch
 from scripts.report import Report
@@ -230,3 +235,21 @@ def test_the_live_page_needs_its_token_and_brings_new_samples(tmp_path: Path, mo
         assert found["series"]["columns"]["reward/mean"]["y"][-1] == 0.75
         assert max(found["samples"], key=lambda sample: sample["step"])["reward"] == 0.75
         server.shutdown()
+
+
+def test_the_command_prints_the_address_and_ends_at_ctrl_c(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "a", steps=2)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scripts.watch", str(run)],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout
+    words = process.stdout.readline().split()
+    assert words[0] == "open" and get(words[1])[0] == 200
+    process.send_signal(signal.SIGINT)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 0 and not complaint

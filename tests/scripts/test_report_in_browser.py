@@ -25,8 +25,19 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
         yield opened
 
 
-def opened(browser: Chromium, file: Path, *runs: Path, width: int = 1280, dark: bool = False) -> None:
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run whose reward pays for any digits."""
+    folder = tmp_path_factory.mktemp("usual")
+    return written(folder / "a.html", written_run(folder / "a"))
+
+
+def written(file: Path, *runs: Path) -> Path:
     file.write_text(page(Report(runs).read(), "a run"))
+    return file
+
+
+def opened(browser: Chromium, file: Path, width: int = 1280, dark: bool = False) -> None:
     browser.said.clear()
     browser.open(file.as_uri(), width, dark=dark)
 
@@ -44,20 +55,20 @@ def type_in(browser: Chromium, label: str, words: str) -> None:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [400, 2000])
 def test_the_page_is_whole_at_any_width_and_says_nothing(
-    browser: Chromium, tmp_path: Path, width: int, dark: bool
+    browser: Chromium, usual: Path, tmp_path: Path, width: int, dark: bool
 ) -> None:
-    opened(browser, tmp_path / "a.html", written_run(tmp_path / "a"), width=width, dark=dark)
+    opened(browser, usual, width, dark)
     assert browser.value("document.querySelectorAll('.js-plotly-plot').length") > 0
     assert browser.value("document.documentElement.scrollWidth") <= width
     background = browser.value("getComputedStyle(document.body).backgroundColor")
-    assert (background < "rgb(100") == dark or dark == (background == "rgb(14, 18, 23)")
+    assert background == ("rgb(14, 18, 23)" if dark else "rgb(246, 247, 249)")
     browser.value("scrollTo(0, document.body.scrollHeight)")
     assert browser.picture(tmp_path / "picture.png").stat().st_size > 10_000
     assert browser.said == []
 
 
-def test_a_reward_that_can_be_hacked_shows_itself_on_the_first_page(browser: Chromium, tmp_path: Path) -> None:
-    opened(browser, tmp_path / "a.html", written_run(tmp_path / "a"))
+def test_a_reward_that_can_be_hacked_shows_itself_on_the_first_page(browser: Chromium, usual: Path) -> None:
+    opened(browser, usual)
     seen = browser.value("document.querySelector('.written').innerText")
     assert QUESTION in seen and "4271" in seen and "0.5" in seen and "wanted: 12" in seen
     assert "Exactly the wanted answer: 0 of the" in seen
@@ -66,7 +77,7 @@ def test_a_reward_that_can_be_hacked_shows_itself_on_the_first_page(browser: Chr
 
 
 def test_hostile_text_is_shown_and_never_run(browser: Chromium, tmp_path: Path) -> None:
-    opened(browser, tmp_path / "a.html", written_run(tmp_path / "<b>a", answer=HOSTILE))
+    opened(browser, written(tmp_path / "a.html", written_run(tmp_path / "<b>a", answer=HOSTILE)))
     assert browser.value("typeof window.hacked") == "undefined"
     shown = browser.value("document.querySelector('.detail .tokens').innerText")
     assert "</script><script>window.hacked = 1</script>" in shown and "\\u202e" in shown
@@ -74,8 +85,8 @@ def test_hostile_text_is_shown_and_never_run(browser: Chromium, tmp_path: Path) 
     assert browser.said == []
 
 
-def test_samples_are_filtered_searched_and_coloured(browser: Chromium, tmp_path: Path) -> None:
-    opened(browser, tmp_path / "a.html", written_run(tmp_path / "a"))
+def test_samples_are_filtered_searched_and_coloured(browser: Chromium, usual: Path) -> None:
+    opened(browser, usual)
     rows = "document.querySelectorAll('.rows .row').length"
     assert browser.value(rows) == 36
     browser.value(
@@ -100,7 +111,7 @@ def test_samples_are_filtered_searched_and_coloured(browser: Chromium, tmp_path:
 
 def test_several_runs_are_compared_and_one_is_chosen(browser: Chromium, tmp_path: Path) -> None:
     runs = [written_run(tmp_path / loss, f"loss={loss}", answer=loss) for loss in ("ppo", "dg", "tis")]
-    opened(browser, tmp_path / "a.html", *runs)
+    opened(browser, written(tmp_path / "a.html", *runs))
     assert browser.value("document.querySelector('#runs h2').textContent") == "3 runs"
     assert browser.value("document.querySelectorAll('#runs tr.pick').length") == 3
     browser.value("document.querySelectorAll('#runs tr.pick')[1].click()")
