@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,11 @@ class Report:
             each.refresh()
         runs = [each.data() for each in self.contents]
         pairs = list(zip(self.members, self.contents, strict=True))
+        names = Counter(run["name"] for run in runs)
         for run, (member, content) in zip(runs, pairs, strict=True):
             run["measures"] = measured(member, content)
+            if names[run["name"]] > 1:  # with the folder above each has a name of its own
+                run["name"] = "/".join(member.run.resolve().parts[-2:])
         for run in runs[1:]:
             run["config"] = changes(runs[0]["config"], run["config"])
         points = table(self.members, self.contents) if len(runs) > 1 else []

@@ -26,7 +26,7 @@ function rewardChart(run) {
     const points = run.evaluations.filter((each) => evaluationPlace(run, each) !== null && evaluationPlace(run, each) !== undefined);
     if (points.length) {
       traces.push({
-        x: points.map((each) => evaluationPlace(run, each)), y: points.map((each) => each.reward), name: "held-out", mode: "lines+markers",
+        x: points.map((each) => evaluationPlace(run, each)), y: points.map((each) => each.reward), name: "held-out", mode: "lines+markers", cliponaxis: false,
         line: { color: colour("c1"), width: 2 }, marker: { size: 7, color: colour("c1"), line: { color: colour("card"), width: 1.5 } },
         hovertemplate: "%{y:.4~g}",
       });
