@@ -116,9 +116,11 @@ def test_runs_are_told_apart_by_the_keys_that_differ(tmp_path: Path) -> None:
     assert not any(key.startswith("run.") for each in found for key in each.labels)
     assert len(members([tmp_path / "a", tmp_path])) == 3, "each once"
     rows = Report([tmp_path]).read()["points"]
-    assert [row["measures"]["held-out reward"] for row in rows] == [
-        {"mean": 0.5, "low": 0.5, "high": 0.5, "count": 1}
-    ] * 3
+    same = {"mean": 0.5, "low": 0.5, "high": 0.5, "count": 1}
+    assert [row["measures"]["held-out reward"] for row in rows] == [same] * 3
+    written_run(tmp_path / "more" / "a", steps=2)
+    data = Report([tmp_path / "a", tmp_path / "more" / "a", tmp_path / "b"]).read()
+    assert [run["name"] for run in data["runs"]] == [f"{tmp_path.name}/a", "more/a", "b"]
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
