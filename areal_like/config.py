@@ -114,6 +114,17 @@ def _leaves(path: str, value: Value) -> list[tuple[str, Value]]:
     return [leaf for key, below in value.items() for leaf in _leaves(f"{path}.{key}", below)]
 
 
+def leaves(config: Config) -> dict[str, Value]:
+    """Dotted key → value of the whole config."""
+    return {key: value for name, below in _plain(config).items() for key, value in _leaves(name, below)}
+
+
+def changed(config: Config) -> list[str]:
+    """The keys whose values are not those of `configs/base.yaml` on this machine."""
+    usual, found = leaves(load([str(CONFIGS / "base.yaml")])), leaves(config)
+    return [key for key, value in found.items() if value is not None and usual.get(key) != value]
+
+
 def replace(config: Config, key: str, value: object) -> Config:
     """A copy with one dotted key changed, checked again."""
     changed: DictConfig = OmegaConf.create(_plain(config))

@@ -110,6 +110,12 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "torch": "learners.learner:TorchLearner",
         "timed": "learners.timed:TimedLearner",
     },
+    "tracker": {
+        "tensorboard": "areal_like.trackers.board:Board",
+        "wandb": "areal_like.trackers.wandb:WeightsAndBiases",
+        "trackio": "areal_like.trackers.trackio:Trackio",
+        "mlflow": "areal_like.trackers.mlflow:Mlflow",
+    },
     "launcher": {
         "local": "areal_like.launch.local:LocalLauncher",
         "inline": "areal_like.launch.inline:InlineLauncher",

@@ -167,6 +167,24 @@ def read(run: Path, names: Sequence[Fate] = (TRAINED, DROPPED, HELDOUT)) -> Iter
             yield from _read(path)
 
 
+class Follower:
+    """Reads the records of a growing file, each once."""
+
+    def __init__(self, run: Path, name: Fate):
+        self._path, self._position = run / FOLDER / f"{name}.jsonl", 0
+
+    def new(self) -> list[Kept]:
+        """Records that were written since the last call; a torn last line is left for the next."""
+        if not self._path.is_file():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._position += len(whole)
+        return [found for line in whole.splitlines() if (found := decoded(line))]
+
+
 def _read(path: Path) -> Iterator[Kept]:
     with path.open("rb") as file:
         yield from (found for line in file if (found := decoded(line)))

@@ -25,6 +25,8 @@ class Run:
     max_untrainable: int
     max_nonfinite: int
     samples_bytes: int
+    trackers: list[str]
+    project: str
 
 
 @dataclass

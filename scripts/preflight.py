@@ -21,7 +21,7 @@ from areal_like.config import Config, ConfigError, heldout_workflow, ranks_of
 from areal_like.defaults import ruinous_rate
 from areal_like.interfaces import Task
 from areal_like.launch.plan import limits
-from areal_like.registry import build, check_function, knobs, marks
+from areal_like.registry import COMPONENTS, build, check, check_function, knobs, marks
 from areal_like.types import Prompt
 from buffer.schedulers import Scheduler
 from buffer.sizing import check_sizes
@@ -47,6 +47,7 @@ def preflight(config: Config) -> str:
         raise ConfigError("sampling.temperature: greedy rollouts (0) can't be trained on; evaluation may be greedy")
     if config.learner.get("lora") is not None and find_spec("peft") is None:
         raise ConfigError("learner.lora needs peft: pip install 'areal_like[lora]'")
+    check_trackers(config)
     check_devices(config)
     check_functions(config)
     model = model_config(config)
@@ -65,6 +66,19 @@ def preflight(config: Config) -> str:
     if model is not None:
         check_model(config.model["path"], model, task.vocab_size)
     return "; ".join(filter(None, notes(task, config, scheduler)))
+
+
+def check_trackers(config: Config) -> None:
+    """Raises ConfigError for an unknown tracker, and for one whose package is missing."""
+    for name in config.run.trackers:
+        try:
+            check("tracker", {"name": name})
+        except ConfigError as error:
+            raise ConfigError(f"run.trackers: {error}", "run.trackers") from None
+        if name in COMPONENTS["tracker"] and find_spec(name) is None:
+            raise ConfigError(
+                f"run.trackers: {name} is not installed: pip install 'areal_like[{name}]'", "run.trackers"
+            )
 
 
 def notes(task: Task, config: Config, scheduler: Scheduler) -> Iterator[str]:

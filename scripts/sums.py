@@ -3,12 +3,13 @@
 Sums in words, as `{"prompt", "answer"}` per line, in four wordings that each end with "Answer with the number only."
 Two sets of files, SET-train.jsonl and SET-heldout.jsonl:
 
-one-digit   all sums of two numbers from 1 to 9; a quarter of the sums is held out
+one-digit   all sums of two numbers from 1 to 9; held out are 20 sums such as 7 + 2, whose swap (2 + 7) is trained
 two-digit   sums of numbers of up to two digits, for a model that has learned the others; held out are sums of two
             two-digit numbers
 
-Sums are held out, not rows: training has no wording of a held-out sum, and no swap of its two numbers. The files are
-the same each time; existing ones are overwritten.
+Sums are held out, not rows: training has no wording of a held-out sum, nor, in the second set, of its swap. (There are
+only 45 one-digit sums without their swaps: with 11 of those held out a model of 135M parameters learned ten of them.)
+The files are the same each time; existing ones are overwritten.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ WORDINGS = (
     "What is the sum of {a} and {b}? Answer with the number only.",
     "{a} plus {b} equals what? Answer with the number only.",
 )
-HELDOUT_SHARE = 0.25
-"""Of the sums of one-digit numbers."""
+HELDOUT_SWAPS = 20
+"""Of the sums of one-digit numbers, one order of so many."""
 HELDOUT_SUMS = 400
 """Of two-digit numbers; each is asked once."""
 SMALL, LARGE = range(1, 10), range(10, 100)
@@ -54,11 +55,12 @@ def row(a: int, b: int, wording: str) -> dict[str, str]:
 
 def one_digit() -> dict[str, list[dict[str, str]]]:
     """Split → rows: every sum in every wording."""
+    rng = random.Random(SEED)
     sums = pairs(SMALL, SMALL)
-    random.Random(SEED).shuffle(sums)
-    cut = round(HELDOUT_SHARE * len(sums))
-    split = {"train": sums[cut:], "heldout": sums[:cut]}
-    return {name: [row(a, b, w) for a, b in both_orders(part) for w in WORDINGS] for name, part in split.items()}
+    swaps = rng.sample([(a, b) for a, b in sums if a != b], HELDOUT_SWAPS)
+    heldout = {rng.choice([(a, b), (b, a)]) for a, b in swaps}
+    split = {"train": sorted(set(both_orders(sums)) - heldout), "heldout": sorted(heldout)}
+    return {name: [row(a, b, w) for a, b in part for w in WORDINGS] for name, part in split.items()}
 
 
 def two_digit() -> dict[str, list[dict[str, str]]]:

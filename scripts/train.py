@@ -11,13 +11,14 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
@@ -36,11 +37,23 @@ from areal_like.registry import resolve
 from areal_like.run_folder import CONFIG, NEXT, RECORD, RENDEZVOUS, SUBMITTED, SUMMARY, discard, room_wanted
 
 from .arguments import called
-from .earlier_runs import changes, find_run_to_resume, fit_to_replay, holds_progress, lock, reopen_run_folder
+from .earlier_runs import (
+    NEVER_TOLD,
+    changes,
+    find_run_to_resume,
+    fit_to_replay,
+    holds_progress,
+    lock,
+    reopen_run_folder,
+)
 from .preflight import preflight
 from .streams import lasting_output
 
 EXIT_INTERRUPTED = 130
+SHOWN = ("run.trackers", "run.project")
+"""Settings of where a run is looked at, which its name does not tell."""
+NAMED = 60
+"""Most characters of a run's name that tell of overrides."""
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -61,6 +74,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if args.all and not args.print_config:
         parser.error("--all goes with --print-config")
     return args
+
+
+def told_apart(stem: str, overrides: Sequence[str]) -> str:
+    """What a run is called by: its config and what the command line sets, e.g. `quickstart-mode=sync-lr=1e-3`."""
+    pairs = [pair.partition("=") for pair in overrides]
+    words = [f"{key.rpartition('.')[2]}={value}" for key, _, value in pairs if key not in (*NEVER_TOLD, *SHOWN)]
+    plain = "-".join(re.sub(r"[^\w.=+,-]+", "_", word) for word in words)
+    return f"{stem}-{plain[:NAMED].rstrip('-_.')}" if words else stem
 
 
 def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
@@ -323,7 +344,7 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
         (earlier / NEXT).mkdir()  # until the first train step: see areal_like.run_folder
         write_record(config, earlier / NEXT, argv)
         return earlier, config, held
-    folder, config = make_run_folder(config, stem)
+    folder, config = make_run_folder(config, told_apart(stem, args.overrides))
     try:
         config = provide_keys(config, folder)
         write_record(config, folder, argv)

@@ -3,7 +3,7 @@
 The page is that of `scripts.report`, on loopback, at an address with a random token that is printed. It shows new
 samples as they come. The run need not be alive. In a terminal `scripts.status RUN` is the live view of any run.
 
-This file also has the display of `scripts.train`: live, or plain lines without a terminal, and TensorBoard. `Watch`
+This file also has the display of `scripts.train`: live, or plain lines without a terminal, and what feeds its trackers. `Watch`
 reads train steps from the learner's file, and asks the buffer once a second who waits for whom. Reports dead processes
 to the buffer and to the user. Nothing in the run waits for the watcher, and the watcher waits for nothing.
 """
@@ -15,7 +15,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from areal_like.client import SupervisorClient
 from areal_like.config import Config
 from areal_like.launch.outcome import Death
 from areal_like.metrics import MetricsFollower
-from areal_like.run_folder import RENDEZVOUS
+from areal_like.run_folder import RENDEZVOUS, SUMMARY
 
 from .arguments import command, other, refuse
 from .fault_counts import faults
@@ -37,7 +37,7 @@ from .last_sample import LastSample
 from .sparkline import sparkline
 
 if TYPE_CHECKING:
-    from .board import Board
+    from .tracking import Tracking
 
 STATUS_SECONDS = 0.5
 SILENCE_SECONDS = 5.0
@@ -50,6 +50,7 @@ class Watch:
     """`update` is called many times a second and does little; `plain` forces lines even on a terminal."""
 
     def __init__(self, config: Config, folder: Path, plain: bool):
+        self.config = config
         self.folder, self.run, self.keys = folder, config.run, config.security.key_folder
         self.follower = MetricsFollower(folder / "metrics.jsonl")
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -61,9 +62,8 @@ class Watch:
         self.rewards: list[float] = []
         self._last_sample = LastSample(folder)
         self.deaths: Sequence[Death] = ()
-        self._board: Board | None = None
+        self._tracking: Tracking | None = None
         self._client: SupervisorClient | None = None
-        self._board_failed = False
         self._reported_deaths = 0
         self._said = ""
         self._engine_notes: dict[str, str] = {}
@@ -71,10 +71,12 @@ class Watch:
         self._told_at = self._asked_at = self._answered_at = self._began
 
     def __enter__(self) -> Watch:
-        self.say(f"run folder: {self.folder} (logs/, metrics.jsonl, tb/)")
+        self.say(f"run folder: {self.folder} (logs/, metrics.jsonl, samples/)")
         if self.live:
             self.live.start()
-        self._open_board()  # now, while the processes start, and not when they need the processor
+        from .tracking import Tracking  # imports numpy and msgspec
+
+        self._tracking = Tracking(self.config, self.folder)  # now, while the processes start
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,9 +93,10 @@ class Watch:
         for death in deaths[len(self.deaths) :]:
             self.say(str(death))
         self.deaths = list(deaths)
-        rows = self.follower.new_rows()
-        for row in rows:
+        for row in self.follower.new_rows():
             self._record(row)
+        for note in self._tracking.notes() if self._tracking else ():
+            self.say(note)
         now = time.monotonic()
         self._talk_to_buffer(now)
         if self.live and (last or now - self._told_at > REFRESH_SECONDS):
@@ -117,28 +120,10 @@ class Watch:
         self.row = row
         if row.get("reward/mean") is not None:
             self.rewards.append(row["reward/mean"])
-        board = self._open_board()
         if row.get("eval/reward") is not None:
             self.evaluation = {"reward": row["eval/reward"], "version": row["eval/version"]}
-        with self._tolerated():
-            board.add(row)
-
-    def _open_board(self) -> Board:
-        from .board import Board  # takes half a second to import
-
-        if self._board is None:
-            self._board = Board(self.folder / "tb")
-        return self._board
-
-    @contextlib.contextmanager
-    def _tolerated(self) -> Iterator[None]:
-        """Report an error of TensorBoard's writer once; the run continues."""
-        try:
-            yield
-        except OSError as error:
-            if not self._board_failed:
-                self.say(f"TensorBoard's files are incomplete: {error}")
-            self._board_failed = True
+        if self._tracking:
+            self._tracking.row(row)
 
     def _talk_to_buffer(self, now: float) -> None:
         if self._client is None:
@@ -256,9 +241,10 @@ class Watch:
     def close(self) -> None:
         if self._client:
             self._client.close()
-        if self._board:
-            with self._tolerated():
-                self._board.close()
+        if self._tracking:
+            path = self.folder / SUMMARY
+            for note in self._tracking.end(json.loads(path.read_text()) if path.exists() else None):
+                self.say(note)
 
 
 def print_summary(summary: dict[str, Any], folder: Path) -> None:
@@ -283,7 +269,6 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         **{f"{name} was left out": words.splitlines()[0] for name, words in summary.get("left_out", {}).items()},
         "logs": str(folder / "logs"),
         "report": f"{other('report')} {folder}",
-        "TensorBoard": f"tensorboard --logdir {folder / 'tb'}",
         "model": str(folder / "checkpoints" / "final"),
     }
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)

@@ -9,8 +9,9 @@ tokens. An answer whose last number is right earns 1. Contenders take turns, eac
 fastest round of each counts.
 
 - "async", "sync": `configs/smollm2/one-digit.yaml` in that mode; from one batch served to the learner to the next.
-- "trl": `GRPOTrainer` (`loss_type="dapo"`, `beta=0`, `num_iterations=1`), from one optimizer step to the next, in
-  float32 and with bfloat16 autocast, and with micro-batches of 16 and 64; the fastest counts. Its interpreter may be
+- "trl": `GRPOTrainer` (`loss_type="dapo"`, `beta=0`, `num_iterations=1`), from one optimizer step to the next: with
+  bfloat16 autocast in micro-batches of 16 and 8 samples, in float32, and wholly in bfloat16 (weights and AdamW too,
+  which loses small updates); the fastest counts. glibc keeps its memory, which halves its time. Its interpreter may be
   that of another environment (`--trl PYTHON`); `pip install -e '.[bench]' -c constraints.txt` makes one.
 
 The first steps (warm-up, a pipeline that fills) are left out. Metrics: `async_over_trl`, `sync_over_trl` (TRL's seconds
@@ -35,8 +36,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..output import write_json
@@ -48,8 +50,11 @@ SILENT = "<jupyter_start>"
 WARMUP = {"async": 3, "sync": 1, "trl": 1}
 RECIPE_STEPS = 60
 """Of configs/smollm2/one-digit.yaml."""
-TRL_VARIANTS = ("bf16-64", "bf16-16", "fp32-16")
-MEMORY_SECONDS = 0.5
+TRL_VARIANTS = ("bf16-16", "bf16-8", "fp32-16", "whole-16")
+MEMORY_SECONDS = 3.0
+"""Between looks at the memory, which stop the process for a moment."""
+KEPT_BY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(16 << 30)}
+"""Memory that glibc keeps for the next step, which halves TRL's time. Our processes set this themselves."""
 LONGEST = 1200.0
 """Seconds of one process, at most."""
 
@@ -61,9 +66,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=5, help="steps per round that count")
     parser.add_argument("--rounds", type=int, default=1, help="rounds per contender, in turns")
     parser.add_argument("--trl", default=sys.executable, metavar="PYTHON", help="an interpreter that has TRL")
-    parser.add_argument("--only", action="append", metavar="NAME", help="async, sync, trl, or e.g. trl-bf16-64")
+    parser.add_argument("--only", action="append", metavar="NAME", help="async, sync, trl, or e.g. trl-bf16-16")
     parser.add_argument("--keep", type=Path, help="keep models, prompts and runs in this folder")
     parser.add_argument("--learn", type=float, metavar="SECONDS", help="train by TRL alone, for so long; see above")
+    parser.add_argument("--seed", type=int, default=0, help="of TRL with --learn")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -153,9 +159,9 @@ def computed_over_unique(learner: Any, batch: Any) -> float:
 
 def run_trl(variant: str, args: argparse.Namespace, place: Path, name: str) -> dict[str, Any]:
     command = [args.trl, "-m", "scripts.bench.pretrained", "--contender", variant, "--keep", str(place)]
-    command += ["--steps", str(args.steps), "--cores", str(args.cores)]
+    command += ["--steps", str(args.steps), "--cores", str(args.cores), "--seed", str(args.seed)]
     command += ["--learn", str(args.learn)] if args.learn else []
-    peak = started(command, args.cores, place / f"{name}.log")
+    peak = started(command, args.cores, place / f"{name}.log", KEPT_BY_MALLOC)
     found = json.loads((place / f"{name}.log").read_text().splitlines()[-1])
     return found | {"peak_bytes": peak}
 
@@ -187,7 +193,7 @@ def contend(variant: str, args: argparse.Namespace) -> dict[str, Any]:
     trainer = GRPOTrainer(
         model=folder,
         reward_funcs=reward,
-        args=trl_config(args.keep / f"trl-{variant}", precision == "bf16", int(size), **length),
+        args=trl_config(args.keep / f"trl-{variant}", precision, int(size), seed=args.seed, **length),
         train_dataset=rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]}),
         processing_class=AutoTokenizer.from_pretrained(folder),
         callbacks=[stopwatch(ends, args.learn)],
@@ -203,14 +209,14 @@ def contend(variant: str, args: argparse.Namespace) -> dict[str, Any]:
     return {"seconds": (counted[-1] - counted[0]) / (len(counted) - 1)}
 
 
-def trl_config(folder: Path, bf16: bool, size: int, **length: Any) -> Any:
+def trl_config(folder: Path, precision: str, size: int, **length: Any) -> Any:
     from trl import GRPOConfig
 
     return GRPOConfig(
         output_dir=str(folder),
         use_cpu=True,
-        bf16=bf16,
-        model_init_kwargs={"dtype": "float32"},  # of the weights that AdamW changes; autocast computes in bfloat16
+        bf16=precision == "bf16",
+        model_init_kwargs={"dtype": "bfloat16" if precision == "whole" else "float32"},  # of the weights and AdamW
         gradient_checkpointing=False,
         per_device_train_batch_size=size,
         gradient_accumulation_steps=GROUPS * SIZE // size,
@@ -226,7 +232,6 @@ def trl_config(folder: Path, bf16: bool, size: int, **length: Any) -> Any:
         save_strategy="no",
         logging_strategy="no",
         disable_tqdm=True,
-        seed=0,
         **length,
     )
 
@@ -241,7 +246,7 @@ def stopwatch(ends: list[float], limit: float | None) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             ends.append(time.monotonic())
-            control.should_training_stop = limit is not None and ends[-1] - self.begin >= limit
+            control.should_training_stop |= limit is not None and ends[-1] - self.begin >= limit
 
     return Stopwatch()
 
@@ -249,10 +254,10 @@ def stopwatch(ends: list[float], limit: float | None) -> Any:
 # Processes
 
 
-def started(command: list[str], cores: int, log: Path) -> int:
+def started(command: list[str], cores: int, log: Path, more: Mapping[str, str] = MappingProxyType({})) -> int:
     """Run a command on so many cores; returns the most bytes held by it and its descendants. Raises RuntimeError."""
     chosen = sorted(os.sched_getaffinity(0))[:cores]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(more)
     with log.open("w") as out, log.with_suffix(".err").open("w") as err:
         process = subprocess.Popen(
             command, stdout=out, stderr=err, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, chosen)

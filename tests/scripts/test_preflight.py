@@ -336,3 +336,14 @@ def test_an_address_of_no_interface_here_is_refused(tmp_path: Path, host: str) -
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "lo", "node"])
 def test_an_address_or_interface_of_this_machine_is_taken(host: str) -> None:
     preflight.check_host(host)
+
+
+def test_trackers_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(name: str) -> None:
+        preflight.check_trackers(configs.load(["configs/quickstart.yaml", f"run.trackers=[{name}]"]))
+
+    with pytest.raises(configs.ConfigError, match=r"run.trackers: .*no tracker 'tensorbord'.* mean 'tensorboard'"):
+        check("tensorbord")
+    monkeypatch.setattr("scripts.preflight.find_spec", lambda name: None)
+    with pytest.raises(configs.ConfigError, match=r"trackers: wandb is not installed: pip install .areal_like"):
+        check("wandb")

@@ -13,7 +13,7 @@ from areal_like import config as configs
 from areal_like.config import ConfigError
 from areal_like.registry import COMPONENTS, knobs
 from scripts.preflight import check_port
-from scripts.train import main, make_run_folder, parse, prepare, resolve_transport, write_record
+from scripts.train import main, make_run_folder, parse, prepare, resolve_transport, told_apart, write_record
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 QUICKSTART = "configs/quickstart.yaml"
@@ -157,3 +157,17 @@ def test_one_process_implies_what_a_person_who_looks_inside_wants_unless_the_com
 def test_a_host_that_is_not_of_this_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"buffer\.port=7777: can't bind to 192\.0\.2\.1:7777"):
         check_port("192.0.2.1", 7777)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ([], "quickstart"),
+        (["run.dir=/tmp/x", "resume=auto"], "quickstart"),
+        (["mode=sync", "learner.lr=1e-3"], "quickstart-mode=sync-lr=1e-3"),
+        (["task.path=a b/../c.jsonl"], "quickstart-path=a_b_.._c.jsonl"),
+        (["loss=dg"] * 30, "quickstart-" + ("loss=dg-" * 30)[:60].rstrip("-")),
+    ],
+)
+def test_a_run_is_named_by_what_its_command_sets(overrides: list[str], name: str) -> None:
+    assert told_apart("quickstart", overrides) == name

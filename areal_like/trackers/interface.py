@@ -1,0 +1,81 @@
+"""What a tracker is told of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """A run. `settings`: dotted key → value of its whole config; `changed`: the keys that differ from the defaults.
+    `resumed`: it continues an earlier start, with the same name."""
+
+    folder: Path
+    project: str
+    name: str
+    settings: Mapping[str, object]
+    changed: Sequence[str]
+    resumed: bool = False
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A sample as text. `source`: what is shown of it, e.g. "held-out"."""
+
+    source: str
+    prompt: str
+    response: str
+    wanted: str
+    reward: float
+    staleness: int
+
+
+class Tracker(Protocol):
+    """Built with a `Tracked`. May raise whatever it likes: the run goes on without it.
+
+    `where`: for the user, how to look at the run there.
+    """
+
+    where: str
+
+    def __init__(self, run: Tracked) -> None: ...
+
+    def add(self, row: Mapping[str, object]) -> None:
+        """A row of metrics.jsonl: "step", numbers, histograms as dicts from value (text) to count. A value may be
+        None."""
+
+    def show(self, step: int, samples: Sequence[Shown]) -> None:
+        """Some samples after a train step, all of one source."""
+
+    def end(self, summary: Mapping[str, object] | None) -> None:
+        """The run has ended, or (None) was interrupted. Whatever was sent must be safe when this returns."""
+
+
+def numbers(row: Mapping[str, object]) -> dict[str, float]:
+    """The row's numbers, without histograms and what is not known."""
+    return {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
+
+
+def cells(sample: Shown) -> tuple[str | float, ...]:
+    """A sample as a row below `COLUMNS`."""
+    return sample.prompt, sample.response, sample.wanted, sample.reward, sample.staleness
+
+
+COLUMNS = ("prompt", "response", "wanted", "reward", "staleness")
+
+
+def markdown(samples: Sequence[Shown]) -> str:
+    """A table in which nothing that a model wrote is markup."""
+    lines = [f"| {' | '.join(COLUMNS)} |", "|" + " --- |" * len(COLUMNS)]
+    lines += [f"| {' | '.join(_escaped(cell) for cell in cells(sample))} |" for sample in samples]
+    return "\n".join(lines)
+
+
+def _escaped(cell: object) -> str:
+    """As numeric entities whatever markdown or HTML could take for its own."""
+    text = f"{cell:g}" if isinstance(cell, float) else str(cell)
+    plain = "".join(each if each.isalnum() or each in " \n" else f"&#{ord(each)};" for each in text)
+    return plain.replace("\n", "<br>")

@@ -1,0 +1,60 @@
+"""Weights & Biases. Its own settings count: WANDB_MODE=offline, WANDB_PROJECT, WANDB_API_KEY, WANDB_ENTITY."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import wandb
+
+from areal_like.trackers.interface import COLUMNS, Shown, Tracked, cells, numbers
+
+INIT_SECONDS = 60.0
+
+
+class WeightsAndBiases:
+    """A run whose id follows from its folder, so that a resumed run goes on in the same place."""
+
+    def __init__(self, run: Tracked):
+        identity = hashlib.sha256(str(run.folder.resolve()).encode()).hexdigest()[:16]
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", run.project),
+            name=run.name,
+            id=identity,
+            resume="allow",
+            dir=str(run.folder),
+            config=dict(run.settings),
+            settings=wandb.Settings(
+                init_timeout=INIT_SECONDS, silent=True, console="off", disable_git=True, x_disable_stats=True
+            ),
+        )
+        folder = Path(self._run.dir).parent
+        self.where = f"wandb sync {folder}" if self._run.offline else str(self._run.url)
+        # A resumed run makes some steps again: the step is a number like others, not the count of calls.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def add(self, row: Mapping[str, object]) -> None:
+        histograms = {key: _histogram(value) for key, value in row.items() if isinstance(value, dict) and value}
+        self._run.log(numbers(row) | histograms)
+
+    def show(self, step: int, samples: Sequence[Shown]) -> None:
+        if samples:
+            table = wandb.Table(columns=list(COLUMNS), data=[list(cells(sample)) for sample in samples])
+            self._run.log({f"samples/{samples[0].source}": table, "step": step})
+
+    def end(self, summary: Mapping[str, object] | None) -> None:
+        for key, value in (summary or {}).items():
+            self._run.summary[key] = value
+        code = 1 if summary is None else 0
+        self._run.finish(exit_code=code)
+        wandb.teardown(code)  # `finish` returns before the file of an offline run is whole
+
+
+def _histogram(counts: dict[str, int]) -> wandb.Histogram:
+    """One bin per value; `np_histogram` wants the edges."""
+    pairs = sorted((float(value), count) for value, count in counts.items())
+    edges = [value for value, _ in pairs]
+    return wandb.Histogram(np_histogram=([count for _, count in pairs], [*edges, edges[-1] + 1]))

@@ -1,0 +1,145 @@
+"""Feeds a run's trackers (`run.trackers`) from its metrics and samples, in one thread.
+
+A tracker that fails is told of once and left; a slow one is waited for at the end, for `END_SECONDS`. Nothing here can
+stop or slow a run.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from areal_like import config as configs
+from areal_like.config import Config
+from areal_like.metrics import MetricsFollower
+from areal_like.registry import resolve
+from areal_like.samples import HELDOUT, TRAINED, Follower, Kept
+from areal_like.trackers.interface import Shown, Tracked, Tracker
+
+from .samples import Texts
+
+END_SECONDS = 30.0
+EXAMPLES = 4
+"""Held-out answers shown per evaluation: those of the first rows, so that one sees them change."""
+TIMES = 100
+"""Times in a run at which trained samples are shown: best and worst of the newest group."""
+
+
+def tracked(config: Config, folder: Path) -> Tracked:
+    """What a tracker is told of the run in `folder`."""
+    resumed = bool(MetricsFollower(folder / "metrics.jsonl").new_rows())
+    settings = configs.leaves(config)
+    return Tracked(folder, config.run.project, folder.name, settings, configs.changed(config), resumed)
+
+
+class Tracking:
+    """`row` hands over a row of metrics; `notes` gives what there is to say to the user."""
+
+    def __init__(self, config: Config, folder: Path):
+        self._run = tracked(config, folder)
+        self._names = list(config.run.trackers)
+        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._trackers: dict[str, Tracker] = {}
+        self._samples = _Samples(folder, max(1, config.run.steps // TIMES))
+        self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
+        self._thread.start()
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        self._waiting.put(lambda: self._take(row))
+
+    def notes(self) -> list[str]:
+        found = []
+        while not self._notes.empty():
+            found.append(self._notes.get())
+        return found
+
+    def end(self, summary: Mapping[str, object] | None) -> list[str]:
+        """End the trackers; returns what there is left to say, and how to look at the run."""
+        self._waiting.put(lambda: self._each("end", summary))
+        self._waiting.put(None)
+        self._thread.join(END_SECONDS)
+        left = self.notes()
+        if self._thread.is_alive():
+            names = ", ".join(self._trackers or self._names)
+            left.append(f"trackers ({names}) have not taken everything within {END_SECONDS:.0f} s; the rest is lost")
+        return left + [f"{name}: {tracker.where}" for name, tracker in self._trackers.items()]
+
+    # ---- in the thread ----------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        for name in self._names:
+            self._tolerated(name, partial(self._open, name))
+        while (job := self._waiting.get()) is not None:
+            job()
+
+    def _open(self, name: str) -> None:
+        self._trackers[name] = resolve("tracker", name)(self._run)
+
+    def _take(self, row: Mapping[str, Any]) -> None:
+        self._each("add", row)
+        if not self._trackers:
+            return
+        for found in self._tolerated("samples", partial(self._samples.after, row["step"])) or []:
+            self._each("show", row["step"], found)
+
+    def _each(self, method: str, *args: object) -> None:
+        for name, tracker in list(self._trackers.items()):
+            self._tolerated(name, partial(getattr(tracker, method), *args))
+
+    def _tolerated(self, name: str, act: Callable[[], Any]) -> Any:
+        """Whatever a tracker raises is said once; the run goes on without that tracker."""
+        try:
+            return act()
+        except Exception as error:  # somebody else's code, and no reason to end a run
+            if name in self._trackers or name in self._names:
+                self._trackers.pop(name, None)
+                self._notes.put(f"tracker {name}: the rest of the run is not shown there: {error or repr(error)}")
+            elif not self._samples.broken:
+                self._samples.broken = True
+                self._notes.put(f"trackers show no samples: {error or repr(error)}")
+            return None
+
+
+class _Samples:
+    """Samples worth showing, as they come."""
+
+    def __init__(self, folder: Path, every: int):
+        self._folder, self._every = folder, every
+        self._heldout, self._trained = Follower(folder, HELDOUT), Follower(folder, TRAINED)
+        self._texts: Texts | None = None
+        self.broken = False
+
+    def after(self, step: int) -> list[list[Shown]]:
+        """Lists of one source each, of what was written since the last call."""
+        if self.broken:
+            return []
+        heldout, trained = self._heldout.new(), self._trained.new() if step % self._every == 0 else []
+        newest = max((record.version for record in heldout), default=0)
+        first = sorted((each for each in heldout if each.version == newest), key=lambda each: each.group)[:EXAMPLES]
+        group = [each for each in trained if each.group == trained[-1].group] if trained else []
+        group.sort(key=lambda each: -each.reward)
+        ends = [group[0], group[-1]] if len(group) > 1 else group
+        return [shown for shown in (self._shown("held-out", first), self._shown("trained", ends)) if shown]
+
+    def _shown(self, source: str, records: Sequence[Kept]) -> list[Shown]:
+        if not records:
+            return []
+        if self._texts is None:
+            self._texts = Texts(self._folder)
+        texts = self._texts
+        return [
+            Shown(
+                source,
+                texts.of(each.tokens[: each.prompt_length]),
+                texts.of(each.response),
+                texts.wanted(each),
+                each.reward,
+                each.staleness,
+            )
+            for each in records
+        ]
