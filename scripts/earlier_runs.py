@@ -72,6 +72,8 @@ def reopen_run_folder(config: Config, folder: Path) -> Config:
     _check_learner(earlier, config, folder)
     _check_bound(earlier, config, folder)
     _check_journal(earlier, config, folder)
+    if earlier.buffer.keep_journal:  # a record without its beginning is worth nothing
+        config = configs.replace(config, "buffer.keep_journal", True)
     return configs.replace(config, "run.name", folder.name)
 
 

@@ -176,6 +176,11 @@ def test_what_a_resume_may_change_is_told(tmp_path: Path, now: str, told: str) -
     assert changes(reopened, folder) == [told]
 
 
+def test_a_whole_journal_stays_whole(tmp_path: Path) -> None:
+    folder = made(tmp_path, "buffer.keep_journal=true")
+    assert reopen_run_folder(configs.load(["configs/quickstart.yaml"]), folder).buffer.keep_journal
+
+
 def test_what_a_resume_leaves_open_is_as_it_was(tmp_path: Path) -> None:
     """A rate that the first command set, and the second one does not."""
     folder = made(tmp_path, "learner.lr=5e-4", "learner.schedule=linear", "run.steps=50")

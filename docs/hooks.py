@@ -1,0 +1,24 @@
+"""For mkdocs: README, CONTRIBUTING and CHANGELOG are pages, and links out of `docs/` lead to the repository's files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def on_files(files: Any, config: Any) -> Any:
+    from mkdocs.structure.files import File
+
+    for name, page in (("README.md", "index.md"), ("CONTRIBUTING.md",) * 2, ("CHANGELOG.md",) * 2):
+        text = re.sub(r"(\]\()docs/", r"\1", (ROOT / name).read_text())
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """`../learners/x.py` and, from the README, `learners/x.py` are named, not linked: a site has no such pages."""
+    markdown = markdown.replace("](../CONTRIBUTING.md", "](CONTRIBUTING.md")
+    return re.sub(r"\[([^\]]+)\]\((?:\.\./|(?=[\w]+/))[\w./-]+\.(?:py|yaml|sh)[^)]*\)", r"\1", markdown)

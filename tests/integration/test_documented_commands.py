@@ -1,0 +1,113 @@
+"""Every command that the README and the docs show: run here, scaled down, or by the test that `ELSEWHERE` names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.folders import write_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SMALL = ["run.steps=3", "eval.prompts=4", "groups_per_batch=4", "sizing.group_size=4", "actors.count=1"]
+"""What makes a run short; what the command sets itself stays."""
+ELSEWHERE = {
+    "bash scripts/quickstart.sh": ".ci/run",
+    "bash scripts/quickstart_pretrained.sh": "tests/scripts/test_bench_pretrained.py",
+    "bash scripts/test.sh": ".ci/run",
+    "bash scripts/setup.sh": "scripts/test.sh",
+    "python -m scripts.bench.pretrained": "tests/scripts/test_bench_pretrained.py",
+    "python -m scripts.train configs/quickstart.yaml launcher=ray": "tests/integration/test_ray.py",
+    "python -m scripts.train configs/quickstart.yaml launcher=slurm": "tests/slurm/test_slurm.py",
+    "python -m scripts.ablate configs/ablation/staleness.yaml --slurm": "tests/slurm/test_slurm.py",
+    "python -m scripts.ablate configs/ablation/staleness.yaml --only": "tests/integration/test_ablate.py",
+    "python -m scripts.ablate configs/ablation/staleness.yaml --parallel": "tests/integration/test_ablate.py",
+    "python -m scripts.join": "tests/integration/test_live_runs.py",
+    "python -m scripts.stop": "tests/integration/test_live_runs.py",
+    "python -m scripts.status runs/first": "tests/integration/test_live_runs.py",
+}
+"""How a command begins → where it is run; tests that need a cluster, a live run or minutes."""
+OTHERS = (".", "tensorboard", "pip", "git", "cd", "sbatch", "export", "mlflow", "trackio", "wandb", "mkdocs")
+"""Programs that are not ours."""
+
+
+def documented() -> dict[str, str]:
+    """Each command of a block of shell, on one line → the page that shows it first."""
+    found: dict[str, str] = {}
+    for page in PAGES:
+        for block in re.findall(r"```(?:bash|sh)\n(.*?)```", page.read_text(), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                for part in " ".join(shlex.quote(word) for word in shlex.split(line, comments=True)).split("'&&'"):
+                    words = shlex.split(part)
+                    if words and words[0] not in OTHERS:
+                        found.setdefault(shlex.join(words).replace(".venv/bin/python", "python"), page.name)
+    return found
+
+
+def is_elsewhere(command: str) -> bool:
+    return any(command.startswith(first) for first in ELSEWHERE)
+
+
+HERE = [command for command in documented() if not is_elsewhere(command)]
+
+
+def test_the_tests_that_run_the_others_are_there() -> None:
+    shown = documented()
+    for first, place in ELSEWHERE.items():
+        assert any(command.startswith(first) for command in shown), f"no page shows {first} any more"
+        text = (ROOT / place).read_text()
+        module = re.search(r"scripts[./](\w+(?:\.\w+)?)", first)
+        assert module and module[1].rpartition(".")[2] in text, f"{place} does not run {first}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder, with what the commands take for granted."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    write_folder(folder / "MODEL_FOLDER", "qwen2")
+    rows = [{"prompt": f"{n} + {n} =", "answer": str(2 * n)} for n in range(8)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def scaled(words: list[str], folder: Path) -> list[str]:
+    """The command as it is run here."""
+    module = words[0] if words[0] == "areal-like" else words[2].removeprefix("scripts.")
+    verb, arguments = (words[1], words[2:]) if module == "areal-like" else (module, words[3:])
+    start = [sys.executable, "-m", "scripts.cli", verb.replace("-", "_")]
+    if verb != "train":
+        return [*start, *arguments]
+    keys = {word.partition("=")[0] for word in arguments}
+    small = [word for word in SMALL if word.partition("=")[0] not in keys - {"run.steps"}]
+    for word in arguments:
+        name = word.partition("=")[2]
+        if word.startswith("run.name=") and (folder / "runs" / name).exists():  # an earlier page has made it
+            small.append(f"run.name={name}-again")
+    if any(word.startswith("resume=runs") for word in arguments):
+        small[0] = "run.steps=5"  # two more
+    if "resume=auto" in arguments:
+        small.append("run.name=none")  # nothing is unfinished there
+    return [*start, *arguments, *small, *(["--plain"] if "--dry-run" not in arguments else [])]
+
+
+@pytest.mark.integration
+def test_every_other_command_runs(place: Path) -> None:
+    """In the order of the pages: later ones use the runs of earlier ones."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+    # Runs that others look at come first, those that they can replay before all.
+    order = sorted(HERE, key=lambda command: ("keep_journal" not in command, "run.name=" not in command))
+    for command in order:
+        words = scaled(shlex.split(command), place)
+        begin = time.monotonic()
+        done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, timeout=200)
+        print(f"{time.monotonic() - begin:.1f} s: {command}")
+        assert done.returncode == 0, f"{documented()[command]}: {command}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"

@@ -1,0 +1,42 @@
+"""The documentation as a site: it builds, its links lead somewhere, and it loads nothing from a network."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LOADED = re.compile(r'<(?:script|img|iframe)[^>]*src="(?:https?:)?//[^"]+"|<link[^>]*href="https?://[^"]+"')
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+def test_the_site_has_every_page(site: Path) -> None:
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"dev-log"}
+    assert not {name for name in pages if not (site / name / "index.html").is_file()}
+    assert "areal_like" in (site / "index.html").read_text()
+
+
+def test_no_page_loads_anything_from_a_network(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        loaded = LOADED.findall(page.read_text())
+        assert not [each for each in loaded if 'rel="canonical"' not in each], page
+
+
+def test_pictures_are_there() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):
+            assert (page.parent / target).is_file(), f"{page.name}: {target}"
