@@ -3,9 +3,9 @@
 The page is that of `scripts.report`, on loopback, at an address with a random token that is printed. It shows new
 samples as they come. The run need not be alive. In a terminal `scripts.status RUN` is the live view of any run.
 
-This file also has the display of `scripts.train`: live, or plain lines without a terminal, and what feeds its trackers. `Watch`
-reads train steps from the learner's file, and asks the buffer once a second who waits for whom. Reports dead processes
-to the buffer and to the user. Nothing in the run waits for the watcher, and the watcher waits for nothing.
+This file also has the display of `scripts.train`: live, or plain lines without a terminal, and what feeds its trackers.
+`Watch` reads train steps from the learner's file, and asks the buffer once a second who waits for whom. Reports dead
+processes to the buffer and to the user. Nothing in the run waits for the watcher, and the watcher waits for nothing.
 """
 
 from __future__ import annotations

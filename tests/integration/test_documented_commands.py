@@ -16,7 +16,9 @@ import pytest
 from tests.folders import write_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+OWN_TEST = ROOT / "docs" / "extending.md"
+"""tests/test_extending.py runs its commands."""
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").glob("*.md")} - {OWN_TEST})]
 SMALL = ["run.steps=3", "eval.prompts=4", "groups_per_batch=4", "sizing.group_size=4", "actors.count=1"]
 """What makes a run short; what the command sets itself stays."""
 ELSEWHERE = {
@@ -32,6 +34,8 @@ ELSEWHERE = {
     "python -m scripts.ablate configs/ablation/staleness.yaml --parallel": "tests/integration/test_ablate.py",
     "python -m scripts.join": "tests/integration/test_live_runs.py",
     "python -m scripts.stop": "tests/integration/test_live_runs.py",
+    "python -m scripts.watch": "tests/scripts/test_report_in_browser.py",
+    "python -m scripts.report runs/ablation": "tests/scripts/test_report.py",
     "python -m scripts.status runs/first": "tests/integration/test_live_runs.py",
 }
 """How a command begins → where it is run; tests that need a cluster, a live run or minutes."""
@@ -75,7 +79,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "configs").symlink_to(ROOT / "configs")
     write_folder(folder / "MODEL_FOLDER", "qwen2")
     rows = [{"prompt": f"{n} + {n} =", "answer": str(2 * n)} for n in range(8)]
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in ("train", "test"):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
@@ -91,7 +96,7 @@ def scaled(words: list[str], folder: Path) -> list[str]:
     for word in arguments:
         name = word.partition("=")[2]
         if word.startswith("run.name=") and (folder / "runs" / name).exists():  # an earlier page has made it
-            small.append(f"run.name={name}-again")
+            small.append("run.name=b")
     if any(word.startswith("resume=runs") for word in arguments):
         small[0] = "run.steps=5"  # two more
     if "resume=auto" in arguments:
@@ -108,6 +113,6 @@ def test_every_other_command_runs(place: Path) -> None:
     for command in order:
         words = scaled(shlex.split(command), place)
         begin = time.monotonic()
-        done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, input="", timeout=200)
         print(f"{time.monotonic() - begin:.1f} s: {command}")
         assert done.returncode == 0, f"{documented()[command]}: {command}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
