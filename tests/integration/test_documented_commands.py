@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ ELSEWHERE = {
     "python -m scripts.ablate configs/ablation/staleness.yaml --parallel": "tests/integration/test_ablate.py",
     "python -m scripts.join": "tests/integration/test_live_runs.py",
     "python -m scripts.stop": "tests/integration/test_live_runs.py",
-    "python -m scripts.watch": "tests/scripts/test_report_in_browser.py",
+    "python -m scripts.watch": "tests/scripts/test_report.py",
     "python -m scripts.report runs/ablation": "tests/scripts/test_report.py",
     "python -m scripts.status runs/first": "tests/integration/test_live_runs.py",
 }
@@ -79,7 +78,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "configs").symlink_to(ROOT / "configs")
     write_folder(folder / "MODEL_FOLDER", "qwen2")
     rows = [{"prompt": f"{n} + {n} =", "answer": str(2 * n)} for n in range(8)]
-    for name in ("train", "test"):
+    (folder / "data" / "gsm8k").mkdir(parents=True)
+    for name in ("train", "test", "data/gsm8k/train", "data/gsm8k/test"):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
@@ -90,7 +90,7 @@ def scaled(words: list[str], folder: Path) -> list[str]:
     verb, arguments = (words[1], words[2:]) if module == "areal-like" else (module, words[3:])
     start = [sys.executable, "-m", "scripts.cli", verb.replace("-", "_")]
     if verb != "train":
-        return [*start, *arguments]
+        return [*start, *arguments, *(["--max-tokens", "8"] if verb == "eval" else [])]
     keys = {word.partition("=")[0] for word in arguments}
     small = [word for word in SMALL if word.partition("=")[0] not in keys - {"run.steps"}]
     for word in arguments:
@@ -99,20 +99,22 @@ def scaled(words: list[str], folder: Path) -> list[str]:
             small.append("run.name=b")
     if any(word.startswith("resume=runs") for word in arguments):
         small[0] = "run.steps=5"  # two more
+    if "task=jsonl" in arguments or any(word.endswith("gsm8k.yaml") for word in arguments):
+        small.append("sampling.max_tokens=8")  # the model takes no more
     if "resume=auto" in arguments:
         small.append("run.name=none")  # nothing is unfinished there
     return [*start, *arguments, *small, *(["--plain"] if "--dry-run" not in arguments else [])]
 
 
+# Runs that others look at come first, those that they can replay before all.
+ORDER = sorted(HERE, key=lambda command: ("keep_journal" not in command, "run.name=" not in command))
+
+
 @pytest.mark.integration
-def test_every_other_command_runs(place: Path) -> None:
-    """In the order of the pages: later ones use the runs of earlier ones."""
+@pytest.mark.parametrize("command", ORDER)
+def test_every_other_command_runs(place: Path, command: str) -> None:
+    """One after the other: later ones use the runs of earlier ones."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
-    # Runs that others look at come first, those that they can replay before all.
-    order = sorted(HERE, key=lambda command: ("keep_journal" not in command, "run.name=" not in command))
-    for command in order:
-        words = scaled(shlex.split(command), place)
-        begin = time.monotonic()
-        done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, input="", timeout=200)
-        print(f"{time.monotonic() - begin:.1f} s: {command}")
-        assert done.returncode == 0, f"{documented()[command]}: {command}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+    words = scaled(shlex.split(command), place)
+    done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, input="", timeout=200)
+    assert done.returncode == 0, f"{documented()[command]}: {command}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
