@@ -77,10 +77,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("user")
     (folder / "configs").symlink_to(ROOT / "configs")
     write_folder(folder / "MODEL_FOLDER", "qwen2")
-    rows = [{"prompt": f"{n} + {n} =", "answer": str(2 * n)} for n in range(8)]
     (folder / "data" / "gsm8k").mkdir(parents=True)
-    for name in ("train", "test", "data/gsm8k/train", "data/gsm8k/test"):
+    for name, first in (("train", 0), ("test", 50)):
+        sums = [(f"{n} + {n} =", str(2 * n)) for n in range(first, first + 8)]
+        rows = [{"prompt": prompt, "answer": answer} for prompt, answer in sums]
+        asked = [{"question": prompt, "answer": f"#### {answer}"} for prompt, answer in sums]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "data" / "gsm8k" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
     return folder
 
 
