@@ -14,6 +14,7 @@ VERBS = {
     "config": "every key of a config: type, default, range, meaning",
     "samples": "what the model wrote, token by token",
     "report": "a run, or several, as one page for the browser",
+    "compare": "runs side by side in the terminal, with intervals",
     "watch": "the same page of a live run, with samples as they come",
     "status": "a live run: progress, who waits for whom",
     "ledger": "where every prompt of a run went",

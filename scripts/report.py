@@ -53,12 +53,12 @@ class Report:
         pairs = list(zip(self.members, self.contents, strict=True))
         names = Counter(run["name"] for run in runs)
         for run, (member, content) in zip(runs, pairs, strict=True):
-            run["measures"] = measured(member, content)
+            run["measures"] = measured(member, content.summary)
             if names[run["name"]] > 1:  # with the folder above each has a name of its own
                 run["name"] = "/".join(member.run.resolve().parts[-2:])
         for run in runs[1:]:
             run["config"] = changes(runs[0]["config"], run["config"])
-        points = table(self.members, self.contents) if len(runs) > 1 else []
+        points = table(self.members, [run["measures"] for run in runs]) if len(runs) > 1 else []
         return {"title": self.title, "live": self.live, "runs": runs, "points": points}
 
 

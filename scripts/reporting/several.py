@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from areal_like.registry import ConfigError
 from areal_like.run_folder import CONFIG, config_file
 
 from ..comparison import bootstrap
-from .contents import Contents, leaves
+from .contents import leaves
 from .series import short
 
 SEED = "run.seed"
@@ -111,30 +111,29 @@ def changes(first: list[list[Any]], other: list[list[Any]]) -> list[list[Any]]:
     return [row for row in other if tuple(row) not in known] + [[row[0]] for row in first if row[0] not in keys]
 
 
-def table(found: Sequence[Member], contents: Sequence[Contents]) -> list[dict[str, Any]]:
+def table(found: Sequence[Member], measures: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
     """A row per point (runs that differ in nothing but the seed): its labels, and of each measure the mean, an interval
     where there are seeds enough (else the range), and the number of runs that have it."""
-    points: dict[tuple[str, ...], list[dict[str, float]]] = {}
-    for member, content in zip(found, contents, strict=True):
-        points.setdefault(tuple(member.labels.values()), []).append(measured(member, content))
+    points: dict[tuple[str, ...], list[Mapping[str, float]]] = {}
+    for member, its in zip(found, measures, strict=True):
+        points.setdefault(tuple(member.labels.values()), []).append(its)
     rows = []
     for key, runs in points.items():
-        measures = dict.fromkeys(name for run in runs for name in run)
+        names = dict.fromkeys(name for run in runs for name in run)
         labels = dict(zip(found[0].labels, key, strict=True))
-        rows.append({"labels": labels, "runs": len(runs), "measures": {n: _estimate(runs, n) for n in measures}})
+        rows.append({"labels": labels, "runs": len(runs), "measures": {n: _estimate(runs, n) for n in names}})
     return rows
 
 
-def measured(member: Member, content: Contents) -> dict[str, float]:
+def measured(member: Member, summary: Mapping[str, Any]) -> dict[str, float]:
     """The measures of a run, those that it has."""
     if member.measures is not None:
         return member.measures
-    summary = content.summary
     known = {name: summary.get(key) for name, key in MEASURES.items()}
     return {name: float(value) for name, value in known.items() if isinstance(value, int | float)}
 
 
-def _estimate(runs: Sequence[dict[str, float]], name: str) -> dict[str, Any]:
+def _estimate(runs: Sequence[Mapping[str, float]], name: str) -> dict[str, Any]:
     values = [run[name] for run in runs if name in run and math.isfinite(run[name])]
     if len(values) >= FEWEST_FOR_INTERVALS:
         found = bootstrap(values)

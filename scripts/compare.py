@@ -1,0 +1,119 @@
+"""Compare runs in the terminal: `python -m scripts.compare RUN RUN ... [--plot FILE] [--json FILE]`.
+
+Shows the keys of the config that differ, the reward's curve, and a table: a row per setting, runs that differ in
+nothing but the seed taken together. From five seeds on with 95 % intervals of the mean; of fewer, the range. A folder of an
+ablation counts as its runs. `python -m scripts.report RUN RUN ...` is the same and more, for the browser.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal_like.errors import UserError
+from areal_like.metrics import MetricsFollower
+from areal_like.run_folder import SUMMARY
+
+from .arguments import command, new_file, picture, refuse
+from .output import console, shortened, table, write_json
+from .sparkline import sparkline
+
+if TYPE_CHECKING:
+    from .reporting.several import Member
+
+REWARD = "reward/mean"
+CURVE = 24
+"""Characters of a curve in the table."""
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = command("compare", __doc__)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder of an ablation")
+    parser.add_argument("--plot", type=picture, metavar="FILE", help="draw the curves of the reward, mean and range")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the table to this file")
+    return parser.parse_args(argv)
+
+
+def curve(run: Path) -> tuple[list[float], list[float]]:
+    """Train steps and mean rewards of their batches."""
+    rows = [row for row in MetricsFollower(run / "metrics.jsonl").each_new_row() if row.get(REWARD) is not None]
+    return [row["step"] for row in rows], [row[REWARD] for row in rows]
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    path = run / SUMMARY
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def named(labels: Mapping[str, str]) -> str:
+    """A setting in words."""
+    return ", ".join(f"{key}={value}" for key, value in labels.items()) or "all runs"
+
+
+def told(measure: Mapping[str, Any]) -> str:
+    """`0.93 [0.90, 0.95]`."""
+    if measure["mean"] is None:
+        return "-"
+    spread = f" [{measure['low']:.4g}, {measure['high']:.4g}]" if measure["count"] > 1 else ""
+    return f"{measure['mean']:.4g}{spread}"
+
+
+def compare(members: Sequence[Member]) -> list[dict[str, Any]]:
+    """A row per setting: labels, runs, measures, and the runs' curves."""
+    from .reporting import several
+
+    rows = several.table(members, [several.measured(each, summary_of(each.run)) for each in members])
+    for row in rows:
+        row["curves"] = [curve(each.run) for each in members if each.labels == row["labels"]]
+    return rows
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    out = console()
+    keys = list(rows[0]["labels"])
+    if keys:
+        differ = table("what differs", "", *(str(number) for number in range(1, len(rows) + 1)))
+        for key in keys:
+            differ.add_row(key, *(shortened(str(row["labels"][key]), 24) for row in rows))
+        out.print(differ)
+    measures = list(dict.fromkeys(name for row in rows for name in row["measures"]))
+    found = table("", "setting", "runs", *measures, "reward of batches")
+    for number, row in enumerate(rows, 1):
+        values = [told(row["measures"][name]) if name in row["measures"] else "-" for name in measures]
+        line = sparkline(row["curves"][0][1], CURVE)
+        found.add_row(str(number), str(row["runs"]), *values, line)
+    out.print(found)
+    out.print("[low, high]: 95 % interval of the mean from five runs on, else the range", style="dim")
+
+
+def draw(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The curves that have points; one panel."""
+    from .comparison import band, plot_curves
+
+    found = {named(row["labels"]): [each for each in row["curves"] if each[0]] for row in rows}
+    plot_curves(
+        path, {"": {name: band(curves) for name, curves in found.items() if curves}}, x="train step", y="reward"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    from .reporting.several import members
+
+    try:
+        rows = compare(members(args.runs))
+        if args.plot:
+            draw(args.plot, rows)
+    except (ValueError, OSError, UserError) as error:
+        refuse(error)
+    show(rows)
+    write_json(args.json, [{key: value for key, value in row.items() if key != "curves"} for row in rows])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
