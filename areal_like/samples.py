@@ -63,6 +63,14 @@ class Kept(msgspec.Struct, omit_defaults=True):
         return self.tokens[self.prompt_length :]
 
     @property
+    def turns(self) -> list[tuple[int, int]]:
+        """Where in the response the model spoke: (first, behind the last). What tools, an environment or a user said
+        stands between them, and is not trained; nor are tokens that `staleness_policy: mask_tokens` took out."""
+        others, count = set(self.masked), len(self.response)
+        edges = [at for at in range(count + 1) if (at in others or at == count) != (at == 0 or at - 1 in others)]
+        return list(zip(edges[::2], edges[1::2], strict=False))
+
+    @property
     def staleness(self) -> int:
         """In versions, of its oldest token."""
         return self.version - min((version for version, _ in self.runs), default=self.version)

@@ -1,8 +1,8 @@
 """Compare runs in the terminal: `python -m scripts.compare RUN RUN ... [--plot FILE] [--json FILE]`.
 
 Shows the keys of the config that differ, the reward's curve, and a table: a row per setting, runs that differ in
-nothing but the seed taken together. From five seeds on with 95 % intervals of the mean; of fewer, the range. A folder of an
-ablation counts as its runs. `python -m scripts.report RUN RUN ...` is the same and more, for the browser.
+nothing but the seed taken together. From five seeds on with 95 % intervals of the mean; of fewer, the range. A folder
+of an ablation counts as its runs. `python -m scripts.report RUN RUN ...` is the same and more, for the browser.
 """
 
 from __future__ import annotations

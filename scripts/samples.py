@@ -107,7 +107,8 @@ def heading(record: Kept) -> str:
     if advantages:
         spread = f" to {max(advantages):+.3f}" if max(advantages) != min(advantages) else ""
         parts.append(f"advantage {min(advantages):+.3f}{spread}")
-    parts += [f"{len(record.response)} tokens, {record.finish}", f"{record.staleness} versions old"]
+    turns = f" in {len(record.turns)} turns" if len(record.turns) > 1 else ""
+    parts += [f"{len(record.response)} tokens{turns}, {record.finish}", f"{record.staleness} versions old"]
     parts += [record.why] if record.why else []
     return " · ".join(parts)
 
@@ -157,8 +158,11 @@ def show(out: Console, record: Kept, texts: Texts, args: argparse.Namespace) -> 
 def as_json(record: Kept, texts: Texts) -> str:
     """One line: the record, with `prompt` and `text` beside its tokens."""
     plain: dict[str, Any] = msgspec.to_builtins(record)
-    more = {"prompt": texts.of(record.tokens[: record.prompt_length]), "text": texts.of(record.response)}
+    prompt, text = texts.of(record.tokens[: record.prompt_length]), texts.of(record.response)
+    more: dict[str, object] = {"prompt": prompt, "text": text}
     more["wanted"] = texts.wanted(record)
+    if len(record.turns) > 1:
+        more["turns"] = [texts.of(record.response[first:last]) for first, last in record.turns]
     return msgspec.json.encode(more | plain).decode()
 
 

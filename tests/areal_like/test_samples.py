@@ -79,3 +79,11 @@ def test_a_disk_that_fails_ends_the_writing_and_nothing_else(tmp_path: Path, cap
 
 def test_a_folder_without_samples_has_none(tmp_path: Path) -> None:
     assert list(read(tmp_path)) == [] and not (tmp_path / FOLDER).exists()
+
+
+@pytest.mark.parametrize(
+    ("masked", "turns"),
+    [([], [(0, 6)]), ([0], [(1, 6)]), ([5], [(0, 5)]), ([2, 3], [(0, 2), (4, 6)]), (list(range(6)), [])],
+)
+def test_turns_are_what_the_model_said(masked: list[int], turns: list[tuple[int, int]]) -> None:
+    assert Kept("trained", 1, 1, 0, 0, list(range(8)), 2, [(1, 6)], 0.0, "stop", masked=masked).turns == turns
