@@ -40,7 +40,7 @@ def wait_for_work(run: Path, actor: str) -> None:
             time.sleep(0.01)
     finally:
         running.close()
-    time.sleep(0.05)  # to begin with them
+    time.sleep(0.1)  # to begin with them
 
 
 @pytest.mark.integration
