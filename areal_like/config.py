@@ -71,7 +71,12 @@ def load(argv: Sequence[str], inherited: Config | None = None) -> Config:
 
 def load_resolved(path: str | Path) -> Config:
     """Read back what `save` wrote: a whole tree, without `extends`, choices or overrides. Raises ConfigError."""
-    return _read_only(_typed(read(Path(path))))
+    return from_tree(read(Path(path)))
+
+
+def from_tree(tree: Tree) -> Config:
+    """A whole tree as a config, typed but not checked. Raises ConfigError."""
+    return _read_only(_typed(tree))
 
 
 def save(config: Config, path: str | Path) -> None:

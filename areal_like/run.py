@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from areal_like import config as configs
-from areal_like import samples
+from areal_like import older_configs, samples
 from areal_like.launch.outcome import RunFailed
 from areal_like.metrics import MetricsFollower
 from areal_like.places import COMMANDS, python_path
@@ -34,8 +34,8 @@ class Run:
 
     @property
     def config(self) -> configs.Config:
-        """The resolved config."""
-        return configs.load_resolved(self.folder / CONFIG)
+        """The resolved config; keys that an older version did not write have today's defaults."""
+        return older_configs.load(self.folder / CONFIG)
 
     @property
     def metrics(self) -> list[dict[str, object]]:

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from areal_like import checkpoints
+from areal_like import checkpoints, older_configs
 from areal_like import config as configs
 from areal_like.bus import Router
 from areal_like.interfaces import Task
@@ -68,7 +68,7 @@ def other_settings(run: Path) -> str:
     pending = run / NEXT / CONFIG
     if not pending.is_file():
         return ""
-    before, now = (configs.load_resolved(path) for path in (run / CONFIG, pending))
+    before, now = older_configs.load(run / CONFIG), configs.load_resolved(pending)
     return ", ".join(configs.differences(before, now, ["learner"]))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.table import Table
 
-from areal_like import config as configs
+from areal_like import older_configs
 from areal_like.config import ConfigError
 from areal_like.registry import build
 from buffer.events import Admit, Branch, Drop, Event, Filter, Finish, HandBack, Push, Serve, Snapshot
@@ -153,7 +153,7 @@ class Audit:
 
 def audit(run: Path) -> Audit:
     """All of a run folder. Raises ConfigError, JournalError."""
-    config = configs.load_resolved(run / "config.yaml")
+    config = older_configs.load(run / "config.yaml", tell=True)
     task = build("task", config.task, config.run.seed)
     scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
     prompts = PromptCursor(task.size("train"), config.run.seed)

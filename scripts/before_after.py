@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like import config as configs
+from areal_like import older_configs
 from areal_like.config import Config, ConfigError
 
 from .arguments import command, new_file, refuse
@@ -127,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if not (args.run / "config.yaml").is_file():
             raise ConfigError(f"{args.run}: no run folder (config.yaml is missing)")
-        config = configs.load_resolved(args.run / "config.yaml")
+        config = older_configs.load(args.run / "config.yaml", tell=True)
         models(config, args)
         if args.threads:
             import torch

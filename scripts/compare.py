@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from areal_like.errors import UserError
 from areal_like.metrics import MetricsFollower
 from areal_like.run_folder import SUMMARY
@@ -87,7 +89,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         line = sparkline(row["curves"][0][1], CURVE)
         found.add_row(str(number), str(row["runs"]), *values, line)
     out.print(found)
-    out.print("[low, high]: 95 % interval of the mean from five runs on, else the range", style="dim")
+    out.print(Text("[low, high]: 95 % interval of the mean from five runs on, else the range", "dim"))
 
 
 def draw(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

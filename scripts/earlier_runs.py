@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import glob
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO
 
-from areal_like import checkpoints
+from areal_like import checkpoints, older_configs
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
-from areal_like.registry import build, knobs
+from areal_like.registry import COMPONENTS, build, knobs, settled
 from areal_like.run_folder import CONFIG, NEXT
 
 MUST_AGREE = (
@@ -31,6 +33,9 @@ MUST_AGREE = (
     "inject_staleness",
 )
 """Keys that a resumed run may not change: its journal holds samples of versions that training makes again."""
+
+REPLAYS_WITH = ("run.seed", "task", "model", "groups_per_batch", "weight_sync_interval", "sampling")
+"""Keys that must be the same for a replay."""
 
 LEARNER_MAY_CHANGE = (
     *("lr", "schedule", "warmup_steps", "schedule_steps", "weight_decay", "betas", "eps", "clip_grad"),
@@ -64,10 +69,10 @@ def find_run_to_resume(config: Config, stem: str) -> Path | None:
 
 def reopen_run_folder(config: Config, folder: Path) -> Config:
     """Check that the config fits what the folder holds. Raises ConfigError."""
-    earlier = configs.load_resolved(folder / "config.yaml")
+    earlier = _earlier_config("resume", folder, (*MUST_AGREE, "scheduler", "learner", "buffer.journal"))
     for key in MUST_AGREE:
-        before, now = (configs.select(each, key) for each in (earlier, config))
-        if before != now:
+        if _value(earlier, key) != _value(config, key):
+            before, now = (configs.select(each, key) for each in (earlier, config))
             raise ConfigError(f"resume: {key} was {before} in {folder} and is {now} now; start a new run to change it")
     _check_learner(earlier, config, folder)
     _check_bound(earlier, config, folder)
@@ -80,8 +85,27 @@ def reopen_run_folder(config: Config, folder: Path) -> Config:
 def changes(config: Config, folder: Path) -> list[str]:
     """How the config differs from the earlier one of the folder, in words."""
     keys = [field.name for field in fields(Config)]
-    found = configs.differences(configs.load_resolved(folder / CONFIG), config, keys)
+    found = configs.differences(older_configs.load(folder / CONFIG), config, keys)
     return [text for text in found if not text.startswith(tuple(f"{key}=" for key in NEVER_TOLD))]
+
+
+def _earlier_config(verb: str, folder: Path, keys: Sequence[str]) -> Config:
+    """The config of a run that is to be continued: of `keys` all must be known. Raises ConfigError."""
+    config, gaps = older_configs.load_with_gaps(folder / CONFIG)
+    if doubtful := gaps.in_doubt(keys):
+        raise ConfigError(
+            f"{verb}: {folder} is of another version, and its config does not say what {', '.join(doubtful)} would be "
+            "in this one; start a new run, or use the version that made it (commit in run.json)"
+        )
+    if note := gaps.note():
+        print(f"note: {note}", file=sys.stderr)
+    return config
+
+
+def _value(config: Config, key: str) -> Any:
+    """Of a component with the knobs that it leaves out: a config need not say what is the default."""
+    value = configs.select(config, key)
+    return settled(key, value) if key in COMPONENTS else value
 
 
 def _check_learner(earlier: Config, config: Config, folder: Path) -> None:
@@ -143,10 +167,10 @@ def fit_to_replay(config: Config) -> Config:
     folder = Path(config.replay or "")
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"replay={config.replay}: no run folder (config.yaml is missing)")
-    earlier = configs.load_resolved(folder / "config.yaml")
-    for key in ("run.seed", "task", "model", "groups_per_batch", "weight_sync_interval", "sampling"):
-        before, now = (configs.select(each, key) for each in (earlier, config))
-        if before != now:
+    earlier = _earlier_config("replay", folder, REPLAYS_WITH)
+    for key in REPLAYS_WITH:
+        if _value(earlier, key) != _value(config, key):
+            before, now = (configs.select(each, key) for each in (earlier, config))
             raise ConfigError(f"replay: {key} was {before} in {folder} and is {now} now; it must be the same")
     differs = configs.differences(earlier, config, ["learner", "loss", "advantage"])
     if (found := branches(folder / "journal")) and not differs:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_like import config as configs
+from areal_like import older_configs
 from areal_like.config import ConfigError
 from areal_like.errors import UserError
 from areal_like.layers import parse_override
@@ -99,7 +100,7 @@ def run_of(given: Path) -> configs.Config | None:
     """The config of the run that the model is from, if it is a run's folder or its final checkpoint."""
     for folder in (given, *given.resolve().parents[1:2]):
         if (folder / CONFIG).is_file():
-            return configs.load_resolved(folder / CONFIG)
+            return older_configs.load(folder / CONFIG, tell=True)
     return None
 
 

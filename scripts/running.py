@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like import config as configs
+from areal_like import older_configs
 from areal_like.bus import is_loopback
 from areal_like.client import SupervisorClient
 from areal_like.config import Config, ConfigError
@@ -43,7 +44,7 @@ class Running:
         if not (folder / "config.yaml").is_file():
             raise ConfigError(f"{folder} is no run folder (config.yaml is missing)")
         self.folder = folder
-        self.config: Config = configs.load_resolved(config_file(folder))
+        self.config: Config = older_configs.load(config_file(folder))
         if keys:
             self.config = configs.replace(self.config, "security.key_folder", str(keys.resolve()))
         offered = self.rendezvous()

@@ -22,7 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from areal_like import layers
+from areal_like import older_configs
 from areal_like.registry import ConfigError, build
 from areal_like.samples import DROPPED, FOLDER, HELDOUT, TRAINED, Fate, Kept, read
 from buffer.prompts import PromptCursor
@@ -60,9 +60,8 @@ class Texts:
     """Text of token ids, by the run's task; the ids themselves where it has no text."""
 
     def __init__(self, run: Path):
-        config = dict[str, Any](
-            layers.read(run / "config.yaml")
-        )  # resolved; checking it again takes longer than all else
+        tree, _ = older_configs.fill(run / "config.yaml")  # checking it again takes longer than all else
+        config = dict[str, Any](tree)
         seed = config["run"]["seed"]
         self._task = build("task", config["task"], seed)
         self._codec = self._task.prompt("train", 0).codec

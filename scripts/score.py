@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from areal_like import checkpoints
+from areal_like import checkpoints, older_configs
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
 from areal_like.layers import read
@@ -89,7 +89,7 @@ def prepare(args: argparse.Namespace) -> tuple[Config, dict[str, dict[str, Any]]
     """The run's config, the losses' specs and the checkpoint to load. Raises ConfigError, JournalError."""
     if not (args.run / "config.yaml").is_file():
         raise ConfigError(f"{args.run}: no run folder (config.yaml is missing)")
-    config = configs.load_resolved(args.run / "config.yaml")
+    config = older_configs.load(args.run / "config.yaml", tell=True)
     if config.learner["name"] != "torch":
         raise ConfigError(
             f"{args.run} was trained by learner={config.learner['name']}, which has no gradients to score"

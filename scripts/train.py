@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from areal_like import config as configs
-from areal_like import keys, turns
+from areal_like import keys, older_configs, turns
 from areal_like.bus import NODE, is_loopback
 from areal_like.config import Config, ConfigError
 from areal_like.defaults import describe_learning, describe_machine
@@ -312,7 +312,7 @@ def load(args: argparse.Namespace) -> Config:
     config = read()
     earlier = Path(config.replay) if config.replay else earlier_run(config, args)
     if earlier and (earlier / CONFIG).is_file():
-        return read(configs.load_resolved(earlier / CONFIG))
+        return read(older_configs.load(earlier / CONFIG))
     return config
 
 

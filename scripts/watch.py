@@ -256,14 +256,14 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
     since = f" since the resume at step {summary['since_step']}" if summary.get("since_step") else ""
     lines = {
         "held-out reward": f"{show('reward_before', '{:.3f}')} before, {show('reward_after', '{:.3f}')} after",
-        "train steps": f"{summary['steps']} in {show('seconds', '{:.1f}')} s",
-        "staleness": f"mean {show('staleness_mean', '{:.2f}')}, max {summary['staleness_max']}, "
-        f"bound {summary['staleness_bound']}",
+        "train steps": f"{show('steps', '{}')} in {show('seconds', '{:.1f}')} s",
+        "staleness": f"mean {show('staleness_mean', '{:.2f}')}, max {show('staleness_max', '{}')}, "
+        f"bound {show('staleness_bound', '{}')}",
         "tokens per second": f"{show('tokens_per_second', '{:,.0f}')} rolled out{since}, "
         f"{show('trained_tokens_per_second', '{:,.0f}')} trained",
         "idle share": f"actors {show('actor_idle_share', '{:.0%}')}{since}, "
         f"learner {show('learner_idle_share', '{:.0%}')}",
-        "groups": ledger_line(summary["ledger"]),
+        "groups": ledger_line(summary["ledger"]) if "ledger" in summary else "-",
         **({"faults": found} if (found := faults(summary.get("faults", {}))) else {}),
         "actor restarts": str(summary.get("restarts", 0)),
         **{f"{name} was left out": words.splitlines()[0] for name, words in summary.get("left_out", {}).items()},
@@ -272,7 +272,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         "model": str(folder / "checkpoints" / "final"),
     }
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    console.print(f"\nfinished: {summary['stopped_because']}", style="bold", markup=False)
+    console.print(f"\nfinished: {show('stopped_because', '{}')}", style="bold", markup=False)
     for name, text in lines.items():
         console.print(f"  {name:<18}{text}", markup=False)
 

@@ -6,7 +6,7 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ import yaml
 
 from areal_like import config as configs
 from areal_like import samples
-from areal_like.layers import read
 from areal_like.metrics import MetricsFollower
+from areal_like.older_configs import fill
 from areal_like.places import CONFIGS
 from areal_like.registry import COMPONENTS, ConfigError, knobs
 from areal_like.run_folder import RECORD, RENDEZVOUS, SUMMARY, config_file
@@ -76,9 +76,8 @@ class Contents:
 
     def __init__(self, run: Path, budget: Budget, labels: Mapping[str, str] | None = None, seed: str = ""):
         self.run, self.budget = run, budget
-        self.config = dict[str, Any](
-            read(config_file(run))
-        )  # resolved: checking it again would take longer than all else
+        tree, self._gaps = fill(config_file(run))  # checking it again would take longer than all else
+        self.config = dict[str, Any](tree)
         self.labels, self.seed = dict(labels or {}), seed or str(self.config["run"]["seed"])
         self._follower = MetricsFollower(run / "metrics.jsonl")
         numbers = 3 * 150 if budget.whole else len(CURATED) + 2
@@ -142,7 +141,7 @@ class Contents:
             "faults": faults(summary.get("faults") or {key: self.row.get(key) for key in (*FAULTS, *self.row)}),
             "series": self.series.data(extremes=self.budget.whole),
             "evaluations": [self.evaluations[version] for version in sorted(self.evaluations)],
-            "config": settings(config),
+            "config": [row for row in settings(config) if not _below(row[0], self._gaps.lacking)],
             "timeline": self._unless_same("timeline", self._spans_size(), self._timeline),
             "ledger": self._unless_same("ledger", (self.is_going_on, self.row.get("step")), self._ledger),
             "samples": self._unless_same("samples", self._samples_size(), self._excerpts),
@@ -343,6 +342,10 @@ def settings(config: dict[str, Any]) -> list[list[Any]]:
 @functools.cache
 def _base() -> dict[str, Any]:
     return leaves(yaml.safe_load(configs.to_yaml(configs.load([str(CONFIGS / "base.yaml")]))))
+
+
+def _below(key: str, keys: Sequence[str]) -> bool:
+    return any(key == each or _in(each, key) for each in keys)
 
 
 def _in(section: str, key: str) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from areal_like.layers import read
+from areal_like.older_configs import fill
 from areal_like.registry import ConfigError
 from areal_like.run_folder import CONFIG, config_file
 
@@ -101,7 +101,8 @@ def _label(found: Sequence[Member]) -> None:
 
 
 def _known(run: Path) -> dict[str, str]:
-    return {key: str(value) for key, value in leaves(read(config_file(run))).items()}
+    tree, gaps = fill(config_file(run))
+    return {key: str(value) for key, value in leaves(tree | gaps.unknown).items()}
 
 
 def changes(first: list[list[Any]], other: list[list[Any]]) -> list[list[Any]]:

@@ -1,0 +1,122 @@
+"""Runs whose config another version wrote: readers fill what it lacks; a resume asks what it cannot know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from areal_like import Run
+from areal_like import config as configs
+from areal_like.config import ConfigError
+from areal_like.older_configs import fill, load
+from areal_like.places import CONFIGS
+from areal_like.schema import SECTIONS
+from scripts import compare, report, samples, status
+from scripts.earlier_runs import reopen_run_folder
+from scripts.eval import run_of
+from tests.scripts.written_runs import QUESTION, written_run
+
+LACKING = ("run.project", "run.trackers", "run.samples_bytes", "security", "inject_staleness", "eval.workflow")
+SAME = ["quickstart", "run.steps=20"]
+
+
+def age(folder: Path, *lacking: str, **more: object) -> Path:
+    """Make the run's config that of a version that lacks keys, and has others."""
+    path = folder / "config.yaml"
+    tree = yaml.safe_load(path.read_text())
+    for key in lacking:
+        section, _, below = key.partition(".")
+        del (tree[section] if below else tree)[below or section]
+    path.write_text(yaml.safe_dump(tree | more))
+    return folder
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    folder = age(written_run(tmp_path / "old"), *LACKING)
+    buffer = yaml.safe_load((folder / "config.yaml").read_text())["buffer"]
+    return age(folder, buffer=buffer | {"shared_bytes": 1}, parking=True)
+
+
+def test_samples_report_comparison_and_status_of_an_old_run(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = written_run(old.parent / "new")
+    for command, argv in (
+        (samples.main, [str(old)]),
+        (report.main, [str(old)]),
+        (report.main, [str(old), str(new), "--out", str(old / "both.html")]),
+        (compare.main, [str(old), str(new)]),
+        (status.main, [str(old)]),
+    ):
+        assert command(argv) == 0, capsys.readouterr().err
+    assert QUESTION in capsys.readouterr().out and QUESTION in (old / "report.html").read_text()
+
+
+def test_what_the_config_did_not_say_is_no_setting_of_the_run(old: Path) -> None:
+    assert report.main([str(old)]) == 0
+    page = (old / "report.html").read_text()
+    assert '["run.steps"' in page and '["run.project"' not in page and "shared_bytes" not in page
+
+
+def test_gaps_have_todays_defaults_and_are_told(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = Run(old).config
+    assert (config.run.project, config.run.trackers, config.security.key_folder) == (
+        "areal_like",
+        ["tensorboard"],
+        None,
+    )
+    assert (config.run.steps, config.buffer.journal) == (20, "memory")
+    assert capsys.readouterr().err == ""
+    assert run_of(old) == config
+    told = capsys.readouterr().err
+    assert told.startswith("note: ") and told.count("\n") == 1
+    assert (
+        "it has no" in told
+        and "and 1 more: today's defaults" in told
+        and "parking, buffer.shared_bytes: no longer" in told
+    )
+
+
+def test_each_key_can_be_absent(tmp_path: Path) -> None:
+    config = configs.load(SAME)
+    whole = yaml.safe_load(configs.to_yaml(config))
+    defaults, path = yaml.safe_load((CONFIGS / "base.yaml").read_text()), tmp_path / "config.yaml"
+    keys = [*whole, *(f"{section}.{key}" for section in SECTIONS for key in whole[section])]
+    for key in keys:
+        path.write_text(yaml.safe_dump(whole))
+        age(tmp_path, key)
+        tree, gaps = fill(path)
+        section, _, below = key.partition(".")
+        assert (tree[section][below] if below else tree[section]) == (  # type: ignore[index, call-overload]
+            defaults[section][below] if below else defaults[section]
+        ), key
+        assert gaps.lacking == [key] and not gaps.unknown
+    configs.save(config, path)
+    assert load(path) == config == configs.load_resolved(path) and not fill(path)[1].note()
+
+
+def test_a_resume_fills_what_changes_nothing_and_refuses_what_it_cannot_know(
+    old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = configs.load([*SAME, f"task={{name: '{written_run.__module__}:Apples'}}"])
+    with pytest.raises(ConfigError, match=r"resume: .* is of another version, .* what parking would be"):
+        reopen_run_folder(now, old)
+    tree = yaml.safe_load((old / "config.yaml").read_text())
+    del tree["parking"]
+    (old / "config.yaml").write_text(yaml.safe_dump(tree))
+    assert reopen_run_folder(now, old).run.name == "old"
+    assert "note: " in capsys.readouterr().err
+    for key in ("policy", "sampling.temperature", "scheduler"):
+        (old / "config.yaml").write_text(yaml.safe_dump(tree))
+        with pytest.raises(ConfigError, match=f"what {key} would be in this one; start a new run"):
+            reopen_run_folder(now, age(old, key))
+
+
+def test_a_knob_that_is_said_now_and_has_its_default_is_no_change(tmp_path: Path) -> None:
+    folder = age(written_run(tmp_path / "a"), advantage={"name": "group"})
+    now = configs.load([*SAME, f"task={{name: '{written_run.__module__}:Apples'}}"])
+    assert configs.select(now, "advantage") == {"name": "group", "std": False}
+    assert reopen_run_folder(now, folder).run.steps == 20
+    with pytest.raises(ConfigError, match="advantage was"):
+        reopen_run_folder(configs.replace(now, "advantage.std", True), folder)
