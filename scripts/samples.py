@@ -172,7 +172,10 @@ def main(argv: list[str] | None = None) -> int:
         if not (args.run / "config.yaml").is_file():
             raise ConfigError(f"{args.run}: no run folder (config.yaml is missing)")
         if not (args.run / FOLDER).is_dir():
-            raise ConfigError(f"{args.run / FOLDER}: the run has kept no samples; was run.samples_bytes 0?")
+            raise ConfigError(
+                f"{args.run}: the run has kept no samples ({FOLDER} is missing): it has just started, "
+                "run.samples_bytes was 0, or its version kept none"
+            )
         texts = Texts(args.run)
         found = select(read(args.run, [fate]), args, texts)
     except (ValueError, OSError) as error:
