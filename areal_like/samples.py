@@ -36,9 +36,11 @@ HELDOUT: Fate = "heldout"
 class Kept(msgspec.Struct, omit_defaults=True):
     """One sample. `step`: train steps made when it was written (its own included, if it was trained); `version`: the
     weights that it trained, or the newest then. `group`, `index`: which sample; of a held-out answer `group` is its
-    row. `why`: the reason in the ledger. `tokens`: prompt, then response; `numbers`: name → one number per token of the
-    response (None: not computed, or not trained), among them `logprob` (behaviour), `proximal`, `advantage` and what
-    the loss observed. `masked`: places in the response that are not trained. `bare`: numbers and logprobs were left out
+    row. `why`: the reason in the ledger, and more about it. `tokens`: prompt, then response; none where there was no
+    answer yet (a lease that failed, say), and then `reward` is None. `numbers`: name → one number per token of the
+    response (None: not computed, or not trained), among them `logprob` (behaviour), `proximal`, `current` (that took
+    the gradient), `advantage`, what the loss observed (`loss/ratio`), and what was taken from the reward (`penalty/kl`,
+    `penalty/length`). `masked`: places in the response that are not trained. `bare`: numbers and logprobs were left out
     to save room."""
 
     fate: Fate
@@ -49,7 +51,7 @@ class Kept(msgspec.Struct, omit_defaults=True):
     tokens: list[int]
     prompt_length: int
     runs: list[tuple[int, int]]
-    reward: float
+    reward: float | None
     finish: str
     why: str = ""
     actor: str = ""
@@ -106,6 +108,11 @@ def kept(
     )
 
 
+def unanswered(step: int, version: int, group: int, why: str, actor: str = "") -> Kept:
+    """The record of a group that left without an answer, or of samples that were not waited for."""
+    return Kept(DROPPED, step, version, group, 0, [], 0, [], None, "", why=why, actor=actor)
+
+
 def _rounded(numbers: Mapping[str, np.ndarray]) -> dict[str, list[float | None]]:
     """Without those of which there is none."""
     table = np.round(np.stack([*numbers.values()]).astype(np.float64), DIGITS)
@@ -130,15 +137,16 @@ class SampleLog:
         except OSError as error:
             self._give_up(error)
 
-    def room(self, step: int) -> float:
-        """Bytes that may be written now, after so many train steps."""
+    def room(self, step: int, rare: bool = False) -> float:
+        """Bytes that may be written now, after so many train steps; what is `rare` may take those of later steps."""
         if self._broken:
             return 0.0
-        return float("inf") if self._most is None else self._most * min(1.0, (step + 1) / self._steps) - self._used
+        share = 1.0 if rare else min(1.0, (step + 1) / self._steps)
+        return float("inf") if self._most is None else self._most * share - self._used
 
-    def write(self, record: Kept) -> bool:
+    def write(self, record: Kept, rare: bool = False) -> bool:
         """Append a record, without its numbers if they do not fit. False if not even that fits."""
-        room = self.room(record.step)
+        room = self.room(record.step, rare)
         line = msgspec.json.encode(record) + b"\n"
         if len(line) > room:
             line = msgspec.json.encode(msgspec.structs.replace(record, numbers={}, bare=True)) + b"\n"

@@ -103,8 +103,9 @@ class Deadlines:
             if state.hedges.leave_to_other(entry, actor.name):
                 continue
             if entry.timeouts >= MOST_PER_GROUP:
-                state.replay.drop(group_id, "timed out")
-                state.failures.add(group_id, "timed out", f"on {entry.timeouts} leases, the last of {actor.name}")
+                detail = f"on {entry.timeouts} leases, the last of {actor.name}"
+                state.replay.drop(group_id, "timed out", detail)
+                state.failures.add(group_id, "timed out", detail)
             else:
                 state.replay.requeue(group_id)
         state.lease_timeouts += len(group_ids)

@@ -166,7 +166,7 @@ class Handlers:
             if entry.refused < MOST_REFUSED:
                 state.replay.requeue(group_id)
             else:
-                state.replay.drop(group_id, "malformed")
+                state.replay.drop(group_id, "malformed", str(faults[group_id]))
         state.outbox.put(actor.peer, messages.Pushed(sorted(faults)))  # otherwise they would come again
         if actor.refused >= MOST_REFUSED:
             log.warning("%s gets no more leases: %d groups of it in a row were refused", actor.name, actor.refused)
@@ -200,6 +200,7 @@ class Handlers:
         if entry is None or actor is None or not self.state.hedges.holds(entry, actor.name):
             return
         check_left_out(message.cut, message.redrawn, entry)
+        self.state.samples.left_out(self.state.now, message.id, message.cut, message.redrawn, actor.name)
         self.state.replay.commit(LeaveOut(message.id, tuple(message.cut), message.redrawn))
 
     @_on.register
@@ -210,7 +211,7 @@ class Handlers:
         actor.running.discard(message.id)
         if self.state.hedges.leave_to_other(entry, actor.name):
             return
-        self.state.replay.drop(message.id, message.reason[:60])
+        self.state.replay.drop(message.id, message.reason[:60], message.detail)
         self.state.failures.add(message.id, message.reason, message.detail)
 
     @_on.register

@@ -20,11 +20,11 @@ Policy = Callable[..., Sequence[int]]
 Filter = Callable[..., str]
 
 
-Lost = Callable[[Head, Payload, str, str], None]
-"""Head, payload, reason, who pushed it."""
+Lost = Callable[[int, Head | None, Payload, str, str], None]
+"""Id of a group that leaves untrained; its head (None: it has not been rolled out) and payload; reason; who had it."""
 
 
-def keep_nothing(head: Head, payload: Payload, why: str, actor: str) -> None:
+def keep_nothing(group_id: int, head: Head | None, payload: Payload, why: str, actor: str) -> None:
     """The `Lost` that keeps no samples."""
 
 
@@ -137,11 +137,11 @@ class Replay:
         group without a slot is DEFERRED."""
         self.commit(events.Requeue(group_id))
 
-    def drop(self, group_id: int, reason: str) -> None:
-        """Any stage → gone, counted under `reason`; its slot is free again."""
-        entry = self.store.entries.get(group_id)
-        if entry and entry.head:
-            self.lost(entry.head, entry.payload, reason, entry.pushed_by)
+    def drop(self, group_id: int, reason: str, detail: str = "") -> None:
+        """Any stage → gone, counted under `reason`; its slot is free again. `detail` is for people."""
+        if entry := self.store.entries.get(group_id):
+            why = f"{reason}: {detail}" if detail else reason
+            self.lost(group_id, entry.head, entry.payload, why, entry.pushed_by or entry.actor)
         self.commit(events.Drop(group_id, reason))
 
     def take_cancels(self) -> list[tuple[str, int, bool]]:
@@ -166,7 +166,7 @@ class Replay:
         if reason := self.group_filter(head.rewards, head.lengths) if self.group_filter else "":
             self.commit(events.Push(head, version, actor))  # for readers of the journal; they do not need the payload
             self.commit(events.Filter(entry.id, reason))
-            self.lost(head, payload, f"filtered: {reason}", actor)
+            self.lost(head.id, head, payload, f"filtered: {reason}", actor)
             return True
         if entry.slot == NO_SLOT and not self._wins_place(entry, head):
             self.commit(events.Defer(entry.id))
@@ -365,7 +365,8 @@ class Replay:
             if self.staleness_policy == "requeue":
                 self.requeue(entry.id)
             else:
-                self.drop(entry.id, "stale")
+                needed = f"batch version {version} trains none from before {version - self.bound.max_staleness:g}"
+                self.drop(entry.id, "stale", f"its oldest weights are of version {limit:g}; {needed}")
         self._oldest_limit = min(kept, default=math.inf)
 
     def _requeue_what_is_too_new(self, version: int) -> None:

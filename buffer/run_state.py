@@ -111,8 +111,11 @@ class RunState:
         """(train steps made, newest version announced to actors)."""
         return self.learner.steps, self.weights.version
 
-    def _keep_lost(self, head: Head, payload: Payload, why: str, actor: str) -> None:
+    def _keep_lost(self, group_id: int, head: Head | None, payload: Payload, why: str, actor: str) -> None:
         if why == "end of run":
+            return
+        if head is None:  # a lease that failed is told of by `failures`
+            self.samples.unanswered(self.now, group_id, why, actor)
             return
         self.samples.dropped(self.now, head, payload, why, actor)
         if self.lost_at != self.learner.steps:

@@ -45,7 +45,7 @@ def set_aside(state: RunState, index: int, reason: str) -> None:
     if state.folder:
         _keep(state.folder / FOLDER / f"batch-{index:08d}-{state.learner.redo}.msgpack", index, reason, faulty)
     for entry in faulty:
-        state.replay.drop(entry.id, REASON)
+        state.replay.drop(entry.id, REASON, reason)
     state.learner.wanted = None
     if state.learner.parts is not None:
         state.learner.parts = 0

@@ -15,7 +15,7 @@ With `stream` the learner takes gradients of finished groups while others still 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -74,7 +74,7 @@ class TorchLearner:
     """
 
     needs_model = True
-    _step: Step | None = None  # the last one
+    _steps: Sequence[Step] = ()  # of the last batch: one or, with `stream`, several
 
     def __init__(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters
         self,
@@ -168,14 +168,13 @@ class TorchLearner:
     def _train(self, batch: Batch) -> dict[str, Any]:
         lr = self.optimizer.current_lr
         step = self._streamed(batch) if self.streams else self._in_minibatches(batch)
-        self._step = None if self.streams else step
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
         batch = batch if self.streams else step.batch  # that of all ranks
         return batch_metrics(batch) | zero_variance_by_staleness(batch) | step.metrics(self.ranks) | more
 
     def numbers(self, group_id: int) -> list[dict[str, np.ndarray]]:
-        """What the last step computed per token of one of its groups (`Step.numbers`). Nothing with `stream`."""
-        return self._step.numbers(group_id) if self._step else []
+        """What the last step computed per token of one of its groups (`Step.numbers`)."""
+        return next((step.numbers(group_id) for step in self._steps if step.has(group_id)), [])
 
     def _or_untrainable(self, batch: Batch) -> AbstractContextManager[None]:
         self._moved = False
@@ -212,6 +211,7 @@ class TorchLearner:
         taken = sum(len(step.batch.groups) for step in self._taken)
         for first in range(taken, len(batch.groups), self._stream_groups):
             self._take(replace(batch, groups=batch.groups[first : first + self._stream_groups]))
+        self._steps = self._taken
         step, self._taken, self._waiting = combined(self._taken), [], []
         if step.denominator:
             self.optimizer.gradient.div_(step.denominator)
@@ -245,6 +245,7 @@ class TorchLearner:
                 step.losses.append(self._accumulate(step, samples, at_start=epoch == number == 0))
                 self._apply(step)
         step.proximal = self.ranks.sum_disjoint(step.proximal, step.own)
+        self._steps = [step]
         return step
 
     def _begin(self, batch: Batch) -> Step:
@@ -270,7 +271,9 @@ class TorchLearner:
         values = None if step.values is None else step.values.double().cpu().numpy()
         columns, earned = step.columns, [sample.turn_rewards for sample in step.batch.samples]
         turns = turns_of(earned, columns.sample, columns.place)
-        episodes = Episodes(self.objective.rewards(step.batch), step.groups, columns.sample, penalties, values, turns)
+        rewards = self.objective.rewards(step.batch)
+        step.note_penalties(rewards, penalties)
+        episodes = Episodes(rewards, step.groups, columns.sample, penalties, values, turns)
         if marked(self._advantage, "per_token"):
             advantages = self._advantage(episodes)
         else:
@@ -372,6 +375,7 @@ class TorchLearner:
         batch = step.loss_batch(part.trained, current, part.sequence, needs_proximal(self._loss))
         loss, observed = self._loss(batch, denominator)
         step.observe(observed, part.trained, "loss/")
+        step.note({"current": current}, part.trained)
         reference = None if step.reference is None else step.reference[part.trained]
         loss, observed = self.objective.with_terms(loss, current, entropy, reference, batch.share, denominator)
         step.observe(observed, part.trained)

@@ -6,6 +6,7 @@ log probabilities, planned weights. It gives losses their `LossBatch` for any of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,9 @@ class Step:
 
     `proximal` [N] is each trained token's logprob before the first update (NaN where nobody asked for it); `reference`
     [N], `values` [N], `targets` [N] (of the values), `share` [N], `uniform` [N] and `weights` [N] are None where the
-    step has no use for them. `losses` and `norms` have one entry per optimizer step. `denominator`: the sums must still
-    be divided by it (0: by nothing; see `learners.streaming`).
+    step has no use for them. `penalties`, by name, were subtracted from the reward at each trained token. `losses` and
+    `norms` have one entry per optimizer step. `denominator`: the sums must still be divided by it (0: by nothing; see
+    `learners.streaming`).
     """
 
     def __init__(self, batch: Batch, own: np.ndarray, device: torch.device, dtype: torch.dtype, share: Any):
@@ -54,6 +56,7 @@ class Step:
         self.bucket_norms: dict[str, list[float]] = {}
         self.input_tokens = self.backward_tokens = self.computed_tokens = 0
         self.denominator = 0.0
+        self.penalties: dict[str, np.ndarray] = {}
 
     def on_device(self, array: np.ndarray | None) -> Any:
         return None if array is None else torch.from_numpy(array).to(self.device)
@@ -61,6 +64,17 @@ class Step:
     def set_advantages(self, advantages: np.ndarray) -> None:
         """`advantages` [N], per trained token."""
         self.advantages = self.on_device(advantages).to(self.behaviour.dtype)
+
+    def note_penalties(self, rewards: np.ndarray, by_token: np.ndarray) -> None:
+        """For `numbers`: `rewards` [n] are what is left of the samples' own, `by_token` [N] is taken from the tokens.
+        What is taken from a whole sample stands at its last trained token."""
+        less = np.array([sample.reward for sample in self.batch.samples]) - rewards
+        if less.any():
+            last = np.flatnonzero(np.diff(self.columns.sample, append=-1))
+            taken = self.penalties["penalty/length"] = np.full(len(by_token), np.nan)
+            taken[last] = less[self.columns.sample[last]]
+        if by_token.any():
+            self.penalties["penalty/kl"] = by_token
 
     def draw(self, seed: int) -> None:
         """Make `uniform`: a number per token from (seed, train version, prompt, sample, place), whatever the cut."""
@@ -93,7 +107,11 @@ class Step:
     def observe(self, observed: dict[str, Tensor], places: Tensor, prefix: str = "") -> None:
         """Keep one number per token at `places` for the metrics, and for `numbers`."""
         self.tally.add(observed, self.staleness[places], self.advantages[places], prefix)
-        for name, values in observed.items():
+        self.note(observed, places, prefix)
+
+    def note(self, known: Mapping[str, Tensor], places: Tensor, prefix: str = "") -> None:
+        """Keep one number per token at `places` for `numbers` alone."""
+        for name, values in known.items():
             self._observed.setdefault(prefix + name, []).append((places, values.detach()))
 
     def numbers(self, group_id: int) -> list[dict[str, np.ndarray]]:
@@ -101,6 +119,7 @@ class Step:
         number was not computed."""
         known = {"proximal": self.proximal, "advantage": self.advantages}
         known |= {} if self.reference is None else {"reference": self.reference}
+        known |= {name: self.on_device(values) for name, values in self.penalties.items()}
         for name, pieces in self._observed.items():
             known[name] = torch.full(self.behaviour.shape, torch.nan, device=self.device)
             for places, values in pieces:
@@ -113,6 +132,10 @@ class Step:
         found = torch.stack([values.float() for values in known.values()])[:, self.on_device(tokens)]
         table[:, start + self.columns.place[tokens]] = found.cpu().numpy()
         return [dict(zip(known, rows, strict=True)) for rows in np.split(table, ends[:-1], axis=1)]
+
+    def has(self, group_id: int) -> bool:
+        """Is this group one of the step's batch?"""
+        return any(group.id == group_id for group in self.batch.groups)
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
         """Collect the observations of all ranks."""

@@ -11,6 +11,7 @@ or with the batch. So training a batch again, after a crash or in a replay, give
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,8 +46,8 @@ def is_start_of(taken: Sequence[Batch], batch: Batch) -> bool:
 
 
 def combined(steps: Sequence[Step]) -> Step:
-    """Combine steps made group by group into one, enough for its metrics. Consumes the steps."""
-    first, *others = steps
+    """Combine steps made group by group into one, enough for its metrics. The steps keep their tokens' numbers."""
+    first, others = copy.copy(steps[0]), steps[1:]
     for each in others:
         first.tally.join(each.tally)
         first.input_tokens += each.input_tokens

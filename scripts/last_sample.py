@@ -42,7 +42,7 @@ class LastSample:
         record, texts = self._record, self._texts
         prompt, answer = texts.of(record.tokens[: record.prompt_length]), texts.of(record.response)
         said = f"{shortened(prompt, 60)} → {shortened(answer, 120)}"
-        return f"{visible(said)} (reward {record.reward:g}, step {record.step})"
+        return f"{visible(said)} (reward {record.reward or 0.0:g}, step {record.step})"
 
     def _look(self) -> None:
         try:

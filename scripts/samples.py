@@ -1,9 +1,10 @@
 """What the model wrote: `python -m scripts.samples RUN [--step N] [--best | --worst] [--dropped | --held-out] ...`.
 
-Shows samples of a run, also while it goes on: prompt and response as text, reward, advantage, age, and what became of
-them. Tokens are coloured by the age of the weights that made them, in versions (green: 0, yellow, red), or by another
-number (`--colour advantage`, or any name under `numbers` in the files); those that are not trained are dim. Without
-`--dropped` or `--held-out` it shows trained samples, the newest first.
+Shows samples of a run, also while it goes on: prompt and response as text, tool calls, reward, advantage, age, and what
+became of them. Tokens are coloured by the age of the weights that made them, in versions (green: 0, yellow, red), or by
+another number (`--colour advantage`, or any name under `numbers` in the files); those that are not trained are dim.
+Without `--dropped` or `--held-out` it shows trained samples, the newest first. What is not trained has its reason:
+`--dropped --why stale` shows those of one reason.
 
 The samples lie in RUN/samples as lines of JSON (`areal_like.samples`); `run.samples_bytes` says how many are kept.
 """
@@ -25,10 +26,12 @@ from rich.text import Text
 from areal_like import older_configs
 from areal_like.registry import ConfigError, build
 from areal_like.samples import DROPPED, FOLDER, HELDOUT, TRAINED, Fate, Kept, read
+from areal_like.types import Prompt
 from buffer.prompts import PromptCursor
 
 from .arguments import command, refuse
 from .output import console, shortened
+from .tool_calls import Call, calls_of, marks_of
 
 AGES = ("green", "yellow", "dark_orange", "red")
 """Colours of tokens that are 0, 1, 2 and more versions old."""
@@ -36,6 +39,10 @@ LOW, HIGH = "red", "green"
 """Colours of numbers below and above 0."""
 LONGEST = 2000
 """Characters of a prompt or a response that are shown without `--whole`."""
+WIDEST = 160
+"""Characters of a tool call, and of its result, likewise."""
+PENALTY = "penalty/"
+"""How names of numbers begin that the learner took from the reward."""
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -49,6 +56,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     order.add_argument("--worst", action="store_true", help="lowest rewards first")
     parser.add_argument("--step", type=int, help="of this train step only")
     parser.add_argument("--search", metavar="TEXT", help="only samples with this text in prompt or response")
+    parser.add_argument("--why", metavar="TEXT", help="with --dropped: only for reasons with this text, e.g. stale")
     parser.add_argument("--count", type=int, default=5, help="samples to show (default: 5; 0: all)")
     parser.add_argument("--colour", default="age", metavar="NAME", help="age (default), or a number per token")
     parser.add_argument("--whole", action="store_true", help="show long texts to their end")
@@ -62,7 +70,7 @@ class Texts:
     def __init__(self, run: Path):
         tree, _ = older_configs.fill(run / "config.yaml")  # checking it again takes longer than all else
         config = dict[str, Any](tree)
-        seed = config["run"]["seed"]
+        seed, self._marks = config["run"]["seed"], marks_of(config["workflow"])
         self._task = build("task", config["task"], seed)
         self._codec = self._task.prompt("train", 0).codec
         self._cursor = PromptCursor(self._task.size("train"), seed)  # one for all: it knows an epoch's order
@@ -72,26 +80,46 @@ class Texts:
             return self._codec.decode(np.array(tokens, np.int32))
         return "".join(f"{token} " for token in tokens)
 
+    def prompt(self, record: Kept) -> str:
+        if record.tokens:
+            return self.of(record.tokens[: record.prompt_length])
+        return self.of(self._prompt(record).tokens.tolist())  # it has had no answer
+
     def wanted(self, record: Kept) -> str:
         """What the task's verifier looks for."""
+        return str(self._prompt(record).answer)
+
+    def _prompt(self, record: Kept) -> Prompt:
         if record.fate == HELDOUT:
-            return str(self._task.prompt("heldout", record.group).answer)
+            return self._task.prompt("heldout", record.group)
         self._cursor.position = record.group
         _, row = self._cursor.next()
-        return str(self._task.prompt("train", row).answer)
+        return self._task.prompt("train", row)
 
     def both(self, record: Kept) -> str:
-        return self.of(record.tokens[: record.prompt_length]) + "\n" + self.of(record.response)
+        return self.prompt(record) + "\n" + self.of(record.response)
+
+    def calls(self, record: Kept) -> list[Call]:
+        """The tool calls of a sample."""
+        if not self._marks:
+            return []
+        edges = [*(first for first, _ in record.turns[1:]), len(record.response)]
+        turns = zip(record.turns, edges, strict=True) if record.turns else ()
+        said = ((self.of(record.response[a:b]), self.of(record.response[b:end])) for (a, b), end in turns)
+        return calls_of(said, self._marks)
 
 
 def select(records: Iterable[Kept], args: argparse.Namespace, texts: Texts) -> list[Kept]:
     """What was asked for, in the order in which it is shown."""
     found = [record for record in records if args.step in (None, record.step)]
+    if args.why:
+        found = [record for record in found if args.why in record.why]
     if args.search:
         found = [record for record in found if args.search in texts.both(record)]
     found.reverse()  # the newest first; `sort` keeps that among equals
     if args.best or args.worst:
-        found.sort(key=lambda record: record.reward, reverse=args.best)
+        found = [record for record in found if record.reward is not None]
+        found.sort(key=lambda record: record.reward or 0.0, reverse=args.best)
     return found[: args.count] if args.count > 0 else found
 
 
@@ -101,15 +129,39 @@ def select(records: Iterable[Kept], args: argparse.Namespace, texts: Texts) -> l
 def heading(record: Kept) -> str:
     """One line about a sample."""
     which = f"row {record.group}" if record.fate == HELDOUT else f"group {record.group}, sample {record.index}"
-    parts = [f"step {record.step}", which, f"reward {record.reward:g}"]
+    if record.reward is None:
+        return " · ".join([f"step {record.step}", f"group {record.group}", "no answer", record.why])
+    parts = [f"step {record.step}", which, f"reward {record.reward:g}{taken(record)}"]
     advantages = [each for each in record.numbers.get("advantage", ()) if each is not None]
     if advantages:
         spread = f" to {max(advantages):+.3f}" if max(advantages) != min(advantages) else ""
         parts.append(f"advantage {min(advantages):+.3f}{spread}")
     turns = f" in {len(record.turns)} turns" if len(record.turns) > 1 else ""
-    parts += [f"{len(record.response)} tokens{turns}, {record.finish}", f"{record.staleness} versions old"]
+    parts += [f"{len(record.response)} tokens{turns}, {ended(record)}", f"{record.staleness} versions old"]
     parts += [record.why] if record.why else []
     return " · ".join(parts)
+
+
+def taken(record: Kept) -> str:
+    """What the learner subtracted from the reward: ` − 0.5 length − 0.01 kl`."""
+    parts = {
+        name.removeprefix(PENALTY): sum(each for each in values if each is not None)
+        for name, values in record.numbers.items()
+        if name.startswith(PENALTY)
+    }
+    return "".join(f" {'−' if total >= 0 else '+'} {abs(total):.3g} {name}" for name, total in parts.items())
+
+
+def ended(record: Kept) -> str:
+    return f"{record.finish} (cut at its limit)" if record.finish == "length" else record.finish
+
+
+def told(call: Call, widest: int) -> Text:
+    """A tool call on a line."""
+    line = Text(f"turn {call.turn}: {visible(shortened(str(call), widest))} → ", "cyan")
+    if call.result is None:
+        return line.append("not answered", "red")
+    return line.append(visible(shortened(call.result, widest)), "red" if call.failed else "")
 
 
 def colours(record: Kept, by: str) -> list[str]:
@@ -140,16 +192,15 @@ def coloured(record: Kept, texts: Texts, by: str) -> Text:
 
 def show(out: Console, record: Kept, texts: Texts, args: argparse.Namespace) -> None:
     out.rule(Text(heading(record)), align="left")
-    prompt, response = (
-        Text(visible(texts.of(record.tokens[: record.prompt_length])), "dim"),
-        coloured(record, texts, args.colour),
-    )
-    for text in (prompt, response):
+    prompt, response = Text(visible(texts.prompt(record)), "dim"), coloured(record, texts, args.colour)
+    for text in (prompt, response) if record.tokens else (prompt,):
         if not args.whole and len(text) > LONGEST:
             text.truncate(LONGEST)
             text.append(" …", "bold")
         out.print(text, soft_wrap=True)
-    out.print(Text(f"wanted: {shortened(texts.wanted(record))}", "italic"))
+    for call in texts.calls(record):
+        out.print(told(call, LONGEST if args.whole else WIDEST), soft_wrap=True)
+    out.print(Text(f"wanted: {visible(shortened(texts.wanted(record)))}", "italic"))
     if record.turn_rewards:
         out.print(Text(f"turns earned {', '.join(f'{earned:g}' for _, earned in record.turn_rewards)}", "italic"))
 
@@ -157,11 +208,13 @@ def show(out: Console, record: Kept, texts: Texts, args: argparse.Namespace) -> 
 def as_json(record: Kept, texts: Texts) -> str:
     """One line: the record, with `prompt` and `text` beside its tokens."""
     plain: dict[str, Any] = msgspec.to_builtins(record)
-    prompt, text = texts.of(record.tokens[: record.prompt_length]), texts.of(record.response)
+    prompt, text = texts.prompt(record), texts.of(record.response)
     more: dict[str, object] = {"prompt": prompt, "text": text}
     more["wanted"] = texts.wanted(record)
     if len(record.turns) > 1:
         more["turns"] = [texts.of(record.response[first:last]) for first, last in record.turns]
+    if calls := texts.calls(record):
+        more["calls"] = [call._asdict() for call in calls]
     return msgspec.json.encode(more | plain).decode()
 
 

@@ -122,7 +122,7 @@ class _Samples:
         newest = max((record.version for record in heldout), default=0)
         first = sorted((each for each in heldout if each.version == newest), key=lambda each: each.group)[:EXAMPLES]
         group = [each for each in trained if each.group == trained[-1].group] if trained else []
-        group.sort(key=lambda each: -each.reward)
+        group.sort(key=lambda each: -(each.reward or 0.0))
         ends = [group[0], group[-1]] if len(group) > 1 else group
         return [shown for shown in (self._shown("held-out", first), self._shown("trained", ends)) if shown]
 
@@ -138,7 +138,7 @@ class _Samples:
                 texts.of(each.tokens[: each.prompt_length]),
                 texts.of(each.response),
                 texts.wanted(each),
-                each.reward,
+                each.reward or 0.0,
                 each.staleness,
             )
             for each in records

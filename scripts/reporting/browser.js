@@ -15,6 +15,7 @@ function rewardSpan(samples) {
 
 function rewardBadge(sample, span) {
   // from red to green over the rewards of the run
+  if (sample.reward === null) return el("span", { class: "reward", title: "it had no answer yet" }, "none");
   const share = (sample.reward - span[0]) / Math.max(1e-9, span[1] - span[0]);
   const hue = Math.round(4 + 132 * share);
   const badge = el("span", { class: "reward", title: "reward" }, number(sample.reward));
@@ -26,7 +27,26 @@ function rewardBadge(sample, span) {
 function about(sample) {
   const which = sample.fate === "heldout" ? `row ${sample.group}` : `group ${sample.group} · sample ${sample.index}`;
   const age = sample.staleness ? ` · ${sample.staleness} old` : "";
-  return `step ${sample.step} · ${FATES[sample.fate]} · ${which} · ${sample.length} tokens${age}${sample.why ? " · " + sample.why : ""}`;
+  const length = sample.reward === null ? "no answer" : `${sample.length} tokens`;
+  const calls = sample.calls ? ` · ${sample.calls.length} tool call${sample.calls.length > 1 ? "s" : ""}` : "";
+  return `step ${sample.step} · ${FATES[sample.fate]} · ${which} · ${length}${calls}${age}${sample.why ? " · " + sample.why : ""}`;
+}
+
+function reasonOf(sample) {
+  return sample.why.split(":")[0];
+}
+
+function ending(sample) {
+  if (sample.reward === null) return "no answer";
+  return `${sample.length} tokens, ${sample.finish === "length" ? "cut at its limit (length)" : "ended by " + sample.finish}`;
+}
+
+function taken(sample) {
+  // what the learner subtracted from the reward
+  return Object.entries(sample.numbers).filter(([name]) => name.startsWith("penalty/")).map(([name, values]) => {
+    const total = values.reduce((sum, value) => sum + (value || 0), 0);
+    return `${total < 0 ? "+" : "−"} ${number(Math.abs(total))} ${name.slice("penalty/".length)}`;
+  });
 }
 
 function shownText(text) {
@@ -83,7 +103,7 @@ function written(run, open) {
 
 class Browser {
   constructor() {
-    this.filters = { fate: "", order: "newest", search: "", least: "", most: "", age: "", colour: "age" };
+    this.filters = { fate: "", order: "newest", why: "", search: "", least: "", most: "", age: "", colour: "age" };
     this.rows = el("div", { class: "card rows", role: "listbox", "aria-label": "samples" });
     this.detail = el("div", { class: "card detail" });
     this.count = el("span", { class: "soft small" });
@@ -118,6 +138,8 @@ class Browser {
     const typed = (name) => (event) => set(name)(event.target.value);
     const fates = Object.entries(FATES).filter(([fate]) => this.run.samples.some((sample) => sample.fate === fate));
     if (this.filters.fate && !fates.some(([fate]) => fate === this.filters.fate)) this.filters.fate = "";
+    const reasons = unique(this.run.samples.filter((sample) => sample.why).map(reasonOf)).sort();
+    if (!reasons.includes(this.filters.why)) this.filters.why = "";
     const ages = unique(this.run.samples.map((sample) => sample.staleness)).sort((a, b) => a - b);
     const names = unique(this.run.samples.flatMap((sample) => Object.keys(sample.numbers)));
     if (!["age", ...names].includes(this.filters.colour)) this.filters.colour = "age";
@@ -127,6 +149,7 @@ class Browser {
       el("label", { class: "control" }, "reward",
         el("input", { type: "number", step: "any", placeholder: "from", "aria-label": "least reward", value: this.filters.least, oninput: typed("least") }),
         el("input", { type: "number", step: "any", placeholder: "to", "aria-label": "highest reward", value: this.filters.most, oninput: typed("most") })),
+      reasons.length ? selection("why", [["", "any reason"], ...reasons.map((reason) => [reason, reason])], this.filters.why, set("why")) : "",
       ages.length > 1 ? selection("staleness", [["", "any"], ...ages.map((age) => [String(age), String(age)])], this.filters.age, set("age")) : "",
       el("input", { type: "text", placeholder: "search prompt and answer", "aria-label": "search", value: this.filters.search, oninput: typed("search") }),
       selection("colour", [["age", "age of weights"], ...names.map((name) => [name, name])], this.filters.colour, (value) => { this.filters.colour = value; this.open(this.chosen); }),
@@ -134,13 +157,15 @@ class Browser {
   }
 
   matching() {
-    const { fate, order, search, least, most, age } = this.filters, wanted = search.toLowerCase();
+    const { fate, order, why, search, least, most, age } = this.filters, wanted = search.toLowerCase();
+    const value = (sample) => (sample.reward === null ? -Infinity : sample.reward);
     const found = this.run.samples.filter((sample) =>
-      (!fate || sample.fate === fate) && (least === "" || sample.reward >= Number(least)) &&
-      (most === "" || sample.reward <= Number(most)) && (age === "" || sample.staleness === Number(age)) &&
+      (!fate || sample.fate === fate) && (!why || reasonOf(sample) === why) && (least === "" || value(sample) >= Number(least)) &&
+      (most === "" || (sample.reward !== null && sample.reward <= Number(most))) && (age === "" || sample.staleness === Number(age)) &&
       (!wanted || (sample.prompt + "\n" + answerOf(sample)).toLowerCase().includes(wanted)));
-    const orders = { newest: (a, b) => b.step - a.step, oldest: (a, b) => a.step - b.step, best: (a, b) => b.reward - a.reward, worst: (a, b) => a.reward - b.reward };
-    const later = (a, b) => b.step - a.step || b.fate.localeCompare(a.fate) || b.reward - a.reward;
+    const compare = (a, b) => (value(a) === value(b) ? 0 : value(a) - value(b)); // two of -Infinity differ by NaN
+    const orders = { newest: (a, b) => b.step - a.step, oldest: (a, b) => a.step - b.step, best: (a, b) => compare(b, a), worst: (a, b) => compare(a, b) };
+    const later = (a, b) => b.step - a.step || b.fate.localeCompare(a.fate) || compare(b, a);
     return found.sort((a, b) => orders[order](a, b) || later(a, b));
   }
 
@@ -177,14 +202,24 @@ class Browser {
     if (!sample) { this.detail.append(el("div", { class: "empty" }, "no sample is chosen")); return; }
     const fact = (text) => el("span", { class: "chip" }, visible(text));
     this.detail.append(el("div", { class: "facts" }, rewardBadge(sample, this.span), fact(FATES[sample.fate]), fact(`step ${sample.step}`),
-      fact(`${sample.length} tokens, ended by ${sample.finish}`), fact(sample.staleness ? `${sample.staleness} versions old` : "of the newest weights"),
+      ...taken(sample).map(fact), fact(ending(sample)), fact(sample.staleness ? `${sample.staleness} versions old` : "of the newest weights"),
       sample.actor ? fact(sample.actor) : null, sample.why ? el("span", { class: "chip stopped" }, visible(sample.why)) : null));
     this.detail.append(this.siblings(sample));
     this.detail.append(el("div", {}, el("h3", {}, "Prompt"), el("div", { class: "box soft mono" }, visible(sample.prompt))));
-    this.detail.append(el("div", {}, el("h3", {}, "Answer"), this.strip(sample)));
-    this.detail.append(this.legend(sample));
+    if (sample.reward !== null) this.detail.append(el("div", {}, el("h3", {}, "Answer"), this.strip(sample)), this.legend(sample));
+    if (sample.calls) this.detail.append(this.calls(sample));
     if (sample.wanted) this.detail.append(el("div", {}, el("h3", {}, "Wanted"), el("div", { class: "box mono" }, visible(sample.wanted))));
     if (sample.turns) this.detail.append(el("div", { class: "soft small" }, "turns earned " + sample.turns.map(([, earned]) => number(earned)).join(", ")));
+  }
+
+  calls(sample) {
+    const box = el("div", {}, el("h3", {}, "Tool calls"));
+    for (const [turn, name, given, result, failed] of sample.calls) {
+      box.append(el("div", { class: "box mono call" },
+        el("span", { class: "soft" }, `turn ${turn}  `), el("b", {}, visible(name || "(no call that can be read)")), " ", visible(given),
+        el("div", { class: failed ? "failed" : "" }, "→ ", result === null ? el("span", { class: "soft" }, "not answered") : visible(result))));
+    }
+    return box;
   }
 
   siblings(sample) {

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from areal_like.samples import DROPPED, HELDOUT, TRAINED, Fate, Kept, read
 
 from ..samples import Texts
+from ..tool_calls import Call
 from .series import short
 
 PER_GROUP = 4
@@ -25,6 +26,8 @@ MOST_TOKENS = 1200
 """Of a response: a longer one is shown without its middle."""
 MOST_LETTERS = 4000
 """Of a prompt, likewise."""
+MOST_CALLS, MOST_OF_CALL = 40, 600
+"""Tool calls of a sample, and letters of the arguments and of the result of each."""
 WINDOW = 4
 """Tokens that are decoded together: the text of one may depend on those before it."""
 LEAST_BYTES = 300
@@ -41,6 +44,7 @@ class Mark(NamedTuple):
     step: int
     group: int
     reward: float
+    why: str = ""
 
 
 class Numbers:
@@ -49,8 +53,14 @@ class Numbers:
     def of(self, tokens: Sequence[int]) -> str:
         return "".join(f"{token} " for token in tokens)
 
+    def prompt(self, record: Kept) -> str:
+        return self.of(record.tokens[: record.prompt_length])
+
     def wanted(self, record: Kept) -> str:
         return ""
+
+    def calls(self, record: Kept) -> list[Call]:
+        return []
 
 
 def excerpts(run: Path, texts: Texts | Numbers, most_bytes: int) -> list[Excerpt]:
@@ -83,12 +93,15 @@ def _chosen(fate: Fate, run: Path) -> Iterator[Mark]:
     """Samples of a file, the most telling first."""
     by_step: dict[int, list[Mark]] = {}
     for place, record in enumerate(read(run, [fate])):
-        by_step.setdefault(record.step, []).append(Mark(place, record.step, record.group, record.reward))
+        mark = Mark(place, record.step, record.group, record.reward or 0.0, record.why.partition(":")[0])
+        by_step.setdefault(record.step, []).append(mark)
     steps = [by_step[step] for step in sorted(by_step)]
     if not steps:
         return
     rounds = [_of_step(fate, marks, last=marks is steps[-1]) for marks in spread(steps)]
-    yield from chain.from_iterable(rounds)
+    first = {mark.why: mark for marks in steps for mark in reversed(marks)} if fate == DROPPED else {}
+    yield from first.values()  # one of each reason, however rare
+    yield from (mark for mark in chain.from_iterable(rounds) if first.get(mark.why) is not mark)
 
 
 def _of_step(fate: Fate, marks: list[Mark], last: bool) -> list[Mark]:
@@ -147,13 +160,13 @@ def excerpt(record: Kept, texts: Texts | Numbers) -> Excerpt:
         "version": record.version,
         "group": record.group,
         "index": record.index,
-        "reward": short(record.reward),
+        "reward": None if record.reward is None else short(record.reward),
         "finish": record.finish,
         "why": record.why,
         "actor": record.actor,
         "length": len(response),
         "staleness": record.staleness,
-        "prompt": _without_middle(texts.of(record.tokens[: record.prompt_length])),
+        "prompt": _without_middle(texts.prompt(record)),
         "wanted": _without_middle(texts.wanted(record)),
         "tokens": shown,
         "versions": _runs([made_by[place] for place in places]),
@@ -162,6 +175,18 @@ def excerpt(record: Kept, texts: Texts | Numbers) -> Excerpt:
     }
     if gap:
         found["gap"] = gap
+    if calls := texts.calls(record):
+        cut = [call._replace(arguments=_without_middle(call.arguments, MOST_OF_CALL)) for call in calls[:MOST_CALLS]]
+        found["calls"] = [
+            [
+                call.turn,
+                call.name,
+                call.arguments,
+                call.result and _without_middle(call.result, MOST_OF_CALL),
+                call.failed,
+            ]
+            for call in cut
+        ]
     if record.turn_rewards:
         found["turns"] = [[at, short(earned)] for at, earned in record.turn_rewards]
     return found
@@ -181,9 +206,9 @@ def _runs(values: Sequence[int]) -> list[list[int]]:
     return found
 
 
-def _without_middle(text: str) -> str:
-    half = MOST_LETTERS // 2
-    return text if len(text) <= MOST_LETTERS else f"{text[:half]}\n… {len(text) - 2 * half} letters …\n{text[-half:]}"
+def _without_middle(text: str, most: int = MOST_LETTERS) -> str:
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}\n… {len(text) - 2 * half} letters …\n{text[-half:]}"
 
 
 def pieces(tokens: Sequence[int], texts: Texts | Numbers) -> list[str]:

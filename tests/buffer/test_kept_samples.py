@@ -70,6 +70,47 @@ def test_what_is_filtered_refused_or_too_old_is_kept_with_the_reason(house: Hous
     assert told.tokens == [1, 2] and "logprobs" in told.why and told.actor == "actor-0"
 
 
+def test_each_reason_to_be_lost_can_be_found_and_says_more(house: House, tmp_path: Path) -> None:
+    state, replay = house.state, house.state.replay
+    for reason in ("zero variance", "too long"):  # two reasons of a filter are two
+        replay.group_filter = lambda rewards, lengths, reason=reason: reason
+        house.finish(min(state.store.entries), 0)
+    replay.group_filter = None
+    ids = house.leases("actor-0")[2:]
+    house.say("actor-0", "left_out", {"id": ids[0], "cut": [17, 40], "redrawn": ["the verifier crashed"]})
+    house.say("actor-0", "failed", {"id": ids[0], "reason": "failed", "detail": "ValueError('no such file')"})
+    replay.drop(ids[1], "timed out", "on 3 leases, the last of actor-0")
+    house.finish(ids[2], 0)
+    replay.drop(ids[2], "untrainable", "a gradient is not finite")
+    state.learner.steps = 5
+    house.finish(ids[3], 0)
+    replay._expire(4)
+    found = {each.why.partition(":")[0]: each for each in read(tmp_path, [DROPPED]) if each.step == 0}
+    whys = {each.why for each in read(tmp_path, [DROPPED])}
+    assert {"filtered: zero variance", "filtered: too long"} <= whys
+    assert (
+        found["cut"].why.endswith("2 samples had 17, 40 tokens")
+        and found["redrawn"].why == "redrawn: the verifier crashed"
+    )
+    assert "no such file" in found["failed"].why and found["failed"].actor == "actor-0"
+    assert (found["failed"].tokens, found["failed"].reward, found["failed"].group) == ([], None, ids[0])
+    assert "3 leases" in found["timed out"].why and found["timed out"].reward is None
+    assert found["untrainable"].why == "untrainable: a gradient is not finite" and found["untrainable"].tokens
+    stale = [each for each in read(tmp_path, [DROPPED]) if each.step == 5]
+    assert {each.why for each in stale} == {
+        "stale: its oldest weights are of version 0; batch version 4 trains none from before 3"
+    }
+
+
+def test_a_rare_reason_has_room_where_a_usual_one_has_used_its_share(tmp_path: Path) -> None:
+    samples = KeptSamples(tmp_path, SimpleNamespace(samples_bytes=100_000, steps=1000))
+    for step in range(40):
+        samples.unanswered((step, step), step, f"failed: {'x' * 400}", "actor-0")
+    samples.unanswered((40, 40), 40, "timed out", "actor-0")
+    found = [each.why.partition(":")[0] for each in read(tmp_path, [DROPPED])]
+    assert found.count("timed out") == 1 and 1 <= found.count("failed") < 10, "its share is 30 bytes per step"
+
+
 def test_a_filter_that_rejects_everything_is_told_of(house: House, caplog: pytest.LogCaptureFixture) -> None:
     house.state.replay.group_filter = lambda rewards, lengths: "zero variance"
     told = []

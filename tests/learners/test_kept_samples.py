@@ -51,14 +51,53 @@ def test_each_trained_token_has_its_own_numbers(minibatches: int) -> None:
     assert np.exp(drift[trained]).mean() == pytest.approx(metrics["ratio/mean"], rel=1e-4)
 
 
-def test_what_a_loss_observes_is_there_under_its_name_and_streams_have_nothing() -> None:
+def test_what_a_loss_observes_is_there_under_its_name() -> None:
     batch = make_batch(seeded(0))
     trainer = learner(dg, num_minibatches=1)
     trainer.train(batch)
     assert "loss/gate" in trainer.numbers(batch.groups[0].id)[0]
-    streams = learner(stream=True, num_minibatches=1)
+
+
+def test_a_streamed_batch_has_the_numbers_of_one_that_came_at_once() -> None:
+    batch, once, streams = make_batch(seeded(0)), learner(num_minibatches=1), learner(stream=True, num_minibatches=1)
+    once.train(batch)
     streams.train(batch)
-    assert streams.numbers(batch.groups[0].id) == []
+    for each in batch.groups:
+        for wanted, found in zip(once.numbers(each.id), streams.numbers(each.id), strict=True):
+            assert wanted.keys() == found.keys() >= {"current", "proximal", "advantage", "loss/ratio"}
+            for name, values in wanted.items():
+                np.testing.assert_allclose(found[name], values, atol=1e-5, err_msg=name)
+
+
+def test_current_logprobs_are_those_that_took_the_gradient() -> None:
+    batch, trainer = make_batch(seeded(0)), learner(num_minibatches=1, num_minibatch_epochs=2, lr=1e-2)
+    trainer.train(batch)
+    found = [values for each in batch.groups for values in trainer.numbers(each.id)]
+    behaviour = np.concatenate([sample.logprobs for sample in batch.samples])
+    trained = np.concatenate([sample.loss_mask for sample in batch.samples])
+    current, proximal = column(batch, found, "current")[trained], column(batch, found, "proximal")[trained]
+    assert np.abs(current - proximal).max() > 1e-4, "of the second epoch"
+    np.testing.assert_allclose(column(batch, found, "loss/ratio")[trained], np.exp(current - proximal), rtol=1e-4)
+    assert np.isfinite(behaviour).all()
+
+
+def test_what_was_taken_from_a_reward_is_told_part_by_part() -> None:
+    batch = make_batch(seeded(0))
+    longest = max(sample.response_length for sample in batch.samples)
+    trainer = learner(
+        num_minibatches=1, kl_reward=0.5, overlong_penalty=2.0, overlong_limit=longest, overlong_buffer=longest
+    )
+    trainer.train(batch)
+    found = [values for each in batch.groups for values in trainer.numbers(each.id)]
+    for values, sample in zip(found, batch.samples, strict=True):
+        if not sample.loss_mask.any():
+            continue
+        last = np.flatnonzero(sample.loss_mask)[-1]
+        at_once = values["penalty/length"]
+        assert at_once[last] == pytest.approx(2.0 * sample.response_length / longest), "it grows over the whole length"
+        assert np.isnan(np.delete(at_once, last)).all()
+        kl = 0.5 * (sample.logprobs - values["reference"])[sample.loss_mask]
+        np.testing.assert_allclose(values["penalty/kl"][sample.loss_mask], kl, atol=1e-5)
 
 
 def test_one_at_random_the_best_and_the_worst_take_turns(tmp_path: Path) -> None:

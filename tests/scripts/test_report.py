@@ -185,6 +185,7 @@ def test_a_long_answer_is_shown_without_its_middle() -> None:
         masked=[0, 1500, length - 1], numbers=numbers,
     )  # fmt: skip
     texts = Texts.__new__(Texts)
+    texts._marks = None
     texts._codec, texts.wanted = Bytes(), lambda record: ""  # type: ignore[method-assign]
     found = excerpt(record, texts)
     assert len(found["tokens"]) == MOST_TOKENS and found["gap"] == [MOST_TOKENS // 2, 2 * MOST_TOKENS]

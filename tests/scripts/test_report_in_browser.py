@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from areal_like.samples import DROPPED, SampleLog, unanswered
 from scripts.report import Report
 from scripts.reporting.live import Server
 from scripts.reporting.page import page
 from tests.chromium import PROGRAM, Chromium, chromium
+from tests.scripts.test_tool_calls import MULTI_TURN, talk
 from tests.scripts.written_runs import HOSTILE, QUESTION, metrics, written_run
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed (apt-get install chromium)")
@@ -107,6 +109,31 @@ def test_samples_are_filtered_searched_and_coloured(browser: Chromium, usual: Pa
     by_age = browser.value(tint)
     browser.value("(() => { browser.filters.colour = 'advantage'; browser.open(browser.chosen); })()")
     assert by_age and browser.value(tint) and browser.value(tint) != by_age
+
+
+def test_tool_calls_and_reasons_are_shown(browser: Chromium, tmp_path: Path) -> None:
+    run = written_run(tmp_path / "a", MULTI_TURN)
+    talk(run)
+    log = SampleLog(run, DROPPED, steps=30, most=None, done=30)
+    log.write(unanswered(3, 3, 7, "timed out: on 3 leases"))
+    log.close()
+    opened(browser, written(tmp_path / "a.html", run))
+    type_in(browser, "search", "I ask.")
+    detail = "document.querySelector('.detail').innerText"
+    seen = browser.value(detail)
+    assert "Tool calls" in seen and 'turn 1  calculator {"expression": "6*2"}' in seen and "→ 12" in seen
+    assert "(no call that can be read)" in seen and "→ not answered" in seen
+    assert "− 0.5 length" in seen and "cut at its limit" in seen
+    assert browser.value("document.querySelectorAll('.detail .call .failed').length") == 2
+    type_in(browser, "search", "")
+    choose = "(() => { const list = document.querySelector('[aria-label=why]'); list.value = 'timed out';"
+    browser.value(f"{choose} list.dispatchEvent(new Event('change')); }})()")
+    assert browser.value("document.querySelectorAll('.rows .row').length") == 1
+    seen = browser.value(detail)
+    assert QUESTION in seen and "no answer" in seen and "on 3 leases" in seen and "Answer" not in seen
+    type_in(browser, "least reward", "-1")
+    assert browser.value("document.querySelectorAll('.rows .row').length") == 0, "it has no reward"
+    assert browser.said == []
 
 
 def test_several_runs_are_compared_and_one_is_chosen(browser: Chromium, tmp_path: Path) -> None:
