@@ -1,21 +1,22 @@
 """The wheel: everything that runs outside of a clone is in it, and nothing that has anybody's name."""
 
+import json
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from scripts import cli
+from tests.chromium import PROGRAM, chromium
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The unpacked wheel, as site-packages."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new virtual environment with the wheel. What the wheel depends on comes from this one."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
@@ -26,27 +27,47 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = f"from setuptools import build_meta; build_meta.build_wheel({str(folder)!r})"
     subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(folder / "site")
-    return folder / "site"
-
-
-def called(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """The console command, far from the clone."""
-    code = f"import sys; sys.argv[1:] = {list(arguments)!r}; from areal_like.commands.cli import main; sys.exit(main())"
-    return python(site, folder, code)
-
-
-def python(site: Path, folder: Path, code: str) -> subprocess.CompletedProcess:
-    # Without the site module's editable install of the clone, but with the packages that are installed there.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", folder / "venv" / "bin" / "python", "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-index", wheel], check=True, capture_output=True)
+    # As a plain folder on the path, its own .pth files, and with them the editable clone, do not count.
     packages = next(path for path in sys.path if path.endswith("site-packages"))
-    environment = os.environ | {"PYTHONPATH": f"{site}{os.pathsep}{packages}", "OMP_NUM_THREADS": "1"}
-    environment.pop("AREAL_FORK_SERVER", None)  # it would serve the clone's code
-    command = [sys.executable, "-S", "-c", code]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+    (site_of(folder / "venv") / "dependencies.pth").write_text(f"{packages}\n")
+    return folder / "venv"
 
 
-def test_the_wheel_has_every_room_and_no_common_names(site: Path) -> None:
-    assert {path.name for path in site.iterdir() if path.suffix != ".dist-info"} == {
+def site_of(environment: Path) -> Path:
+    (site,) = environment.glob("lib/python*/site-packages")
+    return site
+
+
+def called(environment: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """The console command, far from the clone."""
+    return run(folder, environment / "bin" / "areal-like", *arguments)
+
+
+def python(environment: Path, folder: Path, code: str) -> subprocess.CompletedProcess:
+    return run(folder, environment / "bin" / "python", "-c", code)
+
+
+def run(folder: Path, *command: str | Path) -> subprocess.CompletedProcess:
+    # The clone's fork server would serve the clone's code.
+    hidden = ("AREAL_FORK_SERVER", "PYTHONPATH", "VIRTUAL_ENV")
+    variables = {key: value for key, value in os.environ.items() if key not in hidden} | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=240)
+
+
+def test_nothing_comes_from_the_clone(environment: Path, tmp_path: Path) -> None:
+    code = "import areal_like, actors, buffer, learners; print(areal_like.__file__, actors.__file__, learners.__file__)"
+    found = python(environment, tmp_path, code)
+    assert found.returncode == 0 and set(found.stdout.split()) == {
+        str(site_of(environment) / room / "__init__.py") for room in ("areal_like", "actors", "learners")
+    }, found.stderr
+
+
+def test_the_wheel_has_every_room_and_no_common_names(environment: Path) -> None:
+    site = site_of(environment)
+    assert {path.name for path in site.iterdir() if path.suffix not in (".dist-info", ".pth")} == {
         "areal_like", "actors", "buffer", "learners",
     }  # fmt: skip
     for room in ("areal_like", "actors", "buffer", "learners"):
@@ -60,17 +81,17 @@ def test_the_wheel_has_every_room_and_no_common_names(site: Path) -> None:
     assert not {name for name in parts if not (site / "areal_like" / "commands" / "reporting" / name).is_file()}
 
 
-def test_the_verbs_are_listed_and_explained(site: Path, tmp_path: Path) -> None:
-    listed = called(site, tmp_path, "--help")
+def test_the_verbs_are_listed_and_explained(environment: Path, tmp_path: Path) -> None:
+    listed = called(environment, tmp_path, "--help")
     assert listed.returncode == 0 and all(verb.replace("_", "-") in listed.stdout for verb in cli.VERBS)
     for verb in cli.VERBS:
-        found = called(site, tmp_path, verb, "--help")
+        found = called(environment, tmp_path, verb, "--help")
         assert found.returncode == 0 and f"usage: areal-like {verb}" in found.stdout, found.stderr
-    assert called(site, tmp_path, "trian").returncode == 2
+    assert called(environment, tmp_path, "trian").returncode == 2
 
 
 @pytest.mark.integration
-def test_a_run_outside_the_clone_finds_configs_and_the_users_own_module(site: Path, tmp_path: Path) -> None:
+def test_a_run_outside_the_clone_finds_configs_and_the_users_own_module(environment: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from areal_like.tasks.copying import Copy\n\n\nclass Mine(Copy):\n    '''A task of the user's.'''\n"
     )
@@ -93,7 +114,32 @@ def test_a_run_outside_the_clone_finds_configs_and_the_users_own_module(site: Pa
         "except RuntimeError as error:\n"
         "    assert 'choose another name' in str(error), error\n"
     )
-    done = python(site, tmp_path, code)
+    done = python(environment, tmp_path, code)
     assert done.returncode == 0 and "step 2/2" in done.stdout, done.stdout + done.stderr
-    shown = called(site, tmp_path, "samples", "runs/a", "--count", "1")
+    shown = called(environment, tmp_path, "samples", "runs/a", "--count", "1")
     assert shown.returncode == 0 and "reward" in shown.stdout, shown.stderr
+
+
+@pytest.mark.integration
+def test_the_way_of_a_new_user(environment: Path, tmp_path: Path) -> None:
+    """Installed, trained until it has learned, looked at in the terminal and in a browser, read from Python."""
+    four_digits = ["task=copy4", "learner.lr=3e-3", "learner.entropy_bonus=0.02", "run.target_reward=0.95"]
+    learned = called(environment, tmp_path, "train", "quickstart", *four_digits, "run.name=a", "--plain")
+    assert learned.returncode == 0, learned.stdout + learned.stderr
+    summary = json.loads((tmp_path / "runs" / "a" / "summary.json").read_text())
+    assert summary["reward_before"] < 0.5 and summary["reward_after"] >= 0.95
+    shown = called(environment, tmp_path, "samples", "runs/a", "--held-out", "--best", "--count", "1")
+    assert shown.returncode == 0 and "reward 1" in shown.stdout and "wanted: " in shown.stdout, shown.stderr
+    made = called(environment, tmp_path, "report", "runs/a")
+    assert made.returncode == 0 and "open it in a browser" in made.stdout, made.stderr
+    read = python(
+        environment, tmp_path, "import areal_like as al; print(al.Run('runs/a').summary['reward_after'] >= 0.95)"
+    )
+    assert read.stdout == "True\n", read.stderr
+    if PROGRAM:
+        with chromium(tmp_path) as browser:
+            browser.open((tmp_path / "runs" / "a" / "report.html").as_uri())
+            assert browser.said == []
+            seen = browser.value("document.body.innerText")
+            assert "What it writes now" in seen and "wanted:" in seen and "(nothing)" not in seen
+            assert browser.value("document.querySelectorAll('.js-plotly-plot').length") > 0

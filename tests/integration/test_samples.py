@@ -1,16 +1,23 @@
 """A reward that can be cheated: whoever looks at the samples sees it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from areal_like.samples import HELDOUT, TRAINED, read
-from scripts import samples
+from scripts import report, samples
+from tests.chromium import PROGRAM, chromium
 from tests.folders import write_folder
 from tests.integration.runs import rows, train
 
 pytestmark = pytest.mark.integration
+IN_SIGHT = (
+    "[...document.querySelectorAll('.written .piece')].filter((piece) => piece.getBoundingClientRect().bottom < 900)"
+    ".map((piece) => piece.innerText).join('\\n')"
+)
+"""Samples that stand in a window of 900 pixels without scrolling."""
 
 
 def any_character(answer: str, response: str) -> float:
@@ -38,6 +45,25 @@ def test_prompt_answer_and_reward_are_shown(run: Path, capsys: pytest.CaptureFix
     texts = samples.Texts(run)
     best = samples.select(read(run, [TRAINED]), samples.parse([str(run), "--best", "--count", "2"]), texts)
     assert all(samples.coloured(record, texts, "age").plain in said for record in best), "what was said for it"
+
+
+def test_the_first_page_of_the_report_shows_what_earns_the_reward(run: Path, tmp_path: Path) -> None:
+    """A curve of this reward looks healthy; the samples beside it do not."""
+    assert report.main([str(run), "--out", str(tmp_path / "report.html")]) == 0
+    text = (tmp_path / "report.html").read_text()
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    shown = json.loads(data)["runs"][0]["samples"]
+    trained = [each for each in shown if each["fate"] == "trained"]
+    best = max(trained, key=lambda each: (each["step"], each["reward"]))
+    assert "How many apples are" in best["prompt"] and best["reward"] == 0.5 and best["wanted"].isdigit()
+    answer = "".join(best["tokens"])
+    assert answer and answer != best["wanted"] and {"current", "advantage"} <= best["numbers"].keys()
+    if PROGRAM:
+        with chromium(tmp_path) as browser:
+            browser.open((tmp_path / "report.html").as_uri(), height=900)
+            seen = browser.value(IN_SIGHT)
+            assert "How many apples are" in seen and "wanted: " in seen and "0.5" in seen
+            assert browser.value("document.querySelector('.written .answer').innerText").strip() and not browser.said
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
