@@ -3,7 +3,7 @@
 Checks the study and the config of every possible run, tunes if the study asks for it, makes the runs, and writes
 `results.csv`, `results.md` and plots. Run the same command again to continue: finished runs stay, killed ones resume.
 The parts are in `scripts.ablation`: `study` (the yaml), `measures`, `runs` (this machine), `slurm` (a cluster),
-`results` (files).
+`results` (files), `pictures` (plots).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .ablation import results, slurm, study
-from .ablation.results import Choice, Result
+from .ablation.points import Result, gather
+from .ablation.results import Choice
 from .ablation.runs import Folder, run_all
 from .ablation.study import MAIN, TUNE, Run
 from .arguments import called
@@ -73,7 +74,7 @@ class Ablation:
         return self.study.main_runs({choice.key: choice.picked for choice in choices})
 
     def _results(self, runs: Sequence[Run]) -> list[Result]:
-        return results.gather(self.study, runs, self.folder)
+        return gather(self.study, runs, self.folder)
 
     def report(self) -> None:
         """Write the results so far. Before tuning is complete these are its results alone."""

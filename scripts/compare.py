@@ -35,7 +35,12 @@ CURVE = 24
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = command("compare", __doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder of an ablation")
-    parser.add_argument("--plot", type=picture, metavar="FILE", help="draw the curves of the reward, mean and range")
+    parser.add_argument(
+        "--plot",
+        type=picture,
+        metavar="FILE",
+        help="draw the curves of the reward: means, runs, intervals from five runs on",
+    )
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the table to this file")
     return parser.parse_args(argv)
 
@@ -94,12 +99,15 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def draw(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """The curves that have points; one panel."""
-    from .comparison import band, plot_curves
+    from .plotting import plot
+    from .plotting.drawing import picture
 
-    found = {named(row["labels"]): [each for each in row["curves"] if each[0]] for row in rows}
-    plot_curves(
-        path, {"": {name: band(curves) for name, curves in found.items() if curves}}, x="train step", y="reward"
+    found = {named(row["labels"]): [plot.curve(*each) for each in row["curves"] if each[0]] for row in rows}
+    panel = {name: curves for name, curves in found.items() if curves}
+    drawn = plot.Plot(
+        "curves", "Reward of the batches", {"": panel}, x="train step", y="mean reward", replicates="runs"
     )
+    picture(drawn, path)
 
 
 def main(argv: list[str] | None = None) -> int:

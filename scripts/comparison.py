@@ -1,17 +1,15 @@
-"""Statistics of repeated runs: means with bootstrap intervals, markdown tables, plots. Knows nothing of runs and
-configs.
+"""Statistics of repeated runs: means with bootstrap intervals, markdown tables. Knows nothing of runs and configs.
 
-One number per seed goes in. `bootstrap` and `band` give the uncertainty of the mean, `markdown_table` and the plots
-show it; `scripts.ablate`, `scripts.score` and others supply the numbers. A missing number (None or NaN: a failed run, a
-target never reached) is left out and counted: an `Estimate` has both counts.
+One number per seed goes in. `bootstrap` and `band` give the uncertainty of the mean, `markdown_table` and the plots of
+`scripts.plotting` show it; `scripts.ablate`, `scripts.score` and others supply the numbers. A missing number (None or
+NaN: a failed run, a target never reached) is left out and counted: an `Estimate` has both counts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,8 @@ from scipy.special import ndtr, stdtrit
 
 RESAMPLES = 10_000
 CURVE_POINTS = 100
+FEWEST_FOR_INTERVALS = 5
+"""Seeds: of fewer, an interval would hold the mean in less than 92 % of cases (`bootstrap`); pictures show none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,80 +131,3 @@ def _number(value: float, decimals: int) -> str:
     if not math.isfinite(value):
         return "-" if math.isnan(value) else str(value)
     return f"{value:,.{decimals}f}" if decimals >= 0 else f"{value:.2e}"
-
-
-# Plots
-
-
-def plot_curves(path: Path, panels: Mapping[str, Mapping[str, Band]], *, x: str, y: str) -> None:
-    """Learning curves with bands: a panel per title (one without a title may be ""), a line per label."""
-    figure, axes = _panels(len(panels))
-    for axis, (title, bands) in zip(axes, panels.items(), strict=True):
-        for label, found in bands.items():
-            (line,) = axis.plot(found.x, found.mean, label=label)
-            axis.fill_between(found.x, found.low, found.high, color=line.get_color(), alpha=0.2, linewidth=0)
-        axis.set(title=title, xlabel=x)
-    axes[0].set_ylabel(y)
-    _legend(axes[0])
-    _save(figure, path)
-
-
-def plot_bars(
-    path: Path, bars: Mapping[str, Mapping[str, Estimate]], *, y: str, x: str = "", log: bool = False
-) -> None:
-    """Bars with intervals: `bars[series][category]`, a colour per series ("" for a single one), categories along x.
-
-    `log`: the y axis is logarithmic."""
-    categories = list(dict.fromkeys(category for series in bars.values() for category in series))
-    wide = 0.7 * len(categories) * max(1.0, len(bars) / 2)
-    figure, (axis,) = _panels(1, width=min(16.0, max(5.0, wide)))
-    width = 0.8 / max(1, len(bars))
-    for number, (label, series) in enumerate(bars.items()):
-        places = np.arange(len(categories)) + (number - (len(bars) - 1) / 2) * width
-        found = [series.get(category, bootstrap(())) for category in categories]
-        means = np.array([estimate.mean for estimate in found])
-        ends = np.array([[means[i] - e.low, e.high - means[i]] for i, e in enumerate(found)]).reshape(-1, 2).T
-        axis.bar(places, means, width, label=label, yerr=np.nan_to_num(ends).clip(min=0), capsize=2)
-    axis.set_xticks(range(len(categories)), categories, rotation=30 if len(categories) > 4 else 0)
-    axis.set(xlabel=x, ylabel=y, yscale="log" if log else "linear")
-    _legend(axis)
-    _save(figure, path)
-
-
-def plot_matrix(path: Path, panels: Mapping[str, np.ndarray], labels: Sequence[str]) -> None:
-    """Square matrices of numbers in [−1, 1] (cosines): a panel per title; NaN stays blank."""
-    size = max(4.0, 0.5 * len(labels))
-    figure, axes = _panels(len(panels), width=size + 1, height=size)
-    for axis, (title, matrix) in zip(axes, panels.items(), strict=True):
-        axis.imshow(matrix, vmin=-1, vmax=1, cmap="RdBu")
-        for (row, column), value in np.ndenumerate(matrix):
-            if not math.isnan(value):
-                colour = "white" if abs(value) > 0.7 else "black"
-                axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=6, color=colour)
-        axis.set_title(title)
-        axis.set_xticks(range(len(labels)), labels, rotation=90)
-        axis.set_yticks(range(len(labels)), labels)
-    _save(figure, path)
-
-
-def _panels(count: int, width: float = 5.0, height: float = 4.0) -> tuple[Any, list[Any]]:
-    """A figure (no window, no global state) with panels side by side, four to a row."""
-    from matplotlib.figure import Figure
-
-    columns = min(4, max(1, count))
-    lines = math.ceil(max(1, count) / columns)
-    figure = Figure(figsize=(width * columns, height * lines), layout="constrained")
-    axes = figure.subplots(lines, columns, squeeze=False).flatten().tolist()
-    for spare in axes[max(1, count) :]:
-        spare.remove()
-    return figure, axes[: max(1, count)]
-
-
-def _legend(axis: Any) -> None:
-    if any(axis.get_legend_handles_labels()[1]):
-        axis.legend(fontsize="small")
-
-
-def _save(figure: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)

@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from .comparison import Estimate, bootstrap, markdown_table, plot_bars, plot_matrix
+from .comparison import Estimate, bootstrap, markdown_table
+from .plotting.drawing import picture
+from .plotting.matrix import plot_matrix
+from .plotting.plot import Plot, Point
 
 PER_BATCH = ("norm", "ess", "weight", "active")
 
@@ -93,11 +96,17 @@ class GradientStatistics:
         return {"cosine": {title(bucket): self.cosine(bucket).tolist() for bucket in self.buckets}, "by_loss": by_loss}
 
     def plot(self, folder: Path) -> None:
-        """`cosines.png`, and bars of ESS and norm by loss and staleness."""
-        plot_matrix(folder / "cosines.png", {title(b): self.cosine(b) for b in self.buckets}, self.losses)
-        for name in ("ess", "norm"):
-            bars = {title(b): {loss: self.numbers(loss, b)[name] for loss in self.losses} for b in self.buckets}
-            plot_bars(folder / f"{name}.png", bars, y=f"{name} (mean over batches)")
+        """`cosines.png`, and ESS and norm by loss and staleness."""
+        cosine = {title(b): self.cosine(b) for b in self.buckets}
+        plot_matrix(folder / "cosines.png", "Cosines between the losses' gradients", cosine, self.losses)
+        for name, words, axis in (
+            ("ess", "Effective sample size of the tokens, by loss and staleness", "share of the tokens"),
+            ("norm", "Norm of a batch's gradient, by loss and staleness", "norm"),
+        ):
+            panels = {
+                title(b): {"": [Point(loss, self.numbers(loss, b)[name]) for loss in self.losses]} for b in self.buckets
+            }
+            picture(Plot("rows", words, panels, x=axis, replicates="batches"), folder / f"{name}.png")
 
 
 def cosines(vectors: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,9 @@ from areal_like.spans import Span, read
 
 from . import output
 from .arguments import command, new_file, picture, refuse
+from .plotting.plot import Plot
+from .plotting.timelines import ACTIVITIES
 
-COLOURS = {
-    "generate": "tab:blue",
-    "evaluate": "tab:cyan",
-    "update": "tab:red",
-    "train": "tab:green",
-    "take": "yellowgreen",
-    "publish": "tab:orange",
-    "checkpoint": "tab:brown",
-}
 WAITS = "waits"
 Timeline = dict[str, list[Span]]
 """Role → spans, in seconds since the first of them, in order."""
@@ -84,40 +78,16 @@ def _covered(spans: list[Span]) -> float:
     return covered
 
 
-def draw(axis: Any, found: Timeline) -> None:
-    """A line per process on a matplotlib axis, the first at the top; white: it waits."""
-    for place, (_, spans) in enumerate(found.items()):
-        for name in COLOURS:
-            bars = [(span.begin, span.end - span.begin) for span in spans if span.name == name]
-            axis.broken_barh(bars, (place - 0.4, 0.8), color=COLOURS[name])
-    axis.set_yticks(range(len(found)), list(found))
-    axis.set_ylim(len(found) - 0.5, -0.5)
-
-
-def legend(figure: Any, found: list[Timeline]) -> None:
-    from matplotlib.patches import Patch
-
-    used = {span.name for each in found for spans in each.values() for span in spans}
-    names = [name for name in COLOURS if name in used]
-    handles = [Patch(color=COLOURS[name], label=name) for name in names] + [
-        Patch(facecolor="white", edgecolor="grey", label=WAITS)
-    ]
-    figure.legend(handles=handles, loc="upper center", ncols=len(handles), frameon=False)
-
-
-def plot(found: Timeline, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(12, 0.4 * len(found) + 1.4))
-    draw(axis, found)
-    axis.set_xlabel("seconds")
-    legend(figure, [found])
-    figure.tight_layout(rect=(0, 0, 1, 0.9))
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+def as_plot(found: Mapping[str, Timeline], title: str, note: str = "") -> Plot:
+    """A panel per run. Times to a tenth of a millisecond, which is more than a picture shows."""
+    panels = {
+        name: {
+            role: [(span.name, round(span.begin, 4), round(span.end, 4)) for span in spans]
+            for role, spans in one.items()
+        }
+        for name, one in found.items()
+    }
+    return Plot("timelines", title, panels, x="seconds", note=note)
 
 
 def trace_events(found: Timeline) -> list[dict[str, Any]]:
@@ -126,7 +96,7 @@ def trace_events(found: Timeline) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     for number, (role, spans) in enumerate(found.items()):
         events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": role}})
-        threads = {name: thread for thread, name in enumerate(dict.fromkeys([*COLOURS, *(s.name for s in spans)]))}
+        threads = {name: thread for thread, name in enumerate(dict.fromkeys([*ACTIVITIES, *(s.name for s in spans)]))}
         for name in {span.name for span in spans}:
             place = {"pid": number, "tid": threads[name]}
             events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": name}})
@@ -137,7 +107,7 @@ def trace_events(found: Timeline) -> list[dict[str, Any]]:
 
 
 def show(found: Timeline, console: Console) -> None:
-    names = [name for name in COLOURS if any(span.name == name for spans in found.values() for span in spans)]
+    names = [name for name in ACTIVITIES if any(span.name == name for spans in found.values() for span in spans)]
     begin, end = window(found)
     table = output.table(f"{end - begin:.1f} s: share of the time", "", *names, WAITS)
     for role, row in shares(found).items():
@@ -160,7 +130,9 @@ def main() -> None:
         refuse(error)
     show(found, output.console())
     if args.plot:
-        plot(found, args.plot)
+        from .plotting.drawing import picture as draw
+
+        draw(as_plot({"": found}, f"Who worked and who waited: {args.run.name}"), args.plot)
     if args.trace:
         args.trace.write_text(json.dumps({"traceEvents": trace_events(found)}) + "\n")
 

@@ -4,6 +4,8 @@
     {metric: loss/clip_share, take: mean}           a key of metrics.jsonl: its mean | max | min | last over the run
     {steps_to: 0.9}, {samples_to: 0.9}, {seconds_to: 0.9}      to the first evaluation with so much held-out reward
 
+For its plot a measure, and the curve, may have `label` (of the axis, with the unit) and `title` (the finding).
+
 With `better: lower` tuning prefers low values (the default of `*_to`). A run that never reaches a target, or has no
 such key, has no number.
 """
@@ -39,6 +41,8 @@ class Measure:
     key: Any
     take: str
     higher_is_better: bool
+    label: str = ""
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Curve:
 
     y: str
     x: str
+    label: str = ""
+    title: str = ""
 
 
 def read_measure(name: str, spec: Any) -> Measure:
@@ -56,19 +62,24 @@ def read_measure(name: str, spec: Any) -> Measure:
         raise ConfigError(f"measure.{name}: expected one of {', '.join(SOURCES)}; got {spec!r}")
     source = sources[0]
     take, better = spec.get("take", "mean"), spec.get("better", "lower" if source.endswith("_to") else "higher")
-    unknown = set(spec) - {source, "better", *(["take"] if source == "metric" else [])}
+    unknown = set(spec) - {source, "better", "label", "title", *(["take"] if source == "metric" else [])}
     if unknown or take not in TAKES or better not in ("higher", "lower"):
         raise ConfigError(f"measure.{name}: {spec!r}: take is {' | '.join(TAKES)}, better is higher | lower")
     if source.endswith("_to") and not isinstance(spec[source], int | float):
         raise ConfigError(f"measure.{name}.{source}: expected a reward, got {spec[source]!r}")
-    return Measure(name, source, spec[source], take, better == "higher")
+    return Measure(name, source, spec[source], take, better == "higher", spec.get("label", name), spec.get("title", ""))
 
 
 def read_curve(spec: Any) -> Curve:
     """Raises ConfigError."""
-    if not isinstance(spec, dict) or set(spec) - {"x", "y"} or spec.get("x", "samples") not in AXES:
-        raise ConfigError(f"curve: expected y (a key of metrics.jsonl) and x ({' | '.join(AXES)}); got {spec!r}")
-    return Curve(spec.get("y", "eval/reward"), spec.get("x", "samples"))
+    known = {"x", "y", "label", "title"}
+    if not isinstance(spec, dict) or set(spec) - known or spec.get("x", "samples") not in AXES:
+        raise ConfigError(
+            f"curve: expected y (a key of metrics.jsonl), x ({' | '.join(AXES)}), label and title; got {spec!r}"
+        )
+    y = spec.get("y", "eval/reward")
+    label = spec.get("label", "held-out reward" if y == "eval/reward" else y)
+    return Curve(y, spec.get("x", "samples"), label, spec.get("title", ""))
 
 
 class Outcome:

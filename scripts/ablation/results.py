@@ -4,37 +4,17 @@ from __future__ import annotations
 
 import csv
 import math
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..comparison import Band, Estimate, band, bootstrap, markdown_table, plot_bars, plot_curves
-from .measures import Measure, Outcome
-from .runs import Folder
-from .study import MAIN, Labels, Run, Study
-
-Key = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Result:
-    """A run and its measures; `outcome` is None until it is finished."""
-
-    run: Run
-    outcome: Outcome | None
-    numbers: dict[str, float | None]
-
-
-def gather(study: Study, runs: Iterable[Run], folder: Folder) -> list[Result]:
-    results = []
-    for run in runs:
-        outcome = Outcome(folder.run(run), run.config) if folder.is_finished(run) else None
-        numbers = {name: outcome.measure(measure) if outcome else None for name, measure in study.measures.items()}
-        results.append(Result(run, outcome, numbers))
-    return results
-
+from ..comparison import Estimate, bootstrap, markdown_table
+from ..plotting.drawing import keep
+from . import pictures
+from .measures import Measure
+from .points import Key, Result, by_point
+from .study import MAIN, Labels, Study
 
 # Tuning
 
@@ -89,7 +69,8 @@ def write(study: Study, folder: Path, results: Sequence[Result], choices: Sequen
     for name in _silent(study, main):
         text += f"\nNo finished run has a number for {name!r}.\n"
     (folder / "results.md").write_text(text)
-    _plot(study, folder, main)
+    for name, plot in pictures.plots(study, main).items():
+        keep(plot, folder / name)
     return text
 
 
@@ -106,19 +87,12 @@ def _write_csv(study: Study, path: Path, results: Sequence[Result]) -> None:
     beside.replace(path)
 
 
-def _by_point(study: Study, main: Sequence[Result]) -> dict[Key, list[Result]]:
-    points: dict[Key, list[Result]] = {}
-    for result in main:
-        points.setdefault(tuple(result.run.labels[factor] for factor in study.grid), []).append(result)
-    return points
-
-
 def _estimates(study: Study, main: Sequence[Result], measure: str) -> dict[Key, Estimate]:
-    return {key: bootstrap(r.numbers[measure] for r in found) for key, found in _by_point(study, main).items()}
+    return {key: bootstrap(r.numbers[measure] for r in found) for key, found in by_point(study, main).items()}
 
 
 def _table(study: Study, main: Sequence[Result]) -> str:
-    points = _by_point(study, main)
+    points = by_point(study, main)
     estimates = [_estimates(study, main, measure) for measure in study.measures]
     tuned = list(study.tune.grid) if study.tune else []
     rows = []
@@ -141,28 +115,3 @@ def _silent(study: Study, main: Sequence[Result]) -> list[str]:
     """Measures that no finished run has a number for: a misspelt key, or a target that is out of reach."""
     finished = [result for result in main if result.outcome]
     return [name for name in study.measures if finished and all(r.numbers[name] is None for r in finished)]
-
-
-def _split(key: Key) -> tuple[str, str]:
-    """The label of the factor that is compared, and the labels of the others."""
-    return key[0], ", ".join(key[1:])
-
-
-def _plot(study: Study, folder: Path, main: Sequence[Result]) -> None:
-    """A panel per value of the other factors and a line per value of the first; bars by the same."""
-    panels: dict[str, dict[str, Band]] = {}
-    for key, found in _by_point(study, main).items():
-        curves = [result.outcome.curve(study.curve) for result in found if result.outcome]
-        curves = [curve for curve in curves if curve[0]]
-        if curves:
-            title = ", ".join(f"{factor}={label}" for factor, label in zip(list(study.grid)[1:], key[1:], strict=True))
-            panels.setdefault(title, {})[key[0]] = band(curves)
-    if panels:
-        plot_curves(folder / "curves.png", panels, x=study.curve.x, y=study.curve.y)
-    for measure in study.measures:
-        bars: dict[str, dict[str, Estimate]] = {}
-        for key, estimate in _estimates(study, main, measure).items():
-            series, category = _split(key) if len(key) > 1 else ("", key[0])
-            bars.setdefault(series, {})[category] = estimate
-        x = ", ".join(list(study.grid)[1:] or study.grid)
-        plot_bars(folder / f"bars-{re.sub(r'[^A-Za-z0-9.]+', '_', measure)}.png", bars, y=measure, x=x)

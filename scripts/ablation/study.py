@@ -16,6 +16,8 @@
       reward: {summary: reward_after}
       steps to .9: {steps_to: 0.9}
     curve: {y: eval/reward, x: samples}
+    names: {inject_staleness: "staleness η, in versions"}      # optional: factors as plots call them
+    note: copy 4 digits, 300 steps                # optional: stands below the plots
     slurm: {partition: cpu, time: "01:00:00"}     # #SBATCH lines for --slurm
 
 A run's name ends in a hash of its whole config. So a changed study keeps the runs that are still in it, and never uses
@@ -46,7 +48,7 @@ from .measures import Curve, Measure, read_curve, read_measure
 Overrides = dict[str, Any]
 Labels = dict[str, str]
 """Factor → the label of its value."""
-KEYS = ("config", "set", "grid", "seeds", "tune", "measure", "curve", "slurm")
+KEYS = ("config", "set", "grid", "seeds", "tune", "measure", "curve", "names", "note", "slurm")
 TUNE_KEYS = ("grid", "per", "at", "seeds", "by")
 OWN_KEYS = ("run.seed", "run.dir", "run.name", "resume")
 """Set for each run by the ablation itself."""
@@ -103,6 +105,8 @@ class Study:
     curve: Curve
     tune: Tune | None = None
     slurm: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
 
     def points(self) -> Iterator[Labels]:
         for labels in itertools.product(*self.grid.values()):
@@ -207,6 +211,8 @@ def load(path: Path) -> Study:
         curve=read_curve(content.get("curve", {})),
         tune=_tune(_section(content, "tune"), grid, measures) if "tune" in content else None,
         slurm=_section(content, "slurm"),
+        names=_names(_section(content, "names"), grid),
+        note=str(content.get("note", "")),
     )
     _refuse_lost_values(study)
     study.check()
@@ -223,6 +229,13 @@ def _refuse_lost_values(study: Study) -> None:
                 raise ConfigError(f"{name}: {key} is set by {owners[key]} already")
             if name != "set":
                 owners[key] = repr(name)
+
+
+def _names(section: dict[str, Any], grid: Mapping[str, Any]) -> dict[str, str]:
+    for factor in section:
+        if factor not in grid:
+            raise ConfigError(f"names: {factor!r} is no factor of the grid; there are {', '.join(grid)}")
+    return {str(factor): str(name) for factor, name in section.items()}
 
 
 def _tune(section: dict[str, Any], grid: dict[str, dict[str, Overrides]], measures: dict[str, Measure]) -> Tune:

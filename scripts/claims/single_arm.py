@@ -13,7 +13,7 @@ gradient with the true one. The actor is the learner, or stale: still uniform.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,13 +28,17 @@ from torch import Tensor
 from learners.losses.delightful import dg
 from learners.losses.weighted import is_pg, reinforce
 
-from ..comparison import bootstrap, markdown_table, plot_bars
+from ..comparison import bootstrap, markdown_table
 from ..output import write_json
+from ..plotting.drawing import keep
+from ..plotting.plot import Plot, Point, point
 from .algorithms import Algorithm, loss_of
 from .studies import prepare, tell
 
 ARMS = 10
 RIGHT = (0.1, 0.5, 0.9, 0.99)
+ACTORS = {"learner": "the learner's own actor", "uniform": "a stale actor (still uniform)"}
+FINDING = "DG's gate removes the noise of failures, the more so the better the policy and the smaller η"
 LOSSES: dict[str, Callable[..., Any]] = {
     "reinforce": reinforce,
     "exact_iw": partial(is_pg, level="sequence"),
@@ -79,13 +83,27 @@ def moments(loss: Callable[..., Any], current: Tensor, behaviour: Tensor) -> tup
     return float(second), float(expected @ true / expected.norm())
 
 
+def figure(found: Mapping[str, Mapping[str, Sequence[Point]]], finding: str) -> Plot:
+    """actor → loss → second moment of the failures at each π*."""
+    return Plot(
+        "against",
+        finding or "Noise of the failures' gradient against the policy's skill",
+        {ACTORS[actor]: panel for actor, panel in found.items()},
+        x="probability of the right arm, π*",
+        y="second moment of the failures' gradient across the true direction (logarithmic)",
+        log=True,
+        even=True,
+        replicates="random policies",
+    )
+
+
 def main(options: argparse.Namespace) -> None:
     prepare()
     seeds = range(3 if options.quick else 20)
     uniform = torch.full((ARMS,), 1 / ARMS, dtype=torch.float64)
     numbers: dict[str, list[list[Any]]] = {"second moment of failures": [], "cosine": []}
-    bars: dict[str, dict[str, Any]] = {name: {} for name in LOSSES}
-    for actor in ("learner", "uniform"):
+    drawn: dict[str, dict[str, list[Point]]] = {actor: {name: [] for name in LOSSES} for actor in ACTORS}
+    for actor in ACTORS:
         for right in RIGHT:
             policies = [policy(right, seed) for seed in seeds]
             both = {
@@ -96,12 +114,12 @@ def main(options: argparse.Namespace) -> None:
                 estimates = [bootstrap(pair[place] for pair in pairs) for pairs in both.values()]
                 rows.append([actor, right, *estimates])
             for name, pairs in both.items():
-                bars[name][f"{actor} π*={right}"] = bootstrap(pair[0] for pair in pairs)
+                drawn[actor][name].append(point(right, (pair[0] for pair in pairs)))
     header = ["actor", "π*", *LOSSES]
     tell(options.out, *(f"{name}\n\n{markdown_table(header, rows)}" for name, rows in numbers.items()))
     kept = {name: [[str(cell) for cell in row] for row in rows] for name, rows in numbers.items()}
     write_json(options.out / "single_arm.json", kept)
-    plot_bars(options.out / "single_arm.png", bars, y="perpendicular second moment of failures", log=True)
+    keep(figure(drawn, "" if options.quick else FINDING), options.out / "single_arm.png")
 
 
 if __name__ == "__main__":

@@ -12,14 +12,15 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from ..arguments import command
-from ..comparison import Band, Estimate, band, bootstrap, markdown_table
+from ..comparison import Estimate, bootstrap, markdown_table
+from ..plotting.plot import Curve, Point, curve, point
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +110,29 @@ def best_rates(rows: Iterable[Row], number: str) -> dict[str, float]:
 
 def estimates(rows: Iterable[Row], number: str) -> dict[str, dict[str, Estimate]]:
     """algorithm → condition → mean of `number` over fresh seeds with its 95 % bootstrap interval."""
+    return {name: {c: bootstrap(values) for c, values in by.items()} for name, by in _fresh(rows, number).items()}
+
+
+def points(rows: Iterable[Row], number: str, scale: float = 1.0) -> dict[str, dict[str, Point]]:
+    """algorithm → condition → `number` × `scale` of the fresh seeds, for a plot."""
+    found = _fresh(rows, number)
+    return {name: {c: point(c, (scale * v for v in values)) for c, values in by.items()} for name, by in found.items()}
+
+
+def _fresh(rows: Iterable[Row], number: str) -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         if row["phase"] == "fresh":
             found.setdefault(row["algorithm"], {}).setdefault(row["condition"], []).append(row[number])
-    return {name: {c: bootstrap(values) for c, values in by.items()} for name, by in found.items()}
+    return found
+
+
+def by_number(points: Mapping[str, Mapping[str, Point]]) -> dict[str, list[Point]]:
+    """algorithm → points whose x is the number that their condition ends in: 10 for `D=10`."""
+    return {
+        name: [replace(each, x=float(condition.rpartition("=")[2])) for condition, each in by.items()]
+        for name, by in points.items()
+    }
 
 
 def rates_used(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
@@ -155,14 +174,14 @@ def percent_table(rows: Sequence[Row], number: str) -> str:
     return markdown_table(["condition", *found], [[c, *(cell(name, c) for name in found)] for c in conditions])
 
 
-def curves(rows: Iterable[Row], place: int) -> dict[str, dict[str, Band]]:
-    """condition → algorithm → the mean over fresh seeds of `curve`: number `place` of each point over number 0."""
-    found: dict[str, dict[str, list[tuple[list[float], list[float]]]]] = {}
+def curves(rows: Iterable[Row], place: int, scale: float = 1.0) -> dict[str, dict[str, list[Curve]]]:
+    """condition → algorithm → each fresh seed's `curve`: number `place` of each entry × `scale` over number 0."""
+    found: dict[str, dict[str, list[Curve]]] = {}
     for row in rows:
         if row["phase"] == "fresh":
-            curve = [point[0] for point in row["curve"]], [point[place] for point in row["curve"]]
-            found.setdefault(row["condition"], {}).setdefault(row["algorithm"], []).append(curve)
-    return {condition: {name: band(by[name]) for name in by} for condition, by in found.items()}
+            x, y = [entry[0] for entry in row["curve"]], [scale * entry[place] for entry in row["curve"]]
+            found.setdefault(row["condition"], {}).setdefault(row["algorithm"], []).append(curve(x, y))
+    return found
 
 
 def prepare() -> None:

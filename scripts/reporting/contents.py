@@ -28,8 +28,9 @@ from buffer.journal import JournalError, Recorded
 
 from ..fault_counts import FAULTS, faults
 from ..ledger import Account, Books, bias
+from ..plotting.timelines import ACTIVITIES
 from ..samples import Texts
-from ..timeline import COLOURS, WAITS, Timeline, shares, timeline, window
+from ..timeline import WAITS, Timeline, shares, timeline, window
 from .excerpts import Excerpt, Numbers, excerpts
 from .series import Series, short
 
@@ -266,7 +267,7 @@ def timeline_data(found: Timeline, shown: Timeline, most_bytes: int) -> dict[str
     """Shares of the whole time for all roles; for those `shown` also activity over time in columns (`strip`), and spans
     of a part of the time (all of it if they fit), in seconds."""
     begin, end = window(found)
-    names = [name for name in COLOURS if any(s.name == name for spans in shown.values() for s in spans)]
+    names = [name for name in ACTIVITIES if any(s.name == name for spans in shown.values() for s in spans)]
     rows = {role: {name: short(share) for name, share in row.items()} for role, row in shares(found).items()}
     columns = int(np.clip(most_bytes / 3 / BYTES_PER_COLUMN, LEAST_COLUMNS, MOST_COLUMNS))
     edges = np.linspace(begin, end, columns + 1)

@@ -17,7 +17,7 @@ from areal_like.older_configs import fill
 from areal_like.registry import ConfigError
 from areal_like.run_folder import CONFIG, config_file
 
-from ..comparison import bootstrap
+from ..comparison import FEWEST_FOR_INTERVALS, bootstrap
 from .contents import leaves
 from .series import short
 
@@ -26,8 +26,6 @@ MOST_FACTORS = 6
 """Of runs that are no ablation: the keys that differ first."""
 UNTELLING = ("run.", "buffer.", "checkpoint.", "security.", "launcher.", "replay", "resume")
 """How keys begin that change how a run is kept, not what it does."""
-FEWEST_FOR_INTERVALS = 5
-"""Seeds: of fewer, an interval would hold the mean in less than 92 % of cases (`scripts.comparison`)."""
 MEASURES = {
     "held-out reward": "reward_after",
     "train steps": "steps",

@@ -13,9 +13,11 @@ from areal_like.config import ConfigError
 from areal_like.layers import CONFIGS
 from scripts.ablation import results, study
 from scripts.ablation.measures import Outcome, read_curve, read_measure
-from scripts.ablation.results import Result
+from scripts.ablation.pictures import plots
+from scripts.ablation.points import Result, gather
 from scripts.ablation.runs import Folder
 from scripts.ablation.study import Run, Study
+from scripts.plotting.plot import Plot
 
 SHIPPED = sorted((CONFIGS / "ablation").glob("*.yaml"))
 STUDY = {
@@ -98,6 +100,7 @@ def test_an_unfinished_folder_stays_if_a_run_can_go_on_from_it(tmp_path: Path) -
         ({"measure": {"reward": {"sumary": "x"}}}, "measure.reward: expected one of summary"),
         ({"measure": {"x": {"metric": "loss", "take": "median"}}}, "take is mean"),
         ({"curve": {"x": "hours"}}, "curve: expected y"),
+        ({"names": {"los": "loss"}}, "names: 'los' is no factor of the grid"),
         ({"grid": {"loss": "ppo"}}, "grid.loss: expected a list"),
         ({"tune": STUDY["tune"] | {"by": "speed"}}, "tune.by: 'speed' is not measured"),
         ({"tune": STUDY["tune"] | {"grid": {"learner.lr": [0.1, "fast"]}}}, "lr=fast.*learner.lr: expected float"),
@@ -205,7 +208,7 @@ def test_results_have_every_run_what_was_picked_and_what_is_missing(tmp_path: Pa
         evaluations = [{"reward": 0.1 * v, "version": v, "seconds": 1.0 * v} for v in range(3)]
         summary = {"reward_after": float(number), "steps": 7, "evaluations": evaluations}
         (folder.run(run) / "summary.json").write_text(json.dumps(summary))
-    text = results.write(found, folder.path, results.gather(found, runs, folder), [], "the command")
+    text = results.write(found, folder.path, gather(found, runs, folder), [], "the command")
     rows = list(csv.DictReader((folder.path / "results.csv").open()))
     assert [(r["loss"], r["mode"], r["tuned learner.lr"], r["seed"], r["reward"]) for r in rows[3:5]] == [
         ("dg", "old", "0.001", "0", "3.0"),
@@ -215,5 +218,56 @@ def test_results_have_every_run_what_was_picked_and_what_is_missing(tmp_path: Pa
     assert "7 of 8 runs are finished" in text and "No finished run has a number for 'misspelt'" in text
     table = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("| dg ")]
     assert table[0][1:5] == ["dg", "sync", "0.001", "4.00 [2.00, 6.00]"] and table[1][4] == "3.00 (1 of 2)"
-    names = {path.name for path in folder.path.glob("*.png")}
-    assert names == {"curves.png", "bars-reward.png", "bars-misspelt.png"}
+    names = {path.name for path in folder.path.iterdir() if path.suffix in (".png", ".json")}
+    assert names == {"curves.png", "curves.json", "measure-reward.png", "measure-reward.json"}, (
+        "misspelt has no numbers"
+    )
+
+
+def drawn(found: Study, finished: bool = True) -> dict[str, Plot]:
+    """The plots of runs whose reward is their number; the last one may be missing."""
+    runs = found.main_runs({})
+    evaluations = [{"reward": 0.5, "version": 0, "seconds": 1.0}, {"reward": 0.9, "version": 2, "seconds": 2.0}]
+    made = []
+    for number, run in enumerate(runs):
+        outcome = Outcome.__new__(Outcome)  # without a folder
+        outcome.config, outcome.summary = run.config, {"steps": 7, "evaluations": evaluations}
+        done = finished or number < len(runs) - 1
+        made.append(Result(run, outcome if done else None, {"reward": float(number) if done else None}))
+    return plots(found, made)
+
+
+def test_a_key_with_numbers_is_the_x_axis_with_a_line_per_loss(tmp_path: Path) -> None:
+    grid = {"loss": ["ppo", "dg"], "inject_staleness": [0, 1, 8]}
+    words = {"names": {"inject_staleness": "staleness η, in versions"}, "note": "Copy.", "tune": ABSENT}
+    measure = {"reward": {"summary": "reward_after", "label": "final reward", "title": "dg does not mind"}}
+    found = load(tmp_path, grid=grid, measure=measure, **words)
+    plot = drawn(found)["measure-reward.png"]
+    assert (plot.kind, plot.title, plot.x, plot.y) == (
+        "against", "dg does not mind", "staleness η, in versions", "final reward",
+    )  # fmt: skip
+    assert {label: [p.x for p in points] for label, points in plot.panels[""].items()} == {
+        "ppo": [0.0, 1.0, 8.0], "dg": [0.0, 1.0, 8.0],
+    }  # fmt: skip
+    assert plot.panels[""]["dg"][2].values == (5.0, 11.0) and plot.note == "Copy."
+    curves = drawn(found)["curves.png"]
+    assert list(curves.panels) == ["staleness η = 0", "staleness η = 1", "staleness η = 8"]
+    assert curves.title == "Held-out reward against samples trained", "the study names no finding of the curves"
+
+
+def test_a_finding_is_claimed_of_all_runs_only(tmp_path: Path) -> None:
+    measure = {"reward": {"summary": "reward_after", "title": "dg wins"}}
+    found = load(tmp_path, measure=measure, tune=ABSENT, set={"run.steps": 7})
+    assert drawn(found)["measure-reward.png"].title == "dg wins"
+    assert drawn(found, finished=False)["measure-reward.png"].title == "Reward against loss and mode (7 of 8 runs)"
+
+
+def test_without_numbers_on_the_grid_each_point_is_a_row(tmp_path: Path) -> None:
+    plot = drawn(load(tmp_path, tune=ABSENT))["measure-reward.png"]
+    assert plot.kind == "rows" and list(plot.panels) == ["mode = sync", "mode = old"]
+    assert [p.x for p in plot.panels["mode = old"][""]] == ["ppo", "dg"]
+
+
+def test_the_staleness_study_draws_curves_and_the_reward_against_staleness() -> None:
+    found = study.load(CONFIGS / "ablation" / "staleness.yaml")
+    assert found.curve.title and found.measures["reward"].title and "η" in found.names["inject_staleness"]

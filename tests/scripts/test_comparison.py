@@ -1,7 +1,6 @@
-"""Intervals against SciPy and against the truth they claim to hold; bands, tables, plots."""
+"""Intervals against SciPy and against the truth they claim to hold; bands, tables."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,14 +9,10 @@ from scipy.special import ndtr, stdtrit
 
 from scripts.comparison import (
     CURVE_POINTS,
-    Band,
     Estimate,
     band,
     bootstrap,
     markdown_table,
-    plot_bars,
-    plot_curves,
-    plot_matrix,
 )
 
 
@@ -89,13 +84,3 @@ def test_a_table_in_markdown() -> None:
         "| a\\|b | -                    |\n"
         "| dg   | 12,346               |\n"
     )
-
-
-def test_plots_are_pictures_also_where_numbers_are_missing(tmp_path: Path) -> None:
-    line = np.linspace(0, 1, 5)
-    single = Band(line, line, np.full(5, np.nan), np.full(5, np.nan))
-    plot_curves(tmp_path / "new" / "curves.png", {"a": {"x": single}, "b": {}}, x="samples", y="reward")
-    plot_bars(tmp_path / "bars.png", {"s": {"c": bootstrap([1, 2]), "d": bootstrap([None])}, "t": {}}, y="reward")
-    plot_matrix(tmp_path / "matrix.png", {"": np.array([[1, math.nan], [math.nan, 1]])}, ["a", "b"])
-    for name in ("new/curves.png", "bars.png", "matrix.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
