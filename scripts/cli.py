@@ -25,6 +25,7 @@ VERBS = {
     "eval": "reward and pass@k of a model on sets of prompts",
     "chat": "talk to a model in the terminal",
     "ablate": "a grid of runs times seeds, with tables and plots",
+    "plots": "draw the plots of a study again from their data",
     "join": "add actors to a live run",
     "stop": "stop a live run",
     "check": "hold your own loss, reward, task, ... to its contract",

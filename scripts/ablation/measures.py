@@ -77,9 +77,9 @@ def read_curve(spec: Any) -> Curve:
         raise ConfigError(
             f"curve: expected y (a key of metrics.jsonl), x ({' | '.join(AXES)}), label and title; got {spec!r}"
         )
-    y = spec.get("y", "eval/reward")
-    label = spec.get("label", "held-out reward" if y == "eval/reward" else y)
-    return Curve(y, spec.get("x", "samples"), label, spec.get("title", ""))
+    y = str(spec.get("y", "eval/reward"))
+    label = str(spec.get("label", "held-out reward" if y == "eval/reward" else y))
+    return Curve(y, spec.get("x", "samples"), label, str(spec.get("title", "")))
 
 
 class Outcome:

@@ -38,7 +38,7 @@ from .studies import prepare, tell
 ARMS = 10
 RIGHT = (0.1, 0.5, 0.9, 0.99)
 ACTORS = {"learner": "the learner's own actor", "uniform": "a stale actor (still uniform)"}
-FINDING = "DG's gate removes the noise of failures, the more so the better the policy and the smaller η"
+FINDING = "DG's gate removes the noise of failures, the more so the better the policy and the smaller its temperature η"
 LOSSES: dict[str, Callable[..., Any]] = {
     "reinforce": reinforce,
     "exact_iw": partial(is_pg, level="sequence"),

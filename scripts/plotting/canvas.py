@@ -54,15 +54,16 @@ def ink(colour: str) -> tuple[float, float, float]:
 def canvas(plot: Plot, height: float, note: str = "") -> Any:
     """A figure (no window, no global state): title, labels of the axes, note, and `height` inches for what is drawn."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     title = balanced(plot.title, TITLE_CHARACTERS)
-    below = textwrap.wrap(f"{note} {plot.note}", SMALL_CHARACTERS)
+    below = textwrap.wrap(f"{note} {plot.note}".strip(), SMALL_CHARACTERS)
     top = 0.1 + 0.21 * len(title) + (0.2 if plot.y else 0.0)
     foot = 0.06 + 0.145 * len(below)
     bottom = foot + (0.2 if plot.x else 0.0)
     whole = top + height + bottom
-    figure = Figure(figsize=(WIDTH, whole), dpi=DPI, layout="constrained")
-    figure.get_layout_engine().set(rect=(0.005, bottom / whole, 0.99, height / whole), w_pad=0.03, h_pad=0.03)
+    layout = ConstrainedLayoutEngine(rect=(0.005, bottom / whole, 0.99, height / whole), w_pad=0.03, h_pad=0.03)
+    figure = Figure(figsize=(WIDTH, whole), dpi=DPI, layout=layout)
     y = 1 - 0.09 / whole
     left: dict[str, Any] = {"ha": "left", "va": "top", "in_layout": False}
     figure.text(0.012, y, "\n".join(title), fontsize=TITLE, fontweight="bold", linespacing=1.2, **left)
@@ -77,8 +78,11 @@ def canvas(plot: Plot, height: float, note: str = "") -> Any:
 
 
 def balanced(text: str, most: int) -> list[str]:
-    """Lines of at most `most` characters, as few as can be, and about equally long."""
+    """Lines of at most `most` characters, as few as can be: one per half sentence, or else about equally long."""
     lines = textwrap.wrap(text, most)
+    halves = text.replace("; ", ";\n").split("\n")
+    if len(halves) == len(lines) and all(len(half) <= most for half in halves):
+        return halves
     while len(shorter := textwrap.wrap(text, max(map(len, lines)) - 1)) == len(lines):
         lines = shorter
     return lines

@@ -50,10 +50,10 @@ def line_of_curves(curves: Sequence[Curve]) -> Line:
 def line_of_points(points: Sequence[Point], place: Mapping[float, float]) -> Line:
     known = [each for each in points if each.estimate.count]
     x = np.array([place[float(each.x)] for each in known])
-    columns = [np.array([getattr(each.estimate, name) for each in known]) for name in ("mean", "low", "high")]
+    mean, low, high = (np.array([getattr(p.estimate, name) for p in known]) for name in ("mean", "low", "high"))
     seeds = [(np.full(len(each.values), at), np.array(each.values)) for each, at in zip(known, x, strict=True)]
     count = min((each.estimate.count for each in known), default=0)
-    return Line(x, *columns, [pair for pair in seeds if len(pair[0]) > 1], count)
+    return Line(x, mean, low, high, [pair for pair in seeds if len(pair[0]) > 1], count)
 
 
 def places(numbers: Iterable[float], even: bool = False) -> dict[float, float]:

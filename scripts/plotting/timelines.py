@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .canvas import TEXT, canvas, name_panel, plain
@@ -20,35 +20,44 @@ ACTIVITIES = {
 """In the order in which they are drawn, one over the other, and listed."""
 SAID = {"take": "train on single groups", "update": "update weights"}
 """Where the recorded name tells an outsider little."""
-ROW, BETWEEN = 0.145, 0.27
-"""Inches."""
+WAITS = "#e8e8e8"
+ROW, BETWEEN, KEY = 0.145, 0.25, 0.22
+"""Inches: of a process, between panels, of the line that names the colours."""
+EARLY = 0.98
+"""A run that ends before this share of the time says so."""
 
 
 def draw(plot: Plot) -> Any:
     rows = [len(panel) for panel in plot.panels.values()]
-    figure = canvas(plot, ROW * sum(rows) + BETWEEN * len(rows) + 0.75)
+    figure = canvas(plot, ROW * sum(rows) + BETWEEN * len(rows) + 0.25 + KEY)
     axes = figure.subplots(len(rows), sharex=True, squeeze=False, height_ratios=rows).flatten().tolist()
     spans = [tuple(span) for panel in plot.panels.values() for items in panel.values() for span in items]
+    begin, end = min((span[1] for span in spans), default=0.0), max((span[2] for span in spans), default=1.0)
     for axis, (title, panel) in zip(axes, plot.panels.items(), strict=True):
-        _panel(axis, panel.values(), list(panel))
+        _panel(axis, panel, end)
         name_panel(axis, title)
-    axes[-1].set_xlim(min((span[1] for span in spans), default=0.0), max((span[2] for span in spans), default=1.0))
+        axis.tick_params(bottom=axis is axes[-1])
+        axis.spines["bottom"].set_visible(axis is axes[-1])
+    axes[-1].set_xlim(begin, end)
     _key(figure, {span[0] for span in spans})
     return figure
 
 
-def _panel(axis: Any, lines: Iterable[Sequence[Any]], names: list[str]) -> None:
+def _panel(axis: Any, panel: Mapping[str, Sequence[Any]], end: float) -> None:
     plain(axis)
     axis.grid(visible=False)
     axis.spines["left"].set_visible(False)
     axis.tick_params(axis="y", length=0)
-    for place, spans in enumerate(lines):
-        axis.axhspan(place - 0.42, place + 0.42, color="#f0f0f0", linewidth=0)
+    last = max((span[2] for spans in panel.values() for span in spans), default=end)
+    for place, spans in enumerate(panel.values()):
+        axis.broken_barh([(0, last)], (place - 0.42, 0.84), color=WAITS, linewidth=0)
         for name, colour in ACTIVITIES.items():
-            bars = [(begin, end - begin) for activity, begin, end in spans if activity == name]
+            bars = [(span[1], span[2] - span[1]) for span in spans if span[0] == name]
             axis.broken_barh(bars, (place - 0.42, 0.84), color=colour, linewidth=0)
-    axis.set_yticks(range(len(names)), names)
-    axis.set_ylim(len(names) - 0.5, -0.5)
+    if last < EARLY * end:
+        axis.text(last, (len(panel) - 1) / 2, "  done", va="center", fontsize=TEXT, fontweight="bold")
+    axis.set_yticks(range(len(panel)), list(panel))
+    axis.set_ylim(len(panel) - 0.5, -0.5)
 
 
 def _key(figure: Any, used: set[str]) -> None:
@@ -56,6 +65,10 @@ def _key(figure: Any, used: set[str]) -> None:
     from matplotlib.patches import Patch
 
     handles = [Patch(color=colour, label=SAID.get(name, name)) for name, colour in ACTIVITIES.items() if name in used]
-    handles.append(Patch(color="#f0f0f0", label="waits"))
+    handles.append(Patch(color=WAITS, label="waits"))
+    layout = figure.get_layout_engine()
+    left, bottom, width, height = layout.get()["rect"]
+    layout.set(rect=(left, bottom, width, height - KEY / figure.get_figheight()))
     style = {"fontsize": TEXT, "frameon": False, "handlelength": 1.0, "handletextpad": 0.4, "columnspacing": 1.2}
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), borderaxespad=0.2, **style)
+    place = {"loc": "upper left", "bbox_to_anchor": (0.003, bottom + height), "borderaxespad": 0.0, "borderpad": 0.2}
+    figure.legend(handles=handles, ncols=len(handles), **style, **place).set_in_layout(False)

@@ -31,6 +31,7 @@ ELSEWHERE = {
     "python -m scripts.ablate configs/ablation/staleness.yaml --slurm": "tests/slurm/test_slurm.py",
     "python -m scripts.ablate configs/ablation/staleness.yaml --only": "tests/integration/test_ablate.py",
     "python -m scripts.ablate configs/ablation/staleness.yaml --parallel": "tests/integration/test_ablate.py",
+    "python -m scripts.plots": "tests/scripts/test_plots.py",
     "python -m scripts.join": "tests/integration/test_live_runs.py",
     "python -m scripts.stop": "tests/integration/test_live_runs.py",
     "python -m scripts.watch": "tests/scripts/test_report.py",
