@@ -17,7 +17,7 @@ from PIL import Image
 from areal_like.spans import Span
 from scripts import plots
 from scripts.bench import stragglers
-from scripts.claims import terminal
+from scripts.claims import digits, kondo, reversal, terminal
 from scripts.claims.studies import curves, points
 from scripts.comparison import CURVE_POINTS, Estimate
 from scripts.plotting import canvas, drawing
@@ -247,6 +247,17 @@ def test_a_claim_draws_its_errors_in_percent_and_every_seed() -> None:
     ]  # fmt: skip
     assert plot.title != terminal.FINDING and terminal.figure({}, terminal.FINDING).title == terminal.FINDING
     assert terminal.learning(curves(found, 1, 100), "").panels["H=8"]["tpo"] == [([0, 9], [100, 50])] * 5
+
+
+@pytest.mark.parametrize("claim", [digits, kondo, reversal], ids=lambda claim: claim.__name__.rpartition(".")[2])
+def test_every_claim_draws_what_it_measured(claim) -> None:
+    names = {digits: digits.NAMES, kondo: tuple(kondo.LOSSES), reversal: reversal.NAMES}[claim]
+    conditions = list(reversal.CONDITIONS)[:2] if claim is reversal else ["D=0", "D=100"]
+    found = {name: {c: point(c, [1.0 + n, 2.0 + n, 3.0]) for c in conditions} for n, name in enumerate(names)}
+    plot = claim.figure(found, "")
+    shown = words(drawing.draw(plot))
+    assert plot.title != claim.FINDING and claim.figure(found, claim.FINDING).title == claim.FINDING
+    assert "%" in plot.x + plot.y and {name for name in names if name in " ".join(shown)} == set(names)
 
 
 # What is published
