@@ -19,13 +19,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from areal_like.config import from_tree
+from areal_like.config import ConfigError, from_tree
 from areal_like.layers import Tree, read, shown
 from areal_like.places import CONFIGS
 from areal_like.schema import SECTIONS, Config
 
 MOST_NAMED = 5
 """Keys that a note names."""
+ALWAYS_THERE = (
+    *("run.seed", "run.steps", "groups_per_batch", "weight_sync_interval", "task", "model", "workflow", "scheduler"),
+    *("loss", "learner", "eval.prompts", "launcher"),
+)
+"""Keys of all versions, in the order of a file: without one of them it is damaged."""
 CHANGES_NOTHING = ("inject_staleness", "filter", "sampling.max_tokens")
 """Keys whose default is that of a version without them: they switch something on."""
 
@@ -73,12 +78,27 @@ def load_with_gaps(path: Path) -> tuple[Config, Gaps]:
 def fill(path: Path) -> tuple[Tree, Gaps]:
     """The config as plain data, neither typed nor checked, with its gaps filled. Raises ConfigError."""
     tree, gaps = read(path), Gaps(path)
+    _check(tree, path)
     _fill(tree, Config, "", gaps)
     for name, section in SECTIONS.items():
         values = tree[name]
-        if isinstance(values, dict):
-            _fill(values, section, f"{name}.", gaps)
+        assert isinstance(values, dict)
+        _fill(values, section, f"{name}.", gaps)
     return tree, gaps
+
+
+def _check(tree: Tree, path: Path) -> None:
+    """Raises ConfigError for what is no config of a run."""
+    for name in SECTIONS.keys() & tree.keys():
+        if not isinstance(tree[name], dict):
+            raise ConfigError(f"{shown(path)}: {name} is a section, not {tree[name]!r}: it is no config of a run", name)
+    for key in ALWAYS_THERE:
+        section, _, below = key.partition(".")
+        values = tree.get(section)
+        if section not in tree or (below and isinstance(values, dict) and below not in values):
+            raise ConfigError(
+                f"{shown(path)}: {key} is missing: the file was cut off, or it is no config of a run", key
+            )
 
 
 def _fill(values: Tree, shape: type, prefix: str, gaps: Gaps) -> None:

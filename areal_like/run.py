@@ -18,7 +18,7 @@ from areal_like.launch.outcome import RunFailed
 from areal_like.metrics import MetricsFollower
 from areal_like.places import COMMANDS, python_path
 from areal_like.process import end_with_starter
-from areal_like.run_folder import CONFIG, SUMMARY
+from areal_like.run_folder import CONFIG, summary_of
 
 LAST_LINES = 12
 END_SECONDS = 60.0
@@ -45,8 +45,7 @@ class Run:
     @property
     def summary(self) -> dict[str, object] | None:
         """How the run ended; None while it has not."""
-        path = self.folder / SUMMARY
-        return json.loads(path.read_text()) if path.is_file() else None
+        return summary_of(self.folder)
 
     @property
     def checkpoint(self) -> Path:

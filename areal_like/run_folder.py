@@ -8,9 +8,13 @@ before that leaves the folder's record as it was (`discard`).
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
+
+from areal_like.registry import ConfigError
 
 NEXT = "next"
 CONFIG, RECORD, SUMMARY = "config.yaml", "run.json", "summary.json"
@@ -43,6 +47,20 @@ def note_step(run: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             (run / NEXT / name).replace(run / name)
     discard(run)
+
+
+def summary_of(run: Path) -> dict[str, Any] | None:
+    """How the run ended; None while it has not. Raises ConfigError for a damaged file."""
+    path = run / SUMMARY
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged ({error}): remove it to read the rest of the run") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is damaged (no object): remove it to read the rest of the run")
+    return found
 
 
 def has_stepped(run: Path) -> bool:

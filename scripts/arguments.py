@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +36,24 @@ def new_file(text: str) -> Path:
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder; name a file")
     return path
+
+
+def positive(text: str) -> int:
+    """Raises argparse.ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: a whole number of at least 1")
+    return int(text)
+
+
+def temperature(text: str) -> float:
+    """Raises argparse.ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: a number of at least 0")
+    return value
 
 
 def picture(text: str) -> Path:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from areal_like.config import ConfigError
 from areal_like.errors import UserError
 
-from .arguments import command, refuse
+from .arguments import command, positive, refuse, temperature
 from .eval import model_folder, run_of
+from .output import visible
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,10 +35,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = command("chat", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a run's folder, or a model's (config.json)")
     parser.add_argument("--system", help="system message")
-    parser.add_argument("--temperature", type=float, default=0.7, help="0: greedy (default: 0.7)")
-    parser.add_argument("--max-tokens", type=int, default=512, help="longest answer (default: 512)")
+    parser.add_argument("--temperature", type=temperature, default=0.7, help="0: greedy (default: 0.7)")
+    parser.add_argument("--max-tokens", type=positive, default=512, help="longest answer (default: 512)")
     parser.add_argument("--seed", type=int, default=0, help="of the answers")
-    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's choice)")
+    parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's choice)")
     return parser.parse_args(argv)
 
 
@@ -125,7 +126,7 @@ def _print_more(shown: str, text: str, *, whole: bool) -> str:
     """Print what is new in `text`; returns what is printed by now. The last character may still be half a one."""
     text = text if whole else text.rstrip("\ufffd")
     if text.startswith(shown):
-        print(text[len(shown) :], end="", flush=True)
+        print(visible(text[len(shown) :]), end="", flush=True)
         return text
     return shown
 

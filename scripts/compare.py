@@ -8,7 +8,6 @@ of an ablation counts as its runs. `python -m scripts.report RUN RUN ...` is the
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from rich.text import Text
 
 from areal_like.errors import UserError
 from areal_like.metrics import MetricsFollower
-from areal_like.run_folder import SUMMARY
+from areal_like.run_folder import summary_of
 
 from .arguments import command, new_file, picture, refuse
 from .output import console, shortened, table, write_json
@@ -51,11 +50,6 @@ def curve(run: Path) -> tuple[list[float], list[float]]:
     return [row["step"] for row in rows], [row[REWARD] for row in rows]
 
 
-def summary_of(run: Path) -> dict[str, Any]:
-    path = run / SUMMARY
-    return json.loads(path.read_text()) if path.is_file() else {}
-
-
 def named(labels: Mapping[str, str]) -> str:
     """A setting in words."""
     return ", ".join(f"{key}={value}" for key, value in labels.items()) or "all runs"
@@ -73,7 +67,7 @@ def compare(members: Sequence[Member]) -> list[dict[str, Any]]:
     """A row per setting: labels, runs, measures, and the runs' curves."""
     from .reporting import several
 
-    rows = several.table(members, [several.measured(each, summary_of(each.run)) for each in members])
+    rows = several.table(members, [several.measured(each, summary_of(each.run) or {}) for each in members])
     for row in rows:
         row["curves"] = [curve(each.run) for each in members if each.labels == row["labels"]]
     return rows
@@ -89,6 +83,8 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         out.print(differ)
     measures = list(dict.fromkeys(name for row in rows for name in row["measures"]))
     found = table("", "setting", "runs", *measures, "reward of batches")
+    for column in found.columns[2:-1]:
+        column.no_wrap = False  # a long name in two lines, rather than half of it
     for number, row in enumerate(rows, 1):
         values = [told(row["measures"][name]) if name in row["measures"] else "-" for name in measures]
         line = sparkline(row["curves"][0][1], CURVE)

@@ -25,8 +25,8 @@ from areal_like.errors import UserError
 from areal_like.layers import parse_override
 from areal_like.run_folder import CONFIG
 
-from .arguments import command, new_file, refuse
-from .output import console, shortened, table, write_json
+from .arguments import command, new_file, positive, refuse, temperature
+from .output import console, shortened, table, visible, write_json
 from .pass_at_k import interval, pass_at_k, powers
 
 if TYPE_CHECKING:
@@ -63,23 +63,17 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = command("eval", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a run's folder, or a model's (config.json)")
     parser.add_argument("sets", nargs="*", metavar="SET", help="FILE.jsonl, a task's name, or {name: ..., knobs}")
-    parser.add_argument("--prompts", type=_positive, help="of each set (default: all of a file, else 256)")
-    parser.add_argument("--samples", type=_positive, default=1, help="answers per prompt (default: 1)")
-    parser.add_argument("--temperature", type=float, help="0: greedy (default: 0 for one sample, else 1)")
-    parser.add_argument("--max-tokens", type=_positive, help="longest answer (default: the task's)")
+    parser.add_argument("--prompts", type=positive, help="of each set (default: all of a file, else 256)")
+    parser.add_argument("--samples", type=positive, default=1, help="answers per prompt (default: 1)")
+    parser.add_argument("--temperature", type=temperature, help="0: greedy (default: 0 for one sample, else 1)")
+    parser.add_argument("--max-tokens", type=positive, help="longest answer (default: the task's)")
     parser.add_argument("--right", type=float, default=1.0, help="an answer is right from this reward on (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="of samples, and of which rows are asked")
-    parser.add_argument("--slots", type=_positive, default=64, help="sequences at once (default: 64)")
-    parser.add_argument("--threads", type=_positive, help="CPU threads (default: torch's choice)")
+    parser.add_argument("--slots", type=positive, default=64, help="sequences at once (default: 64)")
+    parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's choice)")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print the answers to the first N prompts")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write figures and all answers to this file")
     return parser.parse_args(argv)
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return number
 
 
 # ---- model and sets -------------------------------------------------------------------------------------------------
@@ -241,9 +235,9 @@ def show(results: Mapping[str, Mapping[str, Any]], args: argparse.Namespace) -> 
 
 def show_answers(name: str, answers: Sequence[Answers], count: int) -> None:
     for each in answers[:count]:
-        print(f"\n{name}: {shortened(each.prompt, 200)}\n  wanted: {shortened(each.wanted, 200)}")
+        print(visible(f"\n{name}: {shortened(each.prompt, 200)}\n  wanted: {shortened(each.wanted, 200)}"))
         for text, reward in zip(each.texts, each.rewards, strict=True):
-            print(f"  {reward:6.3f}  {shortened(text, 200)}")
+            print(f"  {reward:6.3f}  {visible(shortened(text, 200))}")
 
 
 def evaluate(args: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], dict[str, list[Answers]]]:

@@ -36,8 +36,7 @@ class LastSample:
             self._thread.start()
         if not (self._record and self._texts):
             return ""
-        from .output import shortened
-        from .samples import visible
+        from .output import shortened, visible
 
         record, texts = self._record, self._texts
         prompt, answer = texts.of(record.tokens[: record.prompt_length]), texts.of(record.response)

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 from rich.console import Console
 from rich.table import Table
@@ -15,8 +16,18 @@ WIDTH = 110
 
 
 def console(width: int = WIDTH) -> Console:
-    """Prints to standard output: as wide as the terminal, or `width` columns where there is none."""
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else width)
+    """Prints to standard output, text as it is: as wide as the terminal, or `width` columns where there is none."""
+    wide = None if sys.stdout.isatty() else width
+    return Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=wide)
+
+
+def visible(text: str) -> str:
+    """Control characters, which could command the terminal, and those that hide or reorder text, as escapes."""
+    return "".join(each if _is_plain(each) else repr(each)[1:-1] for each in text)
+
+
+def _is_plain(character: str) -> bool:
+    return character.isprintable() or character in "\n\t\u200c\u200d" or category(character) == "Zs"
 
 
 def shortened(text: str, widest: int = 60) -> str:

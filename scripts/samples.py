@@ -24,13 +24,14 @@ from rich.console import Console
 from rich.text import Text
 
 from areal_like import older_configs
-from areal_like.registry import ConfigError, build
+from areal_like.registry import ConfigError, build, nearest
+from areal_like.run_folder import CONFIG
 from areal_like.samples import DROPPED, FOLDER, HELDOUT, TRAINED, Fate, Kept, read
 from areal_like.types import Prompt
 from buffer.prompts import PromptCursor
 
 from .arguments import command, refuse
-from .output import console, shortened
+from .output import console, shortened, visible
 from .tool_calls import Call, calls_of, marks_of
 
 AGES = ("green", "yellow", "dark_orange", "red")
@@ -68,10 +69,11 @@ class Texts:
     """Text of token ids, by the run's task; the ids themselves where it has no text."""
 
     def __init__(self, run: Path):
-        tree, _ = older_configs.fill(run / "config.yaml")  # checking it again takes longer than all else
+        tree, _ = older_configs.fill(run / CONFIG)  # checking it again takes longer than all else
         config = dict[str, Any](tree)
         seed, self._marks = config["run"]["seed"], marks_of(config["workflow"])
         self._task = build("task", config["task"], seed)
+        self.stops = bool(self._task.stop_tokens)
         self._codec = self._task.prompt("train", 0).codec
         self._cursor = PromptCursor(self._task.size("train"), seed)  # one for all: it knows an epoch's order
 
@@ -109,7 +111,39 @@ class Texts:
         return calls_of(said, self._marks)
 
 
-def select(records: Iterable[Kept], args: argparse.Namespace, texts: Texts) -> list[Kept]:
+class Numbers:
+    """Token ids instead of text, where the run's task cannot be built here."""
+
+    stops = True
+
+    def of(self, tokens: Sequence[int]) -> str:
+        return "".join(f"{token} " for token in tokens)
+
+    def prompt(self, record: Kept) -> str:
+        return self.of(record.tokens[: record.prompt_length])
+
+    def wanted(self, record: Kept) -> str:
+        return ""
+
+    def both(self, record: Kept) -> str:
+        return self.of(record.tokens)
+
+    def calls(self, record: Kept) -> list[Call]:
+        return []
+
+
+def texts_of(run: Path) -> tuple[Texts | Numbers, str]:
+    """The texts of a run and, where its task cannot be built, a note that says why there are numbers instead. Raises
+    ConfigError for a damaged config."""
+    older_configs.fill(run / CONFIG)
+    try:
+        return Texts(run), ""
+    except Exception as error:  # the task is the user's code: whatever it raises
+        why = f"tokens are shown as numbers, because the task cannot be built: {' '.join(str(error).split())}"
+        return Numbers(), f"{why}; does the command start in the folder where the run was started?"
+
+
+def select(records: Iterable[Kept], args: argparse.Namespace, texts: Texts | Numbers) -> list[Kept]:
     """What was asked for, in the order in which it is shown."""
     found = [record for record in records if args.step in (None, record.step)]
     if args.why:
@@ -123,11 +157,20 @@ def select(records: Iterable[Kept], args: argparse.Namespace, texts: Texts) -> l
     return found[: args.count] if args.count > 0 else found
 
 
+def check_colour(name: str, records: Sequence[Kept]) -> None:
+    """Raises ConfigError for numbers that no sample has."""
+    known = {number: None for record in records for number in record.numbers}
+    if name != "age" and records and name not in known:
+        raise ConfigError(
+            f"--colour {name}: no sample here has that number.{nearest(name, known)} There are age, {', '.join(known)}"
+        )
+
+
 # ---- showing --------------------------------------------------------------------------------------------------------
 
 
-def heading(record: Kept) -> str:
-    """One line about a sample."""
+def heading(record: Kept, stops: bool = True) -> str:
+    """One line about a sample; `stops`: its task lets an answer end before its limit."""
     which = f"row {record.group}" if record.fate == HELDOUT else f"group {record.group}, sample {record.index}"
     if record.reward is None:
         return " · ".join([f"step {record.step}", f"group {record.group}", "no answer", record.why])
@@ -137,7 +180,7 @@ def heading(record: Kept) -> str:
         spread = f" to {max(advantages):+.3f}" if max(advantages) != min(advantages) else ""
         parts.append(f"advantage {min(advantages):+.3f}{spread}")
     turns = f" in {len(record.turns)} turns" if len(record.turns) > 1 else ""
-    parts += [f"{len(record.response)} tokens{turns}, {ended(record)}", f"{record.staleness} versions old"]
+    parts += [f"{len(record.response)} tokens{turns}, {ended(record, stops)}", aged(record)]
     parts += [record.why] if record.why else []
     return " · ".join(parts)
 
@@ -152,8 +195,12 @@ def taken(record: Kept) -> str:
     return "".join(f" {'−' if total >= 0 else '+'} {abs(total):.3g} {name}" for name, total in parts.items())
 
 
-def ended(record: Kept) -> str:
-    return f"{record.finish} (cut at its limit)" if record.finish == "length" else record.finish
+def ended(record: Kept, stops: bool) -> str:
+    return f"{record.finish} (cut at its limit)" if record.finish == "length" and stops else record.finish
+
+
+def aged(record: Kept) -> str:
+    return f"{record.staleness} version{'s' * (record.staleness != 1)} old"
 
 
 def told(call: Call, widest: int) -> Text:
@@ -177,12 +224,7 @@ def colours(record: Kept, by: str) -> list[str]:
     return styles
 
 
-def visible(text: str) -> str:
-    """Control characters, which could command the terminal, as escapes."""
-    return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text)
-
-
-def coloured(record: Kept, texts: Texts, by: str) -> Text:
+def coloured(record: Kept, texts: Texts | Numbers, by: str) -> Text:
     """The response. Tokens of one colour that stand together are made text together."""
     found, styles, tokens = Text(), colours(record, by), record.response
     for style, places in itertools.groupby(range(len(tokens)), key=lambda place: styles[place]):
@@ -190,8 +232,8 @@ def coloured(record: Kept, texts: Texts, by: str) -> Text:
     return found
 
 
-def show(out: Console, record: Kept, texts: Texts, args: argparse.Namespace) -> None:
-    out.rule(Text(heading(record)), align="left")
+def show(out: Console, record: Kept, texts: Texts | Numbers, args: argparse.Namespace) -> None:
+    out.print(Text(f"── {visible(heading(record, texts.stops))}", "bold"), soft_wrap=True)
     prompt, response = Text(visible(texts.prompt(record)), "dim"), coloured(record, texts, args.colour)
     for text in (prompt, response) if record.tokens else (prompt,):
         if not args.whole and len(text) > LONGEST:
@@ -200,12 +242,13 @@ def show(out: Console, record: Kept, texts: Texts, args: argparse.Namespace) -> 
         out.print(text, soft_wrap=True)
     for call in texts.calls(record):
         out.print(told(call, LONGEST if args.whole else WIDEST), soft_wrap=True)
-    out.print(Text(f"wanted: {visible(shortened(texts.wanted(record)))}", "italic"))
+    if wanted := texts.wanted(record):
+        out.print(Text(f"wanted: {visible(shortened(wanted))}", "italic"), soft_wrap=True)
     if record.turn_rewards:
         out.print(Text(f"turns earned {', '.join(f'{earned:g}' for _, earned in record.turn_rewards)}", "italic"))
 
 
-def as_json(record: Kept, texts: Texts) -> str:
+def as_json(record: Kept, texts: Texts | Numbers) -> str:
     """One line: the record, with `prompt` and `text` beside its tokens."""
     plain: dict[str, Any] = msgspec.to_builtins(record)
     prompt, text = texts.prompt(record), texts.of(record.response)
@@ -222,17 +265,21 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv)
     fate: Fate = args.fate or TRAINED
     try:
-        if not (args.run / "config.yaml").is_file():
-            raise ConfigError(f"{args.run}: no run folder (config.yaml is missing)")
+        if not (args.run / CONFIG).is_file():
+            raise ConfigError(f"{args.run}: no run folder ({CONFIG} is missing)")
         if not (args.run / FOLDER).is_dir():
             raise ConfigError(
                 f"{args.run}: the run has kept no samples ({FOLDER} is missing): it has just started, "
                 "run.samples_bytes was 0, or its version kept none"
             )
-        texts = Texts(args.run)
-        found = select(read(args.run, [fate]), args, texts)
+        texts, note = texts_of(args.run)
+        records = list(read(args.run, [fate]))
+        check_colour(args.colour, records)
+        found = select(records, args, texts)
     except (ValueError, OSError) as error:
         refuse(error)
+    if note:
+        print(f"note: {note}", file=sys.stderr)
     if args.json:
         print("\n".join(as_json(record, texts) for record in found))
         return 0
@@ -240,7 +287,8 @@ def main(argv: list[str] | None = None) -> int:
     for record in found:
         show(out, record, texts, args)
     if not found:
-        print(f"no such samples: {fate} samples of {args.run} are kept in {FOLDER}/{fate}.jsonl")
+        had = f"none of {len(records)} {fate} samples fits" if records else f"there are no {fate} samples"
+        print(f"no such samples: {had} in {args.run / FOLDER / fate}.jsonl")
     return 0
 
 

@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 
 from areal_like.link import BusError
-from areal_like.run_folder import RENDEZVOUS, SUMMARY
+from areal_like.run_folder import RENDEZVOUS, summary_of
 
 from . import output
 from .arguments import command, refuse
@@ -119,18 +119,16 @@ def watch(view: View, console: Console) -> None:
             time.sleep(REFRESH_SECONDS)
 
 
-def summary_of(folder: Path) -> dict[str, Any] | None:
-    """How a run has ended; None for one that goes on, or ended without a summary."""
-    if (folder / RENDEZVOUS).exists() or not (folder / SUMMARY).is_file():
-        return None
-    return json.loads((folder / SUMMARY).read_text())
+def end_of(folder: Path) -> dict[str, Any] | None:
+    """How a run has ended; None for one that goes on, or ended without a summary. Raises ConfigError."""
+    return None if (folder / RENDEZVOUS).exists() else summary_of(folder)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     console = output.console(WIDTH)
     try:
-        if summary := summary_of(args.run):
+        if summary := end_of(args.run):
             if args.json:
                 print(json.dumps(summary))
             else:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -268,7 +269,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         "actor restarts": str(summary.get("restarts", 0)),
         **{f"{name} was left out": words.splitlines()[0] for name, words in summary.get("left_out", {}).items()},
         "logs": str(folder / "logs"),
-        "report": f"{other('report')} {folder}",
+        "report": f"{other('report')} {shlex.quote(str(folder))}",
         "model": str(folder / "checkpoints" / "final"),
     }
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)

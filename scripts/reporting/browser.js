@@ -38,7 +38,7 @@ function reasonOf(sample) {
 
 function ending(sample) {
   if (sample.reward === null) return "no answer";
-  return `${sample.length} tokens, ${sample.finish === "length" ? "cut at its limit (length)" : "ended by " + sample.finish}`;
+  return `${sample.length} tokens, ${sample.cut ? "cut at its limit (length)" : "ended by " + sample.finish}`;
 }
 
 function taken(sample) {

@@ -20,7 +20,7 @@ from areal_like.metrics import MetricsFollower
 from areal_like.older_configs import fill
 from areal_like.places import CONFIGS
 from areal_like.registry import COMPONENTS, ConfigError, knobs
-from areal_like.run_folder import RECORD, RENDEZVOUS, SUMMARY, config_file
+from areal_like.run_folder import RECORD, RENDEZVOUS, config_file, summary_of
 from areal_like.signatures import REQUIRED
 from areal_like.spans import FOLDER as SPANS
 from areal_like.spans import Span
@@ -29,9 +29,9 @@ from buffer.journal import JournalError, Recorded
 from ..fault_counts import FAULTS, faults
 from ..ledger import Account, Books, bias
 from ..plotting.timelines import ACTIVITIES
-from ..samples import Texts
+from ..samples import Numbers, Texts, texts_of
 from ..timeline import WAITS, Timeline, shares, timeline, window
-from .excerpts import Excerpt, Numbers, excerpts
+from .excerpts import Excerpt, excerpts
 from .series import Series, short
 
 log = logging.getLogger(__name__)
@@ -102,8 +102,7 @@ class Contents:
 
     @property
     def summary(self) -> dict[str, Any]:
-        path = self.run / SUMMARY
-        return json.loads(path.read_text()) if path.is_file() and not self.is_going_on else {}
+        return {} if self.is_going_on else summary_of(self.run) or {}
 
     def refresh(self) -> None:
         """Read new rows of metrics."""
@@ -178,18 +177,9 @@ class Contents:
         if not self._samples_size():
             return []
         if isinstance(self._texts, Numbers):
-            self._texts = self._build_texts()
+            self._texts, note = texts_of(self.run)
+            self.notes += [note] if note else []
         return excerpts(self.run, self._texts, self.budget.samples)
-
-    def _build_texts(self) -> Texts | Numbers:
-        try:
-            return Texts(self.run)
-        except Exception as error:  # the task is the user's code: whatever it raises
-            self.notes.append(
-                f"tokens are shown as numbers, because the task cannot be built: {error}; does the command start in "
-                "the folder where the run was started?"
-            )
-            return Numbers()
 
     # ---- timeline ---------------------------------------------------------------------------------------------------
 

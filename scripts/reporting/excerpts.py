@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from areal_like.samples import DROPPED, HELDOUT, TRAINED, Fate, Kept, read
 
-from ..samples import Texts
-from ..tool_calls import Call
+from ..samples import Numbers, Texts
 from .series import short
 
 PER_GROUP = 4
@@ -45,22 +44,6 @@ class Mark(NamedTuple):
     group: int
     reward: float
     why: str = ""
-
-
-class Numbers:
-    """Token ids instead of text, where the run's task cannot be built here."""
-
-    def of(self, tokens: Sequence[int]) -> str:
-        return "".join(f"{token} " for token in tokens)
-
-    def prompt(self, record: Kept) -> str:
-        return self.of(record.tokens[: record.prompt_length])
-
-    def wanted(self, record: Kept) -> str:
-        return ""
-
-    def calls(self, record: Kept) -> list[Call]:
-        return []
 
 
 def excerpts(run: Path, texts: Texts | Numbers, most_bytes: int) -> list[Excerpt]:
@@ -162,6 +145,7 @@ def excerpt(record: Kept, texts: Texts | Numbers) -> Excerpt:
         "index": record.index,
         "reward": None if record.reward is None else short(record.reward),
         "finish": record.finish,
+        "cut": record.finish == "length" and texts.stops,
         "why": record.why,
         "actor": record.actor,
         "length": len(response),

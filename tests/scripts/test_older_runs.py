@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,10 @@ import yaml
 from areal_like import Run
 from areal_like import config as configs
 from areal_like.config import ConfigError
-from areal_like.older_configs import fill, load
+from areal_like.older_configs import ALWAYS_THERE, fill, load
 from areal_like.places import CONFIGS
 from areal_like.schema import SECTIONS
-from scripts import compare, report, samples, status
+from scripts import compare, eval, report, samples, status
 from scripts.earlier_runs import reopen_run_folder
 from scripts.eval import run_of
 from tests.scripts.written_runs import QUESTION, written_run
@@ -84,6 +85,8 @@ def test_each_key_can_be_absent(tmp_path: Path) -> None:
     defaults, path = yaml.safe_load((CONFIGS / "base.yaml").read_text()), tmp_path / "config.yaml"
     keys = [*whole, *(f"{section}.{key}" for section in SECTIONS for key in whole[section])]
     for key in keys:
+        if any(f"{each}.".startswith(f"{key}.") for each in ALWAYS_THERE):
+            continue
         path.write_text(yaml.safe_dump(whole))
         age(tmp_path, key)
         tree, gaps = fill(path)
@@ -107,7 +110,7 @@ def test_a_resume_fills_what_changes_nothing_and_refuses_what_it_cannot_know(
     (old / "config.yaml").write_text(yaml.safe_dump(tree))
     assert reopen_run_folder(now, old).run.name == "old"
     assert "note: " in capsys.readouterr().err
-    for key in ("policy", "sampling.temperature", "scheduler"):
+    for key in ("policy", "sampling.temperature"):
         (old / "config.yaml").write_text(yaml.safe_dump(tree))
         with pytest.raises(ConfigError, match=f"what {key} would be in this one; start a new run"):
             reopen_run_folder(now, age(old, key))
@@ -120,3 +123,31 @@ def test_a_knob_that_is_said_now_and_has_its_default_is_no_change(tmp_path: Path
     assert reopen_run_folder(now, folder).run.steps == 20
     with pytest.raises(ConfigError, match="advantage was"):
         reopen_run_folder(configs.replace(now, "advantage.std", True), folder)
+
+
+@pytest.mark.parametrize("command", [samples.main, report.main, compare.main, eval.main])
+def test_a_config_that_was_cut_off_is_not_filled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: Callable[[list[str]], int]
+) -> None:
+    """The run's answers would be shown beside those of another task."""
+    run = written_run(tmp_path / "a")
+    other = written_run(tmp_path / "b")
+    (run / "checkpoints" / "final").mkdir(parents=True)
+    (run / "checkpoints" / "final" / "config.json").write_text("{}")
+    whole = (run / "config.yaml").read_text()
+    for text, told in ((whole[: whole.index("task:")], "task is missing"), ("run: 5", "run is a section")):
+        (run / "config.yaml").write_text(text)
+        with pytest.raises(SystemExit):
+            command([str(run), str(other)] if command is compare.main else [str(run)])
+        assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [report.main, compare.main, status.main])
+def test_a_damaged_summary_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: Callable[[list[str]], int]
+) -> None:
+    run = written_run(tmp_path / "a")
+    (run / "summary.json").write_text('{"steps": 2')
+    with pytest.raises(SystemExit):
+        command([str(run)])
+    assert "summary.json is damaged" in capsys.readouterr().err

@@ -123,7 +123,7 @@ def test_tool_calls_and_reasons_are_shown(browser: Chromium, tmp_path: Path) -> 
     seen = browser.value(detail)
     assert "Tool calls" in seen and 'turn 1  calculator {"expression": "6*2"}' in seen and "→ 12" in seen
     assert "(no call that can be read)" in seen and "→ not answered" in seen
-    assert "− 0.5 length" in seen and "cut at its limit" in seen
+    assert "− 0.5 length" in seen and "ended by length" in seen
     assert browser.value("document.querySelectorAll('.detail .call .failed').length") == 2
     type_in(browser, "search", "")
     choose = "(() => { const list = document.querySelector('[aria-label=why]'); list.value = 'timed out';"

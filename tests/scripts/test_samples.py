@@ -1,0 +1,97 @@
+"""Samples in the terminal: whatever the model wrote, whatever is asked, wherever the task is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from areal_like.samples import TRAINED, read
+from scripts import eval, samples
+from scripts.output import console, table, visible
+from tests.scripts.written_runs import HOSTILE, QUESTION, written_run
+
+
+def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
+    assert samples.main(list(argv)) == 0
+    said = capsys.readouterr()
+    return said.out, said.err
+
+
+@pytest.mark.parametrize(
+    "answer", [HOSTILE, "[/b][red]:smile:[0.5]", "\x1b[2J\x9b31m\x07", "猫 = кот\u00a0!", " ", "x" * 9000]
+)
+def test_any_text_is_shown_as_it_is_and_commands_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: str
+) -> None:
+    run = written_run(tmp_path / "a", answer=answer)
+    out, _ = shown(capsys, str(run), "--count", "1")
+    assert visible(answer)[:2000] in out and QUESTION in out
+    assert "\x1b" not in out and "\u202e" not in out and "\x9b" not in out
+    whole, _ = shown(capsys, str(run), "--count", "1", "--whole")
+    assert visible(answer) in whole
+
+
+def test_spaces_and_joined_letters_of_all_scripts_are_plain() -> None:
+    plain = "a\u3000b\u00a0c \U0001f469\u200d\U0001f4bb\n\t"
+    assert visible(plain) == plain
+    assert visible("\u2028\u202e\u200b\ufeff\ud800") == "\\u2028\\u202e\\u200b\\ufeff\\ud800"
+
+
+def test_a_heading_is_never_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = written_run(tmp_path / "a")
+    (record, *_) = read(run, [TRAINED])
+    monkeypatch.setattr("scripts.output.WIDTH", 20)
+    out, _ = shown(capsys, str(run), "--dropped", "--count", "1")
+    assert out.splitlines()[0].endswith("1 version old · stale: too old") and len(out.splitlines()[0]) > 60
+    assert samples.heading(record).endswith("4 tokens, stop · 1 version old")
+
+
+def test_a_task_that_is_not_here_leaves_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = written_run(tmp_path / "a")
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace(f"{written_run.__module__}:Apples", "gone:Apples"))
+    out, err = shown(capsys, str(run), "--count", "1")
+    assert "52 50 55 49" in out and "wanted" not in out
+    assert "shown as numbers" in err and "gone" in err and err.count("\n") == 1
+
+
+def test_a_number_that_no_sample_has_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = written_run(tmp_path / "a")
+    with pytest.raises(SystemExit):
+        samples.main([str(run), "--colour", "advantge"])
+    assert "Did you mean 'advantage'? There are age, logprob, advantage" in capsys.readouterr().err
+    assert "none of 12 trained samples fits" in shown(capsys, str(run), "--step", "999")[0]
+    (run / "samples" / "dropped.jsonl").unlink()
+    assert "there are no dropped samples" in shown(capsys, str(run), "--dropped")[0]
+
+
+def test_an_answer_of_a_fixed_length_was_not_cut(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "a")
+    (record, *_) = read(run, [TRAINED])
+    record.finish = "length"
+    assert "length (cut at its limit)" in samples.heading(record) and "cut" not in samples.heading(record, stops=False)
+    assert not samples.Texts(run).stops, "nothing ends its answers early"
+
+
+def test_tables_show_text_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    made = table("[bold]", "key", "value")
+    made.add_row("betas", "[name, other] :smile: [/x]")
+    console().print(made)
+    out = capsys.readouterr().out
+    assert "[bold]" in out and "[name, other] :smile: [/x]" in out
+
+
+@pytest.mark.parametrize("option", ["--samples=0", "--prompts=x", "--temperature=-1", "--temperature=nan"])
+def test_numbers_that_make_no_sense_are_refused(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    with pytest.raises(SystemExit):
+        eval.main(["model", option])
+    assert "at least" in capsys.readouterr().err
+
+
+def test_answers_of_a_model_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    eval.show_answers("a", [eval.Answers("\x1b[2J?", "1", ["\x1b]0;x\x07"], [1.0], [1], 0)], 1)
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "\x07" not in out and "\\x1b[2J?" in out
