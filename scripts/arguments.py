@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import sys
 from importlib.util import find_spec
@@ -15,6 +16,8 @@ PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps", ".ps", ".t
 def command(name: str, description: str | None) -> argparse.ArgumentParser:
     """The parser of `python -m scripts.NAME`. Of a docstring, the first line describes the command."""
     assert description
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8; half a letter of a model
     return argparse.ArgumentParser(prog=called(name), description=description.splitlines()[0])
 
 
@@ -42,6 +45,13 @@ def positive(text: str) -> int:
     """Raises argparse.ArgumentTypeError."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: a whole number of at least 1")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """Raises argparse.ArgumentTypeError."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text}: a port is a number from 0 (any free one) to 65535")
     return int(text)
 
 

@@ -73,12 +73,17 @@ def kind_of(name: str) -> str:
     if shipped := [kind for kind in CONTRACTS if name in COMPONENTS[kind]]:
         return shipped[0]
     if ":" not in name:
-        raise ConfigError(f"there is no component {name!r} of ours; name your own as module:Name")
+        own = f"{name.removesuffix('.py').replace('/', '.')}:NAME" if name.endswith(".py") else "module:Name"
+        raise ConfigError(f"there is no component {name!r} of ours; name your own as {own}")
     try:
         found = resolve("task", name)  # any kind: a name of one's own is looked up the same
     except ConfigError as error:
         raise ConfigError(str(error).removeprefix("task.name: ")) from None
+    except Exception as error:  # the user's module: whatever it raises
+        raise ConfigError(f"{name.partition(':')[0]} cannot be imported: {in_words(error)}") from None
     function = getattr(found, "func", found)
+    if not callable(function):
+        raise ConfigError(f"{name} is {function!r}: a component is a function or a class")
     if inspect.isclass(function):
         fitting = [kind for kind, methods in METHODS.items() if methods <= set(dir(function))]
         if len(fitting) == 1:

@@ -24,7 +24,7 @@ from areal_like.registry import COMPONENTS, PARTS, ConfigError, described, neare
 from areal_like.schema import SECTIONS, Config
 from areal_like.signatures import REQUIRED, Knob, signature
 
-from .arguments import command, new_file, refuse
+from .arguments import command, new_file, other, refuse
 from .output import console
 
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[a-z_]+): *(?P<value>\{.*\}|[^#]*?) *(# *(?P<comment>.*))?$")
@@ -169,11 +169,17 @@ def part(name: str, base: dict[str, tuple[str, str]]) -> Iterator[str]:
     elif name in base:
         default, meaning = base[name]
         yield f"`{name}`: {meaning} (default: `{default}`; range: {RANGES.get(name) or 'any'})"
+    elif having := [each for each in COMPONENTS.get(kind, ()) if rest in described(kind, each)[0].knobs]:
+        yield from (_one_knob(kind, each, rest) for each in having)
     elif kind in COMPONENTS and rest:
         yield component(kind, rest)
     else:
         known = [*SECTIONS, *COMPONENTS, *base, *(f"{kind}.{each}" for kind in COMPONENTS for each in COMPONENTS[kind])]
-        raise ConfigError(f"a config has no part {name!r}.{nearest(name, known)}")
+        known += [f"{file.parent.name}.{file.stem}" for file in CONFIGS.glob("*/*.yaml")]
+        ends = next((each for each in known if each.endswith(f".{name}")), None)
+        raise ConfigError(
+            f"a config has no part {name!r}.{f' Did you mean {ends!r}?' if ends else nearest(name, known)}"
+        )
 
 
 def preset(file: Path) -> str:
@@ -182,6 +188,13 @@ def preset(file: Path) -> str:
     about = " ".join(line[1:].strip() for line in lines if line.startswith("#"))
     text = "\n".join(line for line in lines if line and not line.startswith("#"))
     return f"### `{file.parent.name}={file.stem}` sets\n\n{about}\n\n```yaml\n{text}\n```\n"
+
+
+def _one_knob(kind: str, name: str, knob: str) -> str:
+    found = described(kind, name)[0].knobs[knob]
+    return (
+        f"### {kind}.{knob} of {kind}={name}\n\n{table([_key(knob, found)])}\nmore: {other('config')} {kind}.{name}\n"
+    )
 
 
 def _knob_part(path: str) -> str:

@@ -23,7 +23,7 @@ from areal_like.link import BusError
 from areal_like.run_folder import RENDEZVOUS, summary_of
 
 from . import output
-from .arguments import command, refuse
+from .arguments import command, port, refuse
 from .exporter import serve
 from .running import Running, View, add_arguments
 from .watch import ledger_line, print_summary
@@ -40,7 +40,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--json", action="store_true", help="print the status once as JSON: the buffer's report and the last train step"
     )
-    parser.add_argument("--prometheus", type=int, metavar="PORT", help="serve metrics to Prometheus until the run ends")
+    parser.add_argument(
+        "--prometheus", type=port, metavar="PORT", help="serve metrics to Prometheus until the run ends"
+    )
     parser.add_argument("--address", default="127.0.0.1", help="address that --prometheus binds to")
     return parser.parse_args(argv)
 

@@ -32,7 +32,7 @@ from areal_like.launch.outcome import Death
 from areal_like.metrics import MetricsFollower
 from areal_like.run_folder import RENDEZVOUS, SUMMARY
 
-from .arguments import command, other, refuse
+from .arguments import command, other, port, refuse
 from .fault_counts import faults
 from .last_sample import LastSample
 from .sparkline import sparkline
@@ -293,7 +293,7 @@ def ledger_line(ledger: dict[str, Any]) -> str:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = command("watch", __doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder of an ablation")
-    parser.add_argument("--port", type=int, default=0, help="of 127.0.0.1 (default: any free one)")
+    parser.add_argument("--port", type=port, default=0, help="of 127.0.0.1 (default: any free one)")
     return parser.parse_args(argv)
 
 

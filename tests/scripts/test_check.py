@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -257,7 +258,14 @@ def with_a_positional_knob(batch: LossBatch, denominator: float, clip: float = 0
     return total(batch.current, batch, denominator), {}
 
 
-def test_the_command_says_which_claims_hold(capsys: pytest.CaptureFixture) -> None:
+NUMBER = 5
+
+
+def test_the_command_says_which_claims_hold(
+    capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "check_syntax.py").write_text("def f(:")
+    monkeypatch.syspath_prepend(tmp_path)
     assert check.main([f"{__name__}:good_loss", "power=2"]) == 0
     said = capsys.readouterr().out
     assert "checked as: loss" in said and said.count("holds") == 8 and "all hold" in said
@@ -269,6 +277,9 @@ def test_the_command_says_which_claims_hold(capsys: pytest.CaptureFixture) -> No
         ([f"{__name__}:oldest"], "which kind is that?"),
         (["lsos"], "name your own as module:Name"),
         (["nowhere:f"], "cannot be found"),
+        (["mine.py"], "name your own as mine:NAME"),
+        ([f"{__name__}:NUMBER"], "NUMBER is 5: a component is a function or a class"),
+        (["check_syntax:f"], "check_syntax cannot be imported: SyntaxError"),
         ([f"{__name__}:nothing"], "has no 'nothing'"),
         ([f"{__name__}:with_a_positional_knob"], "write `*,` before 'clip'"),
     ):

@@ -72,6 +72,15 @@ def test_parts_are_found_by_name_and_a_wrong_name_is_told_the_right_one(capsys: 
     with pytest.raises(SystemExit):
         config.main(["los"])
     assert "Did you mean 'loss'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        config.main(["grpo"])
+    assert "Did you mean 'loss.grpo'?" in capsys.readouterr().err
+
+
+def test_a_knob_is_found_by_its_key(capsys: pytest.CaptureFixture) -> None:
+    assert config.main(["learner.lr"]) == 0
+    said = capsys.readouterr().out
+    assert "learner.lr of learner=torch" in said and "[0, inf)" in said and "weight_decay" not in said
 
 
 def test_comments_below_a_key_are_its_own() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from areal_like.config import ConfigError
 from areal_like.samples import TRAINED, read
-from scripts import eval, samples
+from scripts import eval, samples, watch
 from scripts.output import console, table, visible
 from tests.scripts.written_runs import HOSTILE, QUESTION, written_run
 
@@ -89,6 +90,27 @@ def test_numbers_that_make_no_sense_are_refused(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         eval.main(["model", option])
     assert "at least" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("port", ["-5", "99999", "x"])
+def test_a_port_is_one(capsys: pytest.CaptureFixture[str], port: str) -> None:
+    with pytest.raises(SystemExit):
+        watch.main(["a", f"--port={port}"])
+    assert "0 (any free one) to 65535" in capsys.readouterr().err
+
+
+def test_a_terminal_without_utf8_shows_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = written_run(tmp_path / "a", answer="猫")
+    file = (tmp_path / "out").open("w", encoding="ascii")
+    monkeypatch.setattr("sys.stdout", file)
+    assert samples.main([str(run), "--count", "1"]) == 0
+    file.close()
+    assert "\\u732b" in (tmp_path / "out").read_text()
+
+
+def test_a_set_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nope.jsonl: there is no such file"):
+        eval.spec_of("nope.jsonl", tmp_path)
 
 
 def test_answers_of_a_model_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
