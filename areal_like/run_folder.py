@@ -12,8 +12,8 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
+from areal_like.metrics import Row
 from areal_like.registry import ConfigError
 
 NEXT = "next"
@@ -49,7 +49,7 @@ def note_step(run: Path) -> None:
     discard(run)
 
 
-def summary_of(run: Path) -> dict[str, Any] | None:
+def summary_of(run: Path) -> Row | None:
     """How the run ended; None while it has not. Raises ConfigError for a damaged file."""
     path = run / SUMMARY
     if not path.is_file():
