@@ -103,7 +103,7 @@ def spec_of(text: str, model: Path) -> dict[str, Any]:
     value: Any = parse_override(f"set={text}")[1]
     if isinstance(value, str):
         if value.endswith(".jsonl") and not Path(value).is_file():
-            raise ConfigError(f"{text}: there is no such file")
+            raise ConfigError(f"{text}: no file of that name")
         value = {"name": "jsonl", "path": value} if value.endswith(".jsonl") else {"name": value}
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ConfigError(f"{text}: a set is FILE.jsonl, a task's name, or {{name: ..., knobs}}")

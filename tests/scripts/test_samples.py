@@ -109,7 +109,7 @@ def test_a_terminal_without_utf8_shows_escapes(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_set_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nope.jsonl: there is no such file"):
+    with pytest.raises(ConfigError, match=r"nope.jsonl: no file of that name"):
         eval.spec_of("nope.jsonl", tmp_path)
 
 
