@@ -21,7 +21,8 @@ tokens in equal contexts count once).
 
 `--learn SECONDS --keep FOLDER` trains the recipe's model by TRL, with its own end token and the recipe's schedule, for
 so many seconds after the first batch: `curve`, pairs of seconds and mean reward of a batch, goes to `--json`, and the
-model to FOLDER/trl-final, for `python -m scripts.before_after RUN --after FOLDER/trl-final`.
+model to FOLDER/trl-final, for `python -m scripts.before_after RUN --after FOLDER/trl-final`. The second chapter is
+`--chapter two-digit --model RUN/checkpoints/final`, from where the first one ended.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ GROUPS, SIZE, ANSWER, LR = 8, 8, 16, 4e-5
 SILENT = "<jupyter_start>"
 """A token of SmolLM2's tokenizer that the model never samples."""
 WARMUP = {"async": 3, "sync": 1, "trl": 1}
-RECIPE_STEPS = 60
-"""Of configs/smollm2/one-digit.yaml."""
+CHAPTERS = {"one-digit": 60, "two-digit": 150}
+"""Chapter → its steps, in configs/smollm2."""
 TRL_VARIANTS = ("bf16-16", "bf16-8", "fp32-16", "whole-16")
 MEMORY_SECONDS = 3.0
 """Between looks at the memory, which stop the process for a moment."""
@@ -70,6 +71,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, help="keep models, prompts and runs in this folder")
     parser.add_argument("--learn", type=float, metavar="SECONDS", help="train by TRL alone, for so long; see above")
     parser.add_argument("--seed", type=int, default=0, help="of TRL with --learn")
+    parser.add_argument("--chapter", choices=CHAPTERS, default="one-digit", help="whose prompts --learn trains on")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -160,7 +162,7 @@ def computed_over_unique(learner: Any, batch: Any) -> float:
 def run_trl(variant: str, args: argparse.Namespace, place: Path, name: str) -> dict[str, Any]:
     command = [args.trl, "-m", "scripts.bench.pretrained", "--contender", variant, "--keep", str(place)]
     command += ["--steps", str(args.steps), "--cores", str(args.cores), "--seed", str(args.seed)]
-    command += ["--learn", str(args.learn)] if args.learn else []
+    command += ["--learn", str(args.learn), "--chapter", args.chapter] if args.learn else []
     peak = started(command, args.cores, place / f"{name}.log", KEPT_BY_MALLOC)
     found = json.loads((place / f"{name}.log").read_text().splitlines()[-1])
     return found | {"peak_bytes": peak}
@@ -178,7 +180,7 @@ def contend(variant: str, args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(args.cores)
     precision, size = variant.split("-")
     folder = str(args.keep / ("plain" if args.learn else "model"))
-    rows = load_dataset("json", data_files=str(args.keep / "sums" / "one-digit-train.jsonl"), split="train")
+    rows = load_dataset("json", data_files=str(args.keep / "sums" / f"{args.chapter}-train.jsonl"), split="train")
     lengths, rewards, ends = list[int](), list[float](), list[float]()
 
     def reward(completions: list[Any], answer: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -189,7 +191,7 @@ def contend(variant: str, args: argparse.Namespace) -> dict[str, Any]:
 
     length = {"max_steps": args.steps + WARMUP["trl"], "lr_scheduler_type": "constant"}
     if args.learn:
-        length = {"max_steps": RECIPE_STEPS, "lr_scheduler_type": "linear"}
+        length = {"max_steps": CHAPTERS[args.chapter], "lr_scheduler_type": "linear"}
     trainer = GRPOTrainer(
         model=folder,
         reward_funcs=reward,
