@@ -41,6 +41,7 @@ class GeneratedTask(ABC):
         self._seed = seed
         self._sizes = {"train": train_size, "heldout": heldout_size}
         self._trace = trace_of(trace)
+        self._heldout: dict[int, Prompt] = {}
         for split in SPLITS:
             self.prompt(split, 0)
 
@@ -52,6 +53,13 @@ class GeneratedTask(ABC):
     def prompt(self, split: str, row: int) -> Prompt:
         if not 0 <= row < self.size(split):
             raise IndexError(f"row {row} of split {split!r}, which has {self.size(split)}")
+        if split != "heldout":
+            return self._made(split, row)
+        if row not in self._heldout:  # asked for in every evaluation, and drawn about ten times
+            self._heldout[row] = self._made(split, row)
+        return self._heldout[row]
+
+    def _made(self, split: str, row: int) -> Prompt:
         for attempt in range(_MAX_DRAWS):
             key = stream_key(self._seed, SPLITS.index(split), row, attempt)
             tokens, answer = self._draw(np.random.Generator(np.random.Philox(key=key)))
