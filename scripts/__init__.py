@@ -54,6 +54,7 @@ PARTS = {
     "running": "status",
     "sparkline": "train",
     "streams": "train",
+    "tool_calls": "samples",
     "tracking": "train",
     "verify.faults": "verify.chaos",
     "verify.fuzz_deltas": "verify.fuzz --deltas",

@@ -82,7 +82,7 @@ def test_all_held_out_answers_are_kept(run: Path, capsys: pytest.CaptureFixture)
 
 def test_samples_are_chosen_by_step_text_and_number(run: Path, capsys: pytest.CaptureFixture) -> None:
     assert samples.main([str(run), "--step", "2", "--worst", "--count", "1", "--colour", "advantage"]) == 0
-    assert capsys.readouterr().out.startswith("step 2 ·")
+    assert capsys.readouterr().out.startswith("── step 2 ·")
     records = [record for record in read(run) if record.fate == TRAINED and "advantage" in record.numbers]
     assert samples.colours(records[0], "advantage") and samples.colours(records[0], "age")
     assert samples.main([str(run), "--search", "no such text"]) == 0
