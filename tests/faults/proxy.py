@@ -39,6 +39,7 @@ class Link:
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter | None):
         self.client, self.server = client, server
+        self.port = client.get_extra_info("peername")[1]
         self.name = ""
         self.swallows = server is None
         self.passable = asyncio.Event()
@@ -64,6 +65,8 @@ class Proxy:
 
     def links(self, who: str) -> int:
         """How many links, of those whose name begins with `who`, lead somewhere."""
+        for link in list(self._links):
+            link.name = link.name or role_at(link.port)  # a process may have had no title yet when it connected
         return sum(link.name.startswith(who) and not link.swallows for link in list(self._links))
 
     def cut(self, kind: str, who: str = "") -> None:
@@ -121,7 +124,7 @@ class Proxy:
                 client.transport.abort()
                 return
         link = Link(client, server)
-        link.name = role_at(client.get_extra_info("peername")[1])
+        link.name = role_at(link.port)
         if self._cut == "stall":
             link.passable.clear()
         self._links.add(link)
