@@ -133,7 +133,8 @@ async def serve(role: Role) -> None:
     )
     workflow, heldout = bind("workflow", config.workflow), bind("workflow", heldout_workflow(config))
     sampling = config.sampling
-    rollout = Rollout(config.run.seed, sampling.temperature, sampling.max_tokens, workflow, heldout)
+    told = config.run.samples_bytes > 0
+    rollout = Rollout(config.run.seed, sampling.temperature, sampling.max_tokens, workflow, heldout, told)
     keys, link_timeout = role.keys, config.buffer.heartbeat_timeout
     buffer = role.find("buffer")
     client = ActorClient(buffer, role.name, engine.slots, link_timeout=link_timeout, keys=keys)

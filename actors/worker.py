@@ -19,7 +19,7 @@ from actors.agents.programs import AgentError
 from actors.progress import Progress
 from actors.resumption import Recorder
 from actors.reward_pool import RewardError
-from areal_like.client import ActorClient
+from areal_like.client import ActorClient, Said
 from areal_like.groups import LARGEST_REWARD
 from areal_like.interfaces import RewardFunction, RolloutEngine, Task
 from areal_like.partials import encode_partial
@@ -34,18 +34,21 @@ RESAMPLES = 2
 CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed"}
 """Errors that cost a sample, and not yet its group → the reason in the ledger."""
 REASON_CHARACTERS = 200
+MOST_SAID = 1 << 16
+"""Tokens of samples that are not in a group, which the buffer is told for people to read: at most so many at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """How this run samples: seed, temperature, longest response (None: as the task says), workflow, and workflow for
-    held-out prompts."""
+    held-out prompts. `told`: tell the buffer what samples said that are not in a group."""
 
     seed: int
     temperature: float
     max_tokens: int | None
     workflow: partial
     heldout: partial
+    told: bool = True
 
 
 @dataclass(slots=True)
@@ -58,8 +61,8 @@ class _Running:
     samples: list[asyncio.Task] = field(default_factory=list)
     recorders: dict[str, Recorder] = field(default_factory=dict)
     handed_back: bool = False
-    cut: list[int] = field(default_factory=list)  # tokens of samples that were begun and are not waited for
-    redrawn: list[str] = field(default_factory=list)
+    cut: list[PartialSample] = field(default_factory=list)  # samples that were begun and are not waited for
+    redrawn: list[tuple[str, PartialSample]] = field(default_factory=list)  # with their reasons
 
 
 class Worker:
@@ -89,6 +92,7 @@ class Worker:
         self._leaving = False
         self.started_at: float | None = None
         self.resampled = 0  # samples drawn anew, since their reward had crashed
+        self._told_cut_at = -1  # newest version for which the buffer was told what cut samples said
 
     def start(self, leases: list[Lease], carried: Mapping[int, Carried] = MappingProxyType({})) -> None:
         """Start work on leases, some of which carry an unfinished group; returns at once."""
@@ -213,21 +217,42 @@ class Worker:
         if len(samples) < lease.need:
             if group.handed_back:  # it has no failure of its own: `hand_back` tells of it
                 await asyncio.Event().wait()
-            self.client.failed(lease.group_id, reason, detail)
+            self.client.failed(lease.group_id, reason, detail, self._said(group, self._partial_samples(group)))
             return
         try:
             self._push(group, samples, time.monotonic() - begin)
         except Exception as error:  # a workflow of the user's has made samples that don't fit together
             self._log_failure(f"group {lease.group_id}")
-            self.client.failed(lease.group_id, "failed", repr(error))
+            said = self._said(group, self._partial_samples(group))
+            self.client.failed(lease.group_id, "failed", repr(error), said)
 
     def _push(self, group: _Running, samples: list[Sample], seconds: float) -> None:
         versions = {version for sample in samples for version, _ in sample.runs}
         known = group.carried.digests | self.digests
         digests = {version: known[version] for version in versions}
         if group.cut or group.redrawn:
-            self.client.left_out(group.lease.group_id, group.cut, group.redrawn)
+            lengths, reasons = [each.length for each in group.cut], [reason for reason, _ in group.redrawn]
+            self.client.left_out(group.lease.group_id, lengths, reasons, self._said(group, self._left_out(group)))
         self.client.push(Group(group.lease.group_id, samples, digests, seconds))
+
+    def _left_out(self, group: _Running) -> dict[int, PartialSample]:
+        """Samples that are not in the group: those cut, of one group per version, then those drawn again."""
+        found = dict(enumerate((record for _, record in group.redrawn), len(group.cut)))
+        if group.cut and self.engine.version > self._told_cut_at:
+            self._told_cut_at = self.engine.version
+            found = dict(enumerate(group.cut)) | found
+        return found
+
+    def _said(self, group: _Running, samples: Mapping[int, PartialSample]) -> Said | None:
+        """What samples said that are not in the group, for people: the first that fit. None if there is nothing."""
+        known, room, found = group.carried.digests | self.digests, MOST_SAID * self.rollout.told, {}
+        for index, sample in samples.items():
+            made = {version for call in sample.calls.values() for version, _ in call.runs}
+            if made and made <= known.keys() and sample.length <= room:
+                room -= sample.length
+                scores = {key: score for key, score in sample.scores.items() if abs(score) <= LARGEST_REWARD}
+                found[index] = PartialSample(sample.calls, scores)
+        return encode_partial(group.lease.group_id, found, known)
 
     async def _samples(self, group: _Running, prompt: Prompt) -> tuple[list[Sample], str, str]:
         """The first `need` good samples in the order of their index, and why some are missing, if they are."""
@@ -264,8 +289,8 @@ class Worker:
         self.engine.abort(found)
         for recorder in found.values():
             await recorder.idle()
-        tokens = [sum(len(call.tokens) for call in each.record.calls.values()) for each in found.values()]
-        group.cut = sorted(count for count in tokens if count)
+        begun = [recorder.record for recorder in found.values() if recorder.record.length]
+        group.cut = sorted(begun, key=lambda record: record.length)
 
     def _spawn_sample(self, group: _Running, prompt: Prompt, index: int) -> asyncio.Task:
         sample = asyncio.get_running_loop().create_task(self._run_sample(group, prompt, index))
@@ -285,9 +310,9 @@ class Worker:
             except tuple(CRASHES) as error:
                 if attempt == RESAMPLES or group.handed_back:
                     raise
+                group.redrawn.append((f"{_reason(error)}: {error}"[:REASON_CHARACTERS], record))
                 attempt, record = attempt + 1, PartialSample()
                 self.resampled += isinstance(error, RewardError)
-                group.redrawn.append(f"{_reason(error)}: {error}"[:REASON_CHARACTERS])
                 log.warning("group %d: sample %d is drawn again: %s", group.lease.group_id, index, error)
 
     async def _try_sample(

@@ -176,21 +176,24 @@ class Credit(Message):
 
 class LeftOut(Message):
     """Sent before the push of a group that lacks samples. `cut`: tokens of each sample that it did not wait for.
-    `redrawn`: the reason of each sample that was drawn again."""
+    `redrawn`: the reason of each sample that was drawn again. `said`, with its payload: what they said, for people; its
+    samples are numbered through `cut`, then `redrawn` (None: not sent)."""
 
-    by = ACTOR
+    by, large = ACTOR, True
     id: Count
     cut: Annotated[list[Annotated[int, Meta(gt=0, lt=1 << 31)]], Meta(max_length=MOST)]
     redrawn: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=MOST)]
+    said: PartialHead | None = None
 
 
 class Failed(Message):
-    """A lease that ends without a group."""
+    """A lease that ends without a group. `said`, with its payload: answers that its samples had got, for people."""
 
     by, large = ACTOR, True
     id: Count
     reason: str
     detail: str
+    said: PartialHead | None = None
 
 
 class Evaluated(Message):

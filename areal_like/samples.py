@@ -19,7 +19,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from areal_like.types import Sample
+from areal_like.partials import digest_of
+from areal_like.types import PartialSample, Sample
 
 log = logging.getLogger(__name__)
 FOLDER = "samples"
@@ -36,12 +37,13 @@ HELDOUT: Fate = "heldout"
 class Kept(msgspec.Struct, omit_defaults=True):
     """One sample. `step`: train steps made when it was written (its own included, if it was trained); `version`: the
     weights that it trained, or the newest then. `group`, `index`: which sample; of a held-out answer `group` is its
-    row. `why`: the reason in the ledger, and more about it. `tokens`: prompt, then response; none where there was no
-    answer yet (a lease that failed, say), and then `reward` is None. `numbers`: name → one number per token of the
-    response (None: not computed, or not trained), among them `logprob` (behaviour), `proximal`, `current` (that took
-    the gradient), `advantage`, what the loss observed (`loss/ratio`), and what was taken from the reward (`penalty/kl`,
-    `penalty/length`). `masked`: places in the response that are not trained. `bare`: numbers and logprobs were left out
-    to save room."""
+    row. `why`: the reason in the ledger, and more about it. `tokens`: prompt, then response. Where the group was not
+    rolled out to its end they are only what the model wrote so far, if anything: no prompt (`prompt_length` is 0), and
+    nothing that tools said between; `reward` is None unless it was scored. `numbers`: name → one number per token of
+    the response (None: not computed, or not trained), among them `logprob` (behaviour), `proximal`, `current` (that
+    took the gradient), `advantage`, what the loss observed (`loss/ratio`), and what was taken from the reward
+    (`penalty/kl`, `penalty/length`). `masked`: places in the response that are not trained. `bare`: numbers and
+    logprobs were left out to save room."""
 
     fate: Fate
     step: int
@@ -109,8 +111,28 @@ def kept(
 
 
 def unanswered(step: int, version: int, group: int, why: str, actor: str = "") -> Kept:
-    """The record of a group that left without an answer, or of samples that were not waited for."""
+    """The record of a group that left, or of samples that were left out, of which no text is known."""
     return Kept(DROPPED, step, version, group, 0, [], 0, [], None, "", why=why, actor=actor)
+
+
+def unfinished(step: int, version: int, place: tuple[int, int], sample: PartialSample, why: str, actor: str) -> Kept:
+    """The record of a sample of which only the engine's answers are known (`place` as in `kept`)."""
+    answers = [each for each in sample.calls.values() if len(each.tokens)]
+    tokens = np.concatenate([each.tokens for each in answers])
+    return Kept(
+        DROPPED,
+        step,
+        version,
+        *place,
+        tokens=tokens.tolist(),
+        prompt_length=0,
+        runs=[(int(made), int(count)) for each in answers for made, count in each.runs],
+        reward=sample.scores.get(digest_of(tokens)),
+        finish=answers[-1].finish,
+        why=why,
+        actor=actor,
+        numbers=_rounded({"logprob": np.concatenate([each.logprobs for each in answers])}),
+    )
 
 
 def _rounded(numbers: Mapping[str, np.ndarray]) -> dict[str, list[float | None]]:

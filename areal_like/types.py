@@ -80,6 +80,11 @@ class PartialSample:
     calls: dict[tuple[int, int], Completion] = field(default_factory=dict)
     scores: dict[int, float] = field(default_factory=dict)
 
+    @property
+    def length(self) -> int:
+        """Tokens that were sampled."""
+        return sum(len(call.tokens) for call in self.calls.values())
+
 
 @dataclass(slots=True)
 class Carried:

@@ -11,6 +11,7 @@ from areal_like.messages import PartialHead
 from areal_like.partials import check_partial, versions_of
 from areal_like.wire import Frame, Payloads, WireError
 from buffer.fleet import Actor
+from buffer.partials import PartialGroup
 from buffer.store import Entry
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,23 @@ def check_left_out(cut: Sequence[int], redrawn: Sequence[str], entry: Entry) -> 
     """Raises WireError if the group can't have so many cut or redrawn samples."""
     if len(cut) > entry.launch or len(redrawn) > MOST_REDRAWN * entry.launch:
         raise WireError(f"group {entry.id} can't have so many cut or redrawn samples")
+
+
+def checked_said(
+    message: messages.LeftOut | messages.Failed,
+    payloads: Payloads,
+    entry: Entry,
+    digests: Mapping[int, str],
+    vocab_size: int | None,
+) -> PartialGroup | None:
+    """What the samples that a message tells of said, if it came with it. Raises WireError."""
+    if message.said is None:
+        return None
+    if len(payloads) != 1 or message.said.id != message.id:
+        raise WireError("what samples said needs one payload, of the same group")
+    check_partial(message.said, payloads[0], vocab_size)
+    _check_digests(message.id, message.said.digests, entry, digests)
+    return PartialGroup(message.said, payloads[0])
 
 
 def check_stats(stats: dict[str, float | str]) -> dict[str, float | str]:

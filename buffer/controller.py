@@ -181,13 +181,15 @@ class Controller:
             state.router.send(state.learner.peer, messages.Stop(drain=state.stopping == "drain"))
 
     def _revoke(self) -> None:
-        """Cancel leases of groups that became too old, or that another actor has finished."""
+        """Cancel leases of groups that became too old, or that another actor has finished. Of some that became too old
+        the actor is asked what had been sampled, for people to read."""
         self.state.end_hedges()
         for name, group_id, hand_back in self.state.replay.take_cancels():
             if actor := self.state.fleet.by_name.get(name):
                 if not hand_back:
                     actor.running.discard(group_id)
-                self.state.router.send(actor.peer, messages.Cancel([group_id], hand_back))
+                asks = self.state.samples.awaits(group_id, name)
+                self.state.router.send(actor.peer, messages.Cancel([group_id], hand_back or asks))
 
     def _report_when_finished(self) -> None:
         state = self.state

@@ -17,6 +17,7 @@ from buffer.checks import (
     check_left_out,
     check_stats,
     checked_answer,
+    checked_said,
     faults_of_push,
 )
 from buffer.events import LeaveOut
@@ -26,7 +27,7 @@ from buffer.run_state import RunState
 from buffer.set_aside import set_aside
 from buffer.sizing import Lengths
 from buffer.status import status
-from buffer.store import LEASED, Stage
+from buffer.store import LEASED, Entry, Stage
 
 log = logging.getLogger(__name__)
 KEPT_DIGESTS = 10_000
@@ -179,6 +180,8 @@ class Handlers:
         entry = state.store.entries.get(head.id)
         cut = entry.cut if entry else ()
         owner = state.fleet.by_name.get(entry.actor) if entry else None
+        if entry is None and state.samples.awaits(head.id, pushed_by):
+            state.samples.rolled_out(head, payload)
         new = state.replay.push(head, payload, state.weights.version, now, pushed_by)
         state.end_hedges(pushed_by)
         if owner and entry and entry.stage not in LEASED:  # else the push came late: the present lease goes on
@@ -200,8 +203,19 @@ class Handlers:
         if entry is None or actor is None or not self.state.hedges.holds(entry, actor.name):
             return
         check_left_out(message.cut, message.redrawn, entry)
-        self.state.samples.left_out(self.state.now, message.id, message.cut, message.redrawn, actor.name)
+        self.state.samples.left_out(self.state.now, message, self._said(message, entry, payloads), actor.name)
         self.state.replay.commit(LeaveOut(message.id, tuple(message.cut), message.redrawn))
+
+    def _said(
+        self, message: messages.LeftOut | messages.Failed, entry: Entry, payloads: Payloads
+    ) -> PartialGroup | None:
+        """What samples said, for people to read. None of what is malformed: the rest of the message still holds."""
+        try:
+            digests, vocab_size = self.state.weights.digests, self.state.learner.vocab_size
+            return checked_said(message, payloads, entry, digests, vocab_size)
+        except WireError as error:
+            log.debug("group %d: can't read what its samples said: %s", message.id, error)
+            return None
 
     @_on.register
     def _on_failed(self, message: messages.Failed, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
@@ -211,7 +225,8 @@ class Handlers:
         actor.running.discard(message.id)
         if self.state.hedges.leave_to_other(entry, actor.name):
             return
-        self.state.replay.drop(message.id, message.reason[:60], message.detail)
+        said = self._said(message, entry, payloads)
+        self.state.replay.drop(message.id, message.reason[:60], message.detail, said)
         self.state.failures.add(message.id, message.reason, message.detail)
 
     @_on.register
@@ -235,6 +250,9 @@ class Handlers:
                 if cut and self.state.scheduler.sizing.looks:
                     self.state.gauges.see(left[group_id].lengths.of(entry.launch))
                 self.state.replay.hand_back(group_id, left.get(group_id))
+            for group_id in message.ids:
+                if state.samples.awaits(group_id, actor.name):
+                    state.samples.answered(group_id, left.get(group_id))
             if message.leaving:
                 log.info("%s leaves; %d of its %d groups had begun", actor.name, len(left), len(ids))
                 self.state.lose(actor)
@@ -359,6 +377,7 @@ class Handlers:
         self.state.hedges.pairs.clear()
         for group_id in list(self.state.store.entries):
             self.state.replay.drop(group_id, "end of run")
+        self.state.samples.finish()
         self.state.evaluation.finish_with(self.state.weights.version)
 
     @_on.register

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from areal_like.groups import Head
 from buffer import events, filters
@@ -20,11 +21,22 @@ Policy = Callable[..., Sequence[int]]
 Filter = Callable[..., str]
 
 
-Lost = Callable[[int, Head | None, Payload, str, str], None]
-"""Id of a group that leaves untrained; its head (None: it has not been rolled out) and payload; reason; who had it."""
+class Leaving(NamedTuple):
+    """A group that leaves untrained: its head (None: it has not been rolled out) and payload; the reason; who had it;
+    and what is known of its samples if it has not been rolled out."""
+
+    entry: Entry
+    why: str
+    actor: str
+    head: Head | None = None
+    payload: Payload = b""
+    left: PartialGroup | None = None
 
 
-def keep_nothing(group_id: int, head: Head | None, payload: Payload, why: str, actor: str) -> None:
+Lost = Callable[[Leaving], None]
+
+
+def keep_nothing(leaving: Leaving) -> None:
     """The `Lost` that keeps no samples."""
 
 
@@ -137,11 +149,13 @@ class Replay:
         group without a slot is DEFERRED."""
         self.commit(events.Requeue(group_id))
 
-    def drop(self, group_id: int, reason: str, detail: str = "") -> None:
-        """Any stage → gone, counted under `reason`; its slot is free again. `detail` is for people."""
+    def drop(self, group_id: int, reason: str, detail: str = "", left: PartialGroup | None = None) -> None:
+        """Any stage → gone, counted under `reason`; its slot is free again. `detail` and `left` (what its samples said)
+        are for people."""
         if entry := self.store.entries.get(group_id):
             why = f"{reason}: {detail}" if detail else reason
-            self.lost(group_id, entry.head, entry.payload, why, entry.pushed_by or entry.actor)
+            had = entry.pushed_by or entry.actor
+            self.lost(Leaving(entry, why, had, entry.head, entry.payload, left or entry.partial))
         self.commit(events.Drop(group_id, reason))
 
     def take_cancels(self) -> list[tuple[str, int, bool]]:
@@ -166,7 +180,7 @@ class Replay:
         if reason := self.group_filter(head.rewards, head.lengths) if self.group_filter else "":
             self.commit(events.Push(head, version, actor))  # for readers of the journal; they do not need the payload
             self.commit(events.Filter(entry.id, reason))
-            self.lost(head.id, head, payload, f"filtered: {reason}", actor)
+            self.lost(Leaving(entry, f"filtered: {reason}", actor, head, payload))
             return True
         if entry.slot == NO_SLOT and not self._wins_place(entry, head):
             self.commit(events.Defer(entry.id))

@@ -14,7 +14,6 @@ from typing import Literal
 
 from areal_like import messages
 from areal_like.bus import Router
-from areal_like.groups import Head
 from buffer.checks import Failures
 from buffer.evaluation import Evaluation, Result
 from buffer.fleet import Actor, Fleet, Hedges
@@ -22,14 +21,13 @@ from buffer.gauges import Gauges
 from buffer.injection import may_announce
 from buffer.kept_samples import KeptSamples
 from buffer.outbox import Outbox
-from buffer.payloads import Payload
 from buffer.prompts import PromptCursor
 from buffer.relays import Relays
-from buffer.replay import Replay
+from buffer.replay import Leaving, Replay
 from buffer.schedulers import Scheduler
 from buffer.shares import Shares
 from buffer.sizing import check_sizes
-from buffer.store import Stage, Store
+from buffer.store import LEASED, Stage, Store
 from buffer.verifiers import Verifiers
 
 log = logging.getLogger(__name__)
@@ -111,13 +109,17 @@ class RunState:
         """(train steps made, newest version announced to actors)."""
         return self.learner.steps, self.weights.version
 
-    def _keep_lost(self, group_id: int, head: Head | None, payload: Payload, why: str, actor: str) -> None:
+    def _keep_lost(self, leaving: Leaving) -> None:
+        entry, why, actor = leaving.entry, leaving.why, leaving.actor
         if why == "end of run":
             return
-        if head is None:  # a lease that failed is told of by `failures`
-            self.samples.unanswered(self.now, group_id, why, actor)
+        if leaving.head is None:  # a lease that failed is told of by `failures`
+            if entry.stage in LEASED and why.startswith("stale") and actor in self.fleet.by_name:
+                self.samples.ask(self.now, entry.id, why, actor)  # `Controller._revoke` asks
+            else:
+                self.samples.unfinished(self.now, entry.id, why, actor, leaving.left)
             return
-        self.samples.dropped(self.now, head, payload, why, actor)
+        self.samples.dropped(self.now, leaving.head, leaving.payload, why, actor)
         if self.lost_at != self.learner.steps:
             self.lost_at, self.lost = self.learner.steps, Counter()
         self.lost[why.partition(":")[0]] += 1
@@ -176,6 +178,7 @@ class RunState:
         for group_id in actor.running:
             if not self.hedges.leave_to_other(self.store.entries[group_id], actor.name):
                 self.replay.requeue(group_id)
+        self.samples.gone(actor.name)
         self.evaluation.lost(actor.name)
         self.fleet.leave(actor)
         self.relays.leave(actor.name)

@@ -83,9 +83,9 @@ class Texts:
         return "".join(f"{token} " for token in tokens)
 
     def prompt(self, record: Kept) -> str:
-        if record.tokens:
+        if record.prompt_length:
             return self.of(record.tokens[: record.prompt_length])
-        return self.of(self._prompt(record).tokens.tolist())  # it has had no answer
+        return self.of(self._prompt(record).tokens.tolist())  # its group was not rolled out
 
     def wanted(self, record: Kept) -> str:
         """What the task's verifier looks for."""
@@ -172,9 +172,10 @@ def check_colour(name: str, records: Sequence[Kept]) -> None:
 def heading(record: Kept, stops: bool = True) -> str:
     """One line about a sample; `stops`: its task lets an answer end before its limit."""
     which = f"row {record.group}" if record.fate == HELDOUT else f"group {record.group}, sample {record.index}"
-    if record.reward is None:
+    if not record.tokens:
         return " · ".join([f"step {record.step}", f"group {record.group}", "no answer", record.why])
-    parts = [f"step {record.step}", which, f"reward {record.reward:g}{taken(record)}"]
+    earned = "no reward" if record.reward is None else f"reward {record.reward:g}{taken(record)}"
+    parts = [f"step {record.step}", which, earned]
     advantages = [each for each in record.numbers.get("advantage", ()) if each is not None]
     if advantages:
         spread = f" to {max(advantages):+.3f}" if max(advantages) != min(advantages) else ""
@@ -196,6 +197,8 @@ def taken(record: Kept) -> str:
 
 
 def ended(record: Kept, stops: bool) -> str:
+    if record.finish == "abort":
+        return "broken off"
     return f"{record.finish} (cut at its limit)" if record.finish == "length" and stops else record.finish
 
 

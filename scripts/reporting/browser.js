@@ -15,7 +15,7 @@ function rewardSpan(samples) {
 
 function rewardBadge(sample, span) {
   // from red to green over the rewards of the run
-  if (sample.reward === null) return el("span", { class: "reward", title: "it had no answer yet" }, "none");
+  if (sample.reward === null) return el("span", { class: "reward", title: "it was not scored" }, "none");
   const share = (sample.reward - span[0]) / Math.max(1e-9, span[1] - span[0]);
   const hue = Math.round(4 + 132 * share);
   const badge = el("span", { class: "reward", title: "reward" }, number(sample.reward));
@@ -27,7 +27,7 @@ function rewardBadge(sample, span) {
 function about(sample) {
   const which = sample.fate === "heldout" ? `row ${sample.group}` : `group ${sample.group} · sample ${sample.index}`;
   const age = sample.staleness ? ` · ${sample.staleness} old` : "";
-  const length = sample.reward === null ? "no answer" : `${sample.length} tokens`;
+  const length = sample.length ? `${sample.length} tokens` : "no answer";
   const calls = sample.calls ? ` · ${sample.calls.length} tool call${sample.calls.length > 1 ? "s" : ""}` : "";
   return `step ${sample.step} · ${FATES[sample.fate]} · ${which} · ${length}${calls}${age}${sample.why ? " · " + sample.why : ""}`;
 }
@@ -37,7 +37,8 @@ function reasonOf(sample) {
 }
 
 function ending(sample) {
-  if (sample.reward === null) return "no answer";
+  if (!sample.length) return "no answer";
+  if (sample.finish === "abort") return `${sample.length} tokens, broken off`;
   return `${sample.length} tokens, ${sample.cut ? "cut at its limit (length)" : "ended by " + sample.finish}`;
 }
 
@@ -206,7 +207,7 @@ class Browser {
       sample.actor ? fact(sample.actor) : null, sample.why ? el("span", { class: "chip stopped" }, visible(sample.why)) : null));
     this.detail.append(this.siblings(sample));
     this.detail.append(el("div", {}, el("h3", {}, "Prompt"), el("div", { class: "box soft mono" }, visible(sample.prompt))));
-    if (sample.reward !== null) this.detail.append(el("div", {}, el("h3", {}, "Answer"), this.strip(sample)), this.legend(sample));
+    if (sample.length) this.detail.append(el("div", {}, el("h3", {}, "Answer"), this.strip(sample)), this.legend(sample));
     if (sample.calls) this.detail.append(this.calls(sample));
     if (sample.wanted) this.detail.append(el("div", {}, el("h3", {}, "Wanted"), el("div", { class: "box mono" }, visible(sample.wanted))));
     if (sample.turns) this.detail.append(el("div", { class: "soft small" }, "turns earned " + sample.turns.map(([, earned]) => number(earned)).join(", ")));

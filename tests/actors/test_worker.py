@@ -9,6 +9,7 @@ import pytest
 
 from actors.reward_pool import RewardError
 from actors.worker import RESAMPLES, Rollout, Worker
+from areal_like.partials import check_partial, decode_partial
 from areal_like.sampling import stream_key
 from areal_like.types import Completion, Group, Lease, Limits, Prompt, Sample
 
@@ -20,15 +21,20 @@ class Client:
         self.credits: list = []
         self.evaluations: list[tuple] = []
         self.left: list[tuple] = []
+        self.said: list[tuple | None] = []  # of left-out samples and failed groups
 
     def left_out(self, *left) -> None:
-        self.left.append((*left, len(self.groups)))
+        *told, said = left
+        self.left.append((*told, len(self.groups)))
+        self.said.append(said)
 
     def push(self, group: Group) -> None:
         self.groups.append(group)
 
     def failed(self, *failure) -> None:
-        self.failures.append(failure)
+        *told, said = failure
+        self.failures.append(tuple(told))
+        self.said.append(said)
 
     def credit(self, ended: int) -> None:
         self.credits.append(ended)
@@ -162,6 +168,72 @@ def test_the_lengths_of_what_was_cut_are_told_before_the_push() -> None:
         assert [s.reward for s in play.client.groups[0].samples] == [0.5]
 
     asyncio.run(scenario())
+
+
+def carried_of(said: tuple | None) -> dict[int, list[int]]:
+    """Tokens by index, as the buffer reads them."""
+    if said is None:
+        return {}
+    check_partial(*said)
+    samples = decode_partial(*said, range(99)).samples
+    return {index: [len(call.tokens) for call in each.calls.values()] for index, each in samples.items()}
+
+
+def test_what_cut_samples_said_is_told_once_per_version() -> None:
+    async def scenario(told: bool = True, most: int | None = None) -> list[dict]:
+        play = Play()
+        ended: dict[str, asyncio.Future] = {}
+
+        async def workflow(engine, reward, prompt, limits, request, filler) -> Sample | None:
+            if request.endswith("/0"):
+                ended[request] = asyncio.get_running_loop().create_future()
+                return await ended[request]
+            await engine.generate(prompt.tokens, limits, request)
+            return sample(9.0)
+
+        play.worker.rollout = replace(play.worker.rollout, workflow=workflow, told=told)
+        for group_id in (1, 2, 3):
+            play.worker.engine.version = 3 + (group_id == 3)
+            await play.lease(group_id=group_id, launch=3, need=1)
+            ended[f"{group_id}/0"].set_result(sample(0.5))
+            await play.settle()
+        assert [left[1] for left in play.client.left] == 3 * [[6, 6]] and len(play.client.groups) == 3
+        return [carried_of(said) for said in play.client.said]
+
+    assert asyncio.run(scenario()) == [{0: [6], 1: [6]}, {}, {0: [6], 1: [6]}]
+    assert asyncio.run(scenario(told=False)) == [{}, {}, {}]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("actors.worker.MOST_SAID", 11)
+        assert asyncio.run(scenario()) == [{0: [6]}, {}, {0: [6]}], "the first that fit"
+
+
+def test_what_a_reward_crashed_on_is_told_with_its_group_drawn_again_or_failed() -> None:
+    async def scenario(crashes: int) -> Play:
+        play, tried = Play(), []
+
+        async def workflow(engine, reward, prompt, limits, request, filler) -> Sample | None:
+            await engine.generate(prompt.tokens, limits, request)
+            tried.append(request)
+            if len(tried) <= crashes:
+                engine.record.scores[5] = float("nan")
+                raise RewardError("boom")
+            return sample(0.5)
+
+        play.worker.rollout = replace(play.worker.rollout, workflow=workflow)
+        await play.lease(launch=1, need=1)
+        for count in range(1, 1 + min(crashes + 1, 1 + RESAMPLES)):
+            play.worker.engine.calls["1/0"].set_result(
+                Completion(np.full(count, count), np.zeros(count), [(3, count)], "stop")
+            )
+            await play.settle()
+        return play
+
+    play = asyncio.run(scenario(crashes=2))
+    assert play.client.left == [(1, [], 2 * ["reward crashed: boom"], 0)] and len(play.client.groups) == 1
+    assert [carried_of(said) for said in play.client.said] == [{0: [1], 1: [2]}], "each as it was when it crashed"
+    play = asyncio.run(scenario(crashes=3))
+    assert play.client.failures == [(1, "reward crashed", "RewardError('boom')")]
+    assert [carried_of(said) for said in play.client.said] == [{0: [3]}], "the last try"
 
 
 @pytest.mark.parametrize(("result", "reason"), [(None, "rejected"), (RuntimeError("boom"), "failed")])

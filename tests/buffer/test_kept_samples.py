@@ -3,12 +3,14 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
 from areal_like.groups import encode_group, pack_heads
+from areal_like.partials import digest_of, encode_partial
 from areal_like.samples import DROPPED, HELDOUT, read
-from areal_like.types import Group, Sample
+from areal_like.types import Completion, Group, PartialSample, Sample
 from buffer.kept_samples import KeptSamples
 from buffer.run_state import MANY_LOST
 from buffer.store import Stage
@@ -89,8 +91,8 @@ def test_each_reason_to_be_lost_can_be_found_and_says_more(house: House, tmp_pat
     whys = {each.why for each in read(tmp_path, [DROPPED])}
     assert {"filtered: zero variance", "filtered: too long"} <= whys
     assert (
-        found["cut"].why.endswith("2 samples had 17, 40 tokens")
-        and found["redrawn"].why == "redrawn: the verifier crashed"
+        found["cut"].why.endswith("2 samples had 17, 40 tokens; no text: an actor sends it for one group per version")
+        and found["redrawn"].why == "redrawn: the verifier crashed; no text: no answer was complete"
     )
     assert "no such file" in found["failed"].why and found["failed"].actor == "actor-0"
     assert (found["failed"].tokens, found["failed"].reward, found["failed"].group) == ([], None, ids[0])
@@ -102,11 +104,119 @@ def test_each_reason_to_be_lost_can_be_found_and_says_more(house: House, tmp_pat
     }
 
 
+def partial_group(group_id: int, *answers: list[int], score: float | None = None) -> tuple[dict, bytes]:
+    """What samples said, each in one call."""
+    samples = {}
+    for index, tokens in enumerate(answers):
+        done = Completion(
+            np.array(tokens, np.int32), np.full(len(tokens), -0.5, np.float32), [(0, len(tokens))], "abort"
+        )
+        scores = {} if score is None else {digest_of(done.tokens): score}
+        samples[index] = PartialSample({(7, 0): done}, scores)
+    head, payload = encode_partial(group_id, samples, {0: "d0"})
+    return msgspec.to_builtins(head, builtin_types=(bytes,)), payload
+
+
+def test_what_cut_and_redrawn_samples_said_is_kept_with_their_reasons(house: House, tmp_path: Path) -> None:
+    first, second, third = house.leases("actor-0")[:3]
+    said, payload = partial_group(first, [5, 6], [7, 8, 9], [3])
+    house.say("actor-0", "left_out", {"id": first, "cut": [2, 3], "redrawn": ["boom"], "said": said}, payload)
+    found = list(read(tmp_path, [DROPPED]))
+    assert [(each.tokens, each.prompt_length, each.reward, each.finish) for each in found] == [
+        ([5, 6], 0, None, "abort"), ([7, 8, 9], 0, None, "abort"), ([3], 0, None, "abort"),
+    ]  # fmt: skip
+    assert [each.why for each in found[1:]] == [
+        "cut: others of the group were faster; 2 samples had 2, 3 tokens", "redrawn: boom",
+    ]  # fmt: skip
+    assert found[1].numbers == {"logprob": [-0.5] * 3} and found[1].runs == [(0, 3)] and found[1].actor == "actor-0"
+    house.say("actor-0", "left_out", {"id": second, "cut": [9], "redrawn": []})
+    house.state.learner.steps = 1
+    house.say("actor-0", "left_out", {"id": second, "cut": [9], "redrawn": []})
+    assert len(list(read(tmp_path, [DROPPED]))) == 3, "without text it says nothing new, and takes no other's place"
+    said, payload = partial_group(third, [4], score=0.5)
+    house.say("actor-0", "left_out", {"id": third, "cut": [1], "redrawn": [], "said": said}, payload)
+    *_, last = read(tmp_path, [DROPPED])
+    assert (last.step, last.tokens, last.reward) == (1, [4], 0.5), "one that was scored"
+
+
+@pytest.mark.parametrize("wrong", ["payload", "version", "id", "token", "none"])
+def test_what_can_not_be_read_of_a_failed_group_costs_nothing_but_its_text(
+    house: House, tmp_path: Path, wrong: str
+) -> None:
+    house.say("learner", "model", {"vocab_size": 10})
+    group_id = house.leases("actor-0")[0]
+    said, payload = partial_group(group_id, [5, 60 if wrong == "token" else 6])
+    said |= {"id": 77} if wrong == "id" else {"digests": {0: "other"}} if wrong == "version" else {}
+    payloads = [] if wrong == "none" else [payload[:-1] if wrong == "payload" else payload]
+    house.say("actor-0", "failed", {"id": group_id, "reason": "failed", "detail": "boom", "said": said}, *payloads)
+    assert house.state.store.dropped == {"failed": 1} and not house.router.refused
+    (found,) = read(tmp_path, [DROPPED])
+    assert (found.tokens, found.why) == ([], "failed: boom; no text: no answer was complete")
+
+
+def test_what_samples_of_a_failed_group_said_is_kept(house: House, tmp_path: Path) -> None:
+    group_id = house.leases("actor-0")[0]
+    said, payload = partial_group(group_id, [5, 6])
+    house.say("actor-0", "failed", {"id": group_id, "reason": "failed", "detail": "boom", "said": said}, payload)
+    (found,) = read(tmp_path, [DROPPED])
+    assert (found.tokens, found.why, found.group) == ([5, 6], "failed: boom", group_id)
+
+
+def asked_for_what_is_too_old(house: House) -> int:
+    """A group becomes too old while it runs."""
+    house.state.learner.steps = 5
+    house.state.replay._expire(4)
+    house.controller.step(0)
+    asked = [body["ids"] for _, kind, body in house.router.sent if kind == "cancel" and body["hand_back"]]
+    assert len(asked) == 1 and len(asked[0]) == 1, "of one group per step and reason"
+    assert not list(read(house.state.samples._logs[DROPPED].path.parent.parent, [DROPPED]))
+    return asked[0][0]
+
+
+def test_an_actor_is_asked_what_a_group_that_became_too_old_while_it_ran_has_said(house: House, tmp_path: Path) -> None:
+    group_id = asked_for_what_is_too_old(house)
+    said, payload = partial_group(group_id, [5, 6], [7])
+    body = {"ids": [group_id], "partials": [said], "leaving": False}
+    for _ in range(2):
+        house.say("actor-0", "hand_back", body, payload)
+    found = list(read(tmp_path, [DROPPED]))
+    assert [(each.step, each.group, each.tokens) for each in found] == [(5, group_id, [5, 6]), (5, group_id, [7])]
+    assert all(each.why.startswith("stale: its oldest weights") and "no text" not in each.why for each in found)
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("nothing", "; no text: nothing was sampled"),
+        ("death", "; no text: the actor was lost"),
+        ("end", "; no text: the run ended before the actor had answered"),
+        ("push", ""),
+    ],
+)
+def test_an_actor_that_has_no_text_of_what_it_is_asked_for_leaves_the_reason(
+    house: House, tmp_path: Path, what: str, why: str
+) -> None:
+    group_id = asked_for_what_is_too_old(house)
+    match what:
+        case "nothing":
+            house.say("actor-0", "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
+        case "death":
+            house.say("actor-0", "lost", {"name": "actor-0", "pid": 0, "how": "was killed", "for_good": False})
+        case "push":
+            house.push("actor-0", group_id, 0)
+        case "end":
+            house.state.samples.finish()
+    found = list(read(tmp_path, [DROPPED]))
+    assert {each.group for each in found} == {group_id} and len(found) == (8 if what == "push" else 1)
+    assert found[0].why == "stale: its oldest weights are of version 0; batch version 4 trains none from before 3" + why
+    assert (found[0].tokens == []) == bool(why)
+
+
 def test_a_rare_reason_has_room_where_a_usual_one_has_used_its_share(tmp_path: Path) -> None:
     samples = KeptSamples(tmp_path, SimpleNamespace(samples_bytes=100_000, steps=1000))
     for step in range(40):
-        samples.unanswered((step, step), step, f"failed: {'x' * 400}", "actor-0")
-    samples.unanswered((40, 40), 40, "timed out", "actor-0")
+        samples.unfinished((step, step), step, f"failed: {'x' * 400}", "actor-0")
+    samples.unfinished((40, 40), 40, "timed out", "actor-0")
     found = [each.why.partition(":")[0] for each in read(tmp_path, [DROPPED])]
     assert found.count("timed out") == 1 and 1 <= found.count("failed") < 10, "its share is 30 bytes per step"
 

@@ -16,7 +16,7 @@ from scripts.reporting.live import Server
 from scripts.reporting.page import page
 from tests.chromium import PROGRAM, Chromium, chromium
 from tests.scripts.test_tool_calls import MULTI_TURN, talk
-from tests.scripts.written_runs import HOSTILE, QUESTION, metrics, written_run
+from tests.scripts.written_runs import HOSTILE, QUESTION, cut, metrics, written_run
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed (apt-get install chromium)")
 
@@ -116,6 +116,7 @@ def test_tool_calls_and_reasons_are_shown(browser: Chromium, tmp_path: Path) -> 
     talk(run)
     log = SampleLog(run, DROPPED, steps=30, most=None, done=30)
     log.write(unanswered(3, 3, 7, "timed out: on 3 leases"))
+    log.write(cut(b"It is 7 or so"))
     log.close()
     opened(browser, written(tmp_path / "a.html", run))
     type_in(browser, "search", "I ask.")
@@ -131,6 +132,10 @@ def test_tool_calls_and_reasons_are_shown(browser: Chromium, tmp_path: Path) -> 
     assert browser.value("document.querySelectorAll('.rows .row').length") == 1
     seen = browser.value(detail)
     assert QUESTION in seen and "no answer" in seen and "on 3 leases" in seen and "Answer" not in seen
+    browser.value(f"{choose.replace('timed out', 'cut')} list.dispatchEvent(new Event('change')); }})()")
+    seen = browser.value(detail)
+    assert QUESTION in seen and "13 tokens, broken off" in seen and "cut: too slow" in seen
+    assert browser.value("document.querySelector('.detail .tokens').innerText") == "It is 7 or so"
     type_in(browser, "least reward", "-1")
     assert browser.value("document.querySelectorAll('.rows .row').length") == 0, "it has no reward"
     assert browser.said == []

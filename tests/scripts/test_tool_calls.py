@@ -15,7 +15,7 @@ from areal_like.types import Sample
 from scripts import samples
 from scripts.report import Report
 from scripts.tool_calls import Call, Marks, calls_of, marks_of
-from tests.scripts.written_runs import QUESTION, written_run
+from tests.scripts.written_runs import QUESTION, cut, written_run
 
 MULTI_TURN = "workflow={name: multi_turn, environment: {name: tools}}"
 SAID = [
@@ -121,3 +121,19 @@ def test_groups_without_an_answer_are_shown_with_their_prompt_and_reason(
     shown = Report([run]).read()["runs"][0]["samples"]
     (lost,) = (each for each in shown if each["why"].startswith("timed out"))
     assert lost["reward"] is None and lost["prompt"] == QUESTION and lost["tokens"] == []
+
+
+def test_what_cut_samples_said_is_shown_with_their_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = written_run(tmp_path / "a")
+    log = SampleLog(run, DROPPED, steps=30, most=None, done=30)
+    log.write(cut(b"It is 7 or so"))
+    log.close()
+    assert samples.main([str(run), "--dropped", "--search", "or so"]) == 0
+    heading, *said = capsys.readouterr().out.splitlines()
+    assert heading.endswith("group 7, sample 1 · no reward · 13 tokens, broken off · 0 versions old · cut: too slow")
+    assert said == [QUESTION, "It is 7 or so", "wanted: 12"]
+    assert samples.main([str(run), "--dropped", "--why", "cut", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["prompt"] == QUESTION and shown["text"] == "It is 7 or so" and shown["reward"] is None
+    (lost,) = (each for each in Report([run]).read()["runs"][0]["samples"] if each["why"].startswith("cut"))
+    assert lost["prompt"] == QUESTION and "".join(lost["tokens"]) == "It is 7 or so" and lost["reward"] is None
