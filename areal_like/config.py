@@ -2,9 +2,9 @@
 
     load(["configs/quickstart.yaml", "mode=sync", "learner.lr=1e-3"])
 
-Every key is known: `areal_like.schema` lists the sections, typed; a component's knobs are its keyword-only parameters
-(`areal_like.registry`). How files and overrides become one tree is told in `areal_like.layers`; the defaults, and what
-each key means, stand in `configs/base.yaml`. The result is resolved, read-only, and survives a trip through yaml.
+Every key is known: `areal_like.schema` lists the sections with types; a component's knobs are its keyword-only
+parameters (`areal_like.registry`). `areal_like.layers` merges files and overrides into one tree. `configs/base.yaml`
+has the defaults and says what each key means. The result is resolved and read-only; yaml holds all of it.
 
 Imports no torch: a wrong config is refused before anything heavy is loaded.
 Drivers: scripts call `load` and `save`; each process calls `load_resolved` on the run folder's `config.yaml`.
@@ -53,8 +53,8 @@ IMPLIED_BY_ONE_PROCESS = {
 
 
 def load(argv: Sequence[str], inherited: Config | None = None) -> Config:
-    """The config of `[file, key=value, ...]`, checked and resolved. What depends on model and machine, and is not set,
-    is taken from `inherited`, an earlier run's config, where there is one. Raises ConfigError."""
+    """The config of `[file, key=value, ...]`, checked and resolved. Defaults that depend on the model and the machine
+    come from `inherited`, an earlier run's config, if it is given. Raises ConfigError."""
     if not argv:
         raise ConfigError("no config file given; try configs/quickstart.yaml")
     layers = Layers()
@@ -70,12 +70,12 @@ def load(argv: Sequence[str], inherited: Config | None = None) -> Config:
 
 
 def load_resolved(path: str | Path) -> Config:
-    """Read back what `save` wrote: a whole tree, without `extends`, choices or overrides. Raises ConfigError."""
+    """Read what `save` wrote: a complete tree without `extends`, choices or overrides. Raises ConfigError."""
     return from_tree(read(Path(path)))
 
 
 def from_tree(tree: Tree) -> Config:
-    """A whole tree as a config, typed but not checked. Raises ConfigError."""
+    """A complete tree as a config, typed but not checked. Raises ConfigError."""
     return _read_only(_typed(tree))
 
 
@@ -92,8 +92,8 @@ def to_yaml(config: Config) -> str:
 
 
 def with_every_knob(config: Config) -> Config:
-    """The config with every knob of its components, also those that have their defaults. For people: a knob that is
-    computed by default stands there as the code says it."""
+    """The config with every knob of its components, defaults included. For people: a default that is computed appears
+    as its source text."""
     tree = _plain(config)
     for kind in COMPONENTS.keys() & tree.keys():
         tree[kind] = {"name": None} | settled(kind, getattr(config, kind))
@@ -163,7 +163,7 @@ def _checked(tree: Tree) -> Config:
 
 
 def _with_defaults(config: Config, inherited: Config | None) -> Config:
-    """Fill in what depends on the model and the machine, where nobody has set it."""
+    """Fill in the defaults that depend on the model and the machine."""
     found = learning_defaults(config) | machine_defaults(config, cores(), has_bfloat16())
     if inherited:
         known = {key: select(inherited, key) for key in found}
@@ -193,7 +193,7 @@ def _check_heldout(config: Config) -> None:
 
 
 def _settle_mode(layers: Layers) -> None:
-    """`mode` records which scheduler runs: it follows one that was chosen alone, and may not contradict it."""
+    """`mode` names the scheduler that runs. If only a scheduler was chosen, `mode` follows; the two may not differ."""
     mode, scheduler = layers.tree.get("mode"), layers.tree.get("scheduler")
     name = scheduler.get("name") if isinstance(scheduler, dict) else None
     if name == mode or not {mode, name} <= {file.stem for file in (CONFIGS / "mode").glob("*.yaml")}:
@@ -215,8 +215,8 @@ def _imply_bound(layers: Layers) -> None:
 
 
 def _imply_one_process(layers: Layers) -> None:
-    """A person may hold up roles that are threads of one process for as long as he likes, and wants to see an error at
-    once. What the command line says goes before that."""
+    """In one process a person may stop the roles for as long as he likes, and an error should show at once: no
+    time-outs, no helper processes. The command line overrides this."""
     launcher = layers.tree.get("launcher")
     name = launcher.get("name") if isinstance(launcher, dict) else None
     if not isinstance(name, str) or "ONE_PROCESS" not in marks("launcher", name):
@@ -266,7 +266,7 @@ def ranks_of(config: Config) -> int:
 
 
 def learner_threads(config: Config) -> int:
-    """The number of CPU threads of each of them."""
+    """The number of CPU threads of each rank."""
     return int(config.learner.get("threads") or config.actors.threads or 1)
 
 

@@ -1,10 +1,10 @@
-"""Config files and command-line overrides, merged into one tree of plain containers; who set what is kept.
+"""Merges config files and command-line overrides into one tree of plain containers, and remembers who set what.
 
-Order, later wins: what a file `extends` (in order), the choices it makes, its own values; then the command line's
-choices, then its values, each in their order. Choices come before values so that `scheduler.max_staleness=4 mode=async`
-means the same in either order.
+The order, later wins: the files that a file `extends` (in order), the file's choices, its values; then the command
+line's choices, then its values. Choices come before values, so `scheduler.max_staleness=4 mode=async` means the same in
+either order.
 
-- Names of files are looked up beside the file that says them, then in the repository's `configs/`.
+- Files are looked up beside the file that names them, then in `configs/`.
 - A *choice* is a plain string for a key that has a folder of files (`mode: sync` merges `mode/sync.yaml`) or that names
   a component (`engine: timed` is `engine: {name: timed}`). A file may set more than its key: `loss: grpo` sets loss,
   advantage, normalisation and KL.

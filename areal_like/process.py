@@ -1,9 +1,8 @@
 """What every role process does at its start and end: arguments, log, signals, rendezvous, error reports.
 
-A role is started as `python -m ROOM.main --run DIR --name NAME --sockets DIR`; it reads `DIR/config.yaml`, logs to its
-standard error (the launcher sends that to `DIR/logs/NAME.log`), ends on SIGTERM, and never outlives the process that
-started it, not even one that was killed. Roles find one another through small files in `DIR/rendezvous`, so no port
-has to be agreed on.
+`python -m ROOM.main --run DIR --name NAME --sockets DIR` starts a role. It reads `DIR/config.yaml` and logs to its
+standard error, which the launcher sends to `DIR/logs/NAME.log`. It ends on SIGTERM, and when the process that started
+it dies. Roles find one another through small files in `DIR/rendezvous`, so no ports need to be chosen.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ EXIT_FORKS_GONE = 253
 """Describes the end of a process whose fork server died: the cause is unknown."""
 EXIT_NODE_FAILED = 254
 """Describes the end of a process whose node is gone."""
-"""The folder of the code, and the current folder of roles."""
 TERM_SECONDS = 2
 """Seconds that a role has to end after SIGTERM."""
 DELIVERY_SECONDS = 0.5
@@ -70,8 +68,7 @@ class Orders:
     """What a role is told from outside, here by signals: to end (SIGTERM) and to stop at a checkpoint (SIGUSR1)."""
 
     def on_end(self, begin: Callable[[], object], seconds: int = TERM_SECONDS) -> None:
-        """From now on the order to end calls `begin`, in the main thread between two of its instructions; the role then
-        has so many seconds to end by itself."""
+        """Call `begin` on SIGTERM, in the main thread between two instructions. The role then has `seconds` to end."""
 
         def terminate(signum: int, frame: object) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -81,21 +78,23 @@ class Orders:
         signal.signal(signal.SIGTERM, terminate)
 
     def on_pause(self, begin: Callable[[], object]) -> None:
-        """From now on the order to stop at a checkpoint calls `begin`; also one that came before. Until a role says
-        this, and in roles that have no checkpoint, the order waits for ever: Slurm gives it to all processes."""
+        """Call `begin` on SIGUSR1 (stop at a checkpoint), also for a signal that came earlier. Until a role calls this,
+        the signal stays blocked: Slurm sends it to all processes, also to those without a checkpoint."""
         signal.signal(signal.SIGUSR1, lambda signum, frame: begin())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
     def end_within(self, seconds: int) -> None:
-        """The role ends now, and must not take longer than that."""
+        """End the process if the role still runs after so many seconds."""
         end_within(seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What this process (or thread) is: its name, the run's folder, the folder for local sockets (None: tcp only), the
-    run's config, the seconds that it has to come to a good end after SIGTERM (0: it is to end at once), and how it
-    hears of orders."""
+    """What this process (or thread) is.
+
+    `sockets`: the folder for local sockets (None: tcp only). `grace`: seconds for an orderly end after SIGTERM (0: end
+    at once). `orders`: how it hears that it should end or pause.
+    """
 
     name: str
     run: Path
@@ -106,7 +105,7 @@ class Role:
 
     @property
     def keys(self) -> str | None:
-        """The folder of keys for all connections of this role; within one process there are none."""
+        """The folder of keys for all connections of this role. None within one process."""
         return None if self.config.buffer.transport == "inproc" else self.config.security.key_folder
 
     def endpoint(self, service: str) -> str:
@@ -121,14 +120,13 @@ class Role:
         return f"{buffer.transport}://{self.sockets}/{service}"
 
     def own_endpoint(self) -> str:
-        """Where this role binds a service of its own, which it has to tell others of: as `endpoint`, but on the host
-        that this process is on."""
+        """Where this role binds a service that only it offers, on the host that this process runs on."""
         if self.config.buffer.transport == "tcp":
             return f"tcp://{'127.0.0.1' if is_loopback(self.config.buffer.host) else own_address()}:0"
         return f"{self.config.buffer.transport}://{self.sockets}/w{os.getpid()}.{next(_services)}"
 
     def offer(self, service: str, endpoint: str) -> None:
-        """Publish where a service is (written to a temporary file and renamed, so never read half)."""
+        """Publish where a service is. The file is renamed into place, so nobody reads half of it."""
         folder = self.run / RENDEZVOUS
         folder.mkdir(exist_ok=True)
         beside = folder / f".{service}.{os.getpid()}"
@@ -154,7 +152,7 @@ class Role:
 
 
 def end_with_starter(starter: int) -> None:
-    """Ask Linux for SIGTERM when the starter dies (elsewhere the launcher's own clean-up has to do)."""
+    """Ask Linux for SIGTERM when the starter dies. On other systems only the launcher's clean-up ends this process."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != starter:  # the starter died during this start: no signal will come
@@ -162,19 +160,19 @@ def end_with_starter(starter: int) -> None:
 
 
 def _hold(run: Path) -> TextIO:
-    """A shared lock on the run's config for as long as the file is open: nobody may go on with the run while a process
-    of it is alive, though its starter be dead."""
+    """Lock the run's config (shared) until the file is closed: nobody may resume the run while one of its processes
+    lives, even if its starter is dead."""
     file = config_file(run).open()
     fcntl.flock(file, fcntl.LOCK_SH)
     return file
 
 
 def prepare_memory() -> None:
-    """For processes through which groups and batches flow.
+    """Tune malloc and the garbage collector of a process that handles groups and batches.
 
-    They come and go by the MB: have malloc keep what is freed for the next ones. By default each of them is asked of
-    the kernel anew, page by page, which costs more than filling it. And they are many small objects without cycles:
-    have Python look for cycles seldom, by default it does so every few hundred objects.
+    Batches are megabytes that come and go. malloc keeps freed memory for the next batch; by default it returns it to
+    the kernel and asks for it again, page by page, which costs more than filling it. Batches are also many small
+    objects without cycles, so Python looks for cycles seldom; by default it does so every few hundred objects.
     """
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 20)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -184,13 +182,13 @@ def prepare_memory() -> None:
 
 
 def allow_many_files() -> None:
-    """Raise the limit of open files as far as allowed: each peer is one."""
+    """Raise the limit of open files as far as allowed: each peer takes one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def end_within(seconds: int) -> None:
-    """By an alarm, whatever handles those now (`actors.time_limit` does, while a verifier computes)."""
+    """End the process after so many seconds, by an alarm. Replaces its handler (`actors.time_limit` sets one)."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(seconds)
 
@@ -200,10 +198,9 @@ class Terminated(SystemExit):
 
 
 def _terminate(signum: int, frame: object) -> None:
-    """End by unwinding, so that sockets are closed and files finished, but end.
+    """Unwind the stack, so that sockets are closed and files finished.
 
-    The exception can be swallowed (in a callback of a library that is being imported, say) or the unwinding can hang;
-    then the alarm, which Python has no say in, ends the process.
+    A library's callback may swallow the exception, or the unwinding may hang. Then the alarm ends the process.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_within(TERM_SECONDS)
@@ -211,7 +208,7 @@ def _terminate(signum: int, frame: object) -> None:
 
 
 def explain(error: Exception) -> tuple[str, int]:
-    """What a person is told of an error that ends a role, and the exit code for it."""
+    """The message for a person about an error that ends a role, and its exit code."""
     if isinstance(error, UserError):
         return str(error), EXIT_USER_ERROR
     return _words(error), _code(error)
@@ -227,13 +224,13 @@ def _fail(error: Exception) -> NoReturn:
 
 
 def _words(error: Exception) -> str:
-    """The text for a person: of errors that explain themselves the message alone, of others the type, too."""
+    """The message alone where it explains the error; else the error's type, too."""
     explained = isinstance(error, BusError | ValueError) or (isinstance(error, OSError) and error.errno)
     return str(error) if explained and str(error) else f"{type(error).__name__}: {error}"
 
 
 def _code(error: BaseException | None) -> int:
-    """The exit code for an error: libraries wrap that of a full disk in one of their own, or in words."""
+    """The exit code for an error. Libraries wrap the error of a full disk in their own, or quote its text."""
     while error is not None:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if full or os.strerror(errno.ENOSPC) in str(error):
@@ -243,13 +240,13 @@ def _code(error: BaseException | None) -> int:
 
 
 def run_role(main: Callable[[Role], None]) -> None:
-    """Set the process up, call `main(role)`, and turn an error into one line and an exit code."""
+    """Set up the process, call `main(role)`, and turn an error into one line and an exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--sockets", type=Path, help="folder for the sockets of one machine (ipc)")
-    parser.add_argument("--grace", type=int, default=0, help="seconds for a good end after SIGTERM; 0: end at once")
-    parser.add_argument("--guest", action="store_true", help="nobody who goes on with the run need wait for it")
+    parser.add_argument("--grace", type=int, default=0, help="seconds for an orderly end after SIGTERM; 0: end at once")
+    parser.add_argument("--guest", action="store_true", help="a resume need not wait for this process to end")
     parser.add_argument("--keys", help="folder of keys (default: that of the config)")
     parser.add_argument("--starter", type=int, default=os.getppid(), help="the process that asked for this one")
     parser.add_argument("--parent", type=int, help="the process that this one must not outlive, if not the starter")

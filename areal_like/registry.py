@@ -188,7 +188,7 @@ def _plain(spec: Mapping[str, object]) -> dict[str, Any]:
 
 
 def check(kind: str, spec: Mapping[str, object]) -> None:
-    """Hold a spec against its component's keyword-only parameters, without importing the component's module.
+    """Check a spec against its component's keyword-only parameters, without importing the component's module.
 
     Raises ConfigError for an unknown name, an unknown knob, a missing knob that has no default, and a value that the
     knob's annotation rules out (`areal_like.annotations`).
@@ -201,7 +201,7 @@ def check(kind: str, spec: Mapping[str, object]) -> None:
 
 
 def check_part(path: str, values: Mapping[str, object]) -> None:
-    """Hold the knobs at a path of `PARTS` against their owner's. Raises ConfigError."""
+    """Check the knobs at a path of `PARTS` against those of their class. Raises ConfigError."""
     module, _, attribute = PARTS[path].partition(":")
     _hold_against(signature(module, attribute), path, path.rpartition(".")[2], values)
 
@@ -239,7 +239,7 @@ def _hold_against(found: Signature, prefix: str, name: str, values: Mapping[str,
 
 
 def _check_inner(path: str, kind: str, spec: object) -> None:
-    """A knob named like a kind of component takes a spec of that kind, or only a name."""
+    """A knob that is named like a kind of component takes a spec of that kind, or just a name."""
     if not isinstance(spec, Mapping | str):
         raise ConfigError(f"{path}: expected a name or {{name: ..., knobs}}, got {spec!r}", path)
     try:
@@ -254,12 +254,12 @@ def knobs(kind: str, name: str) -> dict[str, Any]:
 
 
 def described(kind: str, name: str) -> tuple[Signature, str]:
-    """The knobs of a component with their types, and what it says of itself. Raises ConfigError."""
+    """The knobs of a component with their types, and its docstring. Raises ConfigError."""
     return _signature_of(kind, name), docstring(*_target(kind, name))
 
 
 def as_spec(spec: str | Mapping[str, object]) -> dict[str, object]:
-    """A spec, also where only its name was given."""
+    """A spec; a name alone becomes `{name: ...}`."""
     return {"name": spec} if isinstance(spec, str) else _plain(spec)
 
 
@@ -269,7 +269,7 @@ def target(kind: str, name: str) -> str:
 
 
 def settled(kind: str, spec: Mapping[str, object]) -> dict[str, Any]:
-    """A spec with the defaults of the knobs that it leaves out."""
+    """A spec, completed by its component's defaults."""
     plain = _plain(spec)
     return knobs(kind, plain["name"]) | plain
 

@@ -60,6 +60,7 @@ PARTS = {
     "verify.fuzz_deltas": "verify.fuzz --deltas",
     "verify.fuzzing": "verify.fuzz",
     "verify.hanging_engine": "verify.chaos --hangs",
+    "verify.mutations": "verify.mutants",
 }
 """Module → the command that it belongs to."""
 

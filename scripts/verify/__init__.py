@@ -5,6 +5,7 @@
 | `chaos` | kills, stops, hangs and cuts off the processes of a run; fills its disk; pushes rubbish |
 | `elastic` | lets actors join and leave a run |
 | `fuzz` | feeds made messages and weight updates to what reads them |
+| `mutants` | puts small faults into the core, and counts those that its tests notice |
 
 `scripts.audit` checks one recorded run. Users need it too, so it stays with their commands.
 """

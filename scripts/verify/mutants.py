@@ -1,0 +1,277 @@
+"""How many small faults in the core do its tests notice? `python -m scripts.verify.mutants [--sample N] [--json FILE]`.
+
+Puts one fault at a time (`scripts.verify.mutations`) into `buffer/`, `learners/losses/` and `areal_like/weights/`, in a
+copy of the clone, and runs the tests that reach its line, until one fails. A fault is killed when a test fails, when
+collecting the tests fails, or when they take too long. It survives when all pass; no test reaches its line counts as
+survived, too. Prints every survivor, and the share of killed ones by room.
+
+`--sample N` draws N faults (evenly over the files, by `--seed`); without it all are tried, which takes hours. Tests
+under `tests/` that start processes are not among them: processes would need the fault, too. Needs `coverage`
+(`pip install -e '.[dev]'`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from areal_like.places import REPOSITORY
+
+from ..arguments import command, new_file, positive, refuse
+from ..output import write_json
+from .mutations import Mutant, mutants
+
+ROOMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "buffer": ("tests/buffer",),
+        "learners/losses": ("tests/learners/losses", "tests/learners/test_learner_losses.py"),
+        "areal_like/weights": ("tests/areal_like/weights", "tests/learners/test_published_parts.py"),
+    }
+)
+"""Folder of the code → its tests."""
+BEFOREHAND = ("numpy", "torch", "transformers", "numba", "msgspec", "zmq.asyncio", "omegaconf", "hypothesis", "pytest")
+"""Imported once, before processes are forked for the tests."""
+SETTLING_SECONDS, PATIENCE = 20.0, 5.0
+"""A fault's tests may take so many seconds, and so many times what they take without it."""
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = command("verify.mutants", __doc__)
+    parser.add_argument("files", nargs="*", metavar="FILE", help="only these, such as buffer/store.py (default: all)")
+    parser.add_argument("--sample", type=positive, metavar="N", help="draw N faults (default: all)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the outcome of each fault here")
+    return parser.parse_args(argv)
+
+
+def room_of(path: str) -> str:
+    """Raises ValueError for a file of another room."""
+    for room in ROOMS:
+        if path.startswith(f"{room}/"):
+            return room
+    raise ValueError(f"{path} is in none of {', '.join(ROOMS)}")
+
+
+def files(given: Sequence[str]) -> list[str]:
+    """Raises ValueError."""
+    found = list(given) or [str(f.relative_to(REPOSITORY)) for room in ROOMS for f in (REPOSITORY / room).glob("*.py")]
+    for path in found:
+        room_of(path)
+        if not (REPOSITORY / path).is_file():
+            raise ValueError(f"{path}: there is no such file")
+    return sorted(found)
+
+
+def drawn(found: Sequence[Mutant], count: int | None, seed: int) -> list[Mutant]:
+    """A sample in which each fault has the same chance, in the order of the files."""
+    if count is None or count >= len(found):
+        return list(found)
+    places = sorted(random.Random(seed).sample(range(len(found)), count))
+    return [found[place] for place in places]
+
+
+# Which tests reach which line
+
+
+class Reach:
+    """Which tests run a line, and how long each takes."""
+
+    def __init__(self, copy: Path):
+        self.copy = copy
+        self.by_line: dict[tuple[str, int], set[str]] = defaultdict(set)
+        self.seconds: dict[str, float] = {}
+
+    def learn(self, room: str) -> None:
+        """Run a room's tests under `coverage`. Raises RuntimeError where they fail without any fault."""
+        data, report = self.copy / ".coverage", self.copy / "tests.xml"
+        settings = self.copy / "coverage.ini"
+        settings.write_text(f"[run]\ndynamic_context = test_function\nsource = {room}\ndata_file = {data}\n")
+        pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", str(report), *ROOMS[room]]
+        arguments = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", *pytest]
+        done = subprocess.run(arguments, cwd=self.copy, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"the tests of {room} fail as they are:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        names = self._times(report)
+        from coverage import CoverageData
+
+        found = CoverageData(str(data))
+        found.read()
+        for path in found.measured_files():
+            for line, contexts in found.contexts_by_lineno(path).items():
+                here = str(Path(path).relative_to(self.copy))
+                self.by_line[here, line] |= {name for each in contexts for name in names.get(each, ())}
+
+    def _times(self, report: Path) -> dict[str, list[str]]:
+        """Name of a test's function as `coverage` says it → the test as pytest says it."""
+        names: dict[str, list[str]] = defaultdict(list)
+        for case in ElementTree.parse(report).iter("testcase"):
+            where, name = case.attrib["classname"], case.attrib["name"].partition("[")[0]
+            place = f"{_node(self.copy, where)}::{name}"
+            self.seconds[place] = self.seconds.get(place, 0.0) + float(case.attrib["time"])
+            if place not in names[f"{where}.{name}"]:
+                names[f"{where}.{name}"].append(place)
+        return names
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """The quickest first. A line that runs on import alone is tested by all that reach its file."""
+        found = self.by_line.get((mutant.path, mutant.line), set())
+        if not found:
+            at_import = (mutant.path, mutant.line) in self.by_line
+            reached = (tests for (path, _), tests in self.by_line.items() if path == mutant.path)
+            found = set().union(*reached) if at_import else set()
+        return sorted(found, key=lambda test: (self.seconds.get(test, 0.0), test))
+
+
+def _node(copy: Path, dotted: str) -> str:
+    """`tests.buffer.test_shares.TestX` → `tests/buffer/test_shares.py::TestX`."""
+    parts = dotted.split(".")
+    for end in range(len(parts), 0, -1):
+        file = Path(*parts[:end]).with_suffix(".py")
+        if (copy / file).is_file():
+            return "::".join([str(file), *parts[end:]])
+    raise ValueError(f"{dotted}: a test of no file")
+
+
+# Trying one
+
+
+def outcome(copy: Path, mutant: Mutant, tests: Sequence[str], seconds: float) -> str:
+    """survived | killed | too long | unreached."""
+    if not tests:
+        return "unreached"
+    file = copy / mutant.path
+    whole = file.read_text(encoding="utf-8")
+    file.write_text(mutant.source, encoding="utf-8")
+    try:
+        return _tried(copy, tests, SETTLING_SECONDS + PATIENCE * seconds)
+    finally:
+        file.write_text(whole, encoding="utf-8")
+
+
+def _tried(copy: Path, tests: Sequence[str], most: float) -> str:
+    child = os.fork()
+    if child == 0:
+        _test(copy, tests)
+    deadline = time.monotonic() + most
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return "survived" if status == 0 else "killed"
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "too long"
+
+
+def _test(copy: Path, tests: Sequence[str]) -> None:
+    """In a process of its own: does not return."""
+    os.setpgid(0, 0)
+    code = 1
+    try:
+        silent = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(silent, stream)
+        os.chdir(copy)
+        import pytest
+
+        code = int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+    finally:
+        os._exit(code)
+
+
+def _fresh_copy(folder: Path) -> Path:
+    """The files that git knows, as they are now."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (source := REPOSITORY / name).is_file() and not name.startswith("docs/plots/"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, folder / name)
+    return folder
+
+
+def summary(outcomes: Iterable[tuple[Mutant, str]]) -> dict[str, dict[str, int]]:
+    """Room → outcome → count."""
+    counts: dict[str, dict[str, int]] = {}
+    for mutant, result in outcomes:
+        room = counts.setdefault(room_of(mutant.path), {})
+        room[result] = room.get(result, 0) + 1
+    return counts
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        paths = files(args.files)
+        importlib.import_module("coverage")
+    except ImportError:
+        refuse("coverage is missing: pip install -e '.[dev]' -c constraints.txt")
+    except ValueError as error:
+        refuse(error)
+    with tempfile.TemporaryDirectory(prefix="areal-like-mutants-") as folder:
+        copy = _fresh_copy(Path(folder))
+        reach = Reach(copy)
+        for room in dict.fromkeys(map(room_of, paths)):
+            print(f"the tests of {room} run, to see which lines they reach", flush=True)
+            reach.learn(room)
+        every = [each for path in paths for each in mutants(path, (copy / path).read_text(encoding="utf-8"))]
+        chosen = drawn(every, args.sample, args.seed)
+        print(f"{len(chosen)} of {len(every)} faults", flush=True)
+        sys.path[:] = [str(copy), *(entry for entry in sys.path if entry not in ("", str(REPOSITORY)))]
+        _forget_our_own()
+        results = _try_all(copy, chosen, reach)
+    return _report(results, args.json)
+
+
+def _forget_our_own() -> None:
+    """Import what tests need from elsewhere, and nothing of this project: a fork must read it from the copy."""
+    for name in BEFOREHAND:
+        importlib.import_module(name)
+    own = ("areal_like", "actors", "buffer", "learners", "tests")
+    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+        del sys.modules[name]
+
+
+def _try_all(copy: Path, chosen: Sequence[Mutant], reach: Reach) -> list[tuple[Mutant, str]]:
+    results = []
+    for number, mutant in enumerate(chosen, 1):
+        tests = reach.tests_of(mutant)
+        result = outcome(copy, mutant, tests, sum(reach.seconds.get(test, 0.0) for test in tests))
+        results.append((mutant, result))
+        if result in ("survived", "unreached"):
+            print(f"{result}: {mutant}", flush=True)
+        if number % 50 == 0:
+            print(f"{number} of {len(chosen)}", flush=True)
+    return results
+
+
+def _report(results: Sequence[tuple[Mutant, str]], file: Path | None) -> int:
+    killed = 0
+    for room, counts in summary(results).items():
+        dead = counts.get("killed", 0) + counts.get("too long", 0)
+        killed += dead
+        print(f"{room}: {dead} of {sum(counts.values())} killed {json.dumps(counts)}")
+    share = killed / max(1, len(results))
+    print(f"all: {killed} of {len(results)} killed, {share:.1%}")
+    if file:
+        rows = [{"path": m.path, "line": m.line, "what": m.what, "outcome": result} for m, result in results]
+        write_json(file, {"killed_share": share, "faults": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
