@@ -112,12 +112,12 @@ def _changes(node: ast.AST) -> Iterator[Change]:
 
 def _changes_of_expression(node: ast.AST) -> Iterator[Change]:
     match node:
-        case ast.Compare(ops=[operator]) if type(operator) in COMPARED:
-            yield lambda n: _with(n, ops=[COMPARED[type(operator)]()])
+        case ast.Compare(ops=[compared]) if type(compared) in COMPARED:
+            yield lambda n: _with(n, ops=[COMPARED[type(compared)]()])
         case ast.BinOp(op=operator) if type(operator) in COMPUTED and not _is_text(node):
             yield lambda n: _with(n, op=COMPUTED[type(operator)]())
-        case ast.BoolOp(op=operator):
-            yield lambda n: _with(n, op=ast.And() if isinstance(operator, ast.Or) else ast.Or())
+        case ast.BoolOp(op=joined):
+            yield lambda n: _with(n, op=ast.And() if isinstance(joined, ast.Or) else ast.Or())
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             yield lambda n: copy.deepcopy(operand)
         case ast.Constant(value=bool() as value):
