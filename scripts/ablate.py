@@ -19,15 +19,15 @@ from .ablation.points import Result, gather
 from .ablation.results import Choice
 from .ablation.runs import Folder, run_all
 from .ablation.study import MAIN, TUNE, Run
-from .arguments import called
+from .arguments import command
 from .train import EXIT_INTERRUPTED, Interrupted, Signals
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=called("ablate"),
-        description=__doc__.splitlines()[0],
-        epilog="The yaml is explained in scripts/ablation/study.py and measures.py; examples are in configs/ablation.",
+    parser = command(
+        "ablate",
+        __doc__,
+        "The yaml is explained in scripts/ablation/study.py and measures.py; examples are in configs/ablation.",
     )
     parser.add_argument("study", type=Path, help="a yaml file, e.g. configs/ablation/staleness.yaml")
     parser.add_argument("--out", type=Path, help="output folder (default: runs/ablation/NAME)")

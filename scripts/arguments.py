@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import math
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,12 +14,13 @@ from typing import NoReturn
 PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps", ".ps", ".tif", ".tiff")
 
 
-def command(name: str, description: str | None) -> argparse.ArgumentParser:
+def command(name: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
     """The parser of `python -m scripts.NAME`. Of a docstring, the first line describes the command."""
     assert description
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8; half a letter of a model
-    return argparse.ArgumentParser(prog=called(name), description=description.splitlines()[0])
+    description = as_called(description.splitlines()[0])
+    return argparse.ArgumentParser(prog=called(name), description=description, epilog=epilog and as_called(epilog))
 
 
 def called(name: str) -> str:
@@ -29,6 +31,11 @@ def called(name: str) -> str:
 def other(name: str) -> str:
     """How the user calls another command, in the way in which he called this one."""
     return f"areal-like {name}" if sys.argv[0].startswith("areal-like ") else f"python -m scripts.{name}"
+
+
+def as_called(text: str) -> str:
+    """A text whose commands (`python -m scripts.NAME`) are written as the user calls this one."""
+    return re.sub(r"python -m scripts\.(\w+)", lambda found: other(found[1]), text)
 
 
 def new_file(text: str) -> Path:
@@ -78,5 +85,5 @@ def picture(text: str) -> Path:
 
 def refuse(reason: object) -> NoReturn:
     """End the command with an error message and exit code 2."""
-    print(f"error: {' '.join(str(reason).split())}", file=sys.stderr)
+    print(f"error: {as_called(' '.join(str(reason).split()))}", file=sys.stderr)
     sys.exit(2)

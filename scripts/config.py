@@ -222,7 +222,7 @@ def overview(base: dict[str, tuple[str, str]]) -> str:
     for kind, names in COMPONENTS.items():
         files = [file.stem for file in sorted((CONFIGS / kind).glob("*.yaml")) if file.stem not in names]
         lines.append(f"{kind}: {', '.join(names)}{'; or ' if files else ''}{', '.join(files)}")
-    return "\n".join([*lines, "more: python -m scripts.config PART, e.g. loss.dg, learner, buffer, run.steps"])
+    return "\n".join([*lines, f"more: {other('config')} PART, e.g. loss.dg, learner, buffer, run.steps"])
 
 
 def main(argv: list[str] | None = None) -> int:

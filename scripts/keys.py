@@ -7,23 +7,21 @@ machines that do not see the run folder. Keep it outside of the run folders. `ar
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from areal_like import keys
 from areal_like.wire import MAY_SAY
 
-from .arguments import called
+from .arguments import command
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog=called("keys"),
-        description="Make the keys of the buffer (server) and of those who connect to it (learner, actor, operator). "
+    parser = command(
+        "keys",
+        "Make the keys of the buffer (server) and of those who connect to it (learner, actor, operator). "
         "Nothing that exists is overwritten.",
-        epilog="examples:  python -m scripts.keys ~/keys   "
-        "python -m scripts.train configs/quickstart.yaml security.key_folder=~/keys",
+        "examples:  python -m scripts.keys ~/keys   python -m scripts.train quickstart security.key_folder=~/keys",
     )
     parser.add_argument("folder", type=Path, help="folder for the keys; created if missing")
     parser.add_argument(

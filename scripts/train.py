@@ -36,7 +36,7 @@ from areal_like.process import EXIT_PAUSED
 from areal_like.registry import resolve
 from areal_like.run_folder import CONFIG, NEXT, RECORD, RENDEZVOUS, SUBMITTED, SUMMARY, discard, room_wanted
 
-from .arguments import called
+from .arguments import command, other
 from .earlier_runs import (
     NEVER_TOLD,
     changes,
@@ -57,14 +57,14 @@ NAMED = 60
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=called("train"),
-        description="Train a language model by actor-learner reinforcement learning.",
-        epilog="examples:  python -m scripts.train configs/quickstart.yaml mode=sync learner.lr=1e-3   "
-        "python -m scripts.train configs/quickstart.yaml --print-config loss=ppo.  "
+    parser = command(
+        "train",
+        "Train a language model by actor-learner reinforcement learning.",
+        "examples:  python -m scripts.train quickstart mode=sync learner.lr=1e-3   "
+        "python -m scripts.train quickstart --print-config loss=ppo.  "
         "Every key, with its default and meaning: python -m scripts.config [loss.dg|learner|run.steps|...].",
     )
-    parser.add_argument("config", help="a yaml file, e.g. configs/quickstart.yaml")
+    parser.add_argument("config", help="a yaml file, or the name of one that comes with this: quickstart")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
     parser.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
     parser.add_argument("--all", action="store_true", help="with --print-config: also knobs that have their defaults")
@@ -361,7 +361,7 @@ def submit(submission: Any, folder: Path, held: TextIO) -> int:
         (folder / NEXT / CONFIG).replace(folder / SUBMITTED)  # what the job begins with, however often it is queued
     held.close()
     print(f"job {submission.submit()} is submitted; run folder: {folder}")
-    print(f"look in: python -m scripts.status {folder}; end it: python -m scripts.stop {folder}")
+    print(f"look in: {other('status')} {folder}; end it: {other('stop')} {folder}")
     return 0
 
 

@@ -82,6 +82,16 @@ def test_help_says_something_and_imports_nothing_heavy() -> None:
         assert not heavy, f"scripts.{name} --help imports {heavy}"
 
 
+def test_help_names_commands_as_the_user_calls_them() -> None:
+    """Where the package is installed there is no `python -m scripts.NAME`."""
+    walk = "import contextlib, sys\nfrom scripts import cli\nfor verb in cli.VERBS:\n"
+    walk += "    with contextlib.suppress(SystemExit):\n        cli.main([verb, '--help'])\n"
+    done = python("-c", walk + "cli.main(['config'])\ncli.main(['samples', 'no run'])")
+    assert "usage: areal-like samples" in done.stdout and "What the model wrote: `areal-like samples" in done.stdout
+    assert "areal-like train quickstart" in done.stdout and "more: areal-like config PART" in done.stdout
+    assert "-m scripts" not in " ".join(done.stdout.split()) and "-m scripts" not in done.stderr
+
+
 @pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("a run", 2)])
 def test_a_part_of_a_command_names_the_command_and_imports_nothing(argument: str, code: int) -> None:
     """`estimate` imports torch: that would show in the list of modules that Python tells of."""
