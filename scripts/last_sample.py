@@ -39,7 +39,10 @@ class LastSample:
         from .output import shortened, visible
 
         record, texts = self._record, self._texts
-        prompt, answer = texts.of(record.tokens[: record.prompt_length]), texts.of(record.response)
+        try:
+            prompt, answer = texts.of(record.tokens[: record.prompt_length]), texts.of(record.response)
+        except Exception:  # the codec is the user's code: no run ends because a line cannot be shown
+            return ""
         said = f"{shortened(prompt, 60)} → {shortened(answer, 120)}"
         return f"{visible(said)} (reward {record.reward or 0.0:g}, step {record.step})"
 
@@ -61,5 +64,5 @@ class LastSample:
 
         try:
             self._texts = Texts(self._run)
-        except (ValueError, OSError):
-            self._texts = None  # the run itself says what is wrong with its task
+        except Exception:  # the task is the user's code: whatever it raises, the run itself says what is wrong
+            self._texts = None

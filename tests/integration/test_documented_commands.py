@@ -21,8 +21,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs")
 SMALL = ["run.steps=3", "eval.prompts=4", "groups_per_batch=4", "sizing.group_size=4", "actors.count=1"]
 """What makes a run short; what the command sets itself stays."""
 ELSEWHERE = {
-    "bash scripts/quickstart.sh": ".ci/run",
-    "bash scripts/quickstart_pretrained.sh": "tests/scripts/test_bench_pretrained.py",
+    "bash scripts/quickstart.sh": "tests/integration/test_documented_commands.py",
+    "bash scripts/quickstart_pretrained.sh": "tests/integration/test_documented_commands.py",
     "bash scripts/test.sh": ".ci/run",
     "bash scripts/setup.sh": "scripts/test.sh",
     "python -m scripts.bench.pretrained": "tests/scripts/test_bench_pretrained.py",
@@ -68,8 +68,8 @@ def test_the_tests_that_run_the_others_are_there() -> None:
     for first, place in ELSEWHERE.items():
         assert any(command.startswith(first) for command in shown), f"no page shows {first} any more"
         text = (ROOT / place).read_text()
-        module = re.search(r"scripts[./](\w+(?:\.\w+)?)", first)
-        assert module and module[1].rpartition(".")[2] in text, f"{place} does not run {first}"
+        name = re.search(r"scripts/(\w+\.sh)|scripts\.(?:\w+\.)?(\w+)", first)
+        assert name and (name[1] or name[2]) in text.replace(f'"{first}"', ""), f"{place} does not run {first}"
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +86,39 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (folder / "data" / "gsm8k" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
     return folder
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone whose environment is this one: `scripts/setup.sh`, which CI runs, would install it anew."""
+    (tmp_path / "scripts").mkdir()
+    for file in (*ROOT.iterdir(), *(ROOT / "scripts").iterdir()):
+        if file.name not in ("scripts", "setup.sh", "runs", "models", "data", ".git") and not file.name.startswith("."):
+            (tmp_path / file.relative_to(ROOT)).symlink_to(file)
+    (tmp_path / "scripts" / "setup.sh").write_text('[ -x "$1/bin/python" ]\n')
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    write_folder(tmp_path / "models" / "smollm2-135m-instruct", "llama")  # fetching it would need a network
+    return tmp_path
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("script", ["quickstart.sh", "quickstart_pretrained.sh 2"])
+def test_the_quickstarts_run_to_their_end(clone: Path, script: str) -> None:
+    small = [*SMALL, "sampling.max_tokens=8"] if script.endswith("2") else SMALL
+    done = subprocess.run(
+        ["bash", *f"{clone}/scripts/{script}".split(), *small],
+        cwd=clone.parent,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+    assert done.stdout.count("finished: ") == (2 if script.endswith("2") else 1)
+    assert len(list((clone / "runs").glob("*/summary.json"))) == (2 if script.endswith("2") else 1)
 
 
 def scaled(words: list[str], folder: Path) -> list[str]:

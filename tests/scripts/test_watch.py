@@ -17,8 +17,10 @@ from areal_like.launch.outcome import Death
 from areal_like.samples import TRAINED, SampleLog, kept
 from areal_like.types import Sample
 from scripts.fault_counts import faults
+from scripts.last_sample import LastSample
 from scripts.sparkline import sparkline
 from scripts.watch import Watch, ledger_line, print_summary
+from tests.scripts.written_runs import written_run
 
 ROW = {
     "step": 30,
@@ -144,6 +146,28 @@ def test_the_live_display_has_the_rewards_as_a_curve_and_the_last_sample(tmp_pat
     assert "▁▂▃▄▅▆▇█" in text.getvalue()
     assert "123> → 123 (reward 1, step 7)" in text.getvalue()
     seen.close()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("broken", ["__init__", "of"])
+def test_a_task_that_breaks_costs_the_display_its_last_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    run, called = written_run(tmp_path / "a"), []
+
+    def breaks(*_: object) -> str:
+        called.append(1)
+        raise TypeError("the user's own")
+
+    monkeypatch.setattr(f"scripts.samples.Texts.{broken}", breaks)
+    seen = LastSample(run)
+    deadline = time.monotonic() + 30
+    while not called and time.monotonic() < deadline:
+        assert seen.text() == ""
+        time.sleep(0.01)
+    assert seen._thread
+    seen._thread.join()
+    assert called and seen.text() == ""
 
 
 def test_a_sparkline_spans_all_values_in_few_bars() -> None:
