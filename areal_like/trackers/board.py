@@ -7,6 +7,7 @@ the user has set as hparams, with the last held-out reward; samples as text.
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -60,7 +61,7 @@ class Board:
         self._writer = RecordWriter(self._file)
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
         self._put(0, [_layout(), *_hparams(run)])
-        self.where = f"tensorboard --logdir {folder}"
+        self.where = f"tensorboard --logdir {shlex.quote(str(folder))}"
 
     def _write(self, event: Event) -> None:
         self._writer.write(event.SerializeToString())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shlex
 from collections.abc import Mapping, Sequence
 
 import trackio
@@ -23,7 +24,7 @@ class Trackio:
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
-        self.where = f"trackio show --project {run.project}"
+        self.where = f"trackio show --project {shlex.quote(run.project)}"
 
     def add(self, row: Mapping[str, object]) -> None:
         found = numbers(row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -31,7 +32,7 @@ class WeightsAndBiases:
             ),
         )
         folder = Path(self._run.dir).parent
-        self.where = f"wandb sync {folder}" if self._run.offline else str(self._run.url)
+        self.where = f"wandb sync {shlex.quote(str(folder))}" if self._run.offline else str(self._run.url)
         # A resumed run makes some steps again: the step is a number like others, not the count of calls.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")

@@ -49,11 +49,13 @@ def read(folder: Path) -> EventAccumulator:
 
 
 def test_numbers_are_scalars_and_other_things_are_left_out(tmp_path: Path) -> None:
-    board = Board(a_run(tmp_path))
+    folder = tmp_path / "a b"
+    board = Board(a_run(folder))
     board.add({"step": 1, "reward/mean": 0.5, "loss": None, "note": "text"})
     board.add({"step": 3, "reward/mean": 0.25, "skipped_steps": 0})
     board.end(None)
-    events = read(tmp_path)
+    assert board.where == f"tensorboard --logdir '{folder}/tb'", "to be pasted into a shell"
+    events = read(folder)
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.5), (3, 0.25)]
     assert set(events.Tags()["scalars"]) == {"step", "reward/mean", "skipped_steps"}
 
