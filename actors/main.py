@@ -116,7 +116,7 @@ async def _until_the_run_is_gone(role: Role, endpoint: str) -> None:
     while missed < MISSES:
         await asyncio.sleep(LOOK_SECONDS)
         missed = 0 if role.is_offered("buffer", endpoint) else missed + 1
-    log.warning("the run has ended, or goes on with another buffer: ending")
+    log.warning("the run has ended, or continues with another buffer: ending")
 
 
 async def serve(role: Role) -> None:

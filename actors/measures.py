@@ -31,7 +31,7 @@ def of_engine(engine: Any, wall: float) -> dict[str, float]:
 
 
 def of_weights(stats: Mapping[str, float], updates: float) -> dict[str, float]:
-    """What `Subscriber.stats` says, for so many updates of the engine."""
+    """What `Subscriber.stats` says, over the engine's `updates` updates."""
     found = {f"sum:rollout/{name}": value for name, value in stats.items() if name not in FETCHING}
     for name in FETCHING:
         found |= quotient(f"rollout/update_{name}", stats[name], updates)

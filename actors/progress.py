@@ -7,7 +7,7 @@ legitimately silent:
     its verifier or its agent is at work   these have time limits of their own (`rewards.timeout`, `workflow.timeout`)
     the engine can't tell                  as long as the call is open: such an engine has to watch itself
 
-Everything else counts as no progress: an engine that stops making tokens, a workflow that waits for ever.
+Everything else counts as no progress: an engine that stops making tokens, a workflow that never stops waiting.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Python as a tool: runs a program in the sandbox (`areal_like.tasks.sandbox`) and shows its output.
 
-No files of the machine, no network, no other processes; standard modules for computing only. Each program begins anew,
+No files of the machine, no network, no other processes; standard modules for computing only. Each program starts fresh,
 with the same random numbers. At most `PROCESSES` run at once, waited for by threads of their own: weights, which come
 by the event loop's threads, must not wait for them.
 """

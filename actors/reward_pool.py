@@ -5,7 +5,7 @@ pipes: in comes `{verifier, arguments, knobs}`; out comes one line when the veri
 Each worker runs one call at a time. A call that overruns its time, or is cancelled, kills the worker and its children
 (its process group, with SIGKILL: nothing can ignore that); the next call starts a new worker. Workers end with the
 actor, however it ends: at the end of their input, and on Linux by the kernel's parent-death signal, which also reaches
-a worker that hangs in a verifier. Times are kept in this process only: a restarted actor begins anew.
+a worker that hangs in a verifier. Times are kept in this process only: a restarted actor starts from zero.
 """
 
 from __future__ import annotations

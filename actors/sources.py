@@ -179,7 +179,7 @@ class Sources:
         return True
 
     async def _within(self, dealer: AsyncDealer, seconds: float) -> Received | None:
-        """The next message, or None after so many seconds. Raises Unreachable if a relay talks rubbish, WireError if
+        """The next message, or None after `seconds`. Raises Unreachable if a relay talks rubbish, WireError if
         the publisher does."""
         try:
             return await asyncio.wait_for(dealer.receive(), seconds)

@@ -35,7 +35,7 @@ CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed"}
 """Errors that cost a sample, and not yet its group → the reason in the ledger."""
 REASON_CHARACTERS = 200
 MOST_SAID = 1 << 16
-"""Tokens of samples that are not in a group, which the buffer is told for people to read: at most so many at once."""
+"""Tokens of samples that are not in a group, which the buffer gets for people to read: at most this many at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Worker:
         self._errands: set[asyncio.Task] = set()  # evaluations, and groups that are being handed back
         self._leaving = False
         self.started_at: float | None = None
-        self.resampled = 0  # samples drawn anew, since their reward had crashed
+        self.resampled = 0  # samples drawn again, since their reward had crashed
         self._told_cut_at = -1  # newest version for which the buffer was told what cut samples said
 
     def start(self, leases: list[Lease], carried: Mapping[int, Carried] = MappingProxyType({})) -> None:

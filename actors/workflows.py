@@ -3,7 +3,7 @@
 The worker starts `lease.launch` of them at once; each talks to the engine and to the verifier, and hands back a
 `Sample`. Returning None rejects the sample; raising fails the sample, never the run; the worker counts both. The
 versions of the tokens come from the engine alone: a workflow passes runs on, it never makes them up. Another actor may
-continue an interrupted sample: the workflow starts anew there, and the earlier answers of the engine and the verifier
+continue an interrupted sample: the workflow starts again there, and the earlier answers of the engine and the verifier
 are repeated at once (`actors.resumption`). So a workflow must make the same calls again: it may depend only on its
 arguments and those answers.
 """

@@ -4,9 +4,9 @@
 All data moves over ROUTER/DEALER, which queue and never drop while a connection lives; the amount in flight is limited
 by credits (an actor's slots, a subscriber's chunks in flight). A broken connection reconnects by itself, but messages
 in flight are lost silently: dealers report it (`link`), and their user repeats what matters. With `link_timeout` a
-silently dead connection (a firewall dropped it, a host lost power) counts as broken after so many seconds.
+silently dead connection (a firewall dropped it, a host lost power) counts as broken after that time.
 
-Local files are open to whoever the file system lets in: their folder is the user's alone. On TCP a Router is a CURVE
+The file system guards local sockets: their folder belongs to the user alone. On TCP a Router is a CURVE
 server (`areal_like.keys`) that lets in who is on its allow-list and takes from each what its key's role may say;
 dealers are CURVE clients. What a stranger can make a Router hold is one frame per connection, until the handshake fails
 or `HANDSHAKE_MS` are over. What a peer can make it hold is bounded: a frame by `max_frame` (refused before memory is
@@ -66,7 +66,7 @@ NODE = "node"
 """Stands for the address by which other hosts reach this host."""
 _ANYWHERE = "192.0.2.1"  # set aside for documentation: nobody's
 LOGGED_REFUSALS, REFUSALS_SECONDS = 20, 60.0
-"""Log at most so many refused messages within so many seconds."""
+"""Messages and seconds: of refusals, log at most that many in that time."""
 
 
 def is_loopback(host: str) -> bool:
@@ -238,7 +238,7 @@ class Router:
 
 def routing_id(name: str) -> bytes:
     """A routing id for this socket, over all its connections; a restarted process is another peer. It is random: with
-    ROUTER_HANDOVER, whoever guesses it could take over the connection of another role."""
+    ROUTER_HANDOVER, a process that guesses it could take over the connection of another role."""
     return f"{name}:{os.getpid()}:{secrets.token_hex(8)}".encode()
 
 

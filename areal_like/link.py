@@ -48,8 +48,8 @@ class Link:
     def reconnected(self) -> bool:
         """Has the socket reconnected since the last call?"""
         self.check()
-        anew, self._told = self.connections > max(1, self._told), self.connections
-        return anew
+        again, self._told = self.connections > max(1, self._told), self.connections
+        return again
 
     async def until_reconnected(self) -> None:
         """Wait until the socket has reconnected."""

@@ -101,7 +101,7 @@ class Hello(Message):
     slots: Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
 
 
-# ---- starter, or whoever looks in → buffer --------------------------------------------------------------------------
+# ---- starter, or a monitor → buffer --------------------------------------------------------------------------
 
 
 class Status(Message):

@@ -1,5 +1,5 @@
 """Checks a model's Hugging Face folder without loading the model: its config, and whether the weights are whole. Of
-each safetensors file only the header is read, and held against the file's size."""
+each safetensors file only the header is read, and compared with the file's size."""
 
 from __future__ import annotations
 

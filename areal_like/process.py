@@ -84,7 +84,7 @@ class Orders:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
     def end_within(self, seconds: int) -> None:
-        """End the process if the role still runs after so many seconds."""
+        """End the process if the role still runs after `seconds`."""
         end_within(seconds)
 
 
@@ -188,7 +188,7 @@ def allow_many_files() -> None:
 
 
 def end_within(seconds: int) -> None:
-    """End the process after so many seconds, by an alarm. Replaces its handler (`actors.time_limit` sets one)."""
+    """End the process after `seconds`, by an alarm. Replaces its handler (`actors.time_limit` sets one)."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(seconds)
 

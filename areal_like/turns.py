@@ -27,7 +27,7 @@ _this = threading.local()
 
 
 class Member:
-    """A thread that takes turns: what it waits for, and the exception with which its next wait is to end, if any."""
+    """A thread that takes turns: what it waits for, and the exception that its next wait raises, if any."""
 
     def __init__(self, turns: Turns, name: str):
         self.turns, self.name = turns, name
@@ -147,7 +147,7 @@ def become(member: Member | None) -> None:
 
 
 def wait(seconds: float, *descriptors: int) -> None:
-    """Until a descriptor is readable or the time is over, or sooner. Raises what this thread is to end with."""
+    """Until a descriptor is readable or the time is over, or sooner. Raises the exception that ends this thread."""
     member = current()
     if member is None or member.turns.over:
         _readable(descriptors, 0.0 if _interrupted(member) else seconds)

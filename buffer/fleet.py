@@ -15,8 +15,8 @@ from statistics import fmean
 from buffer.store import LEASED, Entry, Stage
 
 MOST_REFUSED = 3
-"""A group is dropped after so many refused pushes. An actor gets no more leases after so many refused groups in a row,
-until it joins again."""
+"""A group is dropped after this many refused pushes. An actor gets no more leases after this many refused groups in a
+row, until it joins again."""
 OVER_PRESENT: dict[str, Callable[[list[float]], float]] = {"now": sum, "mean": fmean, "max": max}
 """How to combine the numbers of the present actors."""
 Stats = Mapping[str, float | str]
@@ -70,11 +70,11 @@ class Actor:
         return self.slots + self.ended - self.leased
 
     def takes(self, sequences: int) -> bool:
-        """May it get a group of so many sequences? An idle actor always may, even if its engine has fewer slots."""
+        """May it get a group of so many `sequences`? An idle actor always may, even if its engine has fewer slots."""
         return self.free_slots >= sequences or not self.running
 
     def lease(self, group_id: int, sequences: int, now: float) -> None:
-        """Count a new lease of so many sequences."""
+        """Count a new lease."""
         self.running.add(group_id)
         self.moved[group_id] = now
         self.leased += sequences

@@ -283,7 +283,7 @@ class Handlers:
         if message.for_good and self.state.expected_actors > 1:
             self.state.expected_actors -= 1
             self.state.left_out[message.name] = message.how
-            log.warning("%s is left out: the run goes on without it", message.name)
+            log.warning("%s is left out: the run continues without it", message.name)
 
     # ---- the learner ------------------------------------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ def main(role: Role) -> None:
     steps, journal = restore(role, replay)
     if why := other_settings(role.run):
         lost = replay.branch_off(steps, why)
-        log.info("from batch %d on %s: %d groups of later weights are rolled out anew", steps, why, lost)
+        log.info("from batch %d on %s: %d groups of later weights are rolled out again", steps, why, lost)
     heldout = min(config.eval.prompts, task.size("heldout"))
     state = RunState(
         router,

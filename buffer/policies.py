@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Waiting(NamedTuple):
     """A group that can be served. `slot`: its place in the order of training. `oldest`: version of its oldest token.
     `pushed`: its place in the order of finishing. `left`: for how many versions it can wait without breaking the bound
-    (inf: for ever). `head`: lengths, rewards and versions of its samples."""
+    (inf: no limit). `head`: lengths, rewards and versions of its samples."""
 
     id: int
     slot: int

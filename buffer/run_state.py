@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 MANY_LOST = 8
-"""Times a batch's groups: so many lost groups between two train steps are worth a warning."""
+"""Lost groups between two train steps that are worth a warning, in batches."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class RunState:
     scheduler: Scheduler
     prompts: PromptCursor
     evaluation: Evaluation
-    expected_actors: int  # so many must hold version 0 before the first lease
+    expected_actors: int  # actors that must hold version 0 before the first lease
     max_bytes: int  # with more payload bytes, only groups of the learner's next batch are started
     last_batch: int | None = None  # the data ends with it (None: the end is not known)
     folder: Path | None = None  # of the run (None: write no files)
@@ -83,7 +83,7 @@ class RunState:
     verifiers: Verifiers = field(default_factory=Verifiers)
     gauges: Gauges = field(default_factory=Gauges)
     lost: Counter[str] = field(default_factory=Counter)  # finished groups that are not trained, by reason
-    lost_at: int = 0  # since so many train steps
+    lost_at: int = 0  # the train step since which
     samples: KeptSamples = field(default_factory=KeptSamples)
     store: Store = field(init=False)
     failures: Failures = field(init=False)

@@ -227,7 +227,7 @@ def gae(
 
 
 def discounted_sums(values: np.ndarray, last: np.ndarray, discount: float) -> np.ndarray:
-    """`s_t = values_t + discount · s_{t+1}`, starting anew behind every token that is `last`: float64 [N]."""
+    """`s_t = values_t + discount · s_{t+1}`, starting again after every token that is `last`: float64 [N]."""
     ends = np.flatnonzero(last)
     lengths = np.diff(ends, prepend=-1)
     sums = np.array(values, np.float64)

@@ -32,7 +32,7 @@ from learners.layout import Layout
 
 NAME = "packed_causal"
 PLAIN_UP_TO = 1 << 15
-"""Queries × keys. Up to so many, CPUs attend faster in half precision without torch's fused kernel, whose backward pass
+"""Queries × keys up to which CPUs attend faster in half precision without torch's fused kernel, whose backward pass
 is slow there, and keep all digits of the scores."""
 
 

@@ -52,7 +52,7 @@ def join(rank: int, ranks: int, store: Path, *, local: bool) -> None:
 
 
 class Ranks:
-    """`count` ranks; this process is `rank`. Raises ValueError unless `join` has connected so many."""
+    """`count` ranks; this process is `rank`. Raises ValueError unless `join` has connected `count` ranks."""
 
     def __init__(self, count: int):
         joined = dist.get_world_size() if dist.is_initialized() else 1

@@ -35,7 +35,7 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
 
 
 ONEDNN_FROM = 1 << 24
-"""From so many multiplications on oneDNN's float32 product is faster than MKL's, which is torch's own choice and leaves
+"""Multiplications from which oneDNN's float32 product is faster than MKL's, which is torch's own choice and leaves
 half of an AMD core unused."""
 
 

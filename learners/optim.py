@@ -118,7 +118,7 @@ class MasterAdamW:
         return norm
 
     def _round(self) -> None:
-        for start in range(0, len(self._master), ROUNDED):  # so many at a time stay in a CPU's cache
+        for start in range(0, len(self._master), ROUNDED):  # as many as stay in a CPU's cache
             some = slice(start, start + ROUNDED)
             self._weights[some] = self._master[some].to(self._dtype)
         if self._copied:

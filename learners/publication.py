@@ -261,7 +261,7 @@ class Publication:
         return self._lanes
 
     def _wait_for(self, nbytes: int) -> None:
-        """Wait until the learner has cast so many bytes."""
+        """Wait until the learner has cast that many bytes."""
         with self._progress:
             while 0 <= self._cast < nbytes:
                 if not self._progress.wait(STALL_SECONDS):
@@ -307,7 +307,7 @@ def _count(into: Counter[str], coded: Coded, block: Block) -> None:
 
 
 def _metrics(counts: Counter[str], nbytes: int) -> dict[str, float]:
-    """Metrics of a version that was sent as deltas of so many bytes; empty for other versions."""
+    """Metrics of a version that was sent as deltas of `nbytes` bytes in all; empty for other versions."""
     if not counts["delta_bytes"]:
         return {}
     return {

@@ -24,7 +24,7 @@ class Concurrency:
         self._interval, self._peaceful = interval, 0
 
     def pressed(self, running: int) -> None:
-        """Note that so many sequences outgrew the memory."""
+        """Note that `running` sequences outgrew the memory."""
         self.limit, self._peaceful = max(1, running // 2), 0
 
     def step(self) -> None:
@@ -35,11 +35,11 @@ class Concurrency:
 
 
 class AdaptiveSemaphore:
-    """As many places as the rule allows now; who comes when all are taken waits for one, first come first served.
+    """A semaphore with as many places as the rule allows now; waiters get them first come, first served.
 
         async with places: ...
 
-    Of `most` places. Those who have one when the limit falls keep it.
+    `most`: its largest number of places. Holders keep their place when the limit falls.
     """
 
     def __init__(self, most: int):
@@ -52,7 +52,7 @@ class AdaptiveSemaphore:
         return self._rule.limit
 
     def note(self, preemptions: int) -> None:
-        """So many sequences were put back since the last call."""
+        """Note how many sequences were put back since the last call."""
         if preemptions:
             self._rule.pressed(self._peak)  # most may have ended meanwhile
         else:

@@ -69,7 +69,7 @@ class SglangEngine:
     `server`: more of their arguments, as `{mem-fraction-static: 0.8}`. `slots`: most sequences at once, over all
     servers; more wait, and while memory runs out fewer run (`concurrency`: looked at once a second; SGLang's own
     admission goes on below that). `dtype` of them; null: float32 on the CPU, else bfloat16.
-    `pause_mode`: at an update running sequences stay as they are (in_place), are computed anew under the new weights
+    `pause_mode`: at an update running sequences stay as they are (in_place), are computed again under the new weights
     (retract), or are broken off and sent again (abort). `kv_policy`: "flush": what is kept of prompts is never used
     under newer weights; "keep": it is. (Of a sequence that is running, in_place keeps it in any case.)
     `start_timeout`: seconds for a server to be ready. `max_restarts` per server. `frozen_after`: seconds in which a
@@ -202,7 +202,7 @@ class SglangEngine:
                     self._totals["tokens"] += len(reply.tokens)
 
     async def _ask(self, call: _Call, tokens: np.ndarray, done: int, limits: Limits) -> Reply | None:
-        """One request to one server; None where it is to be asked again. Raises RuntimeError."""
+        """One request to one server; None where it must be asked again. Raises RuntimeError."""
         server = await self._pick()
         call.rid, call.server = uuid.uuid4().hex, server  # of one length: SGLang aborts whatever begins with the id
         label, newest, server.load = server.label, self._label, server.load + 1
@@ -359,7 +359,7 @@ class SglangEngine:
         """Running totals, and `running`, `waiting` as of now. As of the embedded engine, and: `restarts` of servers;
         `tp_size` of each; `preemptions` for want of memory; `limit`: how many requests
         may be at the servers now; `patch_bytes` sent to them; `whole_updates`: with all weights; `unchecked_updates`:
-        whose digest the server could not compare; `resampled`: requests sampled anew since their version or their
+        whose digest the server could not compare; `resampled`: requests sampled again since their version or their
         prefix was in doubt."""
         self._note_busy()
         running = sum(server.load for server in self._servers)

@@ -79,8 +79,8 @@ class Fleet:
     # ---- keeping ----------------------------------------------------------------------------------------------------
 
     async def watch(self, equip: Callable[[Server], Awaitable[None]]) -> None:
-        """Keep the servers running, for ever. `equip` gives weights to one, and lets it be used. Raises RuntimeError
-        for a server that can't be kept, or UserError where it could never be used."""
+        """Keep the servers running until cancelled. `equip` gives weights to one, and lets it be used. Raises
+        RuntimeError for a server that can't be kept, or UserError where it could never be used."""
         keepers = [asyncio.ensure_future(self._keep(server, equip)) for server in self.servers]
         try:
             await asyncio.gather(*keepers)

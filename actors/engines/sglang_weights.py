@@ -105,7 +105,7 @@ def _seconds(state: State) -> float:
 
 
 async def _patch(server: Server, message: list[str], state: State, digest: str) -> None:
-    """Raises ServerRefused unless the server has confirmed the digest of its weights, which are to be those of `state`
+    """Raises ServerRefused unless the server has confirmed the digest of its weights, which must equal that of `state`
     then; UserError where no server ever could."""
     body = {"serialized_named_tensors": message, "load_format": LOAD_FORMAT, "flush_cache": False}
     try:

@@ -236,7 +236,7 @@ class TimedEngine:
         return self._loads[0][1] if self._loads else self._waiting[0].arrival
 
     def _next_boundary(self) -> float:
-        """Time of the next event; infinity if nothing is to be done."""
+        """Time of the next event; infinity if there is nothing to do."""
         if self._running:
             return self._clock + self._steps_to_boundary() * self._step_seconds()
         if self._loads or self._waiting:

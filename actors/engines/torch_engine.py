@@ -97,7 +97,7 @@ class TorchEngine:
         self._prefill_tokens = _prefill_tokens(model)
         self._stepping = False
         self._ending: list[tuple[Request, Finish]] = []  # asked for during a step
-        self._stale = False  # the KV of the running sequences is to be recomputed before the next step
+        self._stale = False  # recompute the KV of the running sequences before the next step
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False

@@ -1,7 +1,7 @@
 """Verifiers of text answers. Imported where an answer is scored, since math-verify brings sympy with it.
 
 A verifier is a plain function `(answer: str, response: str) -> float`, so that it can run in another process under a
-time limit: sympy can take for ever on an answer that looks harmless.
+time limit: sympy may never finish on an answer that looks harmless.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ COMPILED_FROM = 1 << 20
 
 
 def kernels_for(nbytes: int) -> ModuleType | None:
-    """`areal_like.weights.kernels` for so many bytes, or None: use NumPy."""
+    """`areal_like.weights.kernels` if it pays for this number of bytes; None: use NumPy."""
     return _kernels() if nbytes >= COMPILED_FROM else None
 
 

@@ -55,7 +55,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Block:
-    """`end`: of the bytes of the layout's part, so many come before its end."""
+    """`end`: the bytes of the layout's part that come before its end."""
 
     segments: tuple[Segment, ...]
     end: int

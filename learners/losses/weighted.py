@@ -23,7 +23,7 @@ from learners.losses.contract import (
 
 
 def reinforce(batch: LossBatch, denominator: float) -> tuple[Tensor, Observed]:
-    """REINFORCE (Williams 1992): w = 1. Corrects for nothing: the control for every off-policy loss."""
+    """REINFORCE (Williams 1992): w = 1. No correction: the control for every off-policy loss."""
     return score_loss(batch.advantages, batch, denominator), {}
 
 
