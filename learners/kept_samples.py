@@ -41,7 +41,7 @@ class KeptSamples:
 
 
 def chosen(batch: Batch) -> Group:
-    """A group of the batch. Every other batch: a random one; else the one with the best or the worst sample, in turn."""
+    """A group of the batch: a random one of every other batch, else that with the best or the worst sample, in turn."""
     groups = batch.groups
     if batch.index % 2 == 0:
         return groups[int(np.random.default_rng(batch.index).integers(len(groups)))]

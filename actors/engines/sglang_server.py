@@ -204,7 +204,7 @@ class Server:
         return await self._ask("GET", path, None, self.pulse.patience)
 
     async def post(self, path: str, body: dict[str, Any], extra: float = 0.0) -> dict[str, Any]:
-        """The answer, waited for as long as the server may stand still, and `extra` seconds (infinite: without a limit).
+        """The answer, waited for as long as the server may stand still, and `extra` seconds (infinite: no limit).
         Raises ServerGone, ServerRefused."""
         return _object(await self._ask("POST", path, body, self.pulse.patience + extra))
 

@@ -2,8 +2,8 @@
 
 Each has a twin in NumPy (`areal_like.weights.plain`, `digest.sweep`) that gives the same numbers and is the reference
 in tests. Compiled for this machine's processor at first use (seconds) and kept beside this file or, where that can't be
-written, in numba's folder of the user; without either each process compiles them again. No kernel checks bounds: those that
-apply are called with arrays that `areal_like.weights.delta` has validated.
+written, in numba's folder of the user; else each process compiles them again. No kernel checks bounds: those that apply
+are called with arrays that `areal_like.weights.delta` has validated.
 
 Why it is fast: it compares 64 elements at once (it loads two vectors, and differences become the bits of one word). It
 collects the positions of changes per tile that fits the nearest cache, so the loops over changes have no unpredictable
