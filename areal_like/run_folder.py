@@ -8,9 +8,11 @@ before that leaves the folder's record as it was (`discard`).
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
+import socket
 from pathlib import Path
 
 from areal_like.metrics import Row
@@ -22,6 +24,8 @@ SUBMITTED = "submitted.yaml"
 """The config that a job of a batch system resumes with."""
 RENDEZVOUS = "rendezvous"
 """The run's folder of endpoints; it is there while the run is."""
+LOCK = "lock"
+"""Held by the process that starts the run, until it ends."""
 FEW_FILES = 64
 """A run needs more free files than this: with fewer its disk is full, however many bytes are free."""
 STEPPED = "stepped"
@@ -66,6 +70,37 @@ def summary_of(run: Path) -> Row | None:
 def has_stepped(run: Path) -> bool:
     """Has this start made a train step?"""
     return (run / RENDEZVOUS / STEPPED).exists()
+
+
+def is_going_on(run: Path) -> bool:
+    """Does the run have processes? A run that was killed with all of its processes has left its rendezvous behind; that
+    can be told on the machine of its buffer only."""
+    if not (run / RENDEZVOUS).is_dir():
+        return False
+    try:
+        offered = json.loads((run / RENDEZVOUS / "buffer.json").read_text())
+    except (OSError, ValueError):
+        return True  # it starts
+    return offered.get("host") != socket.gethostname() or _lives(offered.get("pid")) or _is_held(run / LOCK)
+
+
+def _lives(pid: object) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _is_held(path: Path) -> bool:
+    """By the starter of a run, whose buffer is just not there. Asked only then: asking keeps others away meanwhile."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
 
 
 def room_wanted(folder: Path) -> str:

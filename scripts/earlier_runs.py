@@ -15,7 +15,7 @@ from areal_like import checkpoints, older_configs
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
 from areal_like.registry import COMPONENTS, build, knobs, settled
-from areal_like.run_folder import CONFIG, NEXT
+from areal_like.run_folder import CONFIG, LOCK, NEXT
 
 MUST_AGREE = (
     "run.seed",
@@ -187,7 +187,7 @@ def fit_to_replay(config: Config) -> Config:
 def lock(folder: Path) -> TextIO:
     """Hold the folder for this process until it ends, however it ends; then wait for processes of an earlier run whose
     starter was killed; they end by themselves. Raises ConfigError if another run has it."""
-    file = (folder / "lock").open("w")
+    file = (folder / LOCK).open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _wait_for_roles(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import socket
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from areal_like.bus import is_loopback
 from areal_like.client import SupervisorClient
 from areal_like.config import Config, ConfigError
 from areal_like.metrics import MetricsFollower
-from areal_like.run_folder import RENDEZVOUS, SUMMARY, config_file
+from areal_like.run_folder import RENDEZVOUS, SUMMARY, config_file, is_going_on
 
 PATIENCE = 10.0
 """Seconds that the buffer has to answer; it needs 0.2 s at most, unless its disk hangs."""
@@ -48,7 +49,7 @@ class Running:
         if keys:
             self.config = configs.replace(self.config, "security.key_folder", str(keys.resolve()))
         offered = self.rendezvous()
-        if offered is None:
+        if offered is None or not is_going_on(folder):
             raise NotRunning(f"{folder}: its buffer is not running: {how_it_ended(folder)}")
         _check_host(offered)
         self.offered = offered
@@ -81,7 +82,7 @@ def how_it_ended(folder: Path) -> str:
         return "it has ended"
     rows = MetricsFollower(folder / "metrics.jsonl").new_rows()
     far = f"it ended without a summary after train step {rows[-1]['step']}" if rows else "it has made no train step"
-    return f"{far}; its logs: {folder}/logs; to continue: the same command with resume={folder}"
+    return f"{far}; its logs: {folder}/logs; to continue: the same command with {shlex.quote(f'resume={folder}')}"
 
 
 class View:

@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 
 from areal_like.link import BusError
-from areal_like.run_folder import RENDEZVOUS, summary_of
+from areal_like.run_folder import is_going_on, summary_of
 
 from . import output
 from .arguments import command, port, refuse
@@ -123,7 +123,7 @@ def watch(view: View, console: Console) -> None:
 
 def end_of(folder: Path) -> dict[str, Any] | None:
     """How a run has ended; None for one that goes on, or ended without a summary. Raises ConfigError."""
-    return None if (folder / RENDEZVOUS).exists() else summary_of(folder)
+    return None if is_going_on(folder) else summary_of(folder)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -368,7 +369,7 @@ def submit(submission: Any, folder: Path, held: TextIO) -> int:
 def advise(config: Config, folder: Path) -> None:
     """Say how to resume, if there is anything to resume."""
     if holds_progress(config, folder):
-        print(f"to go on: the same command with resume={folder}", file=sys.stderr)
+        print(f"to go on: the same command with {shlex.quote(f'resume={folder}')}", file=sys.stderr)
 
 
 def in_words(error: Exception, place: str | Path) -> str:
@@ -448,7 +449,7 @@ def train(config: Config, folder: Path, plain: bool, signals: Signals, held: Tex
         advise(config, folder)
         return EXIT_INTERRUPTED
     except RunStopped as stopped:
-        print(f"{stopped}; to go on: the same command with resume={folder}", file=sys.stderr)
+        print(f"{stopped}; to go on: the same command with {shlex.quote(f'resume={folder}')}", file=sys.stderr)
         return EXIT_PAUSED if stopped.paused else EXIT_INTERRUPTED
     except (RunFailed, BusError, UserError, OSError) as error:
         print(f"error: {in_words(error, folder)}", file=sys.stderr)

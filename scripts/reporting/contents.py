@@ -20,7 +20,7 @@ from areal_like.metrics import MetricsFollower
 from areal_like.older_configs import fill
 from areal_like.places import CONFIGS
 from areal_like.registry import COMPONENTS, ConfigError, knobs
-from areal_like.run_folder import RECORD, RENDEZVOUS, config_file, summary_of
+from areal_like.run_folder import RECORD, config_file, is_going_on, summary_of
 from areal_like.signatures import REQUIRED
 from areal_like.spans import FOLDER as SPANS
 from areal_like.spans import Span
@@ -98,7 +98,7 @@ class Contents:
 
     @property
     def is_going_on(self) -> bool:
-        return (self.run / RENDEZVOUS).is_dir()
+        return is_going_on(self.run)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -21,7 +24,7 @@ import pytest
 from areal_like.config import ConfigError
 from areal_like.places import REPOSITORY
 from areal_like.samples import HELDOUT, TRAINED, Kept
-from scripts import report, watch
+from scripts import earlier_runs, report, watch
 from scripts.report import Report
 from scripts.reporting.contents import Budget, Contents
 from scripts.reporting.excerpts import MOST_TOKENS, excerpt, excerpts, pieces, spread
@@ -29,6 +32,7 @@ from scripts.reporting.live import Server
 from scripts.reporting.page import as_json, library, page
 from scripts.reporting.series import Series
 from scripts.reporting.several import members
+from scripts.running import NotRunning, Running
 from scripts.samples import Texts
 from tests.scripts.written_runs import HOSTILE, QUESTION, Apples, Bytes, written_run
 
@@ -211,6 +215,41 @@ def get(address: str, **headers: str) -> tuple[int, bytes]:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
+
+
+@pytest.mark.parametrize(
+    ("offered", "state"),
+    [
+        (None, "running"),
+        ({"pid": "mine"}, "running"),
+        ({"pid": "dead"}, "stopped"),
+        ({"pid": "zombie"}, "stopped"),
+        ({"pid": "dead", "host": "elsewhere"}, "running"),
+        ({"pid": "dead", "held": True}, "running"),
+    ],
+)
+def test_a_run_that_was_killed_has_stopped(tmp_path: Path, offered: dict[str, Any] | None, state: str) -> None:
+    run = written_run(tmp_path / "a b")
+    (run / "summary.json").unlink()
+    (run / "rendezvous").mkdir()
+    ended = subprocess.Popen([sys.executable, "-c", "print()"], stdout=subprocess.PIPE)
+    with ended, earlier_runs.lock(run) as lock:
+        if offered is not None:
+            assert ended.stdout and ended.stdout.read()
+            if offered["pid"] == "dead":
+                ended.wait()
+            pid = os.getpid() if offered["pid"] == "mine" else ended.pid
+            found = {"endpoint": "ipc:///tmp/x", "host": socket.gethostname(), **offered, "pid": pid}
+            (run / "rendezvous" / "buffer.json").write_text(json.dumps(found))
+            if offered["pid"] == "zombie":
+                while "Z" not in Path(f"/proc/{pid}/stat").read_text():
+                    time.sleep(0.01)
+            if "held" not in offered:
+                lock.close()
+        assert Report([run]).read()["runs"][0]["state"] == state
+        if state == "stopped":
+            with pytest.raises(NotRunning, match=r"without a summary after train step 20.*with 'resume=.*a b'"):
+                Running(run)
 
 
 def test_the_live_page_needs_its_token_and_brings_new_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
