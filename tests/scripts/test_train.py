@@ -38,7 +38,7 @@ def run_light(*argv: str) -> subprocess.CompletedProcess[str]:
 def test_help_is_light_and_shows_examples() -> None:
     done = run_light("--help")
     assert done.returncode == 0, done.stderr
-    assert "configs/quickstart.yaml mode=sync" in " ".join(done.stdout.split())
+    assert "quickstart mode=sync" in " ".join(done.stdout.split())
 
 
 def test_print_config_is_light_and_can_be_read_back(tmp_path: Path) -> None:
