@@ -17,10 +17,14 @@ _LENGTH = "sampling.max_tokens"
 _MICRO = "learner.max_tokens, the tokens of a micro-batch"
 _MINI = "learner.num_minibatches, optimizer steps per batch"
 _NAME = "run.dir and run.name"
+_PAPERS = "loss=grpo, loss=dapo, loss=dr_grpo, ... (docs/algorithms.md)"
 _PASSES = "learner.num_minibatch_epochs"
+_PROJECT = "run.project, which trackers show, and run.name"
 _REWARD = "task=jsonl with task.reward=my_module:my_reward"
 _SCHEDULE = "learner.schedule (constant, linear or cosine)"
 _STEPS = "run.steps; there are no epochs"
+_TP = "engine.tp_size, of engine=sglang"
+_TRACKERS = "run.trackers=[tensorboard, wandb]"
 _WARMUP = "learner.warmup_steps, in optimizer steps"
 
 ALIASES = {
@@ -81,7 +85,8 @@ KEYS = {
     "epsilon_high": _CLIP_HIGH,
     "importance_sampling_level": "loss=gspo for whole sequences; others correct per token",
     "loss_agg_mode": "learner.normalise (token_mean, sequence_mean, or a number of tokens)",
-    "loss_type": "loss=grpo, loss=dapo, loss=dr_grpo, ... (docs/algorithms.md)",
+    "algorithm": _PAPERS,
+    "loss_type": _PAPERS,
     "policy_loss": "loss=ppo, loss=gspo, ... (docs/algorithms.md)",
     "prox_logp_method": "loss.proximal, of loss=decoupled_ppo",
     "recompute_logprob": "loss.proximal, of loss=decoupled_ppo",
@@ -194,6 +199,7 @@ KEYS = {
     # the run
     "ckpt.interval": "checkpoint.every",
     "eval_steps": "eval.every",
+    "epochs": _STEPS,
     "experiment_name": _NAME,
     "gpu_memory_utilization": "engine.server={mem-fraction-static: 0.8}, of engine=sglang",
     "gradient_checkpointing": "learner.checkpoint_activations",
@@ -204,11 +210,12 @@ KEYS = {
     "n_gpus_per_node": _GPUS,
     "nnodes": _GPUS,
     "num_episodes": _STEPS,
+    "num_epochs": _STEPS,
     "num_gpus": _GPUS,
     "num_train_epochs": _STEPS,
     "output_dir": _NAME,
-    "project_name": _NAME,
-    "report_to": "nothing: every run writes metrics.jsonl and tb/, for TensorBoard",
+    "project_name": _PROJECT,
+    "report_to": _TRACKERS,
     "resume_from_checkpoint": "resume=auto, or resume with a run folder",
     "rollout.name": "engine=torch or engine=sglang",
     "save_freq": "checkpoint.every",
@@ -216,7 +223,8 @@ KEYS = {
     "save_steps": "checkpoint.every",
     "seed": "run.seed",
     "steps": "run.steps",
-    "tensor_model_parallel_size": "engine.tp_size, of engine=sglang",
+    "tensor_model_parallel_size": _TP,
+    "tensor_parallel_size": _TP,
     "test_freq": "eval.every",
     "total_epochs": _STEPS,
     "total_steps": "run.steps",
@@ -224,6 +232,8 @@ KEYS = {
     "total_training_steps": "run.steps",
     "trial_name": _NAME,
     "use_vllm": "engine=sglang; there is no vLLM",
+    "use_wandb": _TRACKERS,
+    "wandb_project": _PROJECT,
 }
 """The end of a key → what to write here."""
 

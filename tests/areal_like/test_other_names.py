@@ -71,6 +71,9 @@ def refusal(*overrides: str) -> str:
         ("max_async_level=2", "scheduler.max_staleness"),
         ("learner.temperature=0.6", "sampling.temperature"),
         ("engine.gpu_memory_utilization=0.8", "engine.server"),
+        ("algorithm=grpo", "loss=grpo"),
+        ("epochs=3", "run.steps; there are no epochs"),
+        ("report_to=wandb", "run.trackers=[tensorboard, wandb]"),
     ],
 )
 def test_a_word_of_another_system_is_answered(override: str, told: str) -> None:
