@@ -20,13 +20,15 @@ from areal_like.metrics import MetricsFollower
 from areal_like.run_folder import summary_of
 
 from .arguments import command, new_file, picture, refuse
-from .output import console, shortened, table, write_json
+from .output import console, shortened, table, visible, write_json
 from .sparkline import sparkline
 
 if TYPE_CHECKING:
     from .reporting.several import Member
 
 REWARD = "reward/mean"
+MOST_NAMES = 8
+"""Runs of a setting that are named."""
 CURVE = 24
 """Characters of a curve in the table."""
 
@@ -64,22 +66,28 @@ def told(measure: Mapping[str, Any]) -> str:
 
 
 def compare(members: Sequence[Member]) -> list[dict[str, Any]]:
-    """A row per setting: labels, runs, measures, and the runs' curves."""
+    """A row per setting: labels, all that differs, runs, measures, and the runs' folders and curves."""
     from .reporting import several
 
     rows = several.table(members, [several.measured(each, summary_of(each.run) or {}) for each in members])
     for row in rows:
-        row["curves"] = [curve(each.run) for each in members if each.labels == row["labels"]]
+        its = [each for each in members if each.labels == row["labels"]]
+        row["folders"], row["curves"] = [str(each.run) for each in its], [curve(each.run) for each in its]
+        row["differs"] = its[0].differs or its[0].labels
     return rows
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
     out = console()
-    keys = list(rows[0]["labels"])
-    if keys:
+    for number, row in enumerate(rows, 1):
+        names = [visible(Path(folder).resolve().name) for folder in row["folders"]]
+        out.print(
+            Text(f"{number}: {', '.join(names[:MOST_NAMES])}{' ...' * (len(names) > MOST_NAMES)}"), soft_wrap=True
+        )
+    if keys := list(rows[0]["differs"]):
         differ = table("what differs", "", *(str(number) for number in range(1, len(rows) + 1)))
         for key in keys:
-            differ.add_row(key, *(shortened(str(row["labels"][key]), 24) for row in rows))
+            differ.add_row(key, *(visible(shortened(str(row["differs"][key]), 24)) for row in rows))
         out.print(differ)
     measures = list(dict.fromkeys(name for row in rows for name in row["measures"]))
     found = table("", "setting", "runs", *measures, "reward of batches")

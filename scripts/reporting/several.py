@@ -23,9 +23,11 @@ from .series import short
 
 SEED = "run.seed"
 MOST_FACTORS = 6
-"""Of runs that are no ablation: the keys that differ first."""
+"""Of runs that are no ablation: so many keys that differ, or as many as tell all settings apart."""
 UNTELLING = ("run.", "buffer.", "checkpoint.", "security.", "launcher.", "replay", "resume")
-"""How keys begin that change how a run is kept, not what it does."""
+"""How keys begin that change how a run is kept, not what it does,"""
+TELLING = ("run.steps", "run.target_reward")
+"""but for these."""
 MEASURES = {
     "held-out reward": "reward_after",
     "train steps": "steps",
@@ -38,12 +40,14 @@ MEASURES = {
 
 @dataclass
 class Member:
-    """A run with what tells it apart: factor → label. `measures` are known for runs of an ablation."""
+    """A run with what tells it apart: factor → label, of all keys that differ (`differs`) those that are enough.
+    `measures` are known for runs of an ablation."""
 
     run: Path
     labels: dict[str, str] = field(default_factory=dict)
     seed: str = ""
     measures: dict[str, float] | None = None
+    differs: dict[str, str] = field(default_factory=dict)
 
 
 def members(paths: Iterable[Path]) -> list[Member]:
@@ -92,10 +96,24 @@ def _label(found: Sequence[Member]) -> None:
     each = [_known(member.run) for member in found]
     keys = dict.fromkeys(key for one in each for key in one)
     differ = [key for key in keys if len({one.get(key) for one in each}) > 1]
+    differ = [key for key in differ if key in TELLING or not key.startswith(UNTELLING)]
+    chosen = _enough([{key: one.get(key, "-") for key in differ} for one in each])
     for member, one in zip(found, each, strict=True):
         member.seed = one.get(SEED, "")
-        member.labels = {key: one.get(key, "-") for key in differ if not key.startswith(UNTELLING)}
-        member.labels = dict(list(member.labels.items())[:MOST_FACTORS])
+        member.differs = {key: one.get(key, "-") for key in differ}
+        member.labels = {key: label for key, label in member.differs.items() if key in chosen}
+
+
+def _enough(settings: Sequence[Mapping[str, str]]) -> set[str]:
+    """Keys that tell all settings apart, then others up to MOST_FACTORS; the first that do."""
+    keys = list(settings[0])
+    chosen: list[str] = []
+    for key in keys:
+        with_it = {tuple(each[name] for name in (*chosen, key)) for each in settings}
+        if len(with_it) > len({tuple(each[name] for name in chosen) for each in settings}):
+            chosen.append(key)
+    others = [key for key in keys if key not in chosen]
+    return {*chosen, *others[: max(0, MOST_FACTORS - len(chosen))]}
 
 
 def _known(run: Path) -> dict[str, str]:
