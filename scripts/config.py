@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rich.markdown import Markdown
 
+from areal_like.other_names import instead_of
 from areal_like.places import CONFIGS
 from areal_like.ranges import RANGES
 from areal_like.registry import COMPONENTS, PARTS, ConfigError, described, nearest
@@ -152,7 +153,8 @@ def table(keys: list[Key]) -> str:
 
 
 def part(name: str, base: dict[str, tuple[str, str]]) -> Iterator[str]:
-    """The Markdown of a part. Raises ConfigError."""
+    """The Markdown of a part, also of `loss=dg` as the command line says it. Raises ConfigError."""
+    name = name.replace("=", ".") if name.partition("=")[0] in COMPONENTS else name
     kind, _, rest = name.partition(".")
     if name in SECTIONS:
         yield section(name, base)
@@ -176,10 +178,9 @@ def part(name: str, base: dict[str, tuple[str, str]]) -> Iterator[str]:
     else:
         known = [*SECTIONS, *COMPONENTS, *base, *(f"{kind}.{each}" for kind in COMPONENTS for each in COMPONENTS[kind])]
         known += [f"{file.parent.name}.{file.stem}" for file in CONFIGS.glob("*/*.yaml")]
-        ends = next((each for each in known if each.endswith(f".{name}")), None)
-        raise ConfigError(
-            f"a config has no part {name!r}.{f' Did you mean {ends!r}?' if ends else nearest(name, known)}"
-        )
+        ends = next((each for each in known if each.endswith(f".{name.replace('=', '.')}")), None)
+        hint = f" Did you mean {ends!r}?" if ends else instead_of(name) or nearest(name.replace("=", "."), known)
+        raise ConfigError(f"a config has no part {name!r}.{hint}")
 
 
 def preset(file: Path) -> str:

@@ -75,6 +75,10 @@ def test_parts_are_found_by_name_and_a_wrong_name_is_told_the_right_one(capsys: 
     with pytest.raises(SystemExit):
         config.main(["grpo"])
     assert "Did you mean 'loss.grpo'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        config.main(["learning_rate"])
+    assert "Here that is learner.lr." in capsys.readouterr().err
+    assert config.main(["loss=grpo"]) == 0 and "sets" in capsys.readouterr().out
 
 
 def test_a_knob_is_found_by_its_key(capsys: pytest.CaptureFixture) -> None:
