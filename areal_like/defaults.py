@@ -40,6 +40,8 @@ LORA_LR = 10 * PRETRAINED_LR
 WARMUP_STEPS = 10
 RUINOUS_LR = 1e-4
 """A rate above which full training of a pretrained model is more likely a mistake than meant."""
+RUINOUS_LORA_LR = 10 * RUINOUS_LR
+"""The same for adapters. Adapters of a model of 135M parameters learned at 4e-4; at 1e-3 they lost it again."""
 
 
 def is_pretrained(config: Config) -> bool:
@@ -140,9 +142,22 @@ def describe_learning(config: Config) -> str:
 def ruinous_rate(config: Config) -> str:
     """A warning if the rate is likely to ruin a pretrained model; otherwise empty."""
     known = settled("learner", config.learner)
-    if not is_pretrained(config) or known.get("lora") is not None or (known.get("lr") or 0.0) <= RUINOUS_LR:
+    lora = known.get("lora") is not None
+    if not is_pretrained(config) or (known.get("lr") or 0.0) <= (RUINOUS_LORA_LR if lora else RUINOUS_LR):
+        return ""
+    what, usual, unset = "a pretrained model", "1e-6 to 5e-5", PRETRAINED_LR
+    if lora:
+        what, usual, unset = "adapters (LoRA) of a pretrained model", "1e-5 to 5e-4", LORA_LR
+    return f"learner.lr={known['lr']:g} is likely to ruin {what}: usual are {usual} (unset: {unset:g} with warm-up)"
+
+
+def spent_schedule(config: Config) -> str:
+    """A warning if the schedule ends before the run, whose later steps then train nothing; otherwise empty."""
+    known, steps = settled("learner", config.learner), config.run.steps
+    end = known.get("schedule_steps")
+    if known.get("schedule", "constant") == "constant" or end is None or end >= steps:
         return ""
     return (
-        f"learner.lr={known['lr']:g} is likely to ruin a pretrained model: usual are 1e-6 to 5e-5 (unset: "
-        f"{PRETRAINED_LR:g} with warm-up)"
+        f"learner.schedule_steps={end}: train steps {end + 1} to run.steps={steps} have a learning rate of 0 "
+        f"(learner.schedule={known['schedule']}) and train nothing; leave it out, or raise it"
     )

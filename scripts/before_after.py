@@ -114,7 +114,7 @@ def show(pairs: list[Pair], count: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("prompt", "wanted", "before", "after", title=f"{count} of {len(pairs)} held-out prompts")
+    table = Table("prompt", "wanted", "before", "after", title=f"{len(pairs[:count])} of {len(pairs)} held-out prompts")
     for pair in pairs[:count]:
         said = [Text(shortened(a.text), "green" if a.reward else "red") for a in (pair.before, pair.after)]
         table.add_row(Text(shortened(pair.prompt)), shortened(pair.wanted), *said)

@@ -18,7 +18,7 @@ import zmq
 from areal_like import keys, model_folder
 from areal_like.bus import NODE, own_address
 from areal_like.config import Config, ConfigError, heldout_workflow, ranks_of
-from areal_like.defaults import ruinous_rate
+from areal_like.defaults import ruinous_rate, spent_schedule
 from areal_like.interfaces import Task
 from areal_like.launch.plan import limits
 from areal_like.registry import COMPONENTS, build, check, check_function, knobs, marks
@@ -84,6 +84,7 @@ def check_trackers(config: Config) -> None:
 def notes(task: Task, config: Config, scheduler: Scheduler) -> Iterator[str]:
     """Warnings about settings that are allowed but possibly not meant."""
     yield ruinous_rate(config)
+    yield spent_schedule(config)
     if config.partial_rollout == "resume":
         yield scheduler.warning()
     if (rows := task.size("train")) < config.groups_per_batch:

@@ -42,9 +42,10 @@ def test_answers_differ_where_weights_do(run, capsys):
     assert "2 of 5 held-out prompts" in capsys.readouterr().out
 
 
-def test_the_same_weights_say_the_same(run):
+def test_the_same_weights_say_the_same(run, capsys):
     found = run.parent / "found.json"
-    before_after.main([str(run), "--after", str(run.parent / "before"), "--json", str(found)])
+    before_after.main([str(run), "--after", str(run.parent / "before"), "--json", str(found), "--prompts", "4"])
+    assert "4 of 4 held-out prompts" in capsys.readouterr().out, "as many as there are"
     assert all(pair["before"] == pair["after"] for pair in json.loads(found.read_text())["answers"])
 
 

@@ -317,8 +317,24 @@ def test_a_rate_that_would_ruin_a_pretrained_model_is_told(tmp_path: Path, model
     for rate, told in (("2e-3", True), ("5e-5", False), ("null", False)):
         note = preflight.preflight(configs.load([QUICKSTART, *pretrained, f"learner.lr={rate}"]))
         assert ("learner.lr=0.002 is likely to ruin a pretrained model: usual are 1e-6" in note) is told
-    adapters = configs.load([QUICKSTART, *pretrained, "learner.lr=2e-3", "learner.lora={}"])
-    assert "ruin" not in preflight.preflight(adapters)
+    for rate, told in (("1e-2", True), ("1e-3", False), ("null", False)):
+        note = preflight.preflight(configs.load([QUICKSTART, *pretrained, f"learner.lr={rate}", "learner.lora={}"]))
+        assert ("learner.lr=0.01 is likely to ruin adapters (LoRA) of a pretrained model: usual" in note) is told
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["learner.schedule=linear", "learner.schedule_steps=50"], True),
+        (["learner.schedule=cosine", "learner.schedule_steps=70"], False),
+        (["learner.schedule=linear"], False),
+        (["learner.schedule_steps=50"], False),
+        (["learner=timed"], False),
+    ],
+)
+def test_steps_behind_the_end_of_a_schedule_are_told_of(overrides: list[str], told: bool) -> None:
+    note = preflight.preflight(configs.load([QUICKSTART, "run.steps=70", *overrides]))
+    assert ("learner.schedule_steps=50: train steps 51 to run.steps=70 have a learning rate of 0" in note) is told
 
 
 def test_a_dry_run_passes_notes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
