@@ -6,11 +6,13 @@ set.
     learner.schedule_steps train steps until a `linear` or `cosine` schedule ends: run.steps
 
     of a large model that is computed on this machine's CPU:
-    learner.threads        async: all cores but the actors'; rounds, in which one side waits for the other: all cores
+    learner.threads        async: the cores that the actors leave; rounds, in which one side waits for the other: all
     actors.count, .threads one actor (one batch is decoded faster than two halves) with a quarter of the cores; in
                            rounds with all of them. Small models, or others' machines: two actors of one thread
+    engine.slots           64 per thread of an actor, where the bound lets so many sequences run; 64 at least
     compute_dtype          of learner and engine: bfloat16 for a large pretrained model on CUDA, or a CPU that has it;
-                           else float32
+                           else float32. On a CPU float32 also for losses whose clip range is finer than bfloat16's
+                           rounding (gspo): learner and engine would disagree by more than it
 
 A knob that is set keeps its value. The values are part of the run's config, so a resume or a replay has the same ones.
 1e-5 is the upper end of usual rates for full training of language models by RL (1e-6 in TRL, 1.7e-5 in AReaL's example
@@ -28,6 +30,7 @@ Imports no torch. Drivers: `areal_like.config` fills in, `scripts.train` says wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from areal_like.model_folder import weight_bytes
@@ -65,6 +68,8 @@ def learning_defaults(config: Config) -> dict[str, object]:
     return {f"learner.{knob}": value for knob, value in filled.items() if known.get(knob, "") is None}
 
 
+SLOTS = 64
+"""Sequences that one thread decodes at once: with fewer, a decode step costs nearly as much."""
 LARGE_PARAMETERS = 20_000_000
 """From here on a model's matrices are large enough for several threads, and for bfloat16, to pay."""
 
@@ -92,18 +97,29 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool) -> dict[str, ob
     actors = config.actors
     few = 1 if acts or known["engine"].get("url") else 2
     count = actors.count or max(few, actors.min_alive)
-    threads = (quarter if shared else cores) // count if acts else 1
-    found: dict[str, object] = {"actors.count": count, "actors.threads": max(1, threads)}
+    threads = actors.threads or max(1, (quarter if shared else cores) // count if acts else 1)
+    found: dict[str, object] = {"actors.count": count, "actors.threads": threads}
     if learns:
-        found["learner.threads"] = max(1, (cores - quarter if shared else cores) // known["learner"].get("ranks", 1))
+        left = max(1, cores - count * threads) if shared and quarter else cores
+        found["learner.threads"] = max(1, left // known["learner"].get("ranks", 1))
+    found["engine.slots"] = _slots(config, threads, count)
+    exact = "clips_finely" in marks("loss", config.loss["name"])
     half = large and is_pretrained(config)
     for kind in ("learner", "engine"):
-        half = half and (known[kind].get("device") == "cuda" or (here and bfloat16))
+        half = half and (known[kind].get("device") == "cuda" or (here and bfloat16 and not exact))
         chosen = found[f"{kind}.compute_dtype"] = "bfloat16" if half else "float32"
         half = (known[kind].get("compute_dtype") or chosen) == "bfloat16"  # an engine rounds as its learner does
     values = {"actors.count": actors.count, "actors.threads": actors.threads}
     values |= {f"{kind}.{knob}": value for kind in ("learner", "engine") for knob, value in known[kind].items()}
     return {key: value for key, value in found.items() if values.get(key, "") is None}
+
+
+def _slots(config: Config, threads: int, actors: int) -> int:
+    """Sequences that an actor decodes at once."""
+    size = int(settled("sizing", config.sizing).get("group_size", 1))
+    versions = 1 + settled("scheduler", config.scheduler).get("max_staleness", 0)  # may be infinite
+    allowed = config.groups_per_batch * size * versions / actors
+    return max(SLOTS, math.ceil(min(SLOTS * threads, allowed)))
 
 
 def _on_cpu(kind: str, known: Mapping[str, str]) -> bool:
@@ -115,8 +131,8 @@ def describe_machine(config: Config, cores: int) -> str:
     learner, engine, actors = config.learner, config.engine, config.actors
     found = [("learner.threads", learner.get("threads")), ("learner.compute_dtype", learner.get("compute_dtype"))]
     found += [("engine.compute_dtype", engine.get("compute_dtype"))]
-    found += [("actors.count", actors.count), ("actors.threads", actors.threads)]
-    return f"machine: {cores} cores; {', '.join(f'{key}={value}' for key, value in found if value is not None)}"
+    found += [("actors.count", actors.count), ("actors.threads", actors.threads), ("engine.slots", engine.get("slots"))]
+    return f"machine: {cores} core{'s' * (cores != 1)}; {', '.join(f'{key}={value}' for key, value in found if value is not None)}"
 
 
 def optimizer_steps(known: Mapping[str, int]) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
+from areal_like.defaults import SLOTS
 from areal_like.model_folder import read_config
 from areal_like.registry import build, knobs
 from areal_like.weights.state import BITS
@@ -130,7 +131,7 @@ def buffer_of(plain: dict[str, Any], longest: Lengths) -> Figures:
 
 def actor_of(plain: dict[str, Any], shape: Any, count: int, longest: Lengths) -> Figures:
     engine = knobs("engine", "torch") | plain["engine"]
-    slots, most = engine["slots"], engine["kv_tokens"]
+    slots, most = engine["slots"] or SLOTS, engine["kv_tokens"]
     held = longest.whole * slots if most is None else min(most, longest.whole * slots)
     heads = shape.num_attention_heads
     dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads

@@ -33,6 +33,7 @@ from actors.engines.prefill_plan import Span, plan
 from actors.engines.sampler import sample
 from actors.engines.slot_cache import SlotCache
 from actors.engines.slot_table import Request, SlotTable, whole
+from areal_like.defaults import SLOTS
 from areal_like.models import write_state
 from areal_like.types import Completion, Finish, Limits
 from areal_like.weights.update import Update
@@ -47,7 +48,7 @@ LEAST_PREFILL_TOKENS = 256
 class TorchEngine:
     """A `RolloutEngine` (see `areal_like.interfaces`) over `model`, which it takes over (attention, weights, mode).
 
-    `slots`: most sequences that run at once; more wait. `kv_policy`: what becomes of the KV cache of running sequences
+    `slots`: most sequences that run at once; more wait (None: 64). `kv_policy`: what becomes of the KV cache of running sequences
     at a weight update: "recompute" under the new weights, or "keep" (cheaper; later tokens attend to old states).
     `interruptible` False: an update waits for the running sequences instead of changing their weights. `kv_tokens`:
     most tokens whose keys and values are held, padding included (None: as many as the slots need): where running
@@ -64,12 +65,13 @@ class TorchEngine:
         self,
         model: PreTrainedModel,
         *,
-        slots: Annotated[int, "[1, inf)"] = 64,
+        slots: Annotated[int, "[1, inf)"] | None = None,
         kv_policy: Literal["recompute", "keep"] = "recompute",
         interruptible: bool = True,
         kv_tokens: Annotated[int, "[1, inf)"] | None = None,
         compute_dtype: Literal["float32", "bfloat16"] | None = None,
     ):
+        slots = SLOTS if slots is None else slots
         compute_dtype = compute_dtype or "float32"
         if slots < 1:
             raise ValueError(f"slots must be at least 1, not {slots}")

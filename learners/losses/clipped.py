@@ -15,6 +15,7 @@ from learners.losses.contract import (
     IMPOSSIBLE,
     LossBatch,
     Observed,
+    clips_finely,
     log_ratio,
     ratio,
     required,
@@ -135,6 +136,7 @@ def icepop(
     return total(torch.where(outside, 0.0, weight) * objective, batch, denominator), observed
 
 
+@clips_finely
 def gspo(
     batch: LossBatch,
     denominator: float,

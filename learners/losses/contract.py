@@ -88,6 +88,12 @@ def wants_proximal(loss: Callable[..., Any]) -> Callable[..., Any]:
     return loss
 
 
+def clips_finely(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a loss whose clip range is finer than the rounding of bfloat16: engine and learner must compute alike."""
+    loss.clips_finely = True  # type: ignore[attr-defined]
+    return loss
+
+
 def wants_uniform(loss: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a loss that draws: it needs `LossBatch.uniform`."""
     loss.needs_uniform = True  # type: ignore[attr-defined]

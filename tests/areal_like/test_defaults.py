@@ -109,8 +109,11 @@ def test_a_small_model_takes_one_thread_per_process_on_any_machine(cores: int) -
         (2, [], [2, "bfloat16", 1, 1]),
         (4, [], [3, "bfloat16", 1, 1]),
         (16, [], [12, "bfloat16", 1, 4]),
+        (3, [], [3, "bfloat16", 1, 1]),
         (16, ["actors.count=2"], [12, "bfloat16", 2, 2]),
-        (16, ["actors.min_alive=3"], [12, "bfloat16", 3, 1]),
+        (16, ["actors.count=8"], [8, "bfloat16", 8, 1]),
+        (16, ["actors.threads=6"], [10, "bfloat16", 1, 6]),
+        (16, ["actors.min_alive=3"], [13, "bfloat16", 3, 1]),
         (16, ["learner.ranks=4"], [3, "bfloat16", 1, 4]),
         (2, ["mode=sync"], [2, "bfloat16", 1, 2]),
         (16, ["mode=sync"], [16, "bfloat16", 1, 16]),
@@ -132,6 +135,32 @@ def test_half_precision_is_for_machines_that_have_it_and_pretrained_models(large
     assert on(2, large, "learner.device=cuda", bfloat16=False)[1] == "bfloat16"
     random = ["model.hidden_size=1024", "model.intermediate_size=4096", "model.num_hidden_layers=8"]
     assert on(2, *random) == [2, "float32", 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("cores", "overrides", "slots"),
+    [
+        (2, [], 64),
+        (16, [], 256),
+        (16, ["actors.count=2"], 128),
+        (16, ["groups_per_batch=10"], 160),  # all that the bound lets run: 10 groups of 8, of two versions
+        (16, ["mode=sync"], 128),
+        (16, ["mode=sync", "groups_per_batch=2"], 64),
+        (16, ["engine.slots=5"], 5),
+    ],
+)
+def test_slots_follow_the_threads_and_the_bound(large: str, cores: int, overrides: list[str], slots: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(configs, "cores", lambda: cores)
+        made = load(["configs/quickstart.yaml", large, *overrides])
+    assert made.engine.slots == slots and f"engine.slots={slots}" in describe_machine(made, cores)
+
+
+def test_a_loss_that_clips_finely_is_computed_exactly(large: str) -> None:
+    for loss in ("loss=gspo", "loss={name: gspo}"):
+        assert on(2, large, loss)[1] == "float32"
+    assert on(2, large, "loss=gspo", "learner.compute_dtype=bfloat16")[1] == "bfloat16"
+    assert on(2, large, "loss=ppo")[1] == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -163,4 +192,5 @@ def test_a_resume_takes_the_numbers_of_the_run_also_on_another_machine(large: st
 def test_the_shares_of_the_machine_are_said(large: str) -> None:
     said = describe_machine(load(["configs/quickstart.yaml", large, "learner.threads=3"]), 4)
     assert said.startswith("machine: 4 cores; learner.threads=3, learner.compute_dtype=")
+    assert describe_machine(load(["base"]), 1).startswith("machine: 1 core; ")
     assert ", actors.count=1, actors.threads=" in said
