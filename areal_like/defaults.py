@@ -130,9 +130,10 @@ def describe_machine(config: Config, cores: int) -> str:
     """A line for people: which role gets which share of the machine."""
     learner, engine, actors = config.learner, config.engine, config.actors
     found = [("learner.threads", learner.get("threads")), ("learner.compute_dtype", learner.get("compute_dtype"))]
-    found += [("engine.compute_dtype", engine.get("compute_dtype"))]
-    found += [("actors.count", actors.count), ("actors.threads", actors.threads), ("engine.slots", engine.get("slots"))]
-    return f"machine: {cores} core{'s' * (cores != 1)}; {', '.join(f'{key}={value}' for key, value in found if value is not None)}"
+    found += [("engine.compute_dtype", engine.get("compute_dtype")), ("engine.slots", engine.get("slots"))]
+    found += [("actors.count", actors.count), ("actors.threads", actors.threads)]
+    shares = ", ".join(f"{key}={value}" for key, value in found if value is not None)
+    return f"machine: {cores} core{'s' * (cores != 1)}; {shares}"
 
 
 def optimizer_steps(known: Mapping[str, int]) -> int:

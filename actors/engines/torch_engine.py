@@ -48,11 +48,11 @@ LEAST_PREFILL_TOKENS = 256
 class TorchEngine:
     """A `RolloutEngine` (see `areal_like.interfaces`) over `model`, which it takes over (attention, weights, mode).
 
-    `slots`: most sequences that run at once; more wait (None: 64). `kv_policy`: what becomes of the KV cache of running sequences
-    at a weight update: "recompute" under the new weights, or "keep" (cheaper; later tokens attend to old states).
-    `interruptible` False: an update waits for the running sequences instead of changing their weights. `kv_tokens`:
-    most tokens whose keys and values are held, padding included (None: as many as the slots need): where running
-    sequences outgrow it the newest are preempted and go on later, and fewer run for a while (`concurrency`).
+    `slots`: most sequences that run at once; more wait (None: 64). `kv_policy`: what becomes of the KV cache of running
+    sequences at a weight update: "recompute" under the new weights, or "keep" (cheaper; later tokens attend to old
+    states). `interruptible` False: an update waits for the running sequences instead of changing their weights.
+    `kv_tokens`: most tokens whose keys and values are held, padding included (None: as many as the slots need): where
+    running sequences outgrow it the newest are preempted and continue later, and fewer run for a while (`concurrency`).
     `compute_dtype`: of matrix products and of the KV cache; sums over tokens and the head are float32 in any case
     (`decoders`).
     Raises ValueError for a knob out of range.
