@@ -117,7 +117,7 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool) -> dict[str, ob
 def _slots(config: Config, threads: int, actors: int) -> int:
     """Sequences that an actor decodes at once."""
     size = int(settled("sizing", config.sizing).get("group_size", 1))
-    versions = 1 + settled("scheduler", config.scheduler).get("max_staleness", 0)  # may be infinite
+    versions: float = 1 + settled("scheduler", config.scheduler).get("max_staleness", 0)  # may be infinite
     allowed = config.groups_per_batch * size * versions / actors
     return max(SLOTS, math.ceil(min(SLOTS * threads, allowed)))
 
