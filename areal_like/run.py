@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, get_args
 
 from areal_like import config as configs
 from areal_like import older_configs, samples
@@ -22,6 +23,8 @@ from areal_like.run_folder import CONFIG, summary_of
 
 LAST_LINES = 12
 END_SECONDS = 60.0
+NO_NAME = ("run.name", None)
+"""The default: the run gets a name."""
 
 
 class Run:
@@ -53,7 +56,9 @@ class Run:
         return self.folder / "checkpoints" / "final"
 
     def samples(self, fate: samples.Fate = samples.TRAINED) -> Iterator[samples.Kept]:
-        """What the model wrote, in order: "trained", "dropped" or "heldout"."""
+        """What the model wrote, in order: "trained", "dropped" or "heldout". Raises ValueError for another word."""
+        if fate not in (known := get_args(samples.Fate)):
+            raise ValueError(f"samples({fate!r}): there are {', '.join(map(repr, known))}")
         return samples.read(self.folder, [fate])
 
     def __repr__(self) -> str:
@@ -68,7 +73,7 @@ def train(config: str | Path, overrides: Mapping[str, object] | None = None, *, 
     (with the last lines that the command printed) and, after the processes have ended, KeyboardInterrupt.
     """
     name = f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns() % 1000:03d}"
-    wanted = {"run.name": name} | dict(overrides or {})
+    wanted = {"run.name": name} | {key: value for key, value in (overrides or {}).items() if (key, value) != NO_NAME}
     resumed = wanted.get("resume")
     if resumed == "auto":
         raise configs.ConfigError("resume=auto: name the run folder to resume", "resume")
@@ -82,8 +87,16 @@ def train(config: str | Path, overrides: Mapping[str, object] | None = None, *, 
 
 
 def as_yaml(value: object) -> str:
-    """A value as an override on the command line says it."""
-    return value if isinstance(value, str) else json.dumps(value)
+    """A value as an override on the command line says it; also paths and NumPy's numbers."""
+    return str(value) if isinstance(value, str | os.PathLike) else json.dumps(value, default=_plain)
+
+
+def _plain(value: Any) -> object:
+    if isinstance(value, os.PathLike):
+        return str(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise configs.ConfigError(f"{value!r}: a value of a config is a number, a text, a list or a dict")
 
 
 def _follow(command: list[str], quiet: bool) -> tuple[int, deque[str]]:
