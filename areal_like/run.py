@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from areal_like import config as configs
 from areal_like import older_configs, samples
@@ -91,7 +91,7 @@ def as_yaml(value: object) -> str:
     return str(value) if isinstance(value, str | os.PathLike) else json.dumps(value, default=_plain)
 
 
-def _plain(value: Any) -> object:
+def _plain(value: object) -> object:
     if isinstance(value, os.PathLike):
         return str(value)
     if hasattr(value, "tolist"):

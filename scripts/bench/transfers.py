@@ -45,6 +45,7 @@ import torch
 from actors.relay import Relay
 from actors.subscriber import Subscriber
 from areal_like.messages import Manifest
+from areal_like.messages import Relay as Offer
 from areal_like.weights.history import History, Hop
 from areal_like.weights.replica import NOTHING
 from areal_like.weights.server import WeightServer
@@ -132,7 +133,7 @@ class Bench:
         self.tree, self.pipes, self.processes = Relays(fanout), list[Connection](), []
         self._began, self._limit = 0.0, limit
         spawn = multiprocessing.get_context("spawn")
-        self.offers = []
+        self.offers = list[Offer]()
         for number in range(actors):
             ours, theirs = spawn.Pipe()
             process = spawn.Process(target=actor, args=(theirs, number), daemon=True)
@@ -141,7 +142,7 @@ class Bench:
             self.processes.append(process)
         for number, pipe in enumerate(self.pipes):
             self.offers.append(pipe.recv())
-            self.tree.join(str(number), **self.offers[-1])
+            self.tree.join(str(number), self.offers[-1].endpoint, self.offers[-1].key)
 
     def close(self) -> None:
         for process in self.processes:
@@ -176,7 +177,7 @@ class Bench:
         """Seconds of the fastest repeat, bytes of one version, and bytes sent by the learner over bytes received by one
         actor."""
         publisher = Publisher(ANY_PORT, Coding(coding=coding, keep=2), self._announce)
-        self._limit([publisher.endpoint, *(offer["endpoint"] for offer in self.offers)])
+        self._limit([publisher.endpoint, *(offer.endpoint for offer in self.offers)])
         best, per_version, egress, got = float("inf"), 0, 0.0, 0
         for version in range(repeats + 2):
             before = publisher.metrics["publish/bytes"]
