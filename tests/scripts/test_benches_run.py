@@ -1,0 +1,40 @@
+"""Benches that README and results name run to their end, made small; their numbers are not looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.bench import modes
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("bench", "metric"),
+    [
+        ("delta --millions 1 --repeats 1", "ratio_1pct"),
+        ("transfers --millions 1 --repeats 1", "delta_over_memcpy"),
+        ("connections --actors 20", "batch_wait_ms"),
+        ("many_actors --actors 4 --groups 600 --steps 3", "groups_per_second"),
+    ],
+)
+def test_a_bench_runs(bench: str, metric: str, tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    command = [sys.executable, "-m", *f"scripts.bench.{bench}".split(), "--json", str(found)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, f"{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+    assert json.loads(found.read_text())[metric] > 0
+
+
+@pytest.mark.integration
+def test_a_mode_of_the_bench_of_modes_is_measured(tmp_path: Path) -> None:
+    found = modes.measure([*modes.SCENARIOS["longtail"], "run.steps=5", "scheduler.max_staleness=1"], tmp_path)
+    assert found["samples_per_second"] > 0 and found["staleness_max"] == 1
