@@ -39,7 +39,8 @@ class Kept(msgspec.Struct, omit_defaults=True):
     weights that it trained, or the newest then. `group`, `index`: which sample; of a held-out answer `group` is its
     row. `why`: the reason in the ledger, and more about it. `tokens`: prompt, then response. Where the group was not
     rolled out to its end they are only what the model wrote so far, if anything: no prompt (`prompt_length` is 0), and
-    nothing that tools said between; `reward` is None unless it was scored. `numbers`: name → one number per token of
+    nothing that tools said between; `reward` is None unless it was scored (0 of a
+    held-out answer that failed). `numbers`: name → one number per token of
     the response (None: not computed, or not trained), among them `logprob` (behaviour), `proximal`, `current` (that
     took the gradient), `advantage`, what the loss observed (`loss/ratio`), and what was taken from the reward
     (`penalty/kl`, `penalty/length`). `masked`: places in the response that are not trained. `bare`: numbers and

@@ -270,8 +270,10 @@ class Handlers:
             actor.name, message.id, message.reward, message.length, message.oldest, message.newest
         )
         self.state.note_evaluation(result, time.monotonic())
-        if answer and row is not None:
+        if row is not None and answer:
             self.state.samples.heldout(self.state.now, row, *answer, actor.name)
+        elif row is not None:
+            self.state.samples.heldout_failed(self.state.now, row, actor.name)
 
     @_on.register
     def _on_lost(self, message: messages.Lost, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:

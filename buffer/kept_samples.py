@@ -142,6 +142,12 @@ class KeptSamples:
             (sample,) = decode_group(head, load(payload)).samples
             log_of.write(kept(HELDOUT, *now, (row, 0), sample, actor=actor))
 
+    def heldout_failed(self, now: Now, row: int, actor: str) -> None:
+        """A held-out prompt whose answer, workflow or reward has failed: it counts as 0."""
+        if log_of := self._logs.get(HELDOUT):
+            why = "failed: it counts as 0; no text: its actor's log has the error"
+            log_of.write(Kept(HELDOUT, *now, row, 0, [], 0, [], 0.0, "", why=why, actor=actor))
+
     # ---- what is wanted ---------------------------------------------------------------------------------------------
 
     def _is_wanted(self, now: Now, why: str) -> bool:

@@ -72,7 +72,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         report = Report(args.runs)
         data = report.read()
-        out.write_text(page(data, report.title), encoding="utf-8", errors="replace")
+        made = page(data, report.title)
+        try:
+            out.write_text(made, encoding="utf-8", errors="replace")
+        except OSError as error:
+            refuse(f"{out} cannot be written: {error.strerror}; name another file with --out")
     except (ValueError, OSError, UserError) as error:
         refuse(error)
     count = len(data["runs"])

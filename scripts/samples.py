@@ -56,7 +56,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     order.add_argument("--best", action="store_true", help="highest rewards first")
     order.add_argument("--worst", action="store_true", help="lowest rewards first")
     parser.add_argument("--step", type=int, help="of this train step only")
-    parser.add_argument("--search", metavar="TEXT", help="only samples with this text in prompt or response")
+    parser.add_argument(
+        "--search", metavar="TEXT", help="only samples with this text, in any case, in prompt or response"
+    )
     parser.add_argument("--why", metavar="TEXT", help="with --dropped: only for reasons with this text, e.g. stale")
     parser.add_argument("--count", type=int, default=5, help="samples to show (default: 5; 0: all)")
     parser.add_argument("--colour", default="age", metavar="NAME", help="age (default), or a number per token")
@@ -149,7 +151,8 @@ def select(records: Iterable[Kept], args: argparse.Namespace, texts: Texts | Num
     if args.why:
         found = [record for record in found if args.why in record.why]
     if args.search:
-        found = [record for record in found if args.search in texts.both(record)]
+        wanted = args.search.casefold()
+        found = [record for record in found if wanted in texts.both(record).casefold()]
     found.reverse()  # the newest first; `sort` keeps that among equals
     if args.best or args.worst:
         found = [record for record in found if record.reward is not None]
@@ -173,7 +176,8 @@ def heading(record: Kept, stops: bool = True) -> str:
     """One line about a sample; `stops`: its task lets an answer end before its limit."""
     which = f"row {record.group}" if record.fate == HELDOUT else f"group {record.group}, sample {record.index}"
     if not record.tokens:
-        return " · ".join([f"step {record.step}", f"group {record.group}", "no answer", record.why])
+        which = which if record.fate == HELDOUT else f"group {record.group}"
+        return " · ".join([f"step {record.step}", which, "no answer", record.why])
     earned = "no reward" if record.reward is None else f"reward {record.reward:g}{taken(record)}"
     parts = [f"step {record.step}", which, earned]
     advantages = [each for each in record.numbers.get("advantage", ()) if each is not None]

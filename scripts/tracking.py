@@ -135,7 +135,7 @@ class _Samples:
         return [
             Shown(
                 source,
-                texts.of(each.tokens[: each.prompt_length]),
+                texts.prompt(each),
                 texts.of(each.response),
                 texts.wanted(each),
                 each.reward or 0.0,

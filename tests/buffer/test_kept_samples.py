@@ -40,8 +40,10 @@ def test_held_out_answers_are_kept_with_their_rows(house: House, tmp_path: Path)
     house.say("actor-0", "evaluated", body, payload)
     house.say("actor-0", "evaluated", body, payload)  # said again, it is no second answer
     house.say("actor-0", "evaluated", {**body, "id": second, "reward": 0.0, "answer": None})  # it had failed
-    (found,) = read(tmp_path, [HELDOUT])
-    assert (found.step, found.version, found.tokens, found.reward) == (0, 0, [1, 5], 1.0) and found.group in (0, 1)
+    found, failed = read(tmp_path, [HELDOUT])
+    assert (found.step, found.version, found.tokens, found.reward) == (0, 0, [1, 5], 1.0)
+    assert (failed.step, failed.tokens, failed.reward) == (0, [], 0.0) and failed.why.startswith("failed: it counts")
+    assert {found.group, failed.group} == {0, 1}
     assert house.state.gauges.evaluations[0]["reward"] == 0.5
 
 

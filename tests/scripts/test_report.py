@@ -127,6 +127,16 @@ def test_runs_are_told_apart_by_the_keys_that_differ(tmp_path: Path) -> None:
     assert [run["name"] for run in data["runs"]] == [f"{tmp_path.name}/a", "more/a", "b"]
 
 
+def test_a_folder_that_takes_no_file_is_answered_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = written_run(tmp_path / "a")
+    (run / "report.html").mkdir()
+    with pytest.raises(SystemExit):
+        report.main([str(run)])
+    assert re.search(r"report\.html cannot be written: .*; name another file with --out", capsys.readouterr().err)
+
+
 def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="no run folder"):
         members([tmp_path])

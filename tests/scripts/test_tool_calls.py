@@ -128,7 +128,7 @@ def test_what_cut_samples_said_is_shown_with_their_prompt(tmp_path: Path, capsys
     log = SampleLog(run, DROPPED, steps=30, most=None, done=30)
     log.write(cut(b"It is 7 or so"))
     log.close()
-    assert samples.main([str(run), "--dropped", "--search", "or so"]) == 0
+    assert samples.main([str(run), "--dropped", "--search", "Or So"]) == 0
     heading, *said = capsys.readouterr().out.splitlines()
     assert heading.endswith("group 7, sample 1 · no reward · 13 tokens, broken off · 0 versions old · cut: too slow")
     assert said == [QUESTION, "It is 7 or so", "wanted: 12"]
