@@ -13,7 +13,7 @@ Drivers: scripts call `load` and `save`; each process calls `load_resolved` on t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from areal_like.ages import KEY as AGES
 from areal_like.ages import shares_of
 from areal_like.conflicts import refuse_odd_launcher, refuse_odd_model, refuse_odd_training, refuse_odd_transport
-from areal_like.defaults import learning_defaults, machine_defaults
+from areal_like.defaults import LEARNING, learning_defaults, machine_defaults
 from areal_like.layers import COMMAND_LINE, Layers, Tree, Value, read, shown
 from areal_like.machine import cores, has_bfloat16
 from areal_like.other_names import instead_of
@@ -53,8 +53,9 @@ IMPLIED_BY_ONE_PROCESS = {
 
 
 def load(argv: Sequence[str], inherited: Config | None = None) -> Config:
-    """The config of `[file, key=value, ...]`, checked and resolved. Defaults that depend on the model and the machine
-    come from `inherited`, an earlier run's config, if it is given. Raises ConfigError."""
+    """The config of `[file, key=value, ...]`, checked and resolved. `inherited`: the config of an earlier run, whose
+    values take the place of defaults that depend on the model and the machine; its own defaults of learning do not.
+    Raises ConfigError."""
     if not argv:
         raise ConfigError("no config file given; try configs/quickstart.yaml")
     layers = Layers()
@@ -63,7 +64,7 @@ def load(argv: Sequence[str], inherited: Config | None = None) -> Config:
         _settle_mode(layers)
         _imply_bound(layers)
         _imply_one_process(layers)
-        return _with_defaults(_checked(layers.tree), inherited)
+        return _with_defaults(_checked(layers.tree), inherited, layers)
     except ConfigError as error:
         origin = layers.origin(error.key)
         raise ConfigError(f"{error} [from {origin}]" if origin else str(error), error.key) from None
@@ -132,9 +133,7 @@ def changed(config: Config) -> list[str]:
 
 def replace(config: Config, key: str, value: object) -> Config:
     """A copy with one dotted key changed, checked again."""
-    changed: DictConfig = OmegaConf.create(_plain(config))
-    OmegaConf.update(changed, key, value, force_add=True)
-    return _checked(_plain(changed))
+    return _checked(_with(config, {key: value}))
 
 
 # Checking
@@ -162,20 +161,26 @@ def _checked(tree: Tree) -> Config:
     return _read_only(config)
 
 
-def _with_defaults(config: Config, inherited: Config | None) -> Config:
+def _with_defaults(config: Config, inherited: Config | None, layers: Layers) -> Config:
     """Fill in the defaults that depend on the model and the machine."""
     found = learning_defaults(config) | machine_defaults(config, cores(), has_bfloat16())
+    layers.note(found, "a default")
     if inherited:
+        unset = [f"learner.{knob}" for knob in LEARNING if knob in inherited.learner]
+        usual = learning_defaults(from_tree(_with(inherited, dict.fromkeys(unset))))
         known = {key: select(inherited, key) for key in found}
-        if inherited.run.steps != config.run.steps:
-            known.pop("learner.schedule_steps", None)
-        found |= {key: value for key, value in known.items() if value is not None}
-    if not found:
-        return config
+        kept = {key: value for key, value in known.items() if value is not None and value != usual.get(key)}
+        layers.note(kept, "the earlier run")
+        found |= kept
+    return _checked(_with(config, found)) if found else config
+
+
+def _with(config: Config, values: Mapping[str, object]) -> Tree:
+    """The config as plain data, with other values of dotted keys."""
     changed: DictConfig = OmegaConf.create(_plain(config))
-    for key, value in found.items():
+    for key, value in values.items():
         OmegaConf.update(changed, key, value, force_add=True)
-    return _checked(_plain(changed))
+    return _plain(changed)
 
 
 def _refuse_outside(config: Config) -> None:

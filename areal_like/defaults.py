@@ -14,7 +14,8 @@ set.
                            else float32. On a CPU float32 also for losses whose clip range is finer than bfloat16's
                            rounding (gspo): learner and engine would disagree by more than it
 
-A knob that is set keeps its value. The values are part of the run's config, so a resume or a replay has the same ones.
+A knob that is set keeps its value. The values are part of the run's config. A resume or a replay has the same ones,
+except for defaults of learning that its own settings change (e.g. the rate of a replay that trains adapters).
 1e-5 is the upper end of usual rates for full training of language models by RL (1e-6 in TRL, 1.7e-5 in AReaL's example
 for 1.5B). It suits small models that a CPU can train, and tens of steps rather than thousands. LoRA needs ten times the
 rate of full training, whatever the model ("LoRA Without Regret", Thinking Machines, 2025). Adam's first steps move
@@ -50,6 +51,10 @@ RUINOUS_LORA_LR = 10 * RUINOUS_LR
 def is_pretrained(config: Config) -> bool:
     """Does the run begin with trained weights? The model component is marked so."""
     return "pretrained" in marks("model", config.model["name"])
+
+
+LEARNING = ("lr", "warmup_steps", "schedule_steps")
+"""The learner's knobs that `learning_defaults` fills in."""
 
 
 def learning_defaults(config: Config) -> dict[str, object]:

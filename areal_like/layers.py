@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -72,6 +72,10 @@ class Layers:
         while key and key not in self._origins:
             key = key.rpartition(".")[0]
         return self._origins.get(key)
+
+    def note(self, keys: Iterable[str], origin: str) -> None:
+        """Remember where values came from that were filled in behind the layers."""
+        self._origins |= dict.fromkeys(keys, origin)
 
     def _add(self, items: Items, folder: Path, origin: str) -> None:
         """Merge dotted keys and values of one place: the choices first, then the values."""

@@ -17,7 +17,7 @@ from areal_like import messages
 from areal_like.bus import Router
 from areal_like.groups import Head, pack_heads
 from areal_like.wire import Received, WireError
-from buffer.events import Branch, Finish, Serve
+from buffer.events import Begin, Branch, Finish, Serve
 from buffer.journal import Recorded
 from buffer.outbox import Outbox
 from buffer.payloads import Payload, load
@@ -49,9 +49,17 @@ def recorded_batches(folder: Path) -> Iterator[RecordedBatch]:
 
 
 def branches(folder: Path) -> list[tuple[int, str]]:
-    """(train step, what changed) of each resume with other learner settings, after the first step."""
-    found = (each.event for each in Recorded(folder, whole=True))
-    return [(event.batch, event.why) for event in found if isinstance(event, Branch) and event.batch]
+    """(train step, what changed) of each resume with other learner settings, after the first step. A start that ended
+    before it had trained a batch changed nothing."""
+    found: list[tuple[int, str]] = []
+    begun: Begin | Branch | None = None
+    for event in (each.event for each in Recorded(folder, whole=True)):
+        if isinstance(event, Begin | Branch):
+            begun = event
+        elif isinstance(event, Finish):
+            found += [(begun.batch, begun.why)] if isinstance(begun, Branch) and begun.batch else []
+            begun = None
+    return found
 
 
 def count_batches(folder: Path) -> int:

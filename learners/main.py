@@ -29,6 +29,7 @@ from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, run_role
 from areal_like.registry import build
 from areal_like.run_folder import SUMMARY, note_step
 from areal_like.spans import Spans
+from areal_like.stopping import reason_to_stop
 from areal_like.types import Batch
 from learners.attestation import Attestation
 from learners.build import build_trainer
@@ -275,15 +276,8 @@ class TrainLoop:
             self._stepped = True
 
     def _reason_to_stop(self) -> str:
-        run, progress = self.config.run, self.progress
-        if progress.steps >= run.steps:
-            return f"{run.steps} steps are done"
-        if run.max_seconds is not None and progress.seconds >= run.max_seconds:
-            return f"{run.max_seconds} seconds have passed"
-        if run.target_reward is None or not progress.evaluations:
-            return ""
-        reached = progress.evaluations[-1]["reward"] >= run.target_reward
-        return f"the held-out reward has reached {run.target_reward}" if reached else ""
+        progress = self.progress
+        return reason_to_stop(self.config.run, progress.steps, progress.seconds, progress.evaluations)
 
     def _summary(self, reason: str, report: dict[str, Any], before: Progress) -> dict[str, Any]:
         progress, seconds = self.progress, before.seconds + (report["trained_seconds"] or 0.0)

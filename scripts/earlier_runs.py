@@ -15,7 +15,8 @@ from areal_like import checkpoints, older_configs
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
 from areal_like.registry import COMPONENTS, build, knobs, settled
-from areal_like.run_folder import CONFIG, LOCK, NEXT
+from areal_like.run_folder import CONFIG, LOCK, NEXT, SUMMARY
+from areal_like.stopping import reason_to_stop
 
 MUST_AGREE = (
     "run.seed",
@@ -77,6 +78,7 @@ def reopen_run_folder(config: Config, folder: Path) -> Config:
     _check_learner(earlier, config, folder)
     _check_bound(earlier, config, folder)
     _check_journal(earlier, config, folder)
+    _check_work_left(config, folder)
     if earlier.buffer.keep_journal:  # a record without its beginning is worth nothing
         config = configs.replace(config, "buffer.keep_journal", True)
     return configs.replace(config, "run.name", folder.name)
@@ -142,6 +144,18 @@ def _check_journal(earlier: Config, config: Config, folder: Path) -> None:
                 f"resume: {folder} {key} no journal (buffer.journal=off): prompts would be trained twice. Start a new "
                 "run; model=folder model.path=... begins with weights that were saved"
             )
+
+
+def _check_work_left(config: Config, folder: Path) -> None:
+    """A start without a train step would only change the record. A run that was killed after its last step has its
+    final evaluation left. Raises ConfigError."""
+    found, run = checkpoints.latest(folder), config.run
+    if not found or ((steps := found[0]) <= run.steps and not (folder / SUMMARY).exists()):
+        return
+    meta = checkpoints.meta(found[1])
+    if reason := reason_to_stop(run, steps, meta["seconds"], meta["evaluations"]):
+        asked = f"run.steps={run.steps}; raise it" if steps >= run.steps else f"{reason}; change what ends the run"
+        raise ConfigError(f"resume: nothing to do: {steps} train steps are done in {folder}; {asked} to train on")
 
 
 def holds_progress(config: Config, folder: Path) -> bool:

@@ -76,6 +76,32 @@ def test_the_rate_is_said(overrides: list[str], words: list[str]) -> None:
     assert describe_learning(load(["configs/quickstart.yaml", "learner=timed"])) == ""
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        ([PRETRAINED], ["learner.schedule=linear", "run.steps=5"], [1e-5, 5, 5]),
+        ([PRETRAINED], ["learner.lora={}"], [1e-4, 10, None]),
+        ([PRETRAINED, "learner.lr=3e-6"], ["learner.lora={}"], [3e-6, 10, None]),
+        ([PRETRAINED, "learner.warmup_steps=4"], ["learner.schedule=linear", "run.steps=5"], [1e-5, 4, 5]),
+        ([PRETRAINED, "learner.schedule=linear", "run.steps=5"], ["run.steps=50"], [1e-5, 10, None]),
+        (["learner.schedule=linear", "learner.schedule_steps=50"], ["learner.schedule=linear"], [2e-3, 0, 50]),
+        (["learner=timed"], [PRETRAINED], [1e-5, 10, None]),
+    ],
+)
+def test_a_default_of_the_earlier_run_gives_way_to_the_one_that_fits(
+    before: list[str], now: list[str], expected: list[object]
+) -> None:
+    earlier = load(["configs/quickstart.yaml", *before])
+    learner = load(["configs/quickstart.yaml", *(before[:1] if before[0] == PRETRAINED else []), *now], earlier).learner
+    assert [learner.get(knob) for knob in ("lr", "warmup_steps", "schedule_steps")] == expected
+
+
+def test_a_value_of_the_earlier_run_that_does_not_fit_is_said_to_come_from_it() -> None:
+    earlier = load(["configs/quickstart.yaml", "learner.warmup_steps=40"])
+    with pytest.raises(ConfigError, match=r"learner.warmup_steps=40: .* \[from the earlier run\]"):
+        load(["configs/quickstart.yaml", "learner.schedule=linear", "run.steps=5"], earlier)
+
+
 # By the machine
 
 

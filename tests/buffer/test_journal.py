@@ -211,8 +211,12 @@ def test_recorded_batches_come_once_each_and_in_order(tmp_path: Path) -> None:
 
 
 def test_resumes_with_other_settings_are_found(tmp_path: Path) -> None:
-    write(tmp_path, [Record(Begin(0)), Record(Branch(0, "x=1 (was 0)")), Record(Begin(4)), Record(Branch(4, "lr=1"))])
-    assert branches(tmp_path) == [(4, "lr=1")], "nothing had been trained before the first"
+    def start(batch: int, why: str, *trained: int) -> list[Record]:
+        return [Record(Begin(batch)), Record(Branch(batch, why)), *(Record(Finish(index)) for index in trained)]
+
+    trained = [*start(0, "x=1 (was 0)", 0, 1, 2, 3), *start(4, "lr=1", 4, 5)]
+    write(tmp_path, [*trained, *start(6, "lr=2"), Record(Begin(6))])
+    assert branches(tmp_path) == [(4, "lr=1")], "before the first and after the last, nothing was trained"
 
 
 def test_a_replay_serves_a_batch_again_that_was_lost_on_its_way(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from areal_like import checkpoints
 from areal_like import config as configs
 from areal_like.config import ConfigError
 from areal_like.launch.plan import plan
 from areal_like.launch.restarts import Limits
 from areal_like.launch.slurm import SlurmLauncher
 from areal_like.run_folder import config_file, discard, note_step
-from buffer.events import Admit, Begin, Branch
+from buffer.events import Admit, Begin, Branch, Finish
 from buffer.journal import Journal
 from buffer.main import other_settings
 from scripts import earlier_runs
@@ -108,6 +109,40 @@ def test_nothing_of_a_finished_run_changes_before_its_successor_has_made_a_step(
     assert not (folder / "summary.json").exists() and "run.steps=77" in (folder / "run.json").read_text()
     assert configs.load_resolved(folder / "config.yaml").run.steps == 77 and not (folder / "next").exists()
     note_step(folder)
+
+
+@pytest.mark.parametrize(
+    ("finished", "now", "told"),
+    [
+        (True, "run.steps=3", "14 train steps are done in .*; run.steps=3; raise it to train on"),
+        (True, "run.steps=14", "14 train steps are done in .*; run.steps=14; raise it to train on"),
+        (True, "run.target_reward=0.5", "the held-out reward has reached 0.5; change what ends the run"),
+        (True, "run.steps=15", ""),
+        (False, "run.steps=13", "14 train steps are done"),
+        (False, "run.steps=14", ""),  # killed before its final evaluation
+    ],
+)
+def test_a_resume_without_a_step_left_is_refused_and_changes_nothing(
+    tmp_path: Path, finished: bool, now: str, told: str
+) -> None:
+    folder = made(tmp_path)
+    checkpoints.write(folder, 14, lambda _: None, {"seconds": 9.0, "evaluations": [{"reward": 0.6}]}, 1)
+    for name in ["lock", "run.json", *["summary.json"] * finished]:
+        (folder / name).write_text("")
+    argv = ["configs/quickstart.yaml", f"resume={folder}", now]
+
+    def record() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    before = record()
+    if told:
+        with pytest.raises(ConfigError, match=f"^resume: nothing to do: .*{told}"):
+            prepare(parse(argv), argv)
+        assert record() == before
+    else:
+        prepared = prepare(parse(argv), argv)
+        assert prepared
+        prepared[2].close()
 
 
 def test_processes_that_read_the_config_to_come_are_waited_for(tmp_path: Path, monkeypatch) -> None:
@@ -204,7 +239,8 @@ def test_the_buffer_is_told_of_other_settings_of_the_learner(tmp_path: Path, now
 def test_a_run_of_several_settings_is_replayed_with_settings_of_ones_own_only(tmp_path: Path) -> None:
     folder = made(tmp_path)
     journal = Journal(folder / "journal", sync=False, keep=True)
-    journal.append(Branch(4, "learner.lr=1e-4 (was 0.002)"))
+    for event in (Branch(4, "learner.lr=1e-4 (was 0.002)"), Finish(4), Begin(4)):
+        journal.append(event)
     journal.commit()
     journal.close()
     same = configs.load(["configs/quickstart.yaml", f"replay={folder}"])
