@@ -194,7 +194,7 @@ def view(packed: bytes, name: str, kind: np.dtype) -> np.ndarray:
 
 def _check_rows(rows: np.ndarray, runs: np.ndarray) -> None:
     if min(_least(rows["prompt"]), _least(rows["response"]), _least(rows["runs"])) < 1:
-        raise WireError("groups: a sample's lengths are out of range: each is at least 1")
+        raise WireError("groups: a sample's lengths are out of range: prompt, response and runs are at least 1 each")
     if _least(rows["turns"]) < 0:
         raise WireError("groups: a sample's number of turns is negative")
     if _least(rows["finish"]) < 0 or np.maximum.reduce(rows["finish"]) >= len(FINISHES):
@@ -262,6 +262,9 @@ def check_sampled(group_id: int, tokens: np.ndarray, logprobs: np.ndarray, vocab
 def encode_group(group: Group) -> tuple[Head, bytearray]:
     """A group's head and its payload. Raises WireError if the group has no samples, or one without tokens."""
     samples = group.samples
+    for number, sample in enumerate(samples):
+        if not sample.response_length:
+            raise WireError(f"group {group.id}: sample {number} has an empty response, of which nothing can be trained")
     rows = [(s.prompt_length, s.response_length, FINISHES.index(s.finish), len(s.runs), s.reward) for s in samples]
     turns = [len(s.turn_rewards) for s in samples]
     head = make_head(group.id, rows, [run for s in samples for run in s.runs], group.digests, group.seconds, turns)

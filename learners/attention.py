@@ -12,6 +12,10 @@ row, its keys all tokens of its path, shared prefix included. A block then has a
 keys. If a sequence adds more than half of its path, the whole path becomes queries, and repeated outputs are dropped:
 plain causal attention needs no mask in memory.
 
+A block copies the keys and values of its paths. Where all paths have more tokens than a micro-batch may
+(`Layout.lean`), such copies, masks and scores live for one block of one layer only, and the backward pass makes them
+again: memory follows the tokens in the row.
+
 `use_packed_attention(model)` sets this attention in a transformers model; its forward then takes
 `layout=Layout.of(lengths)`. transformers builds no mask for an attention function with an unknown name. The learner
 drives this.
@@ -19,21 +23,26 @@ drives this.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 
 from learners import varlen
-from learners.layout import Layout
+from learners.layout import Block, Layout
 
 NAME = "packed_causal"
 PLAIN_UP_TO = 1 << 15
 """Queries × keys up to which CPUs attend faster in half precision without torch's fused kernel, whose backward pass
 is slow there, and keep all digits of the scores."""
+LONG_MASK = 1024
+"""Queries above which a block's mask is made again in the backward pass: one number per query and key, in each layer.
+"""
 
 
 def packed_attention(
@@ -56,7 +65,8 @@ def packed_attention(
     inputs, window = (query[0], key[0], value[0]), kwargs.get("sliding_window")
     by_blocks = partial(_attend_blocks, inputs, layout, scaling, window)
     if varlen.takes(*inputs):
-        output = varlen.attend(inputs, layout, scaling, window)
+        attend = _lean(varlen.attend) if layout.lean else varlen.attend
+        output = attend(inputs, layout, scaling, window)
         if varlen.is_right(output, by_blocks, shared=layout.paths is not None):
             return output[None], None
     return by_blocks()[None], None
@@ -69,11 +79,24 @@ def _attend_blocks(inputs: tuple[Tensor, ...], layout: Layout, scaling: float | 
         return _attend(q, k, v, None, scaling, window).transpose(1, 2).flatten(0, 1)
     pieces = []
     for block in layout.blocks:
-        q = inputs[0].index_select(1, block.asking).unflatten(1, (-1, block.queries)).transpose(0, 1)
-        k, v = (x.index_select(1, block.asked).unflatten(1, (-1, block.keys)).transpose(0, 1) for x in inputs[1:])
-        output = _attend(q, k, v, block.mask, scaling, window).transpose(1, 2).flatten(0, 1)
-        pieces.append(output.index_select(0, block.real))
+        attend = _lean(_attend_block) if layout.lean or block.masked > LONG_MASK else _attend_block
+        pieces.append(attend(inputs, block, scaling, window))
     return torch.cat(pieces).index_select(0, layout.back)
+
+
+def _lean(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same; only its inputs are kept for the backward pass."""
+    if not torch.is_grad_enabled():
+        return attend
+    return partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
+
+
+def _attend_block(inputs: tuple[Tensor, ...], block: Block, scaling: float | None, window: int | None) -> Tensor:
+    """[H, S, D] over [K, S, D] (twice) → [kept results, H, D]."""
+    q = inputs[0].index_select(1, block.asking).unflatten(1, (-1, block.queries)).transpose(0, 1)
+    k, v = (x.index_select(1, block.asked).unflatten(1, (-1, block.keys)).transpose(0, 1) for x in inputs[1:])
+    output = _attend(q, k, v, block.mask(), scaling, window).transpose(1, 2).flatten(0, 1)
+    return output.index_select(0, block.real)
 
 
 def _attend(

@@ -9,19 +9,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
+BLOCK = 2
+"""A block copies at most this many times the keys in the row. Plain sequences never need more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """Sequences attended to together, n of them: `asking` int64 [n · queries] and `asked` int64 [n · keys] are places
-    in the row, 0 where padded; `mask` bool [n, 1, queries, keys], or None for causal attention among as many queries
-    as keys. `real` int64 are the entries of `asking` whose results are kept."""
+    in the row, 0 where padded. `depth` int64 [n, queries] is the last key that each query sees, or None for causal
+    attention among as many queries as keys. `real` int64 are the entries of `asking` whose results are kept."""
 
     queries: int
     keys: int
     asking: Tensor
     asked: Tensor
-    mask: Tensor | None
+    depth: Tensor | None
     real: Tensor
+
+    @property
+    def masked(self) -> int:
+        """Queries of each sequence that need a mask."""
+        return 0 if self.depth is None else self.queries
+
+    def mask(self) -> Tensor | None:
+        """Which keys each query sees: bool [n, 1, queries, keys]; None: those up to itself."""
+        if self.depth is None:
+            return None
+        return (torch.arange(self.keys, device=self.depth.device) <= self.depth[:, :, None])[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +45,8 @@ class Layout:
     `ends` int32 [n + 1]: where the tokens that each adds begin and end, from 0 to S; `longest` of them. `blocks` is
     empty when all have the `equal` length and share nothing; else `back` int64 [S] puts the kept results of the blocks,
     one block after the other, into the order of the row. `paths` is None where nothing is shared; else `path_ends`
-    int32 [n + 1] and `paths` int64 say where the tokens of each sequence lie, `longest_path` of them.
+    int32 [n + 1] and `paths` int64 say where the tokens of each sequence lie, `longest_path` of them. `lean`: what
+    attention copies is not kept for the backward pass.
     """
 
     ends: Tensor
@@ -42,6 +57,7 @@ class Layout:
     paths: Tensor | None = None
     path_ends: Tensor | None = None
     longest_path: int = 0
+    lean: bool = False
 
     @classmethod
     def of(cls, lengths: np.ndarray, device: torch.device) -> Layout:
@@ -54,15 +70,16 @@ class Layout:
         return cls(ends, int(lengths.max()), 0, *_blocks(paths, lengths, device))
 
     @classmethod
-    def tree(cls, paths: Sequence[np.ndarray], added: np.ndarray, device: torch.device) -> Layout:
+    def tree(
+        cls, paths: Sequence[np.ndarray], added: np.ndarray, device: torch.device, *, lean: bool = False
+    ) -> Layout:
         """The layout of sequences that share prefixes: `paths`, per sequence int64 [length], are the places of its
         tokens, of which the last `added` (int64 [n]) are its own and lie one after the other (`learners.prefixes`)."""
         lengths = np.array([len(path) for path in paths])
         blocks, back = _blocks([path for path, new in zip(paths, added, strict=True) if new], added[added > 0], device)
         where = torch.from_numpy(np.concatenate(paths)).to(device)
-        return cls(
-            _ends(added, device), int(added.max()), 0, blocks, back, where, _ends(lengths, device), int(lengths.max())
-        )
+        ends, path_ends = _ends(added, device), _ends(lengths, device)
+        return cls(ends, int(added.max()), 0, blocks, back, where, path_ends, int(lengths.max()), lean)
 
 
 def _ends(lengths: np.ndarray, device: torch.device) -> Tensor:
@@ -70,15 +87,16 @@ def _ends(lengths: np.ndarray, device: torch.device) -> Tensor:
 
 
 def _blocks(paths: Sequence[np.ndarray], added: np.ndarray, device: torch.device) -> tuple[tuple[Block, ...], Tensor]:
-    """Sequences of similar shapes side by side; and what puts the blocks' results into the order of the row."""
-    keys = np.array([len(path) for path in paths])
+    """Sequences of similar shapes side by side, those of a block with at most `BLOCK` times the row's keys; and what
+    puts the blocks' results into the order of the row."""
+    keys, most = np.array([len(path) for path in paths]), BLOCK * int(added.sum())
     asking = np.where(2 * added > keys, keys, added)
     blocks, order = [], []
     for whole in (True, False):
         numbers = np.flatnonzero((asking == keys) == whole)
-        for block in _similar(keys[numbers]):
+        for block in _similar(keys[numbers], most):
             members = numbers[block]
-            for some in _similar(asking[members]) if not whole else [np.arange(len(members))]:
+            for some in _similar(asking[members], most) if not whole else [np.arange(len(members))]:
                 made, places = _block([paths[i] for i in members[some]], added[members[some]], whole, device)
                 blocks.append(made)
                 order.append(places)
@@ -97,25 +115,29 @@ def _block(
     asked[inside] = np.concatenate(paths)
     common = keys - added
     if whole:
-        asking, mask = asked, None
+        asking, seen = asked, None
         kept = inside & (np.arange(longest) >= common[:, None])
     else:
         query = np.arange(int(added.max()))
         kept = query < added[:, None]
         depth = np.minimum(common[:, None] + query, longest - 1)
         asking = np.where(kept, np.take_along_axis(asked, depth, 1), 0)
-        mask = torch.from_numpy(np.arange(longest) <= depth[:, :, None])[:, None].to(device)
+        seen = torch.from_numpy(depth).to(device)
     flat, real = asking.reshape(-1), np.flatnonzero(kept)
     queries, keys_at, kept_at = (torch.from_numpy(a).to(device) for a in (flat, asked.reshape(-1), real))
-    return Block(longest if whole else int(added.max()), longest, queries, keys_at, mask, kept_at), flat[real]
+    return Block(longest if whole else int(added.max()), longest, queries, keys_at, seen, kept_at), flat[real]
 
 
-def _similar(lengths: np.ndarray) -> list[np.ndarray]:
-    """Indices, longest first, cut wherever a length falls below half of the longest of its block."""
+def _similar(lengths: np.ndarray, most: int) -> list[np.ndarray]:
+    """Indices, longest first, cut wherever a length falls below half of the longest of its block, or the block would
+    hold more than `most`, padding included."""
     order = np.argsort(-lengths, kind="stable")
     blocks, start = [], 0
     for i in range(1, len(order) + 1):
-        if i == len(order) or 2 * lengths[order[i]] < lengths[order[start]]:
-            blocks.append(np.sort(order[start:i]))
-            start = i
+        if i < len(order):
+            longest = int(lengths[order[start]])
+            if 2 * lengths[order[i]] >= longest and (i - start + 1) * longest <= most:
+                continue
+        blocks.append(np.sort(order[start:i]))
+        start = i
     return blocks

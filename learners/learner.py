@@ -289,7 +289,7 @@ class TorchLearner:
         cuts = columns.cuts(samples, **limits)
         count = self.ranks.max(len(cuts))
         for part in cuts:
-            yield columns.microbatch(part, self._device)
+            yield columns.microbatch(part, self._device, self._max_tokens)
         for _ in range(count - len(cuts)):
             yield columns.nothing(self._device)
 

@@ -3,8 +3,8 @@ padding.
 
 `pack` is pure and knows lengths only. `Columns` flattens a whole batch once per train step; `Columns.microbatch` then
 cuts micro-batches out of it by index arithmetic, so the cost per sample is NumPy's, not Python's. Sequences share the
-tokens of their common prefix (`learners.prefixes`) if that saves a twentieth of a micro-batch or more: a group's prompt
-is computed once for all of its samples.
+tokens of their common prefix (`learners.prefixes`) if that saves a twentieth of a micro-batch or more, or if it would
+be too long otherwise: a group's prompt is computed once for all of its samples.
 
 Two things are left out because they cannot reach the loss: the last trained token as an input (nothing after it is
 predicted), and everything behind it (attention is causal). Only trained tokens of the response get logits.
@@ -13,6 +13,7 @@ predicted), and everything behind it (attention is causal). Only trained tokens 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from areal_like.types import Batch, Sample
 from learners.layout import Layout
-from learners.prefixes import WORTH, Forest, cut, paths
+from learners.prefixes import Forest, cut, is_worth, paths
 
 
 def pack(lengths: Sequence[int] | np.ndarray, *, max_tokens: int, min_microbatches: int = 1) -> list[list[int]]:
@@ -164,13 +165,16 @@ class Columns:
         packed = pack(costs, max_tokens=max_tokens, min_microbatches=min_microbatches)
         return [np.concatenate([families[i] for i in part]) for part in packed]
 
-    def microbatch(self, samples: np.ndarray, device: torch.device) -> MicroBatch:
-        """The given samples (int [n], each with a trained token) as one row."""
+    def microbatch(self, samples: np.ndarray, device: torch.device, max_tokens: float = math.inf) -> MicroBatch:
+        """The given samples (int [n], each with a trained token) as one row, of `max_tokens` tokens if they fit. With
+        shared prefixes it needs no more memory than a plain row of that many tokens."""
         lengths, counts = self.lengths[samples], self._trained_counts[samples]
         trained = ranges(self._trained_starts[samples], counts)
         order, shared = self.forest.among(samples)
-        if lengths.sum() - shared.sum() <= WORTH * lengths.sum():
-            rows, starts, depths, places, layout = self._tree(samples[order], shared, device)
+        total = int(lengths.sum())
+        if is_worth(total, total - int(shared.sum()), max_tokens):
+            lean = total > max_tokens
+            rows, starts, depths, places, layout = self._tree(samples[order], shared, device, lean)
             first = np.empty_like(lengths)
             first[order] = starts
         else:
@@ -186,18 +190,18 @@ class Columns:
             np.repeat(np.arange(len(samples)), counts),
         )
         input_ids, position_ids, outputs, targets, where, sequence = (torch.from_numpy(a).to(device) for a in arrays)
-        total = int(lengths.sum())
         return MicroBatch(input_ids, position_ids, layout, outputs, targets, where, sequence, total)
 
     def _tree(
-        self, samples: np.ndarray, shared: np.ndarray, device: torch.device
+        self, samples: np.ndarray, shared: np.ndarray, device: torch.device, lean: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Layout]:
         """Samples in the forest's order as one row: which of the batch's tokens stand in it, where the path of each
         sample begins, each token's depth, all paths one after the other, and the layout."""
         lengths = self.lengths[samples]
         added, found = lengths - shared, paths(lengths, shared)
         rows, depths = ranges(self._starts[samples] + shared, added), ranges(shared, added)
-        return rows, np.cumsum(lengths) - lengths, depths, np.concatenate(found), Layout.tree(found, added, device)
+        layout = Layout.tree(found, added, device, lean=lean)
+        return rows, np.cumsum(lengths) - lengths, depths, np.concatenate(found), layout
 
 
 def _check(samples: list[Sample], prompts: np.ndarray, responses: np.ndarray) -> None:
@@ -206,7 +210,9 @@ def _check(samples: list[Sample], prompts: np.ndarray, responses: np.ndarray) ->
         raise ValueError("a batch needs at least one sample")
     if prompts.min() < 1:
         raise ValueError("a sample needs at least one prompt token")
-    for sample, response in zip(samples, responses.tolist(), strict=True):
+    for number, (sample, response) in enumerate(zip(samples, responses.tolist(), strict=True)):
+        if not response:
+            raise ValueError(f"sample {number} of the batch has an empty response: leave it out of its group")
         covered = sum(count for _, count in sample.runs)
         if not len(sample.logprobs) == len(sample.loss_mask) == covered == response:
             raise ValueError(

@@ -20,6 +20,11 @@ WORTH = 0.95
 plain sequences; with .96 left it was no slower (`scripts.bench.prefixes`)."""
 
 
+def is_worth(total: int, unique: int, max_tokens: float) -> bool:
+    """Shall sequences of `total` tokens, `unique` without repetitions, share them? Also where they fit only so."""
+    return unique <= WORTH * total or unique < total > max_tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Forest:
     """Sequences in the order of their tokens.

@@ -35,7 +35,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from areal_like.models import folder, qwen2
 from areal_like.types import Batch, Group, Sample
-from learners import packing
+from learners import prefixes
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
@@ -118,7 +118,7 @@ def measure(learner: TorchLearner, batch: Batch, repeats: int) -> dict[str, floa
     trained = sum(int(s.loss_mask.sum()) for s in batch.samples)
     found: dict[str, float] = {}
     for repeat in range(repeats + 1):  # the first one warms up
-        for mode, packing.WORTH in MODES.items():
+        for mode, prefixes.WORTH in MODES.items():
             begin = process_time()
             metrics = learner.train(batch)
             seconds = process_time() - begin

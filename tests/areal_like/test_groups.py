@@ -70,6 +70,12 @@ def test_the_oldest_token_of_each_sample(members: list[Sample], allowed: int) ->
     assert head.oldest_tokens(allowed) == Counter(min(versions) for versions in young if versions)
 
 
+def test_a_sample_with_an_empty_response_is_refused_before_it_is_pushed() -> None:
+    empty = Sample(np.ones(2, np.int32), 2, np.zeros(0, np.float32), np.zeros(0, bool), [], 1.0, "stop")
+    with pytest.raises(WireError, match="group 7: sample 0 has an empty response"):
+        encode_group(group_of(7, [empty]))
+
+
 def table(row: tuple = (2, 3, 0, 0, 2, 0.5), runs: tuple = ((1, 2), (2, 1)), **changes: object) -> dict:
     good = {"groups": [[1, 1, 1.5]], "digests": {1: "a", 2: "b"}}
     good |= {"rows": np.array([row], ROW).tobytes(), "runs": np.array(list(runs), RUN).tobytes()}

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal_like.types import Sample
 from learners.packing import Columns, pack, ranges
 from tests.learners.batches import make_batch, make_sample
 from tests.seeds import seeded
@@ -103,6 +104,10 @@ def test_samples_whose_arrays_disagree_are_refused():
         Columns(batch)
     batch.groups[0].samples[1] = make_sample(rng, prompt=0, response=3)
     with pytest.raises(ValueError, match="prompt token"):
+        Columns(batch)
+    empty = Sample(np.ones(2, np.int32), 2, np.zeros(0, np.float32), np.zeros(0, bool), [], 1.0, "stop")
+    batch.groups[0].samples[1] = empty
+    with pytest.raises(ValueError, match="sample 1 of the batch has an empty response"):
         Columns(batch)
     batch.groups[0].samples.clear()
     with pytest.raises(ValueError, match="at least one sample"):

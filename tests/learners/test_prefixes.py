@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from areal_like.types import Batch, Group, Sample
 from learners import packing
@@ -105,8 +107,9 @@ def attention_inputs(row, layout_tokens, window):
 
 
 @pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
-def test_attention_over_a_tree_is_that_of_each_sequence_alone(shapes, window):
+def test_attention_over_a_tree_is_that_of_each_sequence_alone(shapes, window, lean):
     """In float64, where both are the same numbers; gradients too."""
     columns = Columns(batch_of(shapes))
     samples = np.flatnonzero(columns.lengths)
@@ -122,7 +125,7 @@ def test_attention_over_a_tree_is_that_of_each_sequence_alone(shapes, window):
         )[0][0]
 
     tree = [x.clone().requires_grad_() for x in inputs]
-    output = run(tree, Layout.tree(found, lengths - shared, CPU))
+    output = run(tree, Layout.tree(found, lengths - shared, CPU, lean=lean))
     alone = [x.clone().requires_grad_() for x in inputs]
     where = torch.from_numpy(np.concatenate(found))
     apart = run([x[:, :, where] for x in alone], Layout.of(lengths, CPU))
@@ -135,6 +138,11 @@ def test_attention_over_a_tree_is_that_of_each_sequence_alone(shapes, window):
     truths = torch.autograd.grad((expected * weights).sum(), alone)
     for gradient, truth in zip(gradients, truths, strict=True):
         torch.testing.assert_close(gradient, truth, rtol=1e-11, atol=1e-12)
+
+
+def never(*_):
+    """In place of `is_worth`: nothing is shared."""
+    return False
 
 
 def learner_of(loss=decoupled_ppo, advantage=group, **knobs) -> TorchLearner:
@@ -166,11 +174,73 @@ def test_a_train_step_is_that_of_plain_sequences(knobs, monkeypatch):
     shared, plain = learner_of(**knobs), learner_of(**knobs)
     batch = batch_of(shapes)
     found = shared.train(batch)
-    monkeypatch.setattr(packing, "WORTH", 0.0)
+    monkeypatch.setattr(packing, "is_worth", never)
     expected = plain.train(batch)
     assert found["computed_tokens"] < 0.7 * expected["computed_tokens"] == 0.7 * expected["backward_tokens"]
     torch.testing.assert_close(shared.optimizer.gradient, plain.optimizer.gradient, **SUMMED)
     assert_metrics_close(found, expected, **SUMMED)
+
+
+class Alive(TorchDispatchMode):
+    """Bytes of the tensors that were made inside and still live: `now()`, and their `peak`."""
+
+    def __init__(self):
+        super().__init__()
+        self.made, self.peak = {}, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.peak = max(self.peak, self.now())
+        return result
+
+    def now(self):
+        self.made = {key: pair for key, pair in self.made.items() if not pair[0].expired()}
+        return sum(size for _, size in self.made.values())
+
+
+def group_of(prompt, answer, size):
+    rng = np.random.default_rng(0)
+    columns = Columns(Batch(0, 0, [Group(0, family(rng, prompt, [answer] * size))]))
+    return columns, np.flatnonzero(columns.lengths)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(300, 6, 30), (60, 40, 6)], ids=["long prompt", "long answers"])
+def test_attention_over_paths_of_more_than_max_tokens_needs_the_memory_of_a_plain_row(shape, half):
+    """Per token in the row, kept for the backward pass and at most."""
+
+    def bytes_per_token(shape, limit):
+        columns, samples = group_of(*shape)
+        layout = columns.microbatch(samples, CPU, limit).layout
+        tokens = int(layout.ends[-1])
+        inputs = [torch.ones(1, heads, tokens, 8, requires_grad=True) for heads in (4, 4, 4)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=half), Alive() as alive:
+            output = packed_attention(torch.nn.Module(), *inputs, None, 0.5, layout=layout)[0]
+            kept = alive.now()
+            output.sum().backward()
+        return kept / tokens, alive.peak / tokens
+
+    prompt, answer, _ = shape
+    plain = bytes_per_token((prompt + answer, answer, 1), 1000)
+    shared = bytes_per_token(shape, 500)
+    room = bytes_per_token(shape, 1 << 20)
+    assert shared[0] <= 1.02 * plain[0] and 1.5 * shared[0] < room[0]
+    assert shared[1] <= 3 * plain[1]
+
+
+def test_copies_are_kept_while_all_paths_fit_and_rows_stay_within_max_tokens():
+    columns, samples = group_of(100, 5, 4)
+    total = int(columns.lengths.sum())
+    assert not columns.microbatch(samples, CPU, total).layout.lean
+    assert columns.microbatch(samples, CPU, total - 1).layout.lean
+    columns, samples = group_of(2, 30, 8)  # shares too little, unless the row would be too long
+    total = int(columns.lengths.sum())
+    assert columns.microbatch(samples, CPU, total).input_ids.shape[1] == total
+    assert columns.microbatch(samples, CPU, total - 14).input_ids.shape[1] == total - 14
 
 
 def test_micro_batches_keep_groups_together_and_count_shared_tokens_once():
@@ -179,7 +249,7 @@ def test_micro_batches_keep_groups_together_and_count_shared_tokens_once():
     parts = columns.cuts(samples, max_tokens=120, min_microbatches=1)
     assert sorted(i for part in parts for i in part) == samples.tolist()
     assert sorted(len(part) for part in parts) == [4, 8], "two groups of 40 + 4 · 3 tokens fit, three do not"
-    assert all(columns.microbatch(part, CPU).input_ids.shape[1] <= 120 for part in parts)
+    assert all(columns.microbatch(part, CPU, 120).input_ids.shape[1] <= 120 for part in parts)
 
 
 def test_sequences_that_share_little_stay_plain():
