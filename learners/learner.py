@@ -155,7 +155,8 @@ class TorchLearner:
 
         Means are over trained tokens of all minibatches; the loss's own observations are under `loss/`. `kl/k1`,
         `kl/k3`, `ess` and `ratio/` compare the policy at the start of the step with the behaviour policy; losses that
-        ask for neither proximal logprobs nor a plan estimate them from the first minibatch. `mismatch_kl` and
+        ask for neither proximal logprobs nor a plan estimate them from the first minibatch (not so with a critic, whose
+        pass over the batch gives them). `mismatch_kl` and
         `mismatch_max` do so for tokens of this step's own weights: engine against learner. Metrics of tokens come by
         staleness as well (`learners.diagnostics`). `backward_tokens` input tokens took part in a backward pass, a share
         of `backward_share`; the model computed `computed_tokens` for it, as sequences share the tokens of common
@@ -237,8 +238,9 @@ class TorchLearner:
         for epoch in range(self._num_epochs):
             order = np.random.default_rng((self._seed, batch.index, epoch)).permutation(len(batch.groups))
             minibatches = cut_groups(batch, step.columns, order, self._num_minibatches)
-            if epoch == 0 and needs_proximal(self._loss):
-                # The first minibatch is left out: its logprobs at the start come with its own forward pass.
+            if epoch == 0 and needs_proximal(self._loss) and not self._critic:
+                # The first minibatch is left out: its logprobs at the start come with its own forward pass. Those of
+                # all come with a critic's values.
                 for part, logprobs in self._logprobs(step, minibatches[1:], self.model):
                     step.proximal[part.trained] = logprobs
             for number, samples in enumerate(minibatches):
@@ -260,7 +262,7 @@ class TorchLearner:
                     step.reference[part.trained] = logprobs
             step.reference = self.ranks.sum_disjoint(step.reference, step.own)
         if self._critic:
-            step.values = self.ranks.sum_disjoint(self._values(step, trained), step.own)
+            step.values = self.ranks.sum_disjoint(self._values(step, trained, self._critic), step.own)
         if needs_uniform(self._loss):
             step.draw(self._seed)
         self._advantages(step)
@@ -304,13 +306,13 @@ class TorchLearner:
                     yield part, forward_logprobs(model, part, self._temperature)[0]
 
     @torch.no_grad()
-    def _values(self, step: Step, minibatches: list[np.ndarray]) -> Tensor:
-        assert self._critic
+    def _values(self, step: Step, minibatches: list[np.ndarray], critic: Critic) -> Tensor:
+        """Values of this rank's tokens. Logprobs come with the same pass: they become the step's proximal ones."""
         values = torch.zeros_like(step.behaviour)
         for part in self._microbatches(step.columns, np.concatenate(minibatches)):
             with self._precision():
-                hidden = forward_with_states(self.model, part, self._temperature)[2]
-            values[part.trained] = self._critic.values(hidden)
+                step.proximal[part.trained], _, hidden = forward_with_states(self.model, part, self._temperature)
+            values[part.trained] = critic.values(hidden)
         return values
 
     def _precision(self) -> torch.autocast:
@@ -321,13 +323,16 @@ class TorchLearner:
         """Let the loss weigh all tokens of a minibatch; returns the columns that need a gradient."""
         assert self._plan
         current = torch.full_like(step.behaviour, torch.nan)
-        if self._plan.needs_current:
-            for part, logprobs in self._logprobs(step, [samples], self.model):
-                current[part.trained] = logprobs
-            current = self.ranks.sum_disjoint(current, step.own)
         places = step.on_device(step.columns.tokens_of(samples))
-        if at_start:
-            step.proximal[places] = current[places]
+        if self._plan.needs_current:
+            if at_start and self._critic:
+                current.copy_(step.proximal)
+            else:
+                for part, logprobs in self._logprobs(step, [samples], self.model):
+                    current[part.trained] = logprobs
+            current = self.ranks.sum_disjoint(current, step.own)
+            if at_start:
+                step.proximal[places] = current[places]
         minibatch = step.loss_batch(places, current[places], step.sample[places], with_proximal=False)
         weights, observed = self._plan.weigh(minibatch)
         mine = step.own[places]

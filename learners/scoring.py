@@ -50,8 +50,9 @@ class ScoringLearner(TorchLearner):
         step = self._begin(batch)
         step.draw(self._seed)
         trained = np.flatnonzero(step.columns.lengths)
-        for part, logprobs in self._logprobs(step, [trained], self.model):
-            step.proximal[part.trained] = logprobs
+        if not self._critic:
+            for part, logprobs in self._logprobs(step, [trained], self.model):
+                step.proximal[part.trained] = logprobs
         denominator = self.objective.denominator(step.columns, trained)
         pulls = {name: self._pull(step, loss, denominator) for name, loss in losses.items()}
         staleness = step.staleness.cpu().numpy()

@@ -36,13 +36,15 @@ STEPS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """`knobs` of a learner over `model`; its batches have `groups` groups. `exact`: computed in float64."""
+    """`knobs` of a learner over `model`; its batches have `groups` groups, whose samples have one prompt if `shared`.
+    `exact`: computed in float64."""
 
     loss: Callable[..., Any] = decoupled_ppo
     advantage: Callable[..., Any] = group
     model: str = "qwen2"
     groups: int = 5
     exact: bool = True
+    shared: bool = False
     knobs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -59,6 +61,9 @@ CASES = {
     "norms by staleness": Case(knobs={"grad_norm_by_staleness": True, "entropy_bonus": 0.05, "max_tokens": 23}),
     "norms by staleness, critic": Case(advantage=gae, knobs={"grad_norm_by_staleness": True, "critic_lr": 1e-2}),
     "adapters": Case(model="llama", knobs={"lora": {"rank": 3}, "kl_loss": 0.1, "lr": 3e-2}),
+    "shared prefixes": Case(shared=True, model="qwen3", knobs={"num_minibatches": 2}),
+    "shared prefixes, cut": Case(tpo, shared=True, model="llama", knobs={"max_tokens": 19, "kl_loss": 0.1}),
+    "shared prefixes, critic": Case(advantage=gae, shared=True, knobs={"critic_lr": 1e-2, "num_minibatches": 2}),
     "float32": Case(exact=False),
     "bfloat16": Case(exact=False, knobs={"compute_dtype": "bfloat16"}),
     **{f"loss {name}": Case(loss, knobs={"max_tokens": 23}) for name, loss in LOSSES.items()},
@@ -66,7 +71,10 @@ CASES = {
 
 
 def batches(case: Case) -> list[Batch]:
-    return [make_batch(seeded(i), index=i, groups=case.groups) for i in range(STEPS)]
+    made = [make_batch(seeded(i), index=i, groups=case.groups) for i in range(STEPS)]
+    for sample, prompt in [(s, g.samples[0]) for b in made if case.shared for g in b.groups for s in g.samples]:
+        sample.tokens[: sample.prompt_length] = prompt.tokens[: prompt.prompt_length]
+    return made
 
 
 def share(batch: Batch, rank: int, ranks: int) -> Batch:

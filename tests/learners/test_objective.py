@@ -9,6 +9,7 @@ import torch
 from learners.advantages import Episodes, gae, group, per_token, reinforce_pp
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, ppo
+from learners.losses.targets import tpo
 from learners.losses.weighted import reinforce
 from tests.learners.batches import make_batch, tiny_model
 from tests.learners.test_learner import batches, on_policy
@@ -159,6 +160,20 @@ def test_a_critic_that_is_kept_out_of_the_trunk_does_not_move_the_policy():
         plain.train(batch)
         with_critic.train(batch)
     assert with_critic.snapshot().digest() == plain.snapshot().digest()
+
+
+@pytest.mark.parametrize("loss", [decoupled_ppo, tpo], ids=["proximal", "plan"])
+def test_a_critics_pass_gives_the_logprobs_at_the_start_as_well(loss):
+    """The batch goes through the model once without gradient; by a plan, later minibatches do so again."""
+    learner = learner_of(loss, gae, critic_lr=0.1, num_minibatches=2, lr=1e-2)
+    batch = on_policy(learner, batches(1)[0])
+    forwards = []
+    embedding = learner.model.get_input_embeddings()
+    embedding.register_forward_pre_hook(lambda *_: forwards.append(torch.is_grad_enabled()))
+    learner.train(batch)
+    assert forwards == ([False, True, False, True] if loss is tpo else [False, True, True])
+    (step,) = learner._steps
+    torch.testing.assert_close(step.proximal, step.behaviour, rtol=1e-4, atol=1e-4)
 
 
 def test_the_critic_is_part_of_the_checkpoint_and_not_of_the_weights(tmp_path):
