@@ -142,9 +142,10 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
 
 
 async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[Answers]:
-    """All prompts of a set, as many samples at once as there are slots."""
+    """All prompts of a set, as many samples at once as there are slots. Raises UserError where an answer can't be
+    verified."""
     from actors.engines.torch_engine import TorchEngine
-    from actors.reward_pool import RewardPool
+    from actors.reward_pool import RewardError, RewardPool
     from actors.rewards import reward_function
 
     engine = TorchEngine(model, slots=args.slots)
@@ -174,6 +175,8 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
     telling = asyncio.create_task(tell())
     try:
         return list(await asyncio.gather(*(one(number, place) for number, place in enumerate(question.rows))))
+    except RewardError as error:
+        raise UserError(f"{question.name}: an answer can't be verified: {error}") from error
     finally:
         telling.cancel()
         await engine.close()

@@ -18,6 +18,10 @@ from tests.folders import byte_tokenizer, write_folder
 torch.set_num_threads(1)
 
 
+def broken(answer: str, text: str) -> float:
+    raise RuntimeError("no idea")
+
+
 def short(answer: str, response: str) -> float:
     return float(len(response) % 2)
 
@@ -102,6 +106,15 @@ def test_a_file_is_asked_whole_and_greedily(model: Path, rows: Path, tmp_path: P
     found = figures(str(model), str(rows), "--max-tokens", "5", at=tmp_path)[str(rows)]
     assert sorted(each["wanted"] for each in found["answers"]) == sorted(str(i + 1) for i in range(7))
     assert found["samples"] == 1 and max(each["lengths"][0] for each in found["answers"]) <= 5
+
+
+def test_a_verifier_that_fails_is_named(model: Path, rows: Path, capsys: pytest.CaptureFixture) -> None:
+    held = rows.parent / "other.jsonl"
+    held.write_text(json.dumps({"prompt": "8?", "answer": "x"}))
+    with pytest.raises(SystemExit):
+        evaluation.main([str(model), f"{{name: jsonl, path: {rows}, heldout_path: {held}, reward: {__name__}:broken}}"])
+    error = capsys.readouterr().err
+    assert "an answer can't be verified: " in error and "no idea" in error and "Traceback" not in error
 
 
 def test_a_run_is_asked_its_own_held_out_prompts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
