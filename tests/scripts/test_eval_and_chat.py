@@ -111,8 +111,9 @@ def test_a_file_is_asked_whole_and_greedily(model: Path, rows: Path, tmp_path: P
 def test_a_verifier_that_fails_is_named(model: Path, rows: Path, capsys: pytest.CaptureFixture) -> None:
     held = rows.parent / "other.jsonl"
     held.write_text(json.dumps({"prompt": "8?", "answer": "x"}))
+    spec = f"{{name: jsonl, path: {rows}, heldout_path: {held}, max_tokens: 9, reward: {__name__}:broken}}"
     with pytest.raises(SystemExit):
-        evaluation.main([str(model), f"{{name: jsonl, path: {rows}, heldout_path: {held}, reward: {__name__}:broken}}"])
+        evaluation.main([str(model), spec])
     error = capsys.readouterr().err
     assert "an answer can't be verified: " in error and "no idea" in error and "Traceback" not in error
 
