@@ -4,8 +4,9 @@
 
 Builds the model without memory (torch's meta device) from its knobs or its folder's config.json; reads no weights and
 no prompts. Weights, optimizer and payloads are exact. Activations, logits and caches assume the longest answers that
-the config allows. Activations count the large tensors that autograd keeps (tests: within a factor of 1.5 of the
-measured size). The runtime's own memory (CUDA, allocator) is not included.
+the config allows; the learner computes a group's prompt once (`learners.prefixes`). Activations count the large tensors
+that autograd keeps (tests: within a factor of 1.5 of the measured size). The runtime's own memory (CUDA, allocator) is
+not included.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class Lengths:
     @property
     def whole(self) -> int:
         return self.prompt + self.response
+
+    def group(self, size: int) -> int:
+        """Of a group whose samples share their prompt."""
+        return self.prompt + size * self.response
 
 
 def estimate(config: Any) -> dict[str, Figures]:
@@ -101,6 +106,7 @@ def step_of(plain: dict[str, Any], longest: Lengths) -> Figures:
         "samples (n)": samples,
         "longest sequence (tokens)": longest.whole,
         "tokens at most (tokens)": samples * longest.whole,
+        "of these with each prompt once (tokens)": plain["groups_per_batch"] * longest.group(group_size(plain)),
         "trained tokens at most (tokens)": samples * longest.response,
     }
     if "max_tokens" in known:
@@ -165,9 +171,11 @@ def learner_of(plain: dict[str, Any], model: Any, longest: Lengths) -> Figures:
         known["ranks"],
         1 if known["ranks"] == 1 else 2,
     )  # FSDP owns its parts' memory, the optimizer its own
-    minibatch = math.ceil(plain["groups_per_batch"] / known["num_minibatches"]) * group_size(plain) * longest.whole
-    row = min(max(known["max_tokens"], longest.whole), math.ceil(minibatch / ranks))
-    share = longest.response / longest.whole
+    groups, size = math.ceil(plain["groups_per_batch"] / known["num_minibatches"]), group_size(plain)
+    row = min(max(known["max_tokens"], longest.whole), math.ceil(groups * longest.group(size) / ranks))
+    paths = math.ceil(groups * size * longest.whole / ranks)
+    copied = paths if row < paths <= known["max_tokens"] else 0  # else they are not kept (`learners.attention`)
+    share = size * longest.response / longest.group(size)
     layers, layer = model.config.num_hidden_layers, layer_floats(model.config)
     hidden, vocabulary = model.config.hidden_size, model.config.vocab_size
     figures = {
@@ -179,7 +187,7 @@ def learner_of(plain: dict[str, Any], model: Any, longest: Lengths) -> Figures:
         "Adam's moments": 2 * FLOAT * trained // ranks,
         "gradient": FLOAT * copies * trained // ranks,
         "published versions (host)": 2 * update_bytes(plain, count),
-        f"activations of {row} tokens": FLOAT * row * layers * layer,
+        f"activations of {row} tokens": FLOAT * layers * (row * layer + copied * 2 * key_floats(model.config)),
         "(with checkpointing)": FLOAT * row * (layers * hidden + layer),
         "logits at once": LOGIT_COPIES
         * FLOAT
@@ -198,8 +206,14 @@ def layer_floats(shape: Any) -> int:
     """
     heads = shape.num_attention_heads
     dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
-    query, key = heads * dim, (getattr(shape, "num_key_value_heads", None) or heads) * dim
-    return 6 * shape.hidden_size + 2 * query + 2 * key + 4 * shape.intermediate_size
+    return 6 * shape.hidden_size + 2 * heads * dim + 2 * key_floats(shape) + 4 * shape.intermediate_size
+
+
+def key_floats(shape: Any) -> int:
+    """Numbers of a token's keys in one layer, or of its values."""
+    heads = shape.num_attention_heads
+    dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
+    return (getattr(shape, "num_key_value_heads", None) or heads) * dim
 
 
 def summed(figures: Figures, parts: tuple[str, ...]) -> Figures:

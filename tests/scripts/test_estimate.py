@@ -90,6 +90,8 @@ def measured(lora: dict | None = None, **knobs) -> tuple[dict, TorchLearner, Bat
         Group(i, [make_sample(rng, prompt=longest.prompt, response=longest.response) for _ in range(8)], {0: "0" * 32})
         for i in range(4)
     ]
+    for sample, first in ((sample, each.samples[0]) for each in made for sample in each.samples):
+        sample.tokens[: longest.prompt] = first.tokens[: longest.prompt]
     return estimate.estimate(config), learner, Batch(0, 0, made)
 
 
@@ -139,6 +141,17 @@ def test_activations_are_near_what_autograd_keeps():
     names = [name for name in found["learner"] if name.startswith("activations of")]
     expected = found["learner"][names[0]] + found["learner"]["logits at once"]
     assert expected / 1.5 < sum(kept.values()) < expected * 1.5
+
+
+def test_a_prompt_is_counted_once_per_group_and_copied_keys_while_they_are_kept():
+    found, learner, batch = measured()
+    row, paths = 4 * (9 + 8 * 8), sum(len(sample.tokens) for sample in batch.samples)
+    assert found["step"]["of these with each prompt once (tokens)"] == row < 0.6 * paths
+    name = f"activations of {row} tokens"
+    lean = estimate.estimate(configs.load([*SMALL, f"learner.max_tokens={row}"]))["learner"]
+    shape = learner.model.config
+    copies = 4 * shape.num_hidden_layers * paths * 2 * estimate.key_floats(shape)
+    assert found["learner"][name] == lean[name] + copies
 
 
 def test_ranks_share_what_training_needs_and_few_logits_are_made_at_once():
