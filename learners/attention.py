@@ -85,8 +85,8 @@ def _attend_blocks(inputs: tuple[Tensor, ...], layout: Layout, scaling: float | 
 
 
 def _lean(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same; only its inputs are kept for the backward pass."""
-    if not torch.is_grad_enabled():
+    """The same; only its inputs are kept for the backward pass. Not in compiled layers: torch can't trace it there."""
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return attend
     return partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
 
