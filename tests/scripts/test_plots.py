@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = sorted(plots.DATA.glob("*.json"))
 PICTURES = {path.stem: path for path in sorted(plots.PICTURES.glob("*.png"))}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WITHOUT_DATA = {"report", "report-dark", "staleness"}
+WITHOUT_DATA = {"report", "report-dark"}
 """Photographs of a page; and curves drawn before data were kept, until their studies run again."""
 
 
