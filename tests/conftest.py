@@ -65,6 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.relative_to(TESTS).as_posix() in SLOW:
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("integration"):
+            item.add_marker(pytest.mark.flaky(reruns=1))  # a busy machine is no fault; counted
     if hasattr(config, "workerinput"):
         items.sort(key=_place_in_line)
 
