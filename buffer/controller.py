@@ -201,4 +201,4 @@ class Controller:
         state = self.state
         if state.started_at is not None and not state.finishing and now - state.progress_at > STALL_SECONDS:
             state.progress_at = now
-            log.warning("no progress for %.0f s: %s", STALL_SECONDS, "; ".join(waits(state)) or "nobody waits")
+            log.warning("no progress for %.0f s: %s", STALL_SECONDS, "; ".join(waits(state)) or "nothing waits")

@@ -1,6 +1,6 @@
 """Commands, each started as `python -m scripts.NAME`; `--help` tells what it does.
 
-Python reads this file first. It lets Ctrl-C end a command during its imports without a traceback, and answers for
+Python reads this file first. It lets Ctrl-C end a command during its imports without a traceback. It also explains
 modules that are only parts of commands."""
 
 import os
@@ -66,14 +66,14 @@ PARTS = {
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    if hasattr(sys.modules["__main__"], "main"):  # all is imported: the command says what an interrupt does
+    if hasattr(sys.modules["__main__"], "main"):  # imports are done: the command handles interrupts
         signal.default_int_handler(number, frame)
     os.write(2, b"interrupted (SIGINT) before anything was started\n")
     os._exit(130)
 
 
 def _begin(name: str) -> None:
-    """Called for `python -m scripts.NAME`, before anything of it is imported."""
+    """Called for `python -m scripts.NAME`, before its imports."""
     if name in PARTS:
         whole = f"python -m scripts.{PARTS[name]}"
         print(f"scripts.{name} is not a command but part of one: {whole} (see {whole.split(' --')[0]} --help)")
@@ -82,5 +82,5 @@ def _begin(name: str) -> None:
         signal.signal(signal.SIGINT, _interrupt)
 
 
-if sys.argv[0] == "-m":  # that is what it is until the command's module is found
+if sys.argv[0] == "-m":  # its value until Python has found the command's module
     _begin(next((word.rpartition("scripts.")[2] for word in sys.orig_argv if "scripts." in word), ""))

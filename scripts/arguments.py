@@ -15,10 +15,10 @@ PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps", ".ps", ".t
 
 
 def command(name: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
-    """The parser of `python -m scripts.NAME`. Of a docstring, the first line describes the command."""
+    """The parser of `python -m scripts.NAME`. The first line of a docstring describes the command."""
     assert description
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8; half a letter of a model
+        sys.stdout.reconfigure(errors="backslashreplace")  # no UTF-8 terminal, or an incomplete character
     description = as_called(description.splitlines()[0])
     return argparse.ArgumentParser(prog=called(name), description=description, epilog=epilog and as_called(epilog))
 
@@ -29,7 +29,7 @@ def called(name: str) -> str:
 
 
 def other(name: str) -> str:
-    """How the user calls another command, in the way in which he called this one."""
+    """How the user calls another command, in the same way as this one."""
     return f"areal-like {name}" if sys.argv[0].startswith("areal-like ") else f"python -m scripts.{name}"
 
 

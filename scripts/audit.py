@@ -4,11 +4,11 @@ Checks the whole journal of a run (`buffer.keep_journal=true`), however often it
 
   prompts   group ids are 0, 1, 2, ... without a hole, each admitted once, with the row that the prompt order gives it
   fates     each group is trained, filtered, dropped (for one reason) or active: one of them, once
-  batches   batches 0, 1, 2, ... were trained, each of as many groups as configured, no group in two of them; one that
-            was served again after a crash had the same groups in the same order
+  batches   batches 0, 1, 2, ... were trained, each with the configured number of groups; no group is in two batches; a
+            batch that was served again after a crash had the same groups in the same order
   bound     no trained token is older than the staleness bound allows, by the versions that were pushed
-  weights   each version has one digest, though it was made again after a crash (with the same settings)
-  ledger    the journal's snapshots, and the run's summary if there is one, agree with the count of all this
+  weights   each version has one digest, even if it was made again after a crash (with the same settings)
+  ledger    the journal's snapshots, and the run's summary if there is one, agree with these counts
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RULES = ("prompts", "fates", "batches", "bound", "weights", "ledger")
 
 class Audit:
     """Takes a journal's events in order and checks each before it is applied; `findings` maps a rule to its violations,
-    in words. An event that breaks a rule is not applied. `bound` as the run has it; `prompts`: the order that it should
+    in words. An event that breaks a rule is not applied. `bound`: the run's; `prompts`: the order that the run should
     have followed."""
 
     def __init__(self, prompts: PromptCursor, bound: Bound):
@@ -50,7 +50,7 @@ class Audit:
         self.digests: dict[int, str] = {}
 
     def read(self, records: Iterable[Record]) -> Audit:
-        """Goes through `records` twice. Raises JournalError where they lack their beginning."""
+        """Reads `records` twice. Raises JournalError if their beginning is missing."""
         for number, (event, _) in enumerate(standing(records)):
             if isinstance(event, Snapshot) and number == 0:
                 raise JournalError("the journal lacks its beginning: an audit needs buffer.keep_journal=true")
@@ -82,21 +82,21 @@ class Audit:
                 self._serve(event)
             case Finish():
                 self._finish(event.batch)
-            case Branch():  # later versions come out otherwise
+            case Branch():  # later versions will differ
                 version = self.bound.batch_version(event.batch)
                 self.digests = {made: digest for made, digest in self.digests.items() if made <= version}
             case Snapshot():
                 self._compare(event)
 
     def _stage_of(self, group_id: int) -> Stage | None:
-        """None: it is not active."""
+        """The stage of a group; None if it is not active."""
         entry = self.store.entries.get(group_id)
         return entry.stage if entry else None
 
     def _admit(self, event: Admit) -> None:
         expected = self.prompts.next()
         if (event.id, event.row) != expected:
-            self._find("prompts", f"group {event.id} of row {event.row} was admitted where {expected} was next")
+            self._find("prompts", f"group {event.id} of row {event.row} was admitted, but {expected} was next")
         if event.id in self.store.entries or event.id in self.gone:
             self._find("prompts", f"group {event.id} was admitted twice")
 
@@ -136,9 +136,9 @@ class Audit:
     def _finish(self, batch: int) -> None:
         groups = [entry.id for entry in self.store.of(Stage.SERVED) if entry.batch == batch]
         if not groups:
-            self._find("batches", f"batch {batch} was trained and never served")
+            self._find("batches", f"batch {batch} was trained but never served")
         if batch != self.trained:
-            self._find("batches", f"batch {batch} was trained where {self.trained} was next")
+            self._find("batches", f"batch {batch} was trained, but {self.trained} was next")
         self.trained += 1
         self.gone.update(dict.fromkeys(groups, f"trained in batch {batch}"))
 
@@ -146,20 +146,20 @@ class Audit:
         said = {"admitted": event.admitted, "trained": event.trained, "filtered": event.filtered}
         said |= {"dropped": event.dropped, "active": len(event.groups)}
         if said != (ours := self.store.ledger()):
-            self._find("ledger", f"a snapshot says {said} where the records say {ours}")
+            self._find("ledger", f"a snapshot says {said}, but the records say {ours}")
         if wrong := {held.id for held in event.groups} ^ self.store.entries.keys():
             self._find("ledger", f"groups {sorted(wrong)} are active in a snapshot or by the records, not in both")
 
 
 def audit(run: Path) -> Audit:
-    """All of a run folder. Raises ConfigError, JournalError."""
+    """Audit a run folder. Raises ConfigError, JournalError."""
     config = older_configs.load(run / "config.yaml", tell=True)
     task = build("task", config.task, config.run.seed)
     scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
     prompts = PromptCursor(task.size("train"), config.run.seed)
     bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
     for _ in scan(run / "journal"):
-        pass  # its payloads are as they were written
+        pass  # reading checks the payloads' checksums
     found = Audit(prompts, bound).read(Recorded(run / "journal", whole=True))
     if (run / "summary.json").exists():
         _compare(found, json.loads((run / "summary.json").read_text()))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from areal_like.interfaces import Codec
 
 LOOK_SECONDS = 0.05
-"""Between two looks at what the engine has written."""
+"""Seconds between two reads of the engine's output."""
 NAME = "answer"
 
 
@@ -55,7 +55,7 @@ class Talk:
     answers: int = field(default=0)
 
     def hear(self, text: str) -> np.ndarray:
-        """The tokens that the model goes on from. Raises ValueError for text that the model has no tokens for."""
+        """The tokens that the model continues. Raises ValueError for text that the model has no tokens for."""
         import numpy as np
 
         if self.tokens is None or not self.remembers:
@@ -115,7 +115,7 @@ async def answer(engine: Any, talk: Talk, text: str, args: argparse.Namespace) -
         said = writing.result()
     except BaseException:
         writing.cancel()
-        talk.tokens = before  # as if it had not been asked
+        talk.tokens = before  # as if the line had not been sent
         raise
     talk.say(said.tokens, closed=said.finish == "stop")
     _print_more(shown, talk.codec.decode(said.tokens), whole=True)
@@ -123,7 +123,7 @@ async def answer(engine: Any, talk: Talk, text: str, args: argparse.Namespace) -
 
 
 def _print_more(shown: str, text: str, *, whole: bool) -> str:
-    """Print what is new in `text`; returns what is printed by now. The last character may still be half a one."""
+    """Print what is new in `text`; returns all that is printed so far. The last character may be incomplete."""
     text = text if whole else text.rstrip("\ufffd")
     if text.startswith(shown):
         print(visible(text[len(shown) :]), end="", flush=True)

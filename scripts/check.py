@@ -1,7 +1,7 @@
 """Check your own component: `python -m scripts.check my_module:MyLoss [knob=value ...] [--kind loss]`.
 
-Finds out which kind of component it is, and holds it to what that kind must keep: it is called as the processes of a
-run call it, on made-up input. One line per claim; exit code 1 where one does not hold. Also for shipped ones, by kind:
+Finds out the component's kind, calls it on made-up input as the processes of a run do, and checks the rules of that
+kind. Prints one line per claim; the exit code is 1 if one does not hold. For a shipped component give the kind:
 `--kind loss ppo`. From a test: `areal_like.check("my_module:my_loss")` raises AssertionError.
 """
 
@@ -45,7 +45,7 @@ PARAMETERS = {
     ("answer", "response"): "reward",
     ("waiting", "missing", "want"): "policy",
 }
-"""What a function is called with, by position → its kind."""
+"""Positional parameters of a function → its kind."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = command("check", __doc__)
     parser.add_argument("component", help="module:Name, found from the current folder; with --kind also a shipped name")
     parser.add_argument("knobs", nargs="*", metavar="knob=value", help="of the component")
-    parser.add_argument("--kind", choices=CONTRACTS, help="where it cannot be told from methods or parameters")
+    parser.add_argument("--kind", choices=CONTRACTS, help="if methods or parameters do not show it")
     parser.add_argument("--answer", default="42", help="reward: an answer, as a row of the data set has it")
     parser.add_argument("--response", default="The answer is 42", help="reward: a right response to it")
     parser.add_argument("--task", default="", help="environment, workflow: a task with prompts for it")
@@ -74,9 +74,9 @@ def kind_of(name: str) -> str:
         return shipped[0]
     if ":" not in name:
         own = f"{name.removesuffix('.py').replace('/', '.')}:NAME" if name.endswith(".py") else "module:Name"
-        raise ConfigError(f"there is no component {name!r} of ours; name your own as {own}")
+        raise ConfigError(f"there is no shipped component {name!r}; name your own as {own}")
     try:
-        found = resolve("task", name)  # any kind: a name of one's own is looked up the same
+        found = resolve("task", name)  # any kind: `module:Name` is looked up in the same way
     except ConfigError as error:
         raise ConfigError(str(error).removeprefix("task.name: ")) from None
     except Exception as error:  # the user's module: whatever it raises
@@ -88,7 +88,7 @@ def kind_of(name: str) -> str:
         fitting = [kind for kind, methods in METHODS.items() if methods <= set(dir(function))]
         if len(fitting) == 1:
             return fitting[0]
-        raise ConfigError(f"{name}: its methods are of {' and '.join(fitting) or 'no'} kind; say --kind")
+        raise ConfigError(f"{name}: its methods fit {' and '.join(fitting) or 'no kind'}; set --kind")
     if inspect.iscoroutinefunction(function):
         return "workflow"
     parameters = inspect.signature(function).parameters.values()
@@ -99,12 +99,12 @@ def kind_of(name: str) -> str:
             raise ConfigError(f"{name}: knobs are keyword-only: write `*,` before {knob!r}, and give it a default")
     if names not in PARAMETERS:
         known = "; ".join(f"{kind}({', '.join(by)})" for by, kind in PARAMETERS.items())
-        raise ConfigError(f"{name}({', '.join(names)}): which kind is that? Known are {known}; or say --kind")
+        raise ConfigError(f"{name}({', '.join(names)}): which kind is that? Known are {known}; or set --kind")
     return PARAMETERS[names]
 
 
 def results(kind: str, spec: Mapping[str, object], **help: Any) -> Iterator[Result]:
-    """The claims of a component, one after the other. Raises ConfigError where there is no such component or knob."""
+    """The claims of a component, one by one. Raises ConfigError if there is no such component or knob."""
     from .contracts import Help
 
     check(kind, spec)
@@ -124,7 +124,7 @@ def results(kind: str, spec: Mapping[str, object], **help: Any) -> Iterator[Resu
 
 
 def in_words(error: Exception) -> str:
-    """What a broken claim says; of any other error also where it was raised."""
+    """The text of a broken claim; for any other error also the place where it was raised."""
     if type(error).__name__ in ("Broken", "BadLoss"):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -137,10 +137,10 @@ def in_words(error: Exception) -> str:
 def require(
     component: str, kind: str | None = None, knobs: Mapping[str, object] | None = None, **help: str
 ) -> list[str]:
-    """Hold a component to its contract, for tests: `areal_like.check("my_module:MyLoss")`. Returns the claims.
+    """Check a component against its contract, for tests: `areal_like.check("my_module:MyLoss")`. Returns the claims.
 
-    `help`: answer, response, task, as the command's options. Raises AssertionError with all that does not hold, and
-    ConfigError where there is no such component.
+    `help`: answer, response, task, as the command's options. Raises AssertionError with all claims that do not hold,
+    and ConfigError if there is no such component.
     """
     found = list(results(kind or kind_of(component), {"name": component, **(knobs or {})}, **help))
     broken = [f"{each.claim}: {each.problem}" for each in found if each.problem]

@@ -28,11 +28,11 @@ VERBS = {
     "plots": "draw the plots of a study again from their data",
     "join": "add actors to a live run",
     "stop": "stop a live run",
-    "check": "hold your own loss, reward, task, ... to its contract",
+    "check": "check your own loss, reward, task, ... against its contract",
     "keys": "make encryption keys",
     "pretrained": "make the folder of a small pretrained model",
 }
-"""Verb → what it does. A dash may stand for an underscore."""
+"""Verb → what it does. Users may write a dash for an underscore."""
 
 
 def usage() -> str:

@@ -1,8 +1,8 @@
 """Compare runs in the terminal: `python -m scripts.compare RUN RUN ... [--plot FILE] [--json FILE]`.
 
-Shows the keys of the config that differ, the reward's curve, and a table: a row per setting, runs that differ in
-nothing but the seed taken together. From five seeds on with 95 % intervals of the mean; of fewer, the range. A folder
-of an ablation counts as its runs. `python -m scripts.report RUN RUN ...` is the same and more, for the browser.
+Shows the keys of the config that differ, the reward's curve, and a table with a row per setting. Runs that differ only
+in the seed share a row. With five seeds or more it has 95 % intervals of the mean, with fewer the range. The folder of
+an ablation stands for its runs. `python -m scripts.report RUN RUN ...` shows the same and more, in the browser.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 REWARD = "reward/mean"
 MOST_NAMES = 8
-"""Runs of a setting that are named."""
+"""Most runs whose names are shown, per setting."""
 CURVE = 24
 """Characters of a curve in the table."""
 
@@ -40,7 +40,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--plot",
         type=picture,
         metavar="FILE",
-        help="draw the curves of the reward: means, runs, intervals from five runs on",
+        help="draw the curves of the reward: means, runs, and intervals of five runs or more",
     )
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the table to this file")
     return parser.parse_args(argv)
@@ -98,7 +98,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         line = sparkline(row["curves"][0][1], CURVE)
         found.add_row(str(number), str(row["runs"]), *values, line)
     out.print(found)
-    out.print(Text("[low, high]: 95 % interval of the mean from five runs on, else the range", "dim"))
+    out.print(Text("[low, high]: 95 % interval of the mean of five runs or more, else the range", "dim"))
 
 
 def draw(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -18,14 +18,15 @@ from scipy.special import ndtr, stdtrit
 RESAMPLES = 10_000
 CURVE_POINTS = 100
 FEWEST_FOR_INTERVALS = 5
-"""Seeds: of fewer, an interval would hold the mean in less than 92 % of cases (`bootstrap`); pictures show none."""
+"""Fewest seeds for an interval in pictures. With fewer it would contain the mean in less than 92 % of cases
+(`bootstrap`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A mean with its interval [low, high], from `count` numbers; `asked` − `count` are missing.
 
-    The mean is NaN where there is no number; low and high are NaN where there are fewer than two.
+    The mean is NaN without numbers; low and high are NaN with fewer than two.
     """
 
     mean: float
@@ -51,10 +52,10 @@ class Estimate:
 def bootstrap(values: Iterable[float | None], *, level: float = 0.95, seed: int = 0) -> Estimate:
     """The mean of `values` and its percentile-bootstrap interval, the same for the same values and seed.
 
-    The plain percentile interval of a handful of seeds is too narrow. So its quantiles are moved outwards, as far as
-    makes it Student's interval for normal data (Hesterberg, "What teachers should know about the bootstrap", 2015:
-    expanded percentile interval). Intervals that say 95 % then hold the mean of normal data in 92 % of cases with 5
-    seeds (plain: 84 %) and 95 % with 8 (89 %); with 3 they are the range of the values and hold it in 75 %.
+    The plain percentile interval of a few seeds is too narrow. So its quantiles are moved outwards, until it equals
+    Student's interval for normal data (Hesterberg, "What teachers should know about the bootstrap", 2015: expanded
+    percentile interval). Intervals of 95 % then contain the mean of normal data in 92 % of cases with 5 seeds (plain:
+    84 %) and 95 % with 8 (89 %). With 3 seeds they are the range of the values and contain it in 75 %.
     """
     given = np.array([np.nan if value is None else value for value in values], np.float64)
     known = given[~np.isnan(given)]
@@ -88,7 +89,7 @@ class Band:
 def band(curves: Sequence[tuple[Sequence[float], Sequence[float]]], *, level: float = 0.95, seed: int = 0) -> Band:
     """The mean of curves (x rising, y), one per seed, linearly interpolated at common places, with its interval.
 
-    It covers the x that every curve has. Raises ValueError where there is none, or no curve.
+    It covers the x that every curve has. Raises ValueError if there is none, or no curve.
     """
     if not curves or not all(len(x) for x, _ in curves):
         raise ValueError("a band needs curves with points")
@@ -121,7 +122,7 @@ def _cell(value: Any) -> str:
 
 
 def _decimals(value: float, digits: int) -> int:
-    """How many decimals show `value` with so many significant digits; −1 where only an exponent does."""
+    """Decimals that show `value` with this many significant digits; −1 if only an exponent can."""
     if not value or not math.isfinite(value):
         return digits
     return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if 1e-4 <= abs(value) < 1e9 else -1

@@ -34,7 +34,7 @@ _MORE = re.compile(r" *# (?P<comment>.*)$")
 
 @dataclass
 class Key:
-    """One line of the reference; without a meaning where the part's text tells it."""
+    """One line of the reference. It has no meaning if the part's text explains the key."""
 
     name: str
     kind: str
@@ -55,7 +55,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def said(text: str) -> dict[str, tuple[str, str]]:
     """Dotted key → (default, meaning) of a yaml text with comments: a comment belongs to its line's key, and so do the
-    lines below that are nothing but comment."""
+    comment lines directly below."""
     found: dict[str, tuple[str, str]] = {}
     section = key = ""
     for line in text.splitlines():
@@ -153,7 +153,7 @@ def table(keys: list[Key]) -> str:
 
 
 def part(name: str, base: dict[str, tuple[str, str]]) -> Iterator[str]:
-    """The Markdown of a part, also of `loss=dg` as the command line says it. Raises ConfigError."""
+    """The Markdown of a part; also for `loss=dg`, as on the command line. Raises ConfigError."""
     name = name.replace("=", ".") if name.partition("=")[0] in COMPONENTS else name
     kind, _, rest = name.partition(".")
     if name in SECTIONS:
@@ -184,7 +184,7 @@ def part(name: str, base: dict[str, tuple[str, str]]) -> Iterator[str]:
 
 
 def preset(file: Path) -> str:
-    """A choice that is a file, e.g. `loss=grpo`: what it sets, and what it says of itself."""
+    """A choice that is a file, e.g. `loss=grpo`: what it sets, and its own description."""
     lines = file.read_text().splitlines()
     about = " ".join(line[1:].strip() for line in lines if line.startswith("#"))
     text = "\n".join(line for line in lines if line and not line.startswith("#"))

@@ -79,7 +79,7 @@ def reopen_run_folder(config: Config, folder: Path) -> Config:
     _check_bound(earlier, config, folder)
     _check_journal(earlier, config, folder)
     _check_work_left(config, folder)
-    if earlier.buffer.keep_journal:  # a record without its beginning is worth nothing
+    if earlier.buffer.keep_journal:  # a record without its beginning is useless
         config = configs.replace(config, "buffer.keep_journal", True)
     return configs.replace(config, "run.name", folder.name)
 
@@ -92,7 +92,7 @@ def changes(config: Config, folder: Path) -> list[str]:
 
 
 def _earlier_config(verb: str, folder: Path, keys: Sequence[str]) -> Config:
-    """The config of a run that is to be continued: of `keys` all must be known. Raises ConfigError."""
+    """The config of an earlier run, in which all of `keys` must be known. Raises ConfigError."""
     config, gaps = older_configs.load_with_gaps(folder / CONFIG)
     if doubtful := gaps.in_doubt(keys):
         raise ConfigError(
@@ -105,7 +105,7 @@ def _earlier_config(verb: str, folder: Path, keys: Sequence[str]) -> Config:
 
 
 def _value(config: Config, key: str) -> Any:
-    """Of a component with the knobs that it leaves out: a config need not say what is the default."""
+    """The value of a key. A component's spec is filled up with its default knobs, which a config may leave out."""
     value = configs.select(config, key)
     return settled(key, value) if key in COMPONENTS else value
 
@@ -147,8 +147,8 @@ def _check_journal(earlier: Config, config: Config, folder: Path) -> None:
 
 
 def _check_work_left(config: Config, folder: Path) -> None:
-    """A start without a train step would only change the record. A run that was killed after its last step has its
-    final evaluation left. Raises ConfigError."""
+    """A start without a train step would only change the record. A run killed after its last step still needs its
+    final evaluation. Raises ConfigError."""
     found, run = checkpoints.latest(folder), config.run
     if not found or ((steps := found[0]) <= run.steps and not (folder / SUMMARY).exists()):
         return
@@ -190,7 +190,7 @@ def fit_to_replay(config: Config) -> Config:
     if (found := branches(folder / "journal")) and not differs:
         told = "; ".join(f"after step {step}: {changed}" for step, changed in found)
         raise ConfigError(
-            f"replay: {folder} was resumed with other settings ({told}), so no one config makes its weights again. "
+            f"replay: {folder} was resumed with other settings ({told}), so no single config reproduces its weights. "
             "Its batches can be trained on with another learner or loss: set what you want to compare, e.g. learner.lr"
         )
     steps = count_batches(folder / "journal")
@@ -199,8 +199,8 @@ def fit_to_replay(config: Config) -> Config:
 
 
 def lock(folder: Path) -> TextIO:
-    """Hold the folder for this process until it ends, however it ends; then wait for processes of an earlier run whose
-    starter was killed; they end by themselves. Raises ConfigError if another run has it."""
+    """Lock the folder until this process ends. Then wait for processes of an earlier run whose starter was killed: they
+    end by themselves. Raises ConfigError if another run has the folder."""
     file = (folder / LOCK).open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -39,7 +39,7 @@ PROGRESS_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Answers:
-    """Of one prompt: the texts, their rewards, lengths in tokens, and how many were cut at the longest length."""
+    """Answers to one prompt: texts, rewards, lengths in tokens, and how many were cut at the longest length."""
 
     prompt: str
     wanted: str
@@ -51,7 +51,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Question:
-    """A set to ask: its name, its task, the rows, and how samples are rolled out."""
+    """A set of prompts: its name, its task, the rows, and how samples are rolled out."""
 
     name: str
     task: Task
@@ -67,7 +67,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--samples", type=positive, default=1, help="answers per prompt (default: 1)")
     parser.add_argument("--temperature", type=temperature, help="0: greedy (default: 0 for one sample, else 1)")
     parser.add_argument("--max-tokens", type=positive, help="longest answer (default: the task's)")
-    parser.add_argument("--right", type=float, default=1.0, help="an answer is right from this reward on (default: 1)")
+    parser.add_argument("--right", type=float, default=1.0, help="least reward of a right answer (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="of samples, and of which rows are asked")
     parser.add_argument("--slots", type=positive, default=64, help="sequences at once (default: 64)")
     parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's choice)")
@@ -99,7 +99,7 @@ def run_of(given: Path) -> configs.Config | None:
 
 
 def spec_of(text: str, model: Path) -> dict[str, Any]:
-    """The task's spec of a SET. A file, or a spec without its own, has the model's tokenizer. Raises ConfigError."""
+    """The task's spec of a SET. A file, or a spec without a tokenizer, gets the model's. Raises ConfigError."""
     value: Any = parse_override(f"set={text}")[1]
     if isinstance(value, str):
         if value.endswith(".jsonl") and not Path(value).is_file():

@@ -68,7 +68,7 @@ def _totals(report: dict[str, Any]) -> Iterator[Any]:
     for stage in STAGES:
         stages.add_metric([stage], report.get(f"buffer/{stage}", 0))
     yield stages
-    waits = "1 while somebody waits for somebody"
+    waits = "1 while a process waits for another one"
     yield GaugeMetricFamily(f"{PREFIX}waiting", waits, value=float(bool(report["waits"])))
     if report["evaluations"]:
         newest = float(report["evaluations"][-1]["reward"])
@@ -94,7 +94,7 @@ def _actors(report: dict[str, Any]) -> Iterator[Any]:
     meanings = {
         "version": "version of the weights that the actor has applied",
         "running": "groups that it works on",
-        "silent_seconds": "since it was last heard of",
+        "silent_seconds": "seconds since its last message",
     }
     for key, meaning in meanings.items():
         family = GaugeMetricFamily(f"{PREFIX}actor_{key}", meaning, labels=["actor"])

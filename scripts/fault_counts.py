@@ -1,4 +1,4 @@
-"""Which counts of a run are faults, and how they are told."""
+"""Which counts of a run are faults, and the words for them."""
 
 from __future__ import annotations
 

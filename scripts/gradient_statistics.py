@@ -78,7 +78,7 @@ class GradientStatistics:
         return self._tallies[loss, bucket].numbers()
 
     def cosine(self, bucket: str = "") -> np.ndarray:
-        """The mean over batches of the cosines between the losses' gradients: [losses, losses]; NaN where one of the
+        """The mean over batches of the cosines between the losses' gradients: [losses, losses]; NaN if one of the
         two was 0 in every batch."""
         stacked = np.stack(self._cosines[bucket])
         known = ~np.isnan(stacked)

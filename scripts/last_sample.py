@@ -1,7 +1,7 @@
 """The newest sample of a run, as a line for the live display.
 
-What it needs of the task (a tokenizer, maybe) is loaded in a thread, so that the display does not wait. Until then, or
-where that fails, there is no line.
+A thread loads what it needs of the task (perhaps a tokenizer), so that the display does not wait. Until then, or if
+that fails, there is no line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .samples import Texts
 
 TAIL_BYTES = 1 << 18
-"""Of the file that are looked at: a longer sample is not shown."""
+"""Bytes read at the end of the file: a longer sample is not shown."""
 
 
 class LastSample:
@@ -41,7 +41,7 @@ class LastSample:
         record, texts = self._record, self._texts
         try:
             prompt, answer = texts.of(record.tokens[: record.prompt_length]), texts.of(record.response)
-        except Exception:  # the codec is the user's code: no run ends because a line cannot be shown
+        except Exception:  # the codec is the user's code: an error in it must not end the run
             return ""
         said = f"{shortened(prompt, 60)} → {shortened(answer, 120)}"
         return f"{visible(said)} (reward {record.reward or 0.0:g}, step {record.step})"
@@ -64,5 +64,5 @@ class LastSample:
 
         try:
             self._texts = Texts(self._run)
-        except Exception:  # the task is the user's code: whatever it raises, the run itself says what is wrong
+        except Exception:  # the task is the user's code: the run itself reports its errors
             self._texts = None

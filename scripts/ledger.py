@@ -70,11 +70,11 @@ class Books:
         self._redrawn: dict[int, list[str]] = {}
 
     def read(self, records: Iterable[Record], steps: float = math.inf) -> dict[str, Account]:
-        """All records (read twice), or those until so many batches were trained."""
+        """All records (read twice), or those until this many batches were trained."""
         batches = 0
         for number, (event, _) in enumerate(standing(records)):
             if isinstance(event, Snapshot) and number:
-                continue  # the records before it are here, too
+                continue  # the journal also has the records before it
             self._enter(event)
             self._store.apply(event)
             batches += isinstance(event, Finish)
@@ -88,7 +88,7 @@ class Books:
         return self.accounts.setdefault(fate, Account())
 
     def _enter(self, event: Event) -> None:
-        """What is about to happen."""
+        """Count an event before it is applied."""
         entries = self._store.entries
         match event:
             case Admit():
@@ -103,7 +103,7 @@ class Books:
                 for entry in self._store.of(Stage.SERVED):
                     if entry.batch == event.batch:
                         self._close(TRAINED, entry)
-            case Snapshot():  # a journal that begins with one: its counts stand for what came before
+            case Snapshot():  # a journal may begin with one: its counts replace the events before it
                 self.account(TRAINED).count = event.trained
                 for kind, counts in (("filtered", event.filtered), ("dropped", event.dropped)):
                     for reason, count in counts.items():

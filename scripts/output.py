@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 WIDTH = 110
-"""Columns of a console that is no terminal."""
+"""Columns if there is no terminal."""
 
 
 def console(width: int = WIDTH) -> Console:
-    """Prints to standard output, text as it is: as wide as the terminal, or `width` columns where there is none."""
+    """Prints text unchanged to standard output: as wide as the terminal, or `width` columns if there is none."""
     wide = None if sys.stdout.isatty() else width
     return Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=wide)
 
@@ -31,7 +31,7 @@ def _is_plain(character: str) -> bool:
 
 
 def shortened(text: str, widest: int = 60) -> str:
-    """On one line, of at most so many characters."""
+    """The text on one line, cut to `widest` characters."""
     line = " ".join(text.split())
     return line if len(line) <= widest else line[: widest - 1] + "…"
 

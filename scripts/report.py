@@ -5,7 +5,7 @@ throughput, the ledger, diagnostics of the loss by staleness, weight updates, sa
 Several runs, or the folder of an ablation, are compared first. It takes at most about 10 MB, however long the runs
 were: curves are drawn from buckets with mean, lowest and highest value.
 
-`python -m scripts.watch RUN` serves the page of a run that goes on.
+`python -m scripts.watch RUN` serves the page of a live run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .arguments import command, new_file, refuse
 
 NAME = "report.html"
 MOST_BYTES = 3_500_000
-"""Of data; the plotting library takes 4.8 MB."""
+"""Most bytes of data; the plotting library takes 4.8 MB."""
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -54,7 +54,7 @@ class Report:
         names = Counter(run["name"] for run in runs)
         for run, (member, content) in zip(runs, pairs, strict=True):
             run["measures"] = measured(member, content.summary)
-            if names[run["name"]] > 1:  # with the folder above each has a name of its own
+            if names[run["name"]] > 1:  # with the parent folder the names are unique
                 run["name"] = "/".join(member.run.resolve().parts[-2:])
         for run in runs[1:]:
             run["config"] = changes(runs[0]["config"], run["config"])

@@ -77,7 +77,7 @@ class Running:
 
 
 def how_it_ended(folder: Path) -> str:
-    """Of a run that does not run now: its end, or how far it had come."""
+    """How a run that is not running now ended, or how far it came."""
     if (folder / SUMMARY).exists():
         return "it has ended"
     rows = MetricsFollower(folder / "metrics.jsonl").new_rows()
@@ -101,16 +101,16 @@ class View:
 
 
 def _check_host(offered: dict[str, Any]) -> None:
-    """Raises ConfigError on another machine than the buffer's, if it listens on a local socket or on loopback only."""
+    """Raises ConfigError if this is not the buffer's machine, and it listens on a local socket or on loopback only."""
     endpoint, host = offered["endpoint"], offered["host"]
     if endpoint.startswith("inproc://") and offered["pid"] != os.getpid():
         raise ConfigError(
-            f"the run is all in process {offered['pid']} (launcher=inline), which answers nobody else: start it with "
-            "buffer.transport=ipc to let others look in"
+            f"the run is all in process {offered['pid']} (launcher=inline), which answers no other process: start it "
+            "with buffer.transport=ipc to reach it from other processes"
         )
     near = not endpoint.startswith("tcp://") or is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0])
     if near and host != socket.gethostname():
         raise ConfigError(
             f"the run's buffer can be reached on {host} only ({endpoint}): start the run with launcher=slurm, or with "
-            "buffer.host=node, to let other machines in"
+            "buffer.host=node, to reach it from other machines"
         )

@@ -1,12 +1,12 @@
 """What the model wrote: `python -m scripts.samples RUN [--step N] [--best | --worst] [--dropped | --held-out] ...`.
 
-Shows samples of a run, also while it goes on: prompt and response as text, tool calls, reward, advantage, age, and what
-became of them. Tokens are coloured by the age of the weights that made them, in versions (green: 0, yellow, red), or by
-another number (`--colour advantage`, or any name under `numbers` in the files); those that are not trained are dim.
-Without `--dropped` or `--held-out` it shows trained samples, the newest first. What is not trained has its reason:
+Shows samples of a run, also during the run: prompt and response as text, tool calls, reward, advantage, age, and fate.
+Tokens are coloured by the age of the weights that made them, in versions (green: 0, yellow, red), or by another number
+(`--colour advantage`, or any name under `numbers` in the files); tokens that are not trained are dim. Without
+`--dropped` or `--held-out` it shows trained samples, the newest first. A dropped sample has a reason:
 `--dropped --why stale` shows those of one reason.
 
-The samples lie in RUN/samples as lines of JSON (`areal_like.samples`); `run.samples_bytes` says how many are kept.
+The samples are in RUN/samples as lines of JSON (`areal_like.samples`); `run.samples_bytes` says how many are kept.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LONGEST = 2000
 WIDEST = 160
 """Characters of a tool call, and of its result, likewise."""
 PENALTY = "penalty/"
-"""How names of numbers begin that the learner took from the reward."""
+"""Prefix of numbers that the learner subtracted from the reward."""
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -68,16 +68,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 class Texts:
-    """Text of token ids, by the run's task; the ids themselves where it has no text."""
+    """Text of token ids, by the run's task; the ids themselves if it has no text."""
 
     def __init__(self, run: Path):
-        tree, _ = older_configs.fill(run / CONFIG)  # checking it again takes longer than all else
+        tree, _ = older_configs.fill(run / CONFIG)  # a full check would take longer than all the rest
         config = dict[str, Any](tree)
         seed, self._marks = config["run"]["seed"], marks_of(config["workflow"])
         self._task = build("task", config["task"], seed)
         self.stops = bool(self._task.stop_tokens)
         self._codec = self._task.prompt("train", 0).codec
-        self._cursor = PromptCursor(self._task.size("train"), seed)  # one for all: it knows an epoch's order
+        self._cursor = PromptCursor(self._task.size("train"), seed)  # shared, because it knows an epoch's order
 
     def of(self, tokens: Sequence[int]) -> str:
         if self._codec:
@@ -114,7 +114,7 @@ class Texts:
 
 
 class Numbers:
-    """Token ids instead of text, where the run's task cannot be built here."""
+    """Token ids instead of text, if the run's task cannot be built here."""
 
     stops = True
 
@@ -135,18 +135,18 @@ class Numbers:
 
 
 def texts_of(run: Path) -> tuple[Texts | Numbers, str]:
-    """The texts of a run and, where its task cannot be built, a note that says why there are numbers instead. Raises
+    """The texts of a run and, if its task cannot be built, a note that says why there are numbers instead. Raises
     ConfigError for a damaged config."""
     older_configs.fill(run / CONFIG)
     try:
         return Texts(run), ""
     except Exception as error:  # the task is the user's code: whatever it raises
         why = f"tokens are shown as numbers, because the task cannot be built: {' '.join(str(error).split())}"
-        return Numbers(), f"{why}; does the command start in the folder where the run was started?"
+        return Numbers(), f"{why}; did you start this command in the folder where you started the run?"
 
 
 def select(records: Iterable[Kept], args: argparse.Namespace, texts: Texts | Numbers) -> list[Kept]:
-    """What was asked for, in the order in which it is shown."""
+    """The wanted samples, in the order shown."""
     found = [record for record in records if args.step in (None, record.step)]
     if args.why:
         found = [record for record in found if args.why in record.why]
@@ -232,7 +232,7 @@ def colours(record: Kept, by: str) -> list[str]:
 
 
 def coloured(record: Kept, texts: Texts | Numbers, by: str) -> Text:
-    """The response. Tokens of one colour that stand together are made text together."""
+    """The response. Neighbouring tokens of one colour are decoded together."""
     found, styles, tokens = Text(), colours(record, by), record.response
     for style, places in itertools.groupby(range(len(tokens)), key=lambda place: styles[place]):
         found.append(visible(texts.of([tokens[place] for place in places])), style=style)

@@ -142,7 +142,7 @@ def write(folder: Path, statistics: GradientStatistics, about: dict[str, Any]) -
     text += f"{about['weights']}.\n\n{summarise(statistics)}"
     if about.get("repeated") is False:
         text += "\nTraining along the record has not led to the run's own weights: another machine, another number "
-        text += "of ranks or threads, or another code.\n"
+        text += "of ranks or threads, or other code.\n"
     if about.get("repeated"):
         text += "\nTraining along the record has led to the run's own weights, bit for bit.\n"
     (folder / "score.md").write_text(text)

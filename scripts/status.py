@@ -1,9 +1,9 @@
-"""Look into a run from anywhere: `python -m scripts.status RUN`, live; `--once` for one look, `--json` for programs.
+"""Show the status of a run, from anywhere: `python -m scripts.status RUN`, live; `--once`: once; `--json`: as JSON.
 
 Shows who waits for whom, staleness, the ledger, each actor's version and work, and the metrics of the last train step.
 With `--prometheus PORT` it serves the same numbers to Prometheus (default: on loopback; see `--address`), and asks the
-buffer at each scrape. Any number of these may run at once; nothing in the run waits for them. It shows the summary of a
-run that has ended.
+buffer at each scrape. Any number of these may run at once; nothing in the run waits for them. For a finished run it
+shows the summary.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WIDTH = 120
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = command("status", "Who waits for whom, and how it goes.")
+    parser = command("status", "Shows who waits for whom, and the progress of a run.")
     add_arguments(parser)
     parser.add_argument("--once", action="store_true", help="print the status once, without a live view")
     parser.add_argument(
@@ -59,7 +59,7 @@ def render(found: dict[str, Any], steps: int) -> Group:
     facts.add_row(
         "step", f"{report['steps']}/{steps}, version {report['version']}, {report['seconds']:.0f} s{stopping}"
     )
-    facts.add_row("waits", "\n".join(report["waits"]) or "nobody waits")
+    facts.add_row("waits", "\n".join(report["waits"]) or "nothing waits")
     if report["left_out"]:
         facts.add_row("left out", ", ".join(f"{name} ({how})" for name, how in report["left_out"].items()))
     facts.add_row(
@@ -122,7 +122,7 @@ def watch(view: View, console: Console) -> None:
 
 
 def end_of(folder: Path) -> dict[str, Any] | None:
-    """How a run has ended; None for one that goes on, or ended without a summary. Raises ConfigError."""
+    """How a run ended; None if it still runs, or ended without a summary. Raises ConfigError."""
     return None if is_going_on(folder) else summary_of(folder)
 
 

@@ -34,10 +34,11 @@ class Lasting:
     def _give_up(self, error: OSError) -> None:
         with contextlib.suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())  # also what is in its buffer still
+            os.dup2(nowhere, self._stream.fileno())  # also for what is still in its buffer
             os.close(nowhere)
         with contextlib.suppress(OSError):
-            print(f"note: nobody reads the output any more ({error.strerror}): continuing without it", file=sys.stderr)
+            note = f"note: the output can't be written any more ({error.strerror}): continuing without it"
+            print(note, file=sys.stderr)
 
 
 @contextlib.contextmanager

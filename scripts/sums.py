@@ -30,9 +30,9 @@ WORDINGS = (
     "{a} plus {b} equals what? Answer with the number only.",
 )
 HELDOUT_SWAPS = 20
-"""Of the sums of one-digit numbers, one order of so many."""
+"""Sums of one-digit numbers that are held out in one of their two orders."""
 HELDOUT_SUMS = 400
-"""Of two-digit numbers; each is asked once."""
+"""Held-out sums of two-digit numbers; each is asked once."""
 SMALL, LARGE = range(1, 10), range(10, 100)
 SEED = 20_250_101
 

@@ -70,7 +70,7 @@ def shares(found: Timeline) -> dict[str, dict[str, float]]:
 
 
 def _covered(spans: list[Span]) -> float:
-    """Seconds covered by at least one span; the spans are in order of their begin."""
+    """Seconds covered by at least one span. `spans` are ordered by their begin."""
     covered, until = 0.0, -math.inf
     for span in spans:
         covered += max(0.0, span.end - max(span.begin, until))
@@ -91,8 +91,8 @@ def as_plot(found: Mapping[str, Timeline], title: str, note: str = "") -> Plot:
 
 
 def trace_events(found: Timeline) -> list[dict[str, Any]]:
-    """As the Trace Event Format has it: complete events ("X") with times in microseconds, a process per role. What it
-    does has a thread each: events of one thread may lie within one another, and must not overlap otherwise."""
+    """In the Trace Event Format: complete events ("X") with times in microseconds, a process per role, a thread per
+    activity. Events of one thread may be nested, but must not overlap otherwise."""
     events: list[dict[str, Any]] = []
     for number, (role, spans) in enumerate(found.items()):
         events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": role}})

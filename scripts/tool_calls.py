@@ -1,7 +1,7 @@
 """Tool calls of a sample: read from what the model said and what it was shown in return, turn by turn.
 
-A call is JSON between two marks, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; its result stands between
-two others (`actors.tools`, `actors.agents.chat`; the run's workflow says which). Pure.
+A call is JSON between two marks, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; its result is between two
+others (`actors.tools`, `actors.agents.chat`; the run's workflow says which). Pure.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any, NamedTuple
 from areal_like.registry import ConfigError, settled
 
 WITHOUT_TOOLS = ("single_turn", "best_of_n")
-"""Workflows that answer no call."""
+"""Workflows without tools."""
 FAILED = "error:"
 """How the result of a failed call begins."""
 
 
 class Marks(NamedTuple):
-    """What stands before and behind a call, and a result."""
+    """The marks before and after a call, and before and after a result."""
 
     call: tuple[str, str] = ("<tool_call>", "</tool_call>")
     result: tuple[str, str] = ("<tool_response>", "</tool_response>")
 
 
 class Call(NamedTuple):
-    """`turn` counts from 1. `name` is "", and `arguments` is the text as it was written, where it is no call that can
-    be read. `result` None: nobody answered, because the sample had ended."""
+    """`turn` counts from 1. If a call can't be read, `name` is "" and `arguments` is its text. `result` None: the call
+    was not answered, because the sample had ended."""
 
     turn: int
     name: str
@@ -50,7 +50,7 @@ def marks_of(workflow: Mapping[str, Any]) -> Marks | None:
     for kind, spec in (("workflow", workflow), ("environment", workflow.get("environment"))):
         try:
             known |= settled(kind, spec) if spec else {}
-        except (ConfigError, ValueError):  # the user's own, and not here
+        except (ConfigError, ValueError):  # the user's own component, not found here
             known |= dict(spec or {})
     marks = Marks()
     return Marks(_pair(known.get("call_marks"), marks.call), _pair(known.get("result_marks"), marks.result))

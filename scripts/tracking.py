@@ -1,7 +1,7 @@
 """Feeds a run's trackers (`run.trackers`) from its metrics and samples, in one thread.
 
-A tracker that fails is told of once and left; a slow one is waited for at the end, for `END_SECONDS`. Nothing here can
-stop or slow a run.
+A tracker that fails is reported once and then no longer used. A slow one gets `END_SECONDS` at the end. Nothing here
+can stop or slow a run.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from .samples import Texts
 
 END_SECONDS = 30.0
 EXAMPLES = 4
-"""Held-out answers shown per evaluation: those of the first rows, so that one sees them change."""
+"""Held-out answers shown per evaluation: those of the first rows, so that changes are visible."""
 TIMES = 100
 """Times in a run at which trained samples are shown: best and worst of the newest group."""
 
 
 def tracked(config: Config, folder: Path) -> Tracked:
-    """What a tracker is told of the run in `folder`."""
+    """The facts that a tracker gets about the run in `folder`."""
     resumed = bool(MetricsFollower(folder / "metrics.jsonl").new_rows())
     settings = configs.leaves(config)
     return Tracked(folder, config.run.project, folder.name, settings, configs.changed(config), resumed)
 
 
 class Tracking:
-    """`row` hands over a row of metrics; `notes` gives what there is to say to the user."""
+    """`row` hands over a row of metrics; `notes` returns messages for the user."""
 
     def __init__(self, config: Config, folder: Path):
         self._run = tracked(config, folder)
@@ -59,7 +59,7 @@ class Tracking:
         return found
 
     def end(self, summary: Mapping[str, object] | None) -> list[str]:
-        """End the trackers; returns what there is left to say, and how to look at the run."""
+        """End the trackers; returns the last messages for the user, and where to look at the run."""
         self._waiting.put(lambda: self._each("end", summary))
         self._waiting.put(None)
         self._thread.join(END_SECONDS)
@@ -92,10 +92,10 @@ class Tracking:
             self._tolerated(name, partial(getattr(tracker, method), *args))
 
     def _tolerated(self, name: str, act: Callable[[], Any]) -> Any:
-        """Whatever a tracker raises is said once; the run goes on without that tracker."""
+        """Reports an error of a tracker once; the run continues without that tracker."""
         try:
             return act()
-        except Exception as error:  # somebody else's code, and no reason to end a run
+        except Exception as error:  # an error in third-party code must not end a run
             if name in self._trackers or name in self._names:
                 self._trackers.pop(name, None)
                 self._notes.put(f"tracker {name}: the rest of the run is not shown there: {error or repr(error)}")
@@ -115,7 +115,7 @@ class _Samples:
         self.broken = False
 
     def after(self, step: int) -> list[list[Shown]]:
-        """Lists of one source each, of what was written since the last call."""
+        """The samples written since the last call: one list per source."""
         if self.broken:
             return []
         heldout, trained = self._heldout.new(), self._trained.new() if step % self._every == 0 else []

@@ -52,9 +52,9 @@ from .streams import lasting_output
 
 EXIT_INTERRUPTED = 130
 SHOWN = ("run.trackers", "run.project")
-"""Settings of where a run is looked at, which its name does not tell."""
+"""Settings of how a run is watched; its name leaves them out."""
 NAMED = 60
-"""Most characters of a run's name that tell of overrides."""
+"""Most characters of a run's name that describe overrides."""
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -65,7 +65,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "python -m scripts.train quickstart --print-config loss=ppo.  "
         "Every key, with its default and meaning: python -m scripts.config [loss.dg|learner|run.steps|...].",
     )
-    parser.add_argument("config", help="a yaml file, or the name of one that comes with this: quickstart")
+    parser.add_argument("config", help="a yaml file, or the name of a shipped one, such as quickstart")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
     parser.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
     parser.add_argument("--all", action="store_true", help="with --print-config: also knobs that have their defaults")
@@ -78,7 +78,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def told_apart(stem: str, overrides: Sequence[str]) -> str:
-    """What a run is called by: its config and what the command line sets, e.g. `quickstart-mode=sync-lr=1e-3`."""
+    """A run's name: its config and what the command line sets, e.g. `quickstart-mode=sync-lr=1e-3`."""
     pairs = [pair.partition("=") for pair in overrides]
     words = [f"{key.rpartition('.')[2]}={value}" for key, _, value in pairs if key not in (*NEVER_TOLD, *SHOWN)]
     plain = "-".join(re.sub(r"[^\w.=+,-]+", "_", word) for word in words)
@@ -189,7 +189,7 @@ def provide_keys(config: Config, folder: Path) -> Config:
 
 
 class Interrupted(Exception):
-    """The user, or the system, asked the run to end."""
+    """The user or the system asked the run to end."""
 
 
 class Signals:
@@ -303,7 +303,7 @@ def warn(notes: str) -> None:
 
 
 def load(args: argparse.Namespace) -> Config:
-    """The config of the command line; unset keys are those of the run that it resumes or replays. Raises
+    """The config of the command line; unset keys come from the run that it resumes or replays. Raises
     ConfigError."""
 
     def read(inherited: Config | None = None) -> Config:
@@ -369,11 +369,11 @@ def submit(submission: Any, folder: Path, held: TextIO) -> int:
 def advise(config: Config, folder: Path) -> None:
     """Say how to resume, if there is anything to resume."""
     if holds_progress(config, folder):
-        print(f"to go on: the same command with {shlex.quote(f'resume={folder}')}", file=sys.stderr)
+        print(f"to continue: the same command with {shlex.quote(f'resume={folder}')}", file=sys.stderr)
 
 
 def in_words(error: Exception, place: str | Path) -> str:
-    """An error for people; of a full disk what to do, on the disk of the error's file (without one, of `place`)."""
+    """An error as text. For a full disk: what to do, on the disk of the error's file (without one, of `place`)."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{error.strerror}: {room_wanted(Path(error.filename or place).absolute())}"
     return str(error)
@@ -420,7 +420,7 @@ def inline(config: str, *overrides: str) -> dict[str, Any]:
     signals = Signals()
     try:
         prepared = prepare(parse(argv), argv)
-        assert prepared, "no option asks for something else"
+        assert prepared, "a config and overrides always start a run"
         folder, resolved, held = prepared
         with held, contextlib.ExitStack() as left:
             left.callback(discard, folder)
@@ -431,7 +431,7 @@ def inline(config: str, *overrides: str) -> dict[str, Any]:
         error = KeyboardInterrupt(str(signalled))
     finally:
         signals.end()
-    raise error  # here, where its causes stay its own
+    raise error  # outside of the handlers, which would add their own context
 
 
 def train(config: Config, folder: Path, plain: bool, signals: Signals, held: TextIO) -> int:
@@ -449,7 +449,7 @@ def train(config: Config, folder: Path, plain: bool, signals: Signals, held: Tex
         advise(config, folder)
         return EXIT_INTERRUPTED
     except RunStopped as stopped:
-        print(f"{stopped}; to go on: the same command with {shlex.quote(f'resume={folder}')}", file=sys.stderr)
+        print(f"{stopped}; to continue: the same command with {shlex.quote(f'resume={folder}')}", file=sys.stderr)
         return EXIT_PAUSED if stopped.paused else EXIT_INTERRUPTED
     except (RunFailed, BusError, UserError, OSError) as error:
         print(f"error: {in_words(error, folder)}", file=sys.stderr)

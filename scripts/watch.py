@@ -1,4 +1,4 @@
-"""Watch a run in the browser: `python -m scripts.watch RUN [--port N]` serves its report, and renews it as it goes on.
+"""Watch a run in the browser: `python -m scripts.watch RUN [--port N]` serves its report, and keeps it up to date.
 
 The page is that of `scripts.report`, on loopback, at an address with a random token that is printed. It shows new
 samples as they come. The run need not be alive. In a terminal `scripts.status RUN` is the live view of any run.
@@ -176,7 +176,7 @@ class Watch:
         }
 
     def _stage(self) -> str:
-        """How far the start is, until the first train step is made."""
+        """The progress of the start, until the first train step."""
         status = self.status
         if not status:
             return "start, 1 of 4: the processes import and find one another"
@@ -192,10 +192,10 @@ class Watch:
             return "the processes are starting"
         if self.row and not self.status["started"]:
             return "-"  # an answer from before the train steps shown
-        return self._silence() or "; ".join(self.status["waits"]) or "nobody waits"
+        return self._silence() or "; ".join(self.status["waits"]) or "nothing waits"
 
     def _silence(self) -> str:
-        """Of the buffer, once it has answered before; "": it answers."""
+        """For how long the buffer has not answered; "" if it answers, or has never answered."""
         silence = time.monotonic() - self._answered_at
         return f"the buffer has not answered for {silence:.0f} s" if self.status and silence > SILENCE_SECONDS else ""
 

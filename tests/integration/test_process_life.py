@@ -212,7 +212,7 @@ def test_an_actor_that_never_comes_up_ends_the_run_with_its_error(place: Path) -
     error = [line for line in run.text().splitlines() if line.startswith("error: ")]
     assert len(error) == 1
     assert "RuntimeError: no accelerator here" in error[0] and "all 2 actors fail alike" in error[0]
-    assert "to go on" not in run.text(), "the same would happen again"
+    assert "to continue" not in run.text(), "the same would happen again"
     assert "Traceback" in run.log("actor-0") + run.log("actor-1"), "where it failed belongs in the log"
     run.assert_nothing_is_left()
 

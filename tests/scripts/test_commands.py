@@ -222,4 +222,4 @@ def test_output_that_nobody_reads_any_more_ends_nothing() -> None:
     process.stdin.close()
     said = process.stderr.read()
     assert process.wait(60) == 0
-    assert said == "note: nobody reads the output any more (Broken pipe): continuing without it\nwent on\n"
+    assert said == "note: the output can't be written any more (Broken pipe): continuing without it\nwent on\n"

@@ -213,7 +213,7 @@ def test_an_interrupt_is_one_line(
 
     monkeypatch.setattr(pretrained, "pip", interrupted)
     assert pretrained.main([str(folder)]) == 130
-    assert capsys.readouterr().err == "interrupted: nothing is kept; the same command begins again\n"
+    assert capsys.readouterr().err == "interrupted: nothing is kept; run the same command to start again\n"
     assert not list(folder.parent.iterdir())
 
 

@@ -179,7 +179,7 @@ def test_a_sparkline_spans_all_values_in_few_bars() -> None:
 def test_a_buffer_that_is_silent_is_named(tmp_path: Path) -> None:
     seen = watch(tmp_path)
     seen.status = {"started": True, "waits": []}
-    assert seen._waits() == "nobody waits"
+    assert seen._waits() == "nothing waits"
     seen._answered_at -= 60
     assert seen._waits() == "the buffer has not answered for 60 s"
 
