@@ -1,18 +1,18 @@
-"""ZeroMQ sockets that speak `wire` messages: a `Router` that serves many, a `Dealer` that blocks (a
-`SharedDealer` where several threads send), an `AsyncDealer`.
+"""ZeroMQ sockets that speak `wire` messages: a `Router` serves many peers, a `Dealer` blocks (a `SharedDealer` if
+several threads send), an `AsyncDealer` is for asyncio.
 
-All data moves over ROUTER/DEALER, which queue and never drop while a connection lives; the amount in flight is limited
-by credits (an actor's slots, a subscriber's chunks in flight). A broken connection reconnects by itself, but messages
-in flight are lost silently: dealers report it (`link`), and their user repeats what matters. With `link_timeout` a
-silently dead connection (a firewall dropped it, a host lost power) counts as broken after that time.
+All data moves over ROUTER/DEALER, which queue and never drop while a connection lives. Credits limit the amount in
+flight (an actor's slots, a subscriber's chunks). A broken connection reconnects by itself, but messages in flight are
+lost silently: dealers report it (`link`), and their user repeats what matters. With `link_timeout` a silently dead
+connection (a firewall dropped it, a host lost power) counts as broken after that time.
 
-The file system guards local sockets: their folder belongs to the user alone. On TCP a Router is a CURVE
-server (`areal_like.keys`) that lets in who is on its allow-list and takes from each what its key's role may say;
-dealers are CURVE clients. What a stranger can make a Router hold is one frame per connection, until the handshake fails
-or `HANDSHAKE_MS` are over. What a peer can make it hold is bounded: a frame by `max_frame` (refused before memory is
-taken), what has not been read yet and what it does not fetch by a number of messages (`UNREAD`, `unsent`), and its
-lines in the log. Not bounded by ZeroMQ: the frames of one message, which it collects before it hands out the first. So
-a holder of keys, or on a local file another process of the user, can fill the memory.
+The file system guards local sockets: their folder belongs to the user alone. On TCP a Router is a CURVE server
+(`areal_like.keys`). It accepts clients on its allow-list, and from each only the messages that its key's role may send.
+Dealers are CURVE clients. A stranger can make a Router hold one frame per connection, until the handshake fails or
+`HANDSHAKE_MS` have passed. What a peer can make it hold is bounded: the size of a frame by `max_frame` (refused before
+memory is taken), messages that wait in either direction by their number (`UNREAD`, `unsent`), and lines in the log.
+ZeroMQ does not bound the frames of one message: it collects all before it hands out the first. So a holder of keys, or
+on a local socket another process of the user, can fill the memory.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ UNSENT = 10_000
 HANDSHAKE_MS = 10_000
 NODE = "node"
 """Stands for the address by which other hosts reach this host."""
-_ANYWHERE = "192.0.2.1"  # set aside for documentation: nobody's
+_ANYWHERE = "192.0.2.1"  # reserved for documentation: no host has it
 LOGGED_REFUSALS, REFUSALS_SECONDS = 20, 60.0
-"""Messages and seconds: of refusals, log at most that many in that time."""
+"""Log at most this many refusals in this many seconds."""
 
 
 def is_loopback(host: str) -> bool:
@@ -140,9 +140,9 @@ def send_all(sock: zmq.SyncSocket, frames: Payloads, flags: int = 0) -> None:
 class Router:
     """A bound socket that talks to many peers, each known by its routing id (bytes).
 
-    `keys` see `areal_like.keys`; None: anybody who can reach the endpoint may talk. `max_frame` bytes is the largest
-    frame; a peer that announces a larger one is disconnected before any of it is taken. `unsent` messages may wait for
-    one peer. `as_client`: it shows the pair of an actor, for it has not the server's; `key` is the public one.
+    `keys` see `areal_like.keys`; None: any process that can reach the endpoint may talk. `max_frame` bytes is the
+    largest frame; a peer that announces a larger one is disconnected before any of it is taken. `unsent` messages may
+    wait for one peer. `as_client`: use an actor's key pair, because the server's is not here; `key` is the public key.
     `refused` counts messages that could not be accepted. Raises BusError, KeysError.
 
     Small messages are copied out of the buffer that they were received into: kept in place, as libzmq does by default,
@@ -189,12 +189,12 @@ class Router:
         self.socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
         self.socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
         self.socket.setsockopt_string(zmq.ZAP_DOMAIN, keyring.DOMAIN)
-        self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no allow-list, nobody in; the default would let all in
+        self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no allow-list: accept nobody; the default accepts all
         return public.decode()
 
     def receive(self, timeout: float) -> tuple[bytes, Received | WireError] | None:
         """The next message and its sender, or None after `timeout` s. A message that cannot be accepted comes as a
-        WireError; its sender has been told."""
+        WireError; its sender has been notified."""
         parts = receive_within(self.socket, timeout)
         if parts is None:
             return None
@@ -366,7 +366,7 @@ class SharedDealer(Dealer):
             self._check()
 
     def _check(self) -> None:
-        with self._lock:  # a send looks at the link too, where the socket takes nothing
+        with self._lock:  # a send that can't proceed checks the link, too
             self.link.check()
 
     def close(self) -> None:

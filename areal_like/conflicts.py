@@ -1,6 +1,6 @@
 """Settings that contradict one another, though each is valid alone: refused before any process starts.
 
-The component that is concerned would say so too, when it is built; but that is seconds later, in a log.
+The component itself would refuse them, too, but only when it is built: seconds later, in a log.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ def refuse_odd_transport(config: Config) -> None:
     asked = [f"buffer.port={buffer.port}"] if buffer.port else []
     asked += [] if buffer.host in LOOPBACK else [f"buffer.host={buffer.host}"]
     if asked and buffer.transport == "ipc":
-        raise ConfigError(f"{key}=ipc has no use for {' and '.join(asked)}: leave that out, or say {key}=tcp", key)
+        raise ConfigError(f"{key}=ipc has no use for {' and '.join(asked)}: leave that out, or set {key}=tcp", key)
 
 
 def refuse_odd_launcher(config: Config) -> None:
-    """What can't be in one process, and what can't be between several. Raises ConfigError."""
+    """Check what can't work in one process, and what can't work between several. Raises ConfigError."""
     one_process = "ONE_PROCESS" in marks("launcher", config.launcher["name"])
     if config.buffer.transport == "inproc" and not one_process:
         key = "buffer.transport"
-        raise ConfigError(f"{key}=inproc leads to no other process: leave it out, or say launcher=inline", key)
+        raise ConfigError(f"{key}=inproc reaches no other process: leave it out, or set launcher=inline", key)
     if not one_process:
         return
     learner, threads = config.learner, config.actors.threads
@@ -37,7 +37,7 @@ def refuse_odd_launcher(config: Config) -> None:
     if (learner.get("threads") or threads) != threads:
         key = "learner.threads"
         raise ConfigError(
-            f"{key}: with launcher=inline torch has one number of threads: leave it out, or say {key}={threads}", key
+            f"{key}: with launcher=inline torch has one number of threads: leave it out, or set {key}={threads}", key
         )
 
 
@@ -77,14 +77,14 @@ def refuse_odd_training(config: Config) -> None:
     for knob in ("kl_reward", "overlong_penalty"):
         if advantage == "maxrl" and known.get(knob):
             key = f"learner.{knob}"
-            raise ConfigError(f"{key}: advantage=maxrl takes no negative rewards, which this would make", key)
+            raise ConfigError(f"{key}: advantage=maxrl takes no negative rewards, which this would cause", key)
     if "needs_values" in marks("advantage", advantage) and known.get("critic_lr") == 0:
         key = "learner.critic_lr"
         raise ConfigError(f"advantage={advantage} needs a critic: set {key} above 0", key)
 
 
 def _refuse_warmup(learner: Mapping[str, int]) -> None:
-    """A rate that is to fall needs steps to fall in."""
+    """A falling learning rate needs steps in which it falls."""
     steps, warmup = optimizer_steps(learner), learner["warmup_steps"] or 0
     if steps <= warmup:
         key, schedule = "learner.warmup_steps", learner["schedule"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 MAX_CHARACTERS = 256
 MAX_BITS = 4096
-"""Of a result on the way: more is refused before it is computed."""
+"""Most bits of any intermediate result: a larger one is refused before it is computed."""
 
 _BINARY: dict[type[ast.operator], Callable[..., int | float]] = {
     ast.Add: operator.add,
@@ -62,7 +62,7 @@ def _value(node: ast.expr) -> int | float:
 
 
 def _check_size(op: ast.operator, a: int | float, b: int | float) -> None:
-    """Whole numbers grow without end, and take time to do so."""
+    """Refuse huge whole numbers: they have no limit, and computing them takes long. Raises ValueError."""
     if not (isinstance(a, int) and isinstance(b, int)):
         return
     bits = abs(a).bit_length() * abs(b) if isinstance(op, ast.Pow) else abs(a).bit_length() + abs(b).bit_length()

@@ -3,7 +3,7 @@
 A workflow depends only on the answers of the engine and the verifier, so only the answers are kept: each call's tokens,
 behaviour logprobs and runs (`areal_like.types.PartialSample`). The next actor starts the workflow again: it answers
 finished calls from the record, and continues the interrupted one at its next token, in the same stream of random
-numbers. Prompts, loss masks and filler follow from the workflow again, and need not travel.
+numbers. The workflow makes prompts, loss masks and filler again, so they are not sent.
 
 As with groups, the buffer reads the numbers (`PartialHead`, in columns) and forwards the payload (all tokens int32 |
 all logprobs float32): `calls` has one `CALL` per call, those of a sample in their order; `runs` those of all calls;
@@ -30,7 +30,7 @@ _BYTES_PER_TOKEN = 8
 
 
 def digest_of(tokens: np.ndarray) -> int:
-    """64 bits that stand for token ids, int [n]."""
+    """A 64-bit hash of token ids, int [n]."""
     return xxhash.xxh3_64_intdigest(np.asarray(tokens, np.int32).tobytes())
 
 
@@ -87,8 +87,8 @@ def versions_of(head: PartialHead) -> dict[int, set[int]]:
 
 
 def check_partial(head: PartialHead, payload: Frame, vocab_size: int | None = None) -> None:
-    """Raises WireError unless the head's numbers agree with one another and with the payload, and what was sampled is
-    in order (`areal_like.groups.check_sampled`)."""
+    """Raises WireError unless the head's numbers agree with one another and with the payload, and the samples are valid
+    (`areal_like.groups.check_sampled`)."""
     name = f"partial group {head.id}"
     calls, runs = view(head.calls, f"{name}: calls", CALL), view(head.runs, f"{name}: runs", RUN)
     scores = view(head.scores, f"{name}: scores", SCORE) if head.scores else np.empty(0, SCORE)

@@ -37,14 +37,13 @@ HELDOUT: Fate = "heldout"
 class Kept(msgspec.Struct, omit_defaults=True):
     """One sample. `step`: train steps made when it was written (its own included, if it was trained); `version`: the
     weights that it trained, or the newest then. `group`, `index`: which sample; of a held-out answer `group` is its
-    row. `why`: the reason in the ledger, and more about it. `tokens`: prompt, then response. Where the group was not
-    rolled out to its end they are only what the model wrote so far, if anything: no prompt (`prompt_length` is 0), and
-    nothing that tools said between; `reward` is None unless it was scored (0 of a
-    held-out answer that failed). `numbers`: name → one number per token of
-    the response (None: not computed, or not trained), among them `logprob` (behaviour), `proximal`, `current` (that
-    took the gradient), `advantage`, what the loss observed (`loss/ratio`), and what was taken from the reward
-    (`penalty/kl`, `penalty/length`). `masked`: places in the response that are not trained. `bare`: numbers and
-    logprobs were left out to save room."""
+    row. `why`: the reason in the ledger, and more about it. `tokens`: prompt, then response. If the group was not
+    rolled out to its end, they are only what the model has written so far, without the prompt (`prompt_length` is 0)
+    and without tool results. `reward` is None unless the sample was scored (0 for a held-out answer that failed).
+    `numbers`: name → one number per token of the response (None: not computed, or not trained). They include `logprob`
+    (behaviour), `proximal`, `current` (that took the gradient), `advantage`, what the loss observed (`loss/ratio`), and
+    what was subtracted from the reward (`penalty/kl`, `penalty/length`). `masked`: places in the response that are not
+    trained. `bare`: numbers and logprobs were left out to save room."""
 
     fate: Fate
     step: int
@@ -69,15 +68,15 @@ class Kept(msgspec.Struct, omit_defaults=True):
 
     @property
     def turns(self) -> list[tuple[int, int]]:
-        """Where in the response the model spoke: (first, behind the last). What tools, an environment or a user said
-        stands between them, and is not trained; nor are tokens that `staleness_policy: mask_tokens` took out."""
+        """The model's turns in the response: (first token, one past the last). Text of tools, an environment or a user
+        is between them, and is not trained; nor are tokens that `staleness_policy: mask_tokens` took out."""
         others, count = set(self.masked), len(self.response)
         edges = [at for at in range(count + 1) if (at in others or at == count) != (at == 0 or at - 1 in others)]
         return list(zip(edges[::2], edges[1::2], strict=False))
 
     @property
     def staleness(self) -> int:
-        """In versions, of its oldest token."""
+        """Age of its oldest token, in versions."""
         return self.version - min((version for version, _ in self.runs), default=self.version)
 
 
@@ -137,7 +136,7 @@ def unfinished(step: int, version: int, place: tuple[int, int], sample: PartialS
 
 
 def _rounded(numbers: Mapping[str, np.ndarray]) -> dict[str, list[float | None]]:
-    """Without those of which there is none."""
+    """Rounded lists; names without any number are left out."""
     table = np.round(np.stack([*numbers.values()]).astype(np.float64), DIGITS)
     pairs = zip(numbers, table, strict=True)
     return {name: row.tolist() for name, row in pairs if not np.isnan(row).all()}
@@ -199,7 +198,7 @@ def _keep_steps(path: Path, done: int) -> None:
 
 
 def read(run: Path, names: Sequence[Fate] = (TRAINED, DROPPED, HELDOUT)) -> Iterator[Kept]:
-    """The records of a run, file by file, also while it goes on. Torn and damaged lines are passed over."""
+    """The records of a run, file by file, also during the run. Skips torn and damaged lines."""
     for name in names:
         path = run / FOLDER / f"{name}.jsonl"
         if path.is_file():

@@ -1,8 +1,7 @@
-"""What a function or class takes, read from its source: nothing is imported as long as the source says it.
+"""The parameters of a function or class, read from its source. A module is imported only if its source is not enough.
 
-Top-level definitions are found, those within `try` and `if` as well; imports from other modules, other names for the
-same thing and `functools.partial` are followed. A name that the module makes in another way (a call, `import *`) is
-looked up by importing the module.
+This finds top-level definitions, also within `try` and `if`. It follows imports from other modules, aliases and
+`functools.partial`. A name that the module makes in another way (a call, `import *`) is looked up by importing it.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def signature(module: str, attribute: str) -> Signature:
 
 
 def docstring(module: str, attribute: str) -> str:
-    """What a function or class says of itself. Raises UnreadableError."""
+    """The docstring of a function or class. Raises UnreadableError."""
     definition, home = _definition(module, attribute)
     if isinstance(definition, _Function | ast.ClassDef):
         return ast.get_docstring(definition) or ""
@@ -157,7 +156,7 @@ def _annotation(given: object) -> ast.expr | None:
 
 
 def _imported(path: str) -> Callable[..., object]:
-    """Raises UnreadableError where "module:name" is nothing that can be called."""
+    """Import "module:name". Raises UnreadableError if it can't be called."""
     try:
         found: object = pkgutil.resolve_name(path)
     except Exception as error:
@@ -168,7 +167,7 @@ def _imported(path: str) -> Callable[..., object]:
 
 
 def is_async(path: str) -> bool:
-    """Whether "module:name" is an async function, and not another one. Raises UnreadableError where there is none."""
+    """Is "module:name" an async function? Raises UnreadableError if there is no such name."""
     module, _, attribute = path.partition(":")
     try:
         definition, _ = _definition(module, attribute)
@@ -183,8 +182,8 @@ def is_async(path: str) -> bool:
 
 
 def _definition(module: str, attribute: str) -> tuple[_Function | ast.ClassDef | ast.Call | None, str]:
-    """What defines `attribute` (of calls: that of `functools.partial`), and the module where it stands; None for what
-    only the running module can tell. Raises UnreadableError where there is nothing of that name."""
+    """The definition of `attribute` (of calls: only `functools.partial`), and the module that has it; None if only the
+    imported module can tell. Raises UnreadableError if there is no such name."""
     unclear = False
     for node in _statements(_source(module).body):
         match node:
@@ -208,7 +207,7 @@ def _definition(module: str, attribute: str) -> tuple[_Function | ast.ClassDef |
 
 
 def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Those of a module's top level, and within its `try`, `if` and `with`."""
+    """The statements of a module's top level, and within its `try`, `if` and `with`."""
     for node in body:
         yield node
         if isinstance(node, ast.Try | ast.ExceptHandler | ast.If | ast.With):

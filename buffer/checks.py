@@ -72,11 +72,11 @@ def checked_said(
     digests: Mapping[int, str],
     vocab_size: int | None,
 ) -> PartialGroup | None:
-    """What the samples that a message tells of said, if it came with it. Raises WireError."""
+    """What the model wrote in the samples of a message, if the message has it. Raises WireError."""
     if message.said is None:
         return None
     if len(payloads) != 1 or message.said.id != message.id:
-        raise WireError("what samples said needs one payload, of the same group")
+        raise WireError("the text of samples needs one payload, of the same group")
     check_partial(message.said, payloads[0], vocab_size)
     _check_digests(message.id, message.said.digests, entry, digests)
     return PartialGroup(message.said, payloads[0])

@@ -4,7 +4,7 @@
 Who waits for what:
   an actor    waits for leases        → unblocked by `leasing.admit`: a trained batch, an applied version, a freed slot
   the learner waits for a batch       → unblocked by `_serve`: a push
-  everybody   waits for the start     → unblocked by `_start`: enough actors hold version 0
+  all         wait for the start      → unblocked by `_start`: enough actors hold version 0
 `RunState` holds all state that matters; `handlers` changes it when a message comes.
 """
 
@@ -86,7 +86,7 @@ class Controller:
 
     def _drop_silent_actors(self, now: float) -> None:
         if now - self._last_turn > self.heartbeat_timeout / 2:
-            self.state.fleet.restart_clocks(now)  # this process stood still: silence of others proves nothing
+            self.state.fleet.restart_clocks(now)  # this process was stopped: the silence of others proves nothing
             self.state.evaluation.restart_clocks(now)
         self._last_turn = now
         for actor in self.state.fleet.silent(now, self.heartbeat_timeout):
@@ -181,8 +181,8 @@ class Controller:
             state.router.send(state.learner.peer, messages.Stop(drain=state.stopping == "drain"))
 
     def _revoke(self) -> None:
-        """Cancel leases of groups that became too old, or that another actor has finished. Of some that became too old
-        the actor is asked what had been sampled, for people to read."""
+        """Cancel leases of groups that became too old, or that another actor has finished. For some that became too
+        old, ask the actor for the samples, for people to read."""
         self.state.end_hedges()
         for name, group_id, hand_back in self.state.replay.take_cancels():
             if actor := self.state.fleet.by_name.get(name):

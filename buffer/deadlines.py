@@ -115,7 +115,7 @@ class Deadlines:
         """Bench the actor for leases that it lost, to the deadline or to a hedge; if it hangs, tell it to quit."""
         actor.timed_out += leases
         if actor.benched_until == math.inf:
-            return  # the actor was already told to quit
+            return  # the actor already got `Quit`
         actor.benched_until, actor.benched_at = now + self.timeout, actor.version
         something_moves = any(now - actor.moved[group_id] < self.timeout / 2 for group_id in actor.running)
         if actor.timed_out >= MOST_IN_A_ROW and not something_moves:
@@ -123,7 +123,7 @@ class Deadlines:
 
     def _tell_to_quit(self, actor: Actor, reason: str) -> None:
         actor.benched_until = math.inf
-        log.warning("%s is told to quit: %s (buffer.lease_timeout)", actor.name, reason)
+        log.warning("%s must quit: %s (buffer.lease_timeout)", actor.name, reason)
         self.state.router.send(actor.peer, messages.Quit(f"{reason} (buffer.lease_timeout)"))
 
     def _look_after_benched(self, actor: Actor, now: float) -> None:

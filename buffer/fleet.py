@@ -70,7 +70,7 @@ class Actor:
         return self.slots + self.ended - self.leased
 
     def takes(self, sequences: int) -> bool:
-        """May it get a group of so many `sequences`? An idle actor always may, even if its engine has fewer slots."""
+        """May it get a group of `sequences` sequences? An idle actor always may, even if its engine has fewer slots."""
         return self.free_slots >= sequences or not self.running
 
     def lease(self, group_id: int, sequences: int, now: float) -> None:

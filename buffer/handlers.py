@@ -209,7 +209,7 @@ class Handlers:
     def _said(
         self, message: messages.LeftOut | messages.Failed, entry: Entry, payloads: Payloads
     ) -> PartialGroup | None:
-        """What samples said, for people to read. None of what is malformed: the rest of the message still holds."""
+        """What the model wrote, for people to read. None if it is malformed: the rest of the message is still valid."""
         try:
             digests, vocab_size = self.state.weights.digests, self.state.learner.vocab_size
             return checked_said(message, payloads, entry, digests, vocab_size)

@@ -1,4 +1,4 @@
-"""The write-ahead log: what happened to groups, in order. A record is on disk before the buffer tells anybody of it.
+"""The write-ahead log: what happened to groups, in order. A record is on disk before a message that depends on it.
 
 The journal is a folder of segment files (`buffer.segment_file`). `append` collects records. `commit` writes them
 together, with one write and one fsync; `advance` does the same without waiting for the disk.
@@ -9,7 +9,7 @@ read back the new segment. A few stragglers must not keep large files. So if les
 payloads are copied to the end of the newest segment: the oldest segments first, at most `COPY_BYTES` at each rotation
 (a larger payload stays where it is). `keep`: delete and copy nothing, for replays.
 
-A crash can tear the last write: `scan` cuts it off and goes on. Damage before records that were written later is an
+A crash can tear the last write: `scan` cuts it off and continues. Damage before records that were written later is an
 error, and so is a segment without its snapshot. A full disk leaves the file as it was before the commit, and the
 records wait.
 """
@@ -257,8 +257,8 @@ def _records(path: Path, newest: bool, repair: bool, check: bool) -> Iterator[Re
         )
     if written_later(path, good, size):
         raise JournalError(
-            f"{where}, and records that were written later follow: no crash has torn it. To go on without them, keep a "
-            f"copy and run: truncate -s {good} {path}"
+            f"{where}, and records that were written later follow: no crash has torn it. To resume without them, keep "
+            f"a copy and run: truncate -s {good} {path}"
         )
     log.warning("%s: its writer died; cutting off the last %d bytes, which are torn", path, size - good)
     if repair:

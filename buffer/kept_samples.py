@@ -18,9 +18,9 @@ from buffer.payloads import Payload, load
 
 log = logging.getLogger(__name__)
 LONGEST_WHY = 500
-"""Characters of a reason."""
+"""Most characters of a reason."""
 MOST_REASONS = 32
-"""Reasons that are told apart: of a user's filter there may be any number."""
+"""Most different reasons: a user's filter may have any number."""
 Now = tuple[int, int]
 """(train steps made, newest version)."""
 ALL = range(1 << 31)
@@ -31,7 +31,7 @@ NO_TEXT = {
     "stale": "it waited for an actor",
     "cut": "an actor sends it for one group per version",
 }
-"""Why nothing is known of what samples said, by reason."""
+"""Why the text of samples is not known, by reason."""
 NO_ANSWER = "no answer was complete"
 
 
@@ -45,8 +45,8 @@ class Awaited(NamedTuple):
 
 
 class KeptSamples:
-    """`folder`: of the run (None: keep nothing). `done`: train steps before this start. Of what is not trained it keeps
-    the first group of each train step and reason; the first of a reason in a run has room whatever came before."""
+    """`folder`: of the run (None: keep nothing). `done`: train steps before this start. Of untrained groups it keeps
+    the first of each train step and reason. The first of a reason in a run may use the room of later steps."""
 
     def __init__(self, folder: Path | None = None, run: Run | None = None, done: int = 0):
         self._logs: dict[Fate, SampleLog] = {}
@@ -84,7 +84,7 @@ class KeptSamples:
             self._keep_left_out(now, message.id, pairs, actor)
 
     def _keep_left_out(self, now: Now, group_id: int, said: dict[str, list[PartialSample]], actor: str) -> None:
-        """`said`: by reason. Without text only the first of a kind is kept: there may be text of the next."""
+        """`said`: by reason. Without text only the first of a kind is kept: the next one may have text."""
         kind = next(iter(said)).partition(":")[0]
         if not any(said.values()):
             unread = f"{kind}, no text"
@@ -99,13 +99,13 @@ class KeptSamples:
     # ---- groups that an actor is asked for --------------------------------------------------------------------------
 
     def ask(self, now: Now, group_id: int, why: str, actor: str) -> None:
-        """A group left while an actor worked on it: note that the actor is to be asked for its samples, if wanted."""
+        """A group left while an actor worked on it: note to ask the actor for its samples, if they are wanted."""
         if self._is_wanted(now, why):
             self._awaited[group_id] = Awaited(now, why[:LONGEST_WHY], actor, self._reason(why) not in self._reasons)
             self._reasons[self._reason(why)] = now[0]
 
     def awaits(self, group_id: int, actor: str) -> bool:
-        """Is this actor to be asked, or was it asked, for this group?"""
+        """Must this actor be asked for this group, or was it asked?"""
         return group_id in self._awaited and self._awaited[group_id].actor == actor
 
     def answered(self, group_id: int, left: PartialGroup | None) -> None:
@@ -143,7 +143,7 @@ class KeptSamples:
             log_of.write(kept(HELDOUT, *now, (row, 0), sample, actor=actor))
 
     def heldout_failed(self, now: Now, row: int, actor: str) -> None:
-        """A held-out prompt whose answer, workflow or reward has failed: it counts as 0."""
+        """A held-out prompt whose answer, workflow or reward failed: it counts as 0."""
         if log_of := self._logs.get(HELDOUT):
             why = "failed: it counts as 0; no text: its actor's log has the error"
             log_of.write(Kept(HELDOUT, *now, row, 0, [], 0, [], 0.0, "", why=why, actor=actor))
@@ -198,5 +198,5 @@ def _decoded(left: PartialGroup | None) -> dict[int, PartialSample]:
     try:
         return decode_partial(left.head, load(left.payload), ALL).samples if left else {}
     except (ValueError, OSError) as error:  # JournalError among them
-        log.debug("what group %d's samples said can't be read: %s", left.head.id if left else -1, error)
+        log.debug("can't read what the samples of group %d said: %s", left.head.id if left else -1, error)
         return {}

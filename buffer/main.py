@@ -59,7 +59,7 @@ def restore(role: Role, replay: Replay) -> tuple[int, Journal | None]:
     recovery.restore(replay, Recorded(folder), steps, time.monotonic(), record, reader(folder))
     check_payloads(folder, replay.store.payloads())
     if found:
-        log.info("restored from the journal: %s; the learner goes on at batch %d", replay.store.ledger(), steps)
+        log.info("restored from the journal: %s; the learner continues at batch %d", replay.store.ledger(), steps)
     return steps, journal
 
 

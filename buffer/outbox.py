@@ -26,7 +26,7 @@ class Outbox:
     """Collects messages. `flush` makes the journal (if any) write, and sends the messages whose records are durable.
 
     `blocked` says, in words, why the journal can't be written ("": it can). Until then the outbox sends nothing, and no
-    new group should start. So on a full disk everybody waits, and nothing is lost. Peers repeat requests meanwhile; the
+    new group should start. So on a full disk all peers wait, and nothing is lost. Peers repeat requests meanwhile; the
     outbox keeps each message only once.
     """
 

@@ -80,7 +80,7 @@ class Playback:
         self.served = self.trained = self.samples = self.staleness_sum = self.staleness_max = 0
 
     def run(self) -> None:
-        """Run until the process is told to end."""
+        """Run until the process gets a signal to end."""
         while True:
             received = self.router.receive(timeout=0.2)
             if received:

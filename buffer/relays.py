@@ -4,7 +4,7 @@ others.
 The places of the tree are numbered row by row. Place i gets its weights from place i // fanout - 1; the first `fanout`
 places get them from the publisher. The last actor takes the place of one that leaves, so few others get a new parent.
 Each actor gets a list of all above it, nearest first. If one of them has died, the actor asks the next; the buffer's
-next announcement corrects the list. Actors that serve nobody get a place at the end. No I/O.
+next announcement corrects the list. Actors that do not serve others get a place at the end. No I/O.
 """
 
 from __future__ import annotations

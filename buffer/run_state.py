@@ -113,7 +113,7 @@ class RunState:
         entry, why, actor = leaving.entry, leaving.why, leaving.actor
         if why == "end of run":
             return
-        if leaving.head is None:  # a lease that failed is told of by `failures`
+        if leaving.head is None:  # `failures` reports leases that failed
             if entry.stage in LEASED and why.startswith("stale") and actor in self.fleet.by_name:
                 self.samples.ask(self.now, entry.id, why, actor)  # `Controller._revoke` asks
             else:
@@ -167,7 +167,7 @@ class RunState:
                 self.end_lease(actor, group_id, told=name != winner)
 
     def end_lease(self, actor: Actor, group_id: int, told: bool) -> None:
-        """End an actor's lease of a group. `told`: send the actor a cancel, as it does not know yet."""
+        """End an actor's lease of a group. `told`: send the actor a cancel, because it does not know yet."""
         if group_id in actor.running:
             actor.running.discard(group_id)
             if told:

@@ -155,8 +155,8 @@ class SyncScheduler(Scheduler):
     short rounds only.
 
     A group that was cut starts again on the weights of its new round: strictly on-policy. With `max_staleness` above 0
-    and `partial_rollout: resume` it continues from tokens of up to so many versions ago, which is no longer strictly
-    on-policy. Rounds still begin on the newest weights.
+    and `partial_rollout: resume` it continues from tokens that are up to `max_staleness` versions old. This is no
+    longer strictly on-policy. Rounds still begin on the newest weights.
     """
 
     def __init__(
@@ -216,8 +216,8 @@ class SyncScheduler(Scheduler):
         if not self.max_staleness:
             return ""
         return (
-            f"scheduler.max_staleness={self.max_staleness}: groups that a round cuts continue from tokens of up to so "
-            "many versions ago (partial_rollout: resume), so training is no longer strictly on-policy"
+            f"scheduler.max_staleness={self.max_staleness}: groups that a round cuts continue from tokens up to that "
+            "many versions old (partial_rollout: resume), so training is no longer strictly on-policy"
         )
 
     def metrics(self) -> dict[str, float]:

@@ -79,17 +79,15 @@ def waits(state: RunState) -> list[str]:
         who += [f"{to_come} actor{'s' * (to_come > 1)}"] if to_come > 0 else []
         return [f"the start waits for {' and '.join(who)}", *_engine_notes(state)]
     blocked = state.outbox.blocked
-    lines = [f"everybody waits for the journal's disk: {blocked}"] if blocked else []
+    lines = [f"all processes wait for the journal's disk: {blocked}"] if blocked else []
     if state.failures.count:
         lines.append(f"{state.failures.count} groups failed in a row, the last: {state.failures.last}")
     if state.learner.wanted:
         missing = state.store.of(*UNFINISHED)
         owners = sorted({entry.actor or "no actor" for entry in missing})
         waiting = state.store.count(Stage.WAITING)
-        lines.append(
-            f"learner waits for batch {state.learner.wanted.index}: {waiting} groups wait, "
-            f"{len(missing)} run on {', '.join(owners) or 'nobody'}"
-        )
+        running = f"{len(missing)} run on {', '.join(owners)}" if missing else "no group is running"
+        lines.append(f"learner waits for batch {state.learner.wanted.index}: {waiting} groups are ready, {running}")
     lines += _engine_notes(state)
     for actor in state.fleet:
         if actor.refused >= MOST_REFUSED:

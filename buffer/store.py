@@ -18,8 +18,8 @@ any more is deferred: it joins a queue, first in, first out, from which the sche
        Requeue ▼
               DEFERRED ──Readmit──► QUEUED
 
-RECALLED may have a slot or none; RUNNING, QUEUED, WAITING and SERVED have one; REDUNDANT and DEFERRED
-have none. A group that leaves untrained gives its slot back, and the next one takes the lowest that is free.
+RECALLED may have a slot; RUNNING, QUEUED, WAITING and SERVED have one; REDUNDANT and DEFERRED have none. A group that
+leaves untrained gives its slot back, and the next one takes the lowest that is free.
 
 Only `Store.apply` changes the store. `buffer.replay` decides and makes an event, the journal writes it, the store
 applies it. After a crash `buffer.recovery` applies the same events again.
@@ -243,7 +243,7 @@ class Store:
         return sum(len(self._in[stage]) for stage in stages)
 
     def first(self, stage: Stage) -> Entry | None:
-        """The group that has been in a stage longest."""
+        """The group that has been in a stage for the longest time."""
         return next(iter(self._in[stage].values()), None)
 
     @property

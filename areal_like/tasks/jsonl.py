@@ -42,12 +42,12 @@ class Row:
 
     @property
     def bytes(self) -> int:
-        """Of its texts, in UTF-8."""
+        """Bytes of its texts, in UTF-8."""
         texts = [self.prompt] if isinstance(self.prompt, str) else [text for m in self.prompt for text in m.values()]
         return sum(len(str(text).encode(errors="replace")) for text in texts)
 
     def hash(self, seed: int) -> int:
-        """64 bits of the prompt's content: equal for equal prompts. What is held out goes by it."""
+        """A 64-bit hash of the prompt's content: equal for equal prompts. It decides which prompts are held out."""
         return xxhash.xxh3_64_intdigest(json.dumps(self.prompt, sort_keys=True).encode(), seed=stream_key(seed))
 
 
@@ -61,7 +61,7 @@ class Jsonl:
         Without it, `heldout_fraction` of the different prompts of `path`, at least one, is held out.
     max_prompt_tokens: a longer prompt raises ValueError (row, length and knob named) when it is asked for.
     max_tokens: longest response. suffix: text after each prompt, e.g. how to write the answer down.
-    chat_template: wrap the prompt as the tokenizer's template says; otherwise it is encoded as it stands. system: the
+    chat_template: wrap the prompt as the tokenizer's template says; otherwise it is encoded as it is. system: the
         system message of every prompt that brings none of its own; it needs chat_template.
     reward: a component: "math_verify", "exact", "last_number" (of the response is the answer), "unit_tests" (of a
         program; `areal_like.tasks.unit_tests`), or "module:name" of a function
@@ -129,12 +129,12 @@ class Jsonl:
         return Prompt(tokens, source.answer, self._max_tokens, filler, self._codec, messages)
 
     def place(self, split: str, row: int) -> str:
-        """Where a row stands, as "path:line"."""
+        """The place of a row, as "path:line"."""
         return self._rows[split][row].place
 
     def rows_beyond(self, split: str, tokens: int) -> list[int]:
-        """The rows whose prompts may be longer than so many tokens, or than they may be at all. Told from their bytes,
-        of which a token has at least one, so that of a long file few rows must be encoded."""
+        """The rows whose prompts may be longer than `tokens`, or than `max_prompt_tokens`. It only counts bytes (a
+        token has at least one), so that few rows of a long file must be encoded."""
         role = len(self._codec.opening(({"role": "user", "content": ""},)))
         beside = len((self._suffix + (self._system or "")).encode()) + role  # a system message of its own
         room = min(tokens, self._max_prompt_tokens) - beside
@@ -202,7 +202,7 @@ class Jsonl:
 
 
 def _read(path: str, prompt_key: str, answer_key: str, chat: bool) -> list[Row]:
-    """The rows of a file; empty lines are passed over."""
+    """The rows of a file, without empty lines."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"task: no file {path!r}")
     rows = []

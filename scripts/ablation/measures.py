@@ -2,7 +2,7 @@
 
     {summary: reward_after}                         a key of the summary
     {metric: loss/clip_share, take: mean}           a key of metrics.jsonl: its mean | max | min | last over the run
-    {steps_to: 0.9}, {samples_to: 0.9}, {seconds_to: 0.9}      to the first evaluation with so much held-out reward
+    {steps_to: 0.9}, {samples_to: 0.9}, {seconds_to: 0.9}      to the first evaluation with this held-out reward
 
 For its plot a measure, and the curve, may have `label` (of the axis, with the unit) and `title` (the finding).
 
@@ -107,7 +107,7 @@ class Outcome:
         return None if first is None else self._place(measure.source.removesuffix("_to"), self._of_evaluation(first))
 
     def curve(self, curve: Curve) -> tuple[list[float], list[float]]:
-        """(x, y) in the order of x. An evaluation stands where its weights were made."""
+        """(x, y) in the order of x. An evaluation counts at the step that made its weights."""
         points: Iterable[tuple[dict[str, Any], float | None]]
         if curve.y == "eval/reward":
             points = ((self._of_evaluation(result), result["reward"]) for result in self.summary["evaluations"])

@@ -1,7 +1,7 @@
 """The plots of a study: the curves, and of each measure its numbers against a key of the grid.
 
-The first factor is what is compared. Of the others (or of a single factor) the first whose values are all numbers is
-the x axis; a panel stands for each value of what remains. Without such a factor a point is a row.
+The first factor is compared. The x axis is the first other factor (or the only factor) whose values are all numbers.
+The remaining factors have a panel per combination of values. Without a numeric factor a point is a row.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _panel(study: Study, key: Key, axis: int | None = None) -> str:
 
 
 def _title(study: Study, main: Sequence[Result], finding: str, label: str, by: str) -> str:
-    """What the study's file says is the finding, once all runs are finished; else what is shown, and of how many."""
+    """The finding from the study's file, once all runs are finished; else what is shown, and the number of runs."""
     finished = sum(result.outcome is not None for result in main)
     if finding and finished == len(main):
         return finding

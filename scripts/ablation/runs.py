@@ -3,7 +3,7 @@ outlives it.
 
 The folder of an ablation has a run's config (`configs/NAME.yaml`), its run folder (`runs/NAME`) and its output
 (`logs/NAME.log`). A run is finished when its folder has a summary. A killed run resumes from its last checkpoint
-(`resume=auto`), or starts anew without one. A failed run does not stop the others.
+(`resume=auto`); without a checkpoint it starts from scratch. A failed run does not stop the others.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _run_all(
 def last_words(log: Path) -> str:
     """The error that a run reported at its end, and the path of its log."""
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-    told = [line for line in lines if line.startswith("error: ")] or lines[-1:] or ["it said nothing"]
+    told = [line for line in lines if line.startswith("error: ")] or lines[-1:] or ["it printed nothing"]
     return f"{told[-1].removeprefix('error: ')} (its log: {log})"
 
 

@@ -17,7 +17,7 @@
       steps to .9: {steps_to: 0.9}
     curve: {y: eval/reward, x: samples}
     names: {inject_staleness: "staleness η, in versions"}      # optional: factors as plots call them
-    note: copy 4 digits, 300 steps                # optional: stands below the plots
+    note: copy 4 digits, 300 steps                # optional: text below the plots
     slurm: {partition: cpu, time: "01:00:00"}     # #SBATCH lines for --slurm
 
 A run's name ends in a hash of its whole config. So a changed study keeps the runs that are still in it, and never uses
@@ -182,7 +182,7 @@ def _last(factor: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value as the command line takes it."""
+    """A value as on the command line."""
     return (
         yaml.safe_dump(value, default_flow_style=True, width=1 << 20, sort_keys=False)
         .removesuffix("\n")
@@ -220,7 +220,7 @@ def load(path: Path) -> Study:
 
 
 def _refuse_lost_values(study: Study) -> None:
-    """If two factors set one key, only one value would reach the runs, whatever their labels say."""
+    """If two factors set one key, only one of the values would reach the runs."""
     owners = dict.fromkeys(OWN_KEYS, "the ablation, for each of its seeds")
     factors = [*study.grid.items(), *(study.tune.grid.items() if study.tune else ())]
     for name, values in [("set", {"": study.common}), *factors]:
@@ -261,7 +261,7 @@ def _values(factor: str, values: Any) -> dict[str, Overrides]:
     if isinstance(values, list) and values:
         found = {_text(value): {factor: value} for value in values}
         if len(found) < len(values):
-            raise ConfigError(f"grid.{factor}: a value stands there twice")
+            raise ConfigError(f"grid.{factor}: a value appears twice")
         return found
     if isinstance(values, dict) and values and all(isinstance(item, dict) for item in values.values()):
         return {str(label): overrides for label, overrides in values.items()}
@@ -286,5 +286,5 @@ def _seeds(seeds: Any, key: str) -> tuple[int, ...]:
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
         raise ConfigError(f"{key}: expected a list of whole numbers, got {seeds!r}")
     if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"{key}: a seed stands there twice")
+        raise ConfigError(f"{key}: a seed appears twice")
     return tuple(seeds)

@@ -12,7 +12,7 @@ uneven       rollouts of 0.5 to 2.5 step lengths
 
 "count" is AReaL's rule (arXiv 2505.24298, eq. 3): at most (bound + version + 1) · 16 groups accepted or running, oldest
 first among the finished. "none" has no bound at all. Throughput is relative to "none", in batches per time. With
-`requeue`, groups that take longer than the bound begin again and again, until all wait for them.
+`requeue`, groups that take longer than the bound start again and again, until all others wait for them.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def simulate(buffer: OurBuffer | CountingBuffer, scenario: Scenario, batches: in
 
 
 def rules() -> dict[str, Callable[[], OurBuffer | CountingBuffer]]:
-    """Label → the buffer that it means."""
+    """Label → the buffer with that name."""
     found: dict[str, Callable[[], Any]] = {
         "none": lambda: OurBuffer(float("inf"), "fifo", "drop"),
         "count (AReaL)": CountingBuffer,

@@ -165,7 +165,7 @@ class LightActor:
 
 
 def light_actor(endpoint: str, name: str, delays: Connection) -> None:
-    """An actor process; its delays go out now and then."""
+    """An actor process; it sends its delays from time to time."""
     prepare_memory()  # as real roles do
     actor, told = LightActor(endpoint, name), time.perf_counter()
     while True:
@@ -286,7 +286,7 @@ def raw_zmq(transport: str, seconds: float) -> Iterator[Connection]:
 
 
 def free_ports(n: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Free ports."""
     with contextlib.ExitStack() as stack:
         socks = [stack.enter_context(socket.socket()) for _ in range(n)]
         for sock in socks:

@@ -2,15 +2,15 @@
 
     python -m scripts.bench.copying [--json FILE] [--seeds N] [--trl PYTHON] [--only NAME] [--tune]
 
-Ours is `configs/copy4.yaml` as it stands, each seed a run of its own. TRL has the same initial model, prompts, reward,
+Ours is `configs/copy4.yaml` as it is, with one run per seed. TRL has the same initial model, prompts, reward,
 batch (16 prompts × 8 samples) and optimizer (`loss_type="dapo"`, `beta=0`, no cost for evaluations), and all its seeds
 share one process, so that its imports count once. `--tune` tries learning rates, both scalings of its rewards, and one
 or two optimizer steps per batch, on seeds of its own; the defaults are the fastest of these.
 
 Ours has learned once a held-out reward (128 prompts, sampled) is at least .95; TRL once a batch's mean reward is, which
-costs it nothing. Seconds count from the first lease and from TRL's `train()`; `whole` from the start of the command,
+needs no evaluation. Seconds count from the first lease and from TRL's `train()`; `whole` from the start of the command,
 imports and processes included (TRL's: one import per seed). A seed that has not learned after `--limit` seconds counts
-as that.
+as `--limit`.
 
 Metrics: `ours_seconds`, `trl_seconds` (medians), `ours_learned`, `trl_learned` (seeds), `ours_over_trl` and
 `whole_over_trl` (medians, ours over TRL's; less is better).
@@ -37,7 +37,7 @@ ENOUGH = 0.95
 BATCH, SIZE, DIGITS = 16, 8, 4
 """Of configs/copy4.yaml."""
 STEPS = 2000
-"""Of TRL, at most."""
+"""Most optimizer steps of TRL."""
 RATE, SCALE, MINIBATCHES = 2e-3, "group", 2
 """TRL's fastest, by `--tune`."""
 RATES, SCALES, TUNING_SEEDS = (2e-3, 3e-3, 5e-3, 1e-2), ("none", "group"), (100, 101, 102)

@@ -23,7 +23,7 @@ from typing import Any
 
 from .figures import bench_parser
 
-if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+if __name__ == "__main__":  # first: `--help` needs none of the imports below
     parser = bench_parser("delta", "sparse weight updates against a copy of the weights")
     parser.add_argument("--millions", type=int, nargs="+", default=[100, 500], help="sizes of the weights")
     parser.add_argument("--repeats", type=int, default=5)

@@ -33,7 +33,7 @@ from typing import Any
 
 from .figures import bench_parser
 
-if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+if __name__ == "__main__":  # first: `--help` needs none of the imports below
     parser = bench_parser("learner", "train step: packed, padded, TRL")
     parser.add_argument("--repeats", type=int, default=3, help="steps per process that count")
     parser.add_argument("--rounds", type=int, default=2, help="processes per contender, in turns")
@@ -234,7 +234,7 @@ def stopwatch(seconds: list[float], spent: dict[str, float]) -> Any:
 
 
 def tokenizer() -> Any:
-    """Any with as many tokens as the model: TRL decodes completions, and its time for it is left out."""
+    """Any tokenizer with as many tokens as the model: TRL decodes completions, but that time is left out."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 

@@ -1,8 +1,8 @@
 """The control plane at scale: `python -m scripts.bench.many_actors [--actors 256] [--groups 50] [--json FILE]`.
 
 The real buffer process, hundreds of actors (light ones, in a few processes) that each hold a lease and take seconds for
-a group, log-normally distributed, and a learner that trains so many groups a second. The actors have half as much
-capacity again. Shows the share of time in which the learner waits for a batch, and the buffer's processor time.
+a group, log-normally distributed, and a learner that trains `--groups` groups a second. The actors could roll out 1.5
+times as many. Shows the share of time in which the learner waits for a batch, and the buffer's processor time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPARE_SPEED = 1.5
 SIGMA = 0.6
 """Of the log-normal time that a group takes: p99 over median is 4."""
 WARMUP_STEPS = 30
-"""Until the queue has the length that the bound allows."""
+"""After these the queue is as long as the bound allows."""
 
 
 class SlowActor(paths.LightActor):
@@ -122,7 +122,7 @@ def measure(actors: int, groups: float, steps: int, folder: Path) -> dict[str, f
             incoming.recv()
             before = processor_seconds(pid)
             if not incoming.poll(300 + 10 * steps * GROUPS_PER_BATCH / groups):
-                sys.exit("the learner has not come to an end")
+                sys.exit("the learner did not finish")
             waited, took = incoming.recv()
             used = processor_seconds(pid) - before
     return {

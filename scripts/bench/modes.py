@@ -31,7 +31,7 @@ SCENARIOS = {
 }
 ASYNC = ("0", "1", "2", "4", "8", "inf")
 WARMUP_STEPS = 3
-"""The first batches of an asynchronous run fill the pipeline; sync has nothing to fill. Left out for all alike."""
+"""The first batches of an asynchronous run fill the pipeline; sync has nothing to fill. All modes leave them out."""
 
 
 def measure(overrides: list[str], folder: Path) -> dict[str, float]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+if __name__ == "__main__":  # first: `--help` needs none of the imports below
     parser = argparse.ArgumentParser(
         prog="python -m scripts.bench.prefixes", description="shared prefixes against plain packing"
     )

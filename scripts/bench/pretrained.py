@@ -20,7 +20,7 @@ that all of the learner's forward passes computed for the last batch of "async",
 tokens in equal contexts count once).
 
 `--learn SECONDS --keep FOLDER` trains the recipe's model by TRL, with its own end token and the recipe's schedule, for
-so many seconds after the first batch: `curve`, pairs of seconds and mean reward of a batch, goes to `--json`, and the
+SECONDS after the first batch: `curve`, pairs of seconds and mean reward of a batch, goes to `--json`, and the
 model to FOLDER/trl-final, for `python -m scripts.before_after RUN --after FOLDER/trl-final`. The second chapter is
 `--chapter two-digit --model RUN/checkpoints/final`, from where the first one ended.
 """
@@ -69,7 +69,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--trl", default=sys.executable, metavar="PYTHON", help="an interpreter that has TRL")
     parser.add_argument("--only", action="append", metavar="NAME", help="async, sync, trl, or e.g. trl-bf16-16")
     parser.add_argument("--keep", type=Path, help="keep models, prompts and runs in this folder")
-    parser.add_argument("--learn", type=float, metavar="SECONDS", help="train by TRL alone, for so long; see above")
+    parser.add_argument("--learn", type=float, metavar="SECONDS", help="train by TRL alone, for SECONDS; see above")
     parser.add_argument("--seed", type=int, default=0, help="of TRL with --learn")
     parser.add_argument("--chapter", choices=CHAPTERS, default="one-digit", help="whose prompts --learn trains on")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
@@ -141,7 +141,7 @@ def last_batch_over_unique(run: Path) -> float:
 
 
 def computed_over_unique(learner: Any, batch: Any) -> float:
-    """Trains a batch, and counts the tokens that go through the model, in whatever pass, over the unique ones."""
+    """Trains a batch, and counts the tokens that go through the model, in any pass, over the unique ones."""
     computed = 0
 
     def count(module: Any, inputs: tuple[Any, ...]) -> None:
@@ -257,7 +257,7 @@ def stopwatch(ends: list[float], limit: float | None) -> Any:
 
 
 def started(command: list[str], cores: int, log: Path, more: Mapping[str, str] = MappingProxyType({})) -> int:
-    """Run a command on so many cores; returns the most bytes held by it and its descendants. Raises RuntimeError."""
+    """Run a command on `cores` cores; returns the peak bytes of it and its descendants. Raises RuntimeError."""
     chosen = sorted(os.sched_getaffinity(0))[:cores]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(more)
     with log.open("w") as out, log.with_suffix(".err").open("w") as err:
@@ -273,7 +273,7 @@ def started(command: list[str], cores: int, log: Path, more: Mapping[str, str] =
 
 @contextlib.contextmanager
 def watched(pid: int) -> Iterator[list[int]]:
-    """A list that gets the bytes of a process and its descendants, now and then."""
+    """A list that gets the bytes of a process and its descendants, from time to time."""
     found, ended = [0], threading.Event()
 
     def look() -> None:

@@ -14,7 +14,7 @@ Medians over versions, the first two left out (whole weights for all, and warmin
 waited; `announced_ms` and `applied_ms`, from the end of the step until all can be fetched, and until the actor has
 verified it; `version_ms`, step and publication, from one publication to the next. `between_ranks_bytes` came to rank 0
 from the other for one version; `held_bytes` are rank 0's two states. Fails unless the last weights are bit-equal
-however they were published.
+for all ways of publishing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any
 from .. import output
 from .figures import bench_parser
 
-if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+if __name__ == "__main__":  # first: `--help` needs none of the imports below
     NAMES = ["one_overlapped", "one_serial", "two_overlapped", "two_serial", "two_gathered"]
     parser = bench_parser("publishing", "what publishing costs a learner")
     parser.add_argument("--versions", type=int, default=6)
@@ -161,7 +161,7 @@ def learn(name: str, rank: int, folder: str, versions: int, follower: Connection
 
 
 def ignore(_: Manifest) -> None:
-    """Ranks but the first announce nothing."""
+    """Only the first rank announces."""
 
 
 def measure(name: str, versions: int) -> tuple[dict[str, float], str]:
@@ -223,7 +223,7 @@ def main(args: argparse.Namespace) -> None:
         print(f"{name:16s}", *(f"{key} {value:,.1f}" for key, value in found.items()), sep="  ", flush=True)
     if any(len(each) > 1 for each in digests.values()):
         raise AssertionError(f"the last weights differ: {digests}")
-    print("the last weights are bit-equal however they were published")
+    print("the last weights are bit-equal for all ways of publishing")
     output.write_json(args.json, metrics)
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 SEQUENCES, PROMPT, RESPONSE = 64, 128, 256
 WARMUP_STEPS = 3
-"""The first batches of an asynchronous run fill the pipeline; left out for all alike."""
+"""The first batches of an asynchronous run fill the pipeline; all modes leave them out."""
 SHAPE = {
     "hidden_size": 896,
     "num_hidden_layers": 24,
@@ -75,7 +75,7 @@ def stepped(before: State, share: float, rng: np.random.Generator) -> State:
 
 
 async def write(engine: SglangEngine, vocab: int, number: int) -> None:
-    """Write one sequence after another, for ever."""
+    """Write one sequence after another, until cancelled."""
     rng, key = np.random.default_rng(number), 0
     while True:
         prompt = rng.integers(0, vocab, PROMPT).astype(np.int32)
@@ -90,7 +90,7 @@ async def updates(engine: SglangEngine, state: State, args: argparse.Namespace, 
         state.buffer[:] = stepped(state, args.share, rng).buffer
         update, paused = Update(engine.version + 1, state.digest(), state), engine.stats()["pause_seconds"]
         for server in engine._servers if full else ():
-            server.digest = ""  # as of one of which nothing is known
+            server.digest = ""  # unknown weights: the server needs all of them
         start = time.monotonic()
         await engine.load(update)
         seconds.append(time.monotonic() - start)

@@ -1,8 +1,8 @@
 """Does the buffer's memory grow? `python -m scripts.bench.soak [--trajectories 2000000] [--json FILE]`.
 
-Millions of trajectories of 12 KB through one real buffer process, whose resident memory is read all the time. The first
-tenth is warm-up; growth is that of the median of the last tenth over that of the second one. Peak values are shown as
-well, since data in flight varies by MBs.
+Millions of trajectories of 12 KB pass one real buffer process; its resident memory is read all the time. The first
+tenth is warm-up. Growth compares the median of the last tenth with that of the second one. Peak values are shown, too,
+since data in flight varies by MBs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARTS = 10
 
 
 def learner(endpoint: str, results: Connection) -> None:
-    """Trains for ever, with some checkpoints; reports the number of trajectories after each batch."""
+    """Trains until it is killed, with some checkpoints; reports the number of trajectories after each batch."""
     prepare_memory()
     client, index, taken = LearnerClient(endpoint), 0, 0
     client.hello()

@@ -1,14 +1,14 @@
 """The journal against well-kept embedded stores: `python -m scripts.bench.stores [--groups N] [--json FILE]`.
 
-Each contender stores the same run: groups are admitted, pushed with their payload, served and trained, and as many are
-held as in a busy buffer. Each turn is one commit. The journal rotates as in a run; LMDB and SQLite delete old records,
-so that their files stay as small. Afterwards each reads all held groups, and the bytes are compared.
+Each contender stores the same run: groups are admitted, pushed with their payload, served and trained, and it holds as
+many as a busy buffer. Each turn is one commit. The journal rotates as in a run; LMDB and SQLite delete old records, so
+that their files stay equally small. Afterwards each reads all held groups, and the bytes are compared.
 
     memory   what was committed survives a killed process (LMDB: no sync; SQLite: WAL, synchronous=off)
     fsync    and a power cut (LMDB: as it comes; SQLite: WAL, synchronous=full)
 
 A learner on 1,000 GPUs takes about 3,000 trajectories a second (30 to 300 MB/s): 375 groups of 8. The rows of 96 KB and
-of 800 KB are both ends of that; `load` is how many times as much a contender carries, by wall-clock time. They take
+of 800 KB are both ends of that; `load` is the rate of a contender over that rate, by wall-clock time. They take
 turns, and the fastest of `--repeats` rounds counts. LMDB is left out where it is not installed (`pip install lmdb`).
 Metrics: `NAME_MODE_SIZE_{load,cpu_us}`; `cpu_us` is processor time per group.
 """
@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from .figures import bench_parser, tell
 
-if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+if __name__ == "__main__":  # first: `--help` needs none of the imports below
     parser = bench_parser("stores", "the journal against LMDB and SQLite")
     parser.add_argument("--groups", type=int, default=3000, help="of the smaller size")
     parser.add_argument("--repeats", type=int, default=3)
@@ -122,7 +122,7 @@ class Lmdb:
                 self._transaction.delete(_key(group_id), db=self._payloads)
 
     def commit(self) -> None:
-        if self._number - self._first > 4 * HELD:  # a snapshot would stand for them
+        if self._number - self._first > 4 * HELD:  # a snapshot would replace them
             for number in range(self._first, self._number - 2 * HELD):
                 self._transaction.delete(_key(number), db=self._events)
             self._first = self._number - 2 * HELD

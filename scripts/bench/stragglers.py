@@ -2,7 +2,7 @@
 `python -m scripts.bench.stragglers [--json F] [--plot F]`.
 
 Real processes, sockets, buffer and weight updates; the accelerators are simulated (`engine=timed`, `learner=timed`).
-All modes train as many samples of the same prompts. A decode step costs 1 + 0.002 · n for n running sequences, and
+All modes train equally many samples of the same prompts. A decode step costs 1 + 0.002 · n for n running sequences, and
 every sequence has a place in an engine. Response lengths are log-normal, with a cap per setting (scaled down, so that a
 run takes seconds); most of the spread is between prompts, the rest within. The settings stand for RollPacker's (arXiv
 2509.21009) answers of up to 8k, 16k and 32k tokens: sigma gives each the ratio of p99 to p50 in SETTINGS, which grows
@@ -85,7 +85,7 @@ SAID = {
     "async 1": "async, staleness ≤ 1",
     "async 4": "async, staleness ≤ 4",
 }
-"""Mode → what outsiders read."""
+"""Mode → its name in plots."""
 FINDING = "Plain rounds make actors wait for the last answer; async actors do not, and train {:.1f} × as fast"
 
 
@@ -193,7 +193,7 @@ def simulate(steps: int = 4000, samples: int = 128, budget: float = 0.3) -> dict
 
 
 def figure(over_sync: Mapping[str, float], lines: Mapping[str, Timeline]) -> Plot:
-    """Mode → samples per second over those of sync, and what its processes did at first."""
+    """Mode → samples per second over those of sync, and what its processes did in the first seconds."""
     fastest = max(over_sync, key=lambda mode: over_sync[mode])
     is_async = fastest.startswith("async")
     return as_plot(

@@ -16,7 +16,7 @@ from typing import Any
 
 from .figures import bench_parser
 
-if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+if __name__ == "__main__":  # first: `--help` needs none of the imports below
     parser = bench_parser("trajectory", "bytes per version of a real AdamW trajectory")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-6, 1e-5])

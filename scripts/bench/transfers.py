@@ -5,7 +5,7 @@
 A publisher in one process, each actor in its own, TCP on loopback; random bfloat16 weights of which .1 % change from
 one version to the next, as in `scripts.bench.delta`. Seconds are wall-clock time, from the end of the cast to the last
 actor's "applied", of the fastest repeat. Contenders: `delta` (the default), `full` (whole weights, chunked, buffers
-used again), `gather` (torch nonzero and gather, int32 indices, by the same sockets; no digest, but a checksum).
+reused), `gather` (torch nonzero and gather, int32 indices, by the same sockets; no digest, but a checksum).
 
 Without --mbit the link is loopback itself, and the metrics are `delta_over_memcpy` and so on. With --mbit, the bench
 runs in its own network namespace, in which every process that serves weights has a link of that many Mbit/s (htb,
@@ -29,13 +29,13 @@ from typing import Any
 
 from .figures import bench_parser
 
-if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+if __name__ == "__main__":  # first: `--help` needs none of the imports below
     parser = bench_parser("transfers", "publish → applied")
     parser.add_argument("--millions", type=int, default=100)
     parser.add_argument("--few-millions", type=int, default=20, help="weights where there are many actors")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--mbit", type=int, nargs="+", help="speeds of the link, Mbit/s; needs root")
-    parser.add_argument("--actors", type=int, default=0, help="so many at once, with and without relays")
+    parser.add_argument("--actors", type=int, default=0, help="actors at once, with and without relays")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     ARGUMENTS = parser.parse_args()
 

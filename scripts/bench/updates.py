@@ -23,8 +23,8 @@ from typing import Any
 
 from .figures import bench_parser
 
-if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
-    parser = bench_parser("updates", "weight updates as an actor feels them")
+if __name__ == "__main__":  # first: `--help` needs none of the imports below
+    parser = bench_parser("updates", "effects of weight updates on a generating actor")
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--millions", type=int, default=100)
     ARGUMENTS = parser.parse_args()

@@ -1,6 +1,6 @@
 """Waiting payloads survive restarts of the buffer: `python -m scripts.bench.waiting [--gib 6] [--json FILE]`.
 
-One real buffer process with `buffer.max_bytes: 16 GiB`; a light actor pushes groups of 2 MB until so many GiB wait, and
+One real buffer process with `buffer.max_bytes: 16 GiB`; a light actor pushes groups of 2 MB until `--gib` GiB wait, and
 a light learner has the journal rotated before the last tenth of them. Then the buffer is killed (SIGKILL) and started
 again on the same run folder. It rotates its journal once more, serves a batch, is killed, and started a third time.
 Then it serves all batches, and their bytes are compared with the pushed ones.
@@ -215,8 +215,8 @@ def measure(gib: float, journal: str, folder: Path) -> list[Life]:
 
 
 def check(lives: list[Life]) -> list[str]:
-    """Violations of what must hold, in words."""
-    wrong = [f"ledger {life.ledger} where {lives[0].ledger} was" for life in lives if life.ledger != lives[0].ledger]
+    """The violations found, in words."""
+    wrong = [f"ledger {life.ledger}, at first {lives[0].ledger}" for life in lives if life.ledger != lives[0].ledger]
     resident = max(life.most_resident for life in lives[1:])
     if resident > MOST_RESIDENT:
         wrong.append(f"a resumed buffer took {resident / GIB:.2f} GiB of memory")

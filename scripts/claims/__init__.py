@@ -1,11 +1,11 @@
-"""Claims of the Delightful Policy Gradient papers, measured again in the small, each by one command.
+"""Claims of the Delightful Policy Gradient papers, measured again at small scale, each by one command.
 
 | module | claim |
 |---|---|
 | `digits` | one-step bandit: DG stays right however old the actor, importance weights and REINFORCE do not |
 | `reversal` | token reversal, stale or buggy actors, corrupted rewards, rare discoveries: about 10 × lower error |
 | `terminal` | one reward at the end: where DG is said to fail |
-| `single_arm` | what DG takes away of the failures' gradient: its second moment across the true direction |
+| `single_arm` | how much of the failures' gradient DG removes: its second moment across the true direction |
 | `kondo` | 3 % of the backward passes are enough |
 
 | shared | what it does |
@@ -15,6 +15,6 @@
 | `tokens` | token reversal: prompts, rewards, actors and what goes wrong with them, the training loop |
 | `studies` | tune every algorithm on one grid, measure with fresh seeds, keep, show |
 
-Losses are those that `learners.learner` trains with. Models and loops are small ones of their own, because hundreds of
-learners are trained side by side.
+The losses are those that `learners.learner` trains with. The claims have their own small models and loops, because
+hundreds of learners are trained side by side.
 """

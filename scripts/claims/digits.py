@@ -20,7 +20,7 @@ from typing import Any
 
 from .studies import argument_parser
 
-if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+if __name__ == "__main__":  # first: `--help` needs none of the imports below
     OPTIONS = argument_parser(__doc__, "digits").parse_args()
 
 import torch
@@ -61,7 +61,7 @@ class Images:
 
 
 def load() -> dict[str, Images]:
-    """Images that "train", "tune" and "test": split once and for all, with equal shares of each digit."""
+    """Images that "train", "tune" and "test": a fixed split, with equal shares of each digit."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -90,7 +90,7 @@ class Actions:
 
 @torch.no_grad()
 def act(stack: Stack, images: Images, draws: Draws) -> Actions:
-    """One batch of actors with the stack's weights of now."""
+    """One batch of actors with the stack's current weights."""
     places = (draws(BATCH) * len(images.digits)).long()
     logprobs = perceive(stack.views(stack.flat), columns(images, places)).log_softmax(1)
     actions = (logprobs.exp().cumsum(1)[:, :-1] <= draws(BATCH)[:, None]).sum(1)
@@ -131,7 +131,7 @@ def train(
 def _gradient(
     stack: Stack, parts: Sequence[tuple[Algorithm, slice]], images: Images, batch: Actions
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of every learner's loss [L, numbers], and the share of samples that gave it anything [L]."""
+    """The gradient of every learner's loss [L, numbers], and the share of samples that contributed to it [L]."""
     leaf = stack.flat.clone().requires_grad_()
     logprobs = perceive(stack.views(leaf), columns(images, batch.images)).log_softmax(1)
     baseline = logprobs.detach().mul(2).exp().sum(1)

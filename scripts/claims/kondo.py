@@ -20,7 +20,7 @@ from typing import Any
 
 from .studies import argument_parser
 
-if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+if __name__ == "__main__":  # first: `--help` needs none of the imports below
     OPTIONS = argument_parser(__doc__, "kondo").parse_args()
 
 import numpy as np

@@ -19,7 +19,7 @@ from typing import Any
 
 from .studies import argument_parser
 
-if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+if __name__ == "__main__":  # first: `--help` needs none of the imports below
     OPTIONS = argument_parser(__doc__, "single_arm").parse_args()
 
 import torch

@@ -1,6 +1,6 @@
 """Many independent learners in one tensor: parameters [learners, ...], Adam with a rate of their own, and two networks.
 
-Row l of every tensor belongs to learner l and meets no other row, so a stack of learners computes what each would
+Row l of every tensor belongs to learner l, and rows never mix. So a stack of learners computes what each would compute
 alone, up to rounding.
 """
 
@@ -161,7 +161,7 @@ def _norm(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def _extended(room: Tensor, before: int, new: Tensor) -> Tensor:
-    """`new` [..., T, numbers] written into `room` behind what is there before; both together."""
+    """Appends `new` [..., T, numbers] in `room`; returns the earlier and the new numbers together."""
     room[..., before : before + new.shape[-2], :] = new
     return room[..., : before + new.shape[-2], :]
 

@@ -100,7 +100,7 @@ def _rows(condition: str, phase: str, cells: Sequence[Cell], numbers: Sequence[M
 
 
 def best_rates(rows: Iterable[Row], number: str) -> dict[str, float]:
-    """Of each algorithm the rate whose tuning rows have the smallest mean of `number`; the smaller rate of equals."""
+    """Algorithm → the rate whose tuning rows have the smallest mean of `number`; of equal means, the smaller rate."""
     found: dict[str, dict[float, list[float]]] = {}
     for row in rows:
         if row["phase"] == "tuning":
@@ -187,7 +187,7 @@ def curves(rows: Iterable[Row], place: int, scale: float = 1.0) -> dict[str, dic
 def prepare() -> None:
     """Make many small learners fast in one thread: keep memory, and flush denormal numbers to 0, on which processors
     are many times slower."""
-    import torch  # here, for `--help` needs none of it
+    import torch  # not at the top: `--help` does not need it
 
     from areal_like.process import prepare_memory
 

@@ -15,7 +15,7 @@ from functools import partial
 
 from .studies import argument_parser
 
-if __name__ == "__main__":  # first of all, for `--help` needs nothing of what follows
+if __name__ == "__main__":  # first: `--help` needs none of the imports below
     OPTIONS = argument_parser(__doc__, "terminal").parse_args()
 
 from ..plotting.drawing import keep

@@ -64,7 +64,7 @@ class Frictions:
 
 
 class Draws:
-    """Uniform numbers: row l [L, ...] comes from the stream of learner l's seed and from nothing else."""
+    """Uniform numbers: row l [L, ...] comes from the stream of learner l's seed alone."""
 
     def __init__(self, seeds: Sequence[int]):
         self._streams = {seed: torch.Generator().manual_seed(1_000_003 * (seed + 1)) for seed in sorted(set(seeds))}
@@ -173,7 +173,7 @@ class History:
 
 
 def train(cells: Sequence[Cell], task: Task, frictions: Frictions, *, steps: int, every: int) -> list[dict[str, Any]]:
-    """Each cell's `sequence_error` and `token_error` at the end, and both every so many steps as `curve`."""
+    """Each cell's `sequence_error` and `token_error` at the end, and both each `every` steps as `curve`."""
     seeds = [cell.seed for cell in cells]
     stack = Stack(transformer(seeds, task.shape), torch.tensor([cell.rate for cell in cells]))
     draws, test = Draws(seeds), Draws([seed + 500_000 for seed in seeds])

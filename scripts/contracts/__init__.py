@@ -1,4 +1,4 @@
-"""What a component of each kind must keep, as checks that anybody can run (`scripts.check`).
+"""The rules for components of each kind, as checks that users can run (`scripts.check`).
 
 A check is (what is claimed, a function that returns a remark, or raises `Broken` or whatever the component raises). The
 checks of a kind are made from its spec; they use the component as the run's processes do, on made-up input.
@@ -18,8 +18,8 @@ class Broken(AssertionError):
 
 
 class Help(NamedTuple):
-    """What a person can add for components that need it: an answer and a response that a reward takes; the spec of the
-    task whose prompts an environment or a workflow gets."""
+    """Input from the user for components that need it: an answer and a response for a reward; the spec of the task
+    whose prompts an environment or a workflow gets."""
 
     answer: str = "42"
     response: str = "The answer is 42"

@@ -239,7 +239,7 @@ async def _maybe(value: Any) -> Any:
 
 
 class _Script:
-    """An engine that writes the tokens of a seed, two versions to an answer; `ends`: how its answers finish."""
+    """An engine that writes random tokens from a seed, two versions per answer; `ends`: how its answers finish."""
 
     slots = 8
 

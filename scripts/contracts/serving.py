@@ -21,7 +21,7 @@ SEEN = [
     [Lengths((5, 90, 7, 8), (False,) * 4), Lengths((3, 40), (False, True))],
     [],
 ]
-"""Groups that ended between two batches, time after time: even ones, ones with a straggler, none."""
+"""Groups that ended between two batches, for several batches: equal lengths, a straggler, none."""
 
 
 def filter_claims(spec: Mapping[str, object], help: Help) -> list[Claim]:
@@ -152,14 +152,14 @@ def _view(*, room: float, running: int, left: int, groups: int) -> View:
 
 
 def _rolls_out(scheduler: Scheduler, groups: int) -> list[GroupPlan]:
-    """Ask for the groups of a batch while the others of it are done at once."""
+    """Ask for the groups of a batch; each is done at once."""
     plans = []
     for started in range(groups):
         plan = scheduler.admit(_view(room=groups - started, running=0, left=groups - started, groups=groups - started))
         demand(
             isinstance(plan, GroupPlan),
             f"admit gave {plan!r} for group {started + 1} of {groups}, though there is room and nothing runs: the run "
-            "would stand still; return a GroupPlan",
+            "would stall; return a GroupPlan",
         )
         assert plan is not None
         demand(plan.launch >= plan.need >= 1, f"{plan}: launch at least `need` samples, and need 1 or more")
@@ -176,7 +176,7 @@ def _plans(scheduler: Scheduler) -> list[list[GroupPlan]]:
 
 
 def _goes_on(makes: Callable[[], Scheduler | Sizing], step: Callable[..., object]) -> str:
-    """Its state is plain data, and one that is given it decides as the one that it came from."""
+    """Its state is plain data, and a new one with that state makes the same decisions."""
     first, second = makes(), makes()
     for number in range(BATCHES):
         step(first, number)

@@ -9,7 +9,7 @@ all is legible at 700 pixels. `python -m scripts.plots` draws the pictures again
 | `plot` | the data of a plot, to and from JSON |
 | `canvas` | size, title, note, colours, labels that do not overlap |
 | `lines` | learning curves; a number against a key of the grid |
-| `rows` | a number for each of several things, and how often one is that of another |
+| `rows` | a number for each of several things, and the ratio of two |
 | `timelines` | who works and who waits |
 | `matrix` | cosines |
 | `drawing` | from data to a picture |

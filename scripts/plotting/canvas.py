@@ -17,7 +17,7 @@ WIDTH, DPI = 7.0, 200
 TITLE, TEXT, SMALL = 11.5, 8.5, 7.5
 """Points."""
 TITLE_CHARACTERS, SMALL_CHARACTERS = 70, 122
-"""What fits a line."""
+"""Most characters per line."""
 GREY, FAINT = "#666666", "#d4d4d4"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#B8578F", "#E69F00", "#56B4E9", "#333333")
 """Okabe and Ito's, which the colour-blind tell apart (jfly.uni-koeln.de/color), its purple darker, without yellow."""
@@ -36,7 +36,7 @@ LABEL = "label of a line"
 
 
 def colours(labels: Iterable[str]) -> dict[str, str]:
-    """Of each label; those that are no `KNOWN` loss get what is left of the palette, then begin again."""
+    """Label → colour. Labels that are no `KNOWN` loss get the other colours of the palette, in turn."""
     names = list(dict.fromkeys(labels))
     taken = {KNOWN[name] for name in names if name in KNOWN}
     left = [colour for colour in PALETTE if colour not in taken] or list(PALETTE)
@@ -45,7 +45,7 @@ def colours(labels: Iterable[str]) -> dict[str, str]:
 
 
 def ink(colour: str) -> tuple[float, float, float]:
-    """Darker, so that text in it can be read on white."""
+    """The colour made darker, for legible text on white."""
     red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     darker = 0.72 if 0.3 * red + 0.59 * green + 0.11 * blue > 0.4 else 1.0
     return red * darker, green * darker, blue * darker
@@ -119,8 +119,8 @@ def name_panel(axis: Any, title: str, colour: str | None = None) -> None:
 
 
 def spread(wanted: Sequence[float], gap: float, low: float = -math.inf, high: float = math.inf) -> list[float]:
-    """Places as near to those that are wanted (least squares) as a distance of `gap` allows, in the same order, within
-    [low, high] if they fit in."""
+    """Places as near to the wanted ones (least squares) as a distance of `gap` allows, in the same order; within
+    [low, high] if they fit."""
     if not len(wanted):
         return []
     order = np.argsort(wanted, kind="stable")

@@ -1,7 +1,7 @@
 """Lines: learning curves, and a number against a key of the grid.
 
-Of a single panel with many lines the means come first, together, and below them each line alone with its seeds and its
-interval, the others in grey.
+A single panel with many lines becomes several: first the means together, and below them each line alone with its seeds
+and its interval, the others in grey.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_TOGETHER = 3
 MOST_TICKS = 5
 """Numbers below a small panel."""
 LEAST_FOR_LOG = 8.0
-"""Largest over smallest positive x: from here on their distances are those of the logarithms."""
+"""The x axis is logarithmic from this ratio of the largest to the smallest positive x on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ def line_of_points(points: Sequence[Point], place: Mapping[float, float]) -> Lin
 
 
 def places(numbers: Iterable[float], even: bool = False) -> dict[float, float]:
-    """Where numbers stand on the axis: as they are; by their logarithms where they span much, with room for 0; or at
-    equal distances."""
+    """Positions of numbers on the axis: the numbers themselves; their logarithms if they span much (with room for 0);
+    or equal distances."""
     known = sorted(set(numbers))
     positive = [number for number in known if number > 0]
     if even:
@@ -154,7 +154,7 @@ def _axes(figure: Any, rows: int, columns: int, count: int) -> list[Any]:
 
 
 def _inner(axis: Any, leftmost: bool, lowest: bool) -> None:
-    """Numbers stand at the outer axes only, for all panels share them."""
+    """Numbers at the outer axes only, because all panels share them."""
     axis.tick_params(labelleft=leftmost, labelbottom=lowest)
 
 
@@ -171,7 +171,7 @@ def _ticks(axis: Any, place: Mapping[float, float], most: int) -> None:
 
 
 def _scale(axes: Sequence[Any], plot: Plot, lines: Iterable[Line]) -> None:
-    """Shared by all panels. A linear axis begins at 0 where nothing is below: lengths then mean something."""
+    """Shared by all panels. A linear axis begins at 0 if no value is negative, so that lengths can be compared."""
     first = axes[0]
     if plot.log:
         first.set_yscale("log")
@@ -188,7 +188,7 @@ def _ends(panel: Mapping[str, Line]) -> dict[str, tuple[float, float]]:
 
 
 def _beside(panel: Mapping[str, Line], place: Mapping[float, float]) -> dict[str, Line]:
-    """Lines with intervals, each a little to the side: those at the same x stand beside one another."""
+    """Lines with intervals, each a little to the side: those at the same x are drawn side by side."""
     by = 0.012 * (max(place.values()) - min(place.values())) if place else 0.0
     shifts = {label: by * (number - (len(panel) - 1) / 2) for number, label in enumerate(panel)}
     return {label: _shifted(line, shifts[label]) for label, line in panel.items()}
@@ -225,7 +225,7 @@ def _detail(axis: Any, plot: Plot, line: Line, colour: str, banded: bool) -> Non
 
 
 def said(plot: Plot, lines: Iterable[Line], *, bands: bool, apart: bool = False) -> str:
-    """What dots, thin lines, bars and bands are: for readers of the plot."""
+    """Explains dots, thin lines, bars and bands to readers of the plot."""
     found = list(lines)
     counts = sorted({line.count for line in found if line.count})
     if not counts or counts == [1]:

@@ -45,8 +45,8 @@ class Plot:
     | rows | a `Point` per row, named by its x; of two labels, the first is the reference | x: the values' axis |
     | timelines | label: the process; (activity, begin, end), in seconds | |
 
-    `log`: the values' axis is logarithmic. `even`: numbers on the x axis stand at equal distances. `ratio`: in rows,
-    mark what is at least so many times the first. `replicates`: what the values of a point are. `note` stands below.
+    `log`: the values' axis is logarithmic. `even`: numbers on the x axis have equal distances. `ratio`: in rows, mark
+    what is at least this many times the first. `replicates`: what the values of a point are. `note`: text below.
     """
 
     kind: str
@@ -84,7 +84,7 @@ class Plot:
 
 
 def read(path: Path) -> Plot:
-    """Raises ValueError for what is no plot, OSError."""
+    """Raises OSError, and ValueError if the file is no plot."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         item = _point if content["kind"] in ("against", "rows") else tuple
@@ -98,7 +98,7 @@ def read(path: Path) -> Plot:
 
 
 def curve(x: Sequence[float], y: Sequence[float]) -> Curve:
-    """As it is kept: of many points, as many as a picture shows."""
+    """The form in the file: of many points, only as many as a picture shows."""
     if len(x) > CURVE_POINTS:
         places = np.linspace(x[0], x[-1], CURVE_POINTS)
         x, y = places.tolist(), np.interp(places, x, y).tolist()

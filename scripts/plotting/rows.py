@@ -1,7 +1,7 @@
 """A number for each of several things: a row per thing, a panel per condition, a dot with its interval.
 
-Where each panel compares two (`plot.Plot.panels` has two labels), a line joins them, and what is at least `ratio` times
-the first says so.
+If each panel compares two (`plot.Plot.panels` has two labels), a line joins them. A label marks what is at least
+`ratio` times the first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROW, MARGIN = 0.185, 0.75
 APART = 0.17
 """Rows between the dots of two that are compared."""
 MOST_TIMES = 100.0
-"""Beyond, the smaller number is too near to 0 for a ratio to say more."""
+"""Above this ratio the smaller number is too near to 0 for an exact ratio."""
 
 
 def draw(plot: Plot) -> Any:

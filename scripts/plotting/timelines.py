@@ -17,14 +17,14 @@ ACTIVITIES = {
     "publish": "#E69F00",
     "checkpoint": "#333333",
 }
-"""In the order in which they are drawn, one over the other, and listed."""
+"""In the order in which they are drawn, each over the earlier ones, and listed."""
 SAID = {"take": "train on single groups", "update": "update weights"}
-"""Where the recorded name tells an outsider little."""
+"""Clearer words for some recorded names."""
 WAITS = "#e8e8e8"
 ROW, BETWEEN, KEY = 0.145, 0.25, 0.22
 """Inches: of a process, between panels, of the line that names the colours."""
 EARLY = 0.98
-"""A run that ends before this share of the time says so."""
+"""A run that ends before this share of the time is marked."""
 
 
 def draw(plot: Plot) -> Any:

@@ -5,7 +5,7 @@
     contents  everything the page shows of a run
     several   which runs are meant, what tells them apart, and how they compare
     page      the page: template, style, scripts and data in one file
-    live      a server for the page of a run that goes on
+    live      a server for the page of a live run
 
 The page itself is in `page.html`, `page.css` and the `.js` files. Everything that the model or the user wrote reaches
 it as JSON data, and the scripts put it into the page as text, never as HTML.

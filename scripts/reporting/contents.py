@@ -1,4 +1,4 @@
-"""Everything the page shows of a run, as data for JSON; read from the run's folder, also while the run goes on."""
+"""Everything the page shows of a run, as data for JSON; read from the run's folder, also during the run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CURATED = (
     *("train/tokens_per_second", "rollout/tokens_per_second", "rollout/idle_share", "train/idle_share"),
     *("response_length/mean", "zero_variance_share", "loss/clip_share", "publish/delta_bytes"),
 )
-"""The metrics of each of many runs; of few runs the page has all."""
+"""The metrics of each run if there are many runs; of few runs the page has all metrics."""
 IN_TILES = ("step", "seconds", "staleness/bound")
 MOST_BUCKETS, LEAST_BUCKETS = 500, 24
 BYTES_PER_POINT = 7
@@ -77,7 +77,7 @@ class Contents:
 
     def __init__(self, run: Path, budget: Budget, labels: Mapping[str, str] | None = None, seed: str = ""):
         self.run, self.budget = run, budget
-        tree, self._gaps = fill(config_file(run))  # checking it again would take longer than all else
+        tree, self._gaps = fill(config_file(run))  # a full check would take longer than all the rest
         self.config = dict[str, Any](tree)
         self.labels, self.seed = dict(labels or {}), seed or str(self.config["run"]["seed"])
         self._follower = MetricsFollower(run / "metrics.jsonl")
@@ -116,14 +116,14 @@ class Contents:
             self._note_evaluation(each)
 
     def _note_evaluation(self, found: Mapping[str, Any]) -> None:
-        """It stands where its weights were made."""
+        """An evaluation counts at the step that made its weights."""
         step = int(found["version"]) * self.config["weight_sync_interval"]
         step = min(step, self.summary.get("steps", step))
         values = {name: short(found[name]) for name in ("reward", "length", "seconds") if found.get(name) is not None}
         self.evaluations[int(found["version"])] = {"step": step, **values}
 
     def data(self) -> dict[str, Any]:
-        """All of it."""
+        """All data of the run's page."""
         self.notes = []
         summary, config = self.summary, self.config
         group = config["sizing"].get("group_size")
@@ -149,7 +149,7 @@ class Contents:
         }
 
     def _unless_same(self, name: str, state: object, make: Callable[[], Any]) -> Any:
-        """What `make` returned before, if the files are as they were then."""
+        """The earlier result of `make`, if the files have not changed since."""
         known = self._kept.get(name)
         if known is None or known[0] != state:
             before, self.notes = self.notes, []
@@ -198,7 +198,7 @@ class Contents:
     # ---- ledger -----------------------------------------------------------------------------------------------------
 
     def _ledger(self) -> dict[str, Any]:
-        """From the journal where there is one that can be read now; else counts alone."""
+        """The ledger from the journal if there is one that can be read now; else counts only."""
         journal = self.run / "journal"
         size = sum(path.stat().st_size for path in journal.glob("*.wal"))
         if self.budget.whole and not self.is_going_on and 0 < size <= JOURNAL_BYTES:
@@ -215,7 +215,7 @@ class Contents:
 
 
 def counted(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The ledger of a run that goes on, from its last train step."""
+    """The ledger of a live run, from its last train step."""
     found: dict[str, Any] = {"filtered": {}, "dropped": {}}
     for key, value in row.items():
         kind, _, reason = key.removeprefix("ledger/").partition("/")
@@ -286,7 +286,7 @@ def timeline_data(found: Timeline, shown: Timeline, most_bytes: int) -> dict[str
 
 
 def _part(shown: Timeline, begin: float, end: float, most: int) -> tuple[float, float]:
-    """A part in the middle of the time that has at most so many spans."""
+    """A part in the middle of the time with at most `most` spans."""
     times = np.sort([span.begin for spans in shown.values() for span in spans])
     middle, half = (begin + end) / 2, (end - begin) / 2
     while half > 1e-3 and np.searchsorted(times, middle + half) - np.searchsorted(times, middle - half) > most:
@@ -309,7 +309,7 @@ def _filled(spans: list[Span], name: str, edges: np.ndarray) -> list[float]:
 
 
 def settings(config: dict[str, Any]) -> list[list[Any]]:
-    """All keys of a run: [key, value, default], with the knobs that its components have and nobody set."""
+    """All keys of a run: [key, value, default], with the unset knobs of its components."""
     defaults = _base()
     own = leaves(config)
     for kind in COMPONENTS:
@@ -346,7 +346,7 @@ def _in(section: str, key: str) -> bool:
 def _knobs(kind: str, name: str) -> dict[str, Any]:
     try:
         return knobs(kind, name)
-    except (ConfigError, ValueError):  # the user's own, and not here
+    except (ConfigError, ValueError):  # the user's own component, not found here
         return {}
 
 

@@ -20,9 +20,9 @@ from .series import short
 PER_GROUP = 4
 """Samples of a group that are shown: the best, the worst, and others between them."""
 ROWS = 8
-"""Held-out prompts that are followed through the run; of the last evaluation four times as many are shown."""
+"""Held-out prompts shown at every evaluation; the last evaluation shows four times as many."""
 MOST_TOKENS = 1200
-"""Of a response: a longer one is shown without its middle."""
+"""Most tokens shown of a response: a longer one loses its middle."""
 MOST_LETTERS = 4000
 """Of a prompt, likewise."""
 MOST_CALLS, MOST_OF_CALL = 40, 600
@@ -30,14 +30,14 @@ MOST_CALLS, MOST_OF_CALL = 40, 600
 WINDOW = 4
 """Tokens that are decoded together: the text of one may depend on those before it."""
 LEAST_BYTES = 300
-"""Of an excerpt: so many more are not looked at than can fit."""
+"""Fewest bytes of an excerpt: bounds how many are looked at."""
 MOST = 2000
-"""Excerpts of a run."""
+"""Most excerpts of a run."""
 Excerpt = dict[str, Any]
 
 
 class Mark(NamedTuple):
-    """What choosing looks at."""
+    """What the choice depends on."""
 
     place: int
     step: int
@@ -100,7 +100,7 @@ def _ends_first(count: int) -> list[int]:
 
 
 def spread(items: Sequence[Any]) -> list[Any]:
-    """The last, the first, and then always what is farthest from all before: any beginning is spread evenly."""
+    """The last, the first, and then always the one farthest from all before, so that any beginning is spread evenly."""
     count = len(items)
     if count < 2:
         return list(items)

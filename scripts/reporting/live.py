@@ -1,11 +1,11 @@
-"""Serves the page of a run that goes on: on loopback, to those who know the token in its address.
+"""Serves the page of a live run: on loopback, at an address with a secret token.
 
     GET /TOKEN/            the page
     GET /TOKEN/data?have=N the data, or 204 if version N is the newest
 
-Other requests get 404. The `Host` must name loopback, so that no other site's page can ask under a name of its own. The
-run's files are read when a page asks, at most once in `REST` times the seconds that it took: watching does not slow the
-run down.
+Other requests get 404. The `Host` must name loopback, so that no other site's page can ask under its own name. The
+run's files are read when a page asks. After each read it waits `REST` times the seconds that the read took, so watching
+does not slow the run down.
 """
 
 from __future__ import annotations

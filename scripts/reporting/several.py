@@ -1,4 +1,4 @@
-"""Several runs on one page: which are meant, what tells them apart, and how they compare.
+"""Several runs on one page: which runs they are, how they differ, and how they compare.
 
 An ablation's folder has its factors and measures in `results.csv`. Of other runs the factors are the keys of their
 configs that differ.
@@ -23,11 +23,11 @@ from .series import short
 
 SEED = "run.seed"
 MOST_FACTORS = 6
-"""Of runs that are no ablation: so many keys that differ, or as many as tell all settings apart."""
+"""Differing keys shown for runs that are no ablation; more if that many are needed to tell all settings apart."""
 UNTELLING = ("run.", "buffer.", "checkpoint.", "security.", "launcher.", "replay", "resume")
-"""How keys begin that change how a run is kept, not what it does,"""
+"""Prefixes of keys that change how a run is stored or started, not what it does,"""
 TELLING = ("run.steps", "run.target_reward")
-"""but for these."""
+"""except these."""
 MEASURES = {
     "held-out reward": "reward_after",
     "train steps": "steps",
@@ -35,13 +35,13 @@ MEASURES = {
     "mean staleness": "staleness_mean",
     "trained tokens per second": "trained_tokens_per_second",
 }
-"""Of runs that are no ablation: name → key of the summary."""
+"""For runs that are no ablation: name → key of the summary."""
 
 
 @dataclass
 class Member:
-    """A run with what tells it apart: factor → label, of all keys that differ (`differs`) those that are enough.
-    `measures` are known for runs of an ablation."""
+    """A run, and how it differs from the others. `labels`: factor → label; enough of all differing keys (`differs`) to
+    tell the settings apart. `measures` are known for runs of an ablation."""
 
     run: Path
     labels: dict[str, str] = field(default_factory=dict)
@@ -143,7 +143,7 @@ def table(found: Sequence[Member], measures: Sequence[Mapping[str, float]]) -> l
 
 
 def measured(member: Member, summary: Mapping[str, Any]) -> dict[str, float]:
-    """The measures of a run, those that it has."""
+    """The measures that a run has."""
     if member.measures is not None:
         return member.measures
     known = {name: summary.get(key) for name, key in MEASURES.items()}

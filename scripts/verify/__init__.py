@@ -1,4 +1,4 @@
-"""Tools that look for faults: they break runs and inputs on purpose, and check what the guarantees are worth.
+"""Tools that look for faults: they break runs and inputs on purpose, and check that the guarantees hold.
 
 | command | what it does |
 |---|---|

@@ -99,7 +99,7 @@ class Victim:
         return {STARTER: self.process.pid} | children(self.process.pid)
 
     def until(self, what: str, event: Callable[[], bool], seconds: float = PATIENCE, every: float = 0.0005) -> None:
-        """Wait for an event, looking `every` so many seconds. Raises Stuck."""
+        """Wait for an event; looks for it each `every` seconds. Raises Stuck."""
         deadline = time.monotonic() + seconds
         while not event():
             if self.ended:
@@ -109,7 +109,7 @@ class Victim:
             time.sleep(every)
 
     def wait(self) -> int:
-        """The exit code; waits as long as the run makes steps."""
+        """The exit code; waits while the run makes steps."""
         assert self.process is not None
         while True:
             steps = self.steps()

@@ -2,7 +2,7 @@
 
 `kill` and `stop` are signals. `hang` stops an actor's engine, not its process (`scripts.verify.hanging_engine`). `fill`
 keeps a process's files from growing for a while, as a full disk does. `cut` shuts down the connections of a process.
-`lie` joins the run as one more actor, takes leases, and pushes groups that nobody can train on.
+`lie` joins the run as one more actor, takes leases, and pushes groups that can't be trained.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def stop(pid: int, seconds: float) -> None:
 
 
 def hang(run: Path, actor: str, seconds: float) -> None:
-    """The actor's engine makes no step for so long; its process goes on. The engine must be a `HangingEngine`."""
+    """The actor's engine makes no step for `seconds`; its process continues. The engine must be a `HangingEngine`."""
     switch = run / "servers" / actor / SWITCH
     switch.parent.mkdir(parents=True, exist_ok=True)
     switch.touch()
@@ -54,7 +54,7 @@ def hang(run: Path, actor: str, seconds: float) -> None:
 
 
 def fill(pid: int, seconds: float) -> None:
-    """No file of the process can grow for so long (EFBIG in place of ENOSPC, with the same handling)."""
+    """No file of the process can grow for `seconds` (EFBIG in place of ENOSPC, with the same handling)."""
     with contextlib.suppress(ProcessLookupError):
         before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, before[1]))

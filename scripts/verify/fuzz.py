@@ -326,7 +326,7 @@ def make(seed: int, number: int) -> tuple[str, Frames]:
 
 
 def fuzz(inputs: int, seed: int = 0, first: int = 0, tell: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
-    """Take so many messages; returns their outcomes, and the largest costs. Raises Finding with the input's number."""
+    """Process `inputs` messages; returns outcomes and the largest costs. Raises Finding with the input's number."""
     return run(inputs, seed, first, tell, make, take)
 
 

@@ -1,7 +1,7 @@
 """Hostile weight updates, for `scripts.verify.fuzz --deltas`: the reader refuses them, or stays within the weights.
 
 An input is a delta message: noise, a good one with bytes changed (mostly in its heads and tables), one with blocks cut
-and joined anew, or blocks with hand-made planes that do not fit. It is read. If that succeeds, the compiled kernels,
+and rejoined, or blocks with hand-made planes that do not fit. It is read. If that succeeds, the compiled kernels,
 which check no bounds, apply it to weights between two guards.
 """
 

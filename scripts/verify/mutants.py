@@ -2,11 +2,11 @@
 
 Puts one fault at a time (`scripts.verify.mutations`) into `buffer/`, `learners/losses/` and `areal_like/weights/`, in a
 copy of the clone, and runs the tests that reach its line, until one fails. A fault is killed when a test fails, when
-collecting the tests fails, or when they take too long. It survives when all pass; no test reaches its line counts as
-survived, too. Prints every survivor, and the share of killed ones by room.
+collecting the tests fails, or when they take too long. It survives when all pass, or when no test reaches its line.
+Prints every survivor, and the share of killed faults by room.
 
 `--sample N` draws N faults (evenly over the files, by `--seed`); without it all are tried, which takes hours. Tests
-under `tests/` that start processes are not among them: processes would need the fault, too. Needs `coverage`
+under `tests/` that start processes are left out: their processes would need the fault, too. Needs `coverage`
 (`pip install -e '.[dev]'`).
 """
 
@@ -46,7 +46,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 BEFOREHAND = ("numpy", "torch", "transformers", "numba", "msgspec", "zmq.asyncio", "omegaconf", "hypothesis", "pytest")
 """Imported once, before processes are forked for the tests."""
 SETTLING_SECONDS, PATIENCE = 20.0, 5.0
-"""A fault's tests may take so many seconds, and so many times what they take without it."""
+"""Time limit of a fault's tests: these seconds, plus this many times the time that they take without the fault."""
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

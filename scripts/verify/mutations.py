@@ -1,8 +1,8 @@
 """Small faults put into source: each `Mutant` is a module with one changed node. Knows nothing of tests.
 
 Comparisons are turned round or moved by one, operators and `and`/`or` exchanged, conditions negated, whole numbers
-raised by one, True and False swapped, statements left out, `min`/`max` and `any`/`all` exchanged. What no test should
-notice stays: docstrings, texts, annotations, log lines, the message of an error.
+raised by one, True and False swapped, statements left out, `min`/`max` and `any`/`all` exchanged. Docstrings, texts,
+annotations, log lines and error messages stay: no test should notice them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
 }  # fmt: skip
 OTHER_NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 SILENT = ("log", "_log", "logging", "warnings", "print")
-"""What is called only to tell people."""
+"""Calls that only inform people."""
 Change = Callable[[ast.AST], ast.AST | None]
 
 
@@ -32,7 +32,7 @@ class Mutant:
     line: int
     what: str
     source: str
-    """Of the whole module."""
+    """The source of the whole module."""
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} {self.what}"

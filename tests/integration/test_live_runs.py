@@ -121,7 +121,7 @@ def test_an_actor_whose_engine_hangs_loses_its_leases_and_is_started_anew(tmp_pa
         live.until("the hang", marker.exists)
         live.until_steps(30)  # both actors' groups make a batch: it could not go on with leases that hang
         live.until("another that tries, too", lambda: "makes no progress on actor-" in _told(live))
-        live.until("the end of its patience", lambda: "is told to quit" in _told(live))
+        live.until("the end of its patience", lambda: "must quit" in _told(live))
         live.until("the actor that was started anew", lambda: _told(live).count(" joined (pid ") >= 3)
         live.until_steps(10)
         last = rows(live.folder)[-1]

@@ -63,7 +63,7 @@ VALUES = [
     (["loss={name: vtrace, rho_bar: 0}"], "loss.rho_bar: must be above 0, got 0"),
     (["advantage={name: gae, lam: 2}", "learner.critic_lr=1e-3"], "advantage.lam: must be at least 0 and at most 1"),
     (["buffer.transport=ipc", "buffer.port=7777"], "buffer.transport=ipc has no use for buffer.port=7777: leave that"),
-    (["buffer.transport=inproc"], "buffer.transport=inproc leads to no other process: leave it out, or say"),
+    (["buffer.transport=inproc"], "buffer.transport=inproc reaches no other process: leave it out, or set"),
     (["launcher=inline", "learner.ranks=2"], "learner.ranks: launcher=inline has one process, so 1 rank only"),
     (["launcher=inline", "learner.threads=2"], "learner.threads: with launcher=inline torch has one number of threads"),
     (["buffer.transport=ipc", "buffer.host=192.0.2.1"], "ipc has no use for buffer.host=192.0.2.1"),
