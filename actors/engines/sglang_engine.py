@@ -75,6 +75,8 @@ class SglangEngine:
     `start_timeout`: seconds for a server to be ready. `max_restarts` per server. `frozen_after`: seconds in which a
     server has made no token, not even when asked to (`sglang_health`), or has not answered a call, until it is killed
     and started again; longer than the longest forward pass. A call with weights may take so much longer as they need.
+    `sweep_every`: updates from one digest that a server computes from all of its weights to the next (and after all
+    weights were sent); between them it follows what patches change.
     Raises ValueError for knobs out of range or that would make logprobs differ from the learner's, and for a model that
     servers can't follow (mixture of experts, latent attention).
     """
@@ -109,12 +111,14 @@ class SglangEngine:
         start_timeout: Annotated[float, "(0, 1e7]"] = 600.0,
         max_restarts: Annotated[int, "[0, inf)"] = 3,
         frozen_after: Annotated[float, "(0, 1e7]"] = 120.0,
+        sweep_every: Annotated[int, "[1, inf)"] = 50,
     ):
-        if min(replicas, tp_size, slots) < 1 or (url and replicas > 1):
-            raise ValueError("replicas, tp_size and slots must be at least 1; a server that is joined (url) is one")
+        if min(replicas, tp_size, slots, sweep_every) < 1 or (url and replicas > 1):
+            raise ValueError("replicas, tp_size, slots, sweep_every must be at least 1; a joined server (url) is one")
         sglang_flags.refuse_model(model)
         self.slots, self.digest = slots, ""
         self._vocab_size, self._positions = model.config.vocab_size, model.config.max_position_embeddings
+        self._sweep_every = sweep_every
         self._mode, self._flush = pause_mode, kv_policy == "flush"
         self._held, self._held_digest = _copied(state_of(model)), ""
         timing: dict[str, Any] = {"start_timeout": start_timeout, "max_restarts": max_restarts}
@@ -282,8 +286,9 @@ class SglangEngine:
         async with self._updating:
             begin, base = monotonic(), self._held_digest
             fits = bool(base) and update.state.specs == self._held.specs
+            sweep = int(self._totals["updates"] + 1) % self._sweep_every == 0
             patch = await asyncio.to_thread(
-                sglang_patch.write, update.state, update.digest, self._held if fits else None
+                sglang_patch.write, update.state, update.digest, self._held if fits else None, sweep
             )
             self._held, self._held_digest = _copied(update.state), update.digest
             self._label = f"{self._labels}-{len(self._versions)}"

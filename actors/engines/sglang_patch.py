@@ -1,6 +1,6 @@
 """The update of an SGLang server's weights: one array of bytes that names all tensors and their changes.
 
-    length of the head | head (JSON: digest, and per tensor name, dtype, shape, number of changes) | pieces
+    length of the head | head (JSON: digest, sweep, and per tensor name, dtype, shape, number of changes) | pieces
     piece = places (uint32, in the tensor's flat order), then values (bits)        or, of a tensor sent whole, all bits
 
 A patch holds the new values themselves, so applying it twice does no harm. With all tensors whole, it can be applied to
@@ -44,11 +44,13 @@ class Patch:
     specs: list[TensorSpec]
     digest: str
     changes: list[Change]
+    sweep: bool = True
 
 
-def write(state: State, digest: str, base: State | None) -> np.ndarray:
+def write(state: State, digest: str, base: State | None, sweep: bool = True) -> np.ndarray:
     """uint8 [bytes]: leads from `base`, a state of the same tensors, to `state`; from any weights where `base` is None.
-    A tensor is sent whole where that is shorter."""
+    A tensor is sent whole where that is shorter. Without `sweep`, the server may compute the digest from what changes
+    and what it knows."""
     rows, parts = [], []
     before = [bits for _, bits in base.tensors()] if base else None
     for i, (spec, bits) in enumerate(state.tensors()):
@@ -62,17 +64,18 @@ def write(state: State, digest: str, base: State | None) -> np.ndarray:
             count = len(places)
             parts += [places.astype(np.uint32).view(np.uint8), bits[places].view(np.uint8)]
         rows.append([spec.name, spec.dtype, list(spec.shape), count])
-    return _joined(digest, rows, parts)
+    return _joined(digest, rows, parts, sweep)
 
 
 def digest_probe(state: State, digest: str) -> np.ndarray:
     """uint8 [bytes]: a patch without changes, which asks whether the weights have this digest."""
     rows = [[spec.name, spec.dtype, list(spec.shape), 0] for spec in state.specs]
-    return _joined(digest, rows, [])
+    return _joined(digest, rows, [], True)
 
 
-def _joined(digest: str, rows: list, parts: list[np.ndarray]) -> np.ndarray:
-    head = np.frombuffer(json.dumps({"digest": digest, "tensors": rows}).encode(), np.uint8)
+def _joined(digest: str, rows: list, parts: list[np.ndarray], sweep: bool) -> np.ndarray:
+    told = {"digest": digest, "sweep": sweep, "tensors": rows}
+    head = np.frombuffer(json.dumps(told).encode(), np.uint8)
     pieces = [np.array([head.size], "<u8").view(np.uint8), head, *parts]
     data = np.zeros(sum(_padded(piece.size) for piece in pieces), np.uint8)
     at = 0
@@ -106,7 +109,7 @@ def read(data: np.ndarray) -> Patch:
             at += _padded(nbytes)
         if at != data.size:
             raise PatchError(f"{data.size} bytes where the head tells of {at}")
-        return Patch(specs, head["digest"], changes)
+        return Patch(specs, head["digest"], changes, head["sweep"])
     except (KeyError, TypeError, IndexError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise PatchError(f"not a patch: {error!r}") from None
 

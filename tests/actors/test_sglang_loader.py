@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from actors.engines import sglang_loader, sglang_patch
+from actors.engines import sglang_boxes, sglang_digest, sglang_loader, sglang_patch
 from areal_like.models import tensors_of
 from areal_like.weights.digest import lanes_of
 from areal_like.weights.state import State, TensorSpec
+from tests.forked import forked, said
 
 SPECS = [
     TensorSpec("q", "bfloat16", (6, 5)),
@@ -59,17 +60,18 @@ class Fused(nn.Module):
             target.copy_(tensor)
 
 
-def patch_between(base, state):
-    return sglang_patch.read(sglang_patch.write(state, state.digest(), base))
+def patch_between(base, state, sweep=True):
+    return sglang_patch.read(sglang_patch.write(state, state.digest(), base, sweep))
 
 
+@pytest.mark.parametrize("sweep", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_patches_bring_fused_parameters_to_just_the_published_bits(dtype):
+def test_patches_bring_fused_parameters_to_just_the_published_bits(dtype, sweep):
     model, loaded = Fused(dtype=dtype), Fused(dtype=dtype)
     held = None
     for seed, share in enumerate([1, 0.1, 0.03, 0.5, 0]):
         state = random_state(0) if held is None else changed(held, share, seed)
-        assert sglang_loader.apply(model, patch_between(held, state)) == state.digest()
+        assert sglang_loader.apply(model, patch_between(held, state, sweep)) == state.digest()
         loaded.load_weights(list(tensors_of(state)))
         for name, parameter in model.named_parameters():
             assert torch.equal(parameter, dict(loaded.named_parameters())[name]), name
@@ -77,20 +79,69 @@ def test_patches_bring_fused_parameters_to_just_the_published_bits(dtype):
     assert not model.qk[9:].any(), "what is padding stays as it is"
 
 
-def test_a_rank_takes_its_part_of_a_patch():
-    """Dense and scattered alike; its digest alone can't be right: the other rank has the rest."""
-    first, second = random_state(0), changed(random_state(0), 0.2)
-    for rank in (0, 1):
-        model = Fused(rank)
-        places = sglang_loader.ParameterMap(model, SPECS)
-        for patch in (patch_between(None, first), patch_between(first, second)):
-            for piece in patch.changes:
-                places.apply(piece)
-        whole = dict(tensors_of(second))
-        assert torch.equal(model.o, whole["o"][:, 4 * rank : 4 * rank + 4])
-        assert torch.equal(model.qk[:6], whole["q"].float())
-        with pytest.raises(sglang_loader.LoaderError, match="o: not all of it is stored"):
-            places.digest()
+def test_a_rank_alone_is_missed_the_other():
+    state = random_state(0)
+    with pytest.raises(sglang_loader.LoaderError, match="o: not all of it is stored"):
+        sglang_loader.apply(Fused(rank=0), patch_between(None, state))
+
+
+def test_two_ranks_digest_their_own_parts_and_exchange_a_few_bytes(tmp_path):
+    """Patches reach the rank that has the place; copies that differ, a wrong part, and a rank that fails are found by
+    both."""
+    arguments = [[str(rank), str(tmp_path)] for rank in range(2)]
+    with forked("tests.actors.sglang_ranks", arguments, tmp_path) as running:
+        assert [process.wait(120.0) for process in running] == [0, 0], said(tmp_path)
+
+
+def peak_of(function):
+    """Bytes that torch had allocated at most beyond what it began with."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        function()
+    now = most = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize("share", [None, 0.02])
+def test_temporaries_do_not_grow_with_the_weights(share, monkeypatch):
+    """They are so many bytes per element of a stride; of the largest tensor, they would be 60 times the limit here."""
+    specs = [TensorSpec("q", "bfloat16", (1 << 15, 64)), TensorSpec("k", "bfloat16", (64, 64))]
+
+    class Large(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k = nn.Parameter(torch.zeros(1 << 15, 64)), nn.Parameter(torch.zeros(64, 64))
+
+        def load_weights(self, weights):
+            for name, tensor in weights:
+                getattr(self, name).data.copy_(tensor)
+
+    stride, places, limit = sglang_boxes.STRIDE, sglang_loader.PLACES, 256 << 20
+    monkeypatch.setattr(sglang_boxes, "STRIDE", stride >> 7)
+    monkeypatch.setattr(sglang_loader, "PLACES", places >> 7)
+    model, state = Large(), random_state(0, specs)
+    sglang_loader.apply(model, patch_between(None, state))
+    target = changed(state, share or 1, 1)
+    patch = patch_between(None if share is None else state, target, sweep=share is None)
+    assert peak_of(lambda: sglang_loader.apply(model, patch)) < limit >> 7
+    assert sglang_loader.apply(model, patch) == target.digest()
+
+
+def test_a_small_patch_costs_by_what_it_changes(monkeypatch):
+    """No other word is read, unless a sweep is asked for."""
+    state = random_state(0)
+    later, model = changed(state, 0.1), Fused()
+    sglang_loader.apply(model, patch_between(None, state))
+    read = []
+    words = sglang_boxes.Box.words
+    monkeypatch.setattr(sglang_boxes.Box, "words", lambda box, *args: read.append(box.count) or words(box, *args))
+    assert sglang_loader.apply(model, patch_between(state, later, sweep=False)) == later.digest()
+    assert sum(read) <= 2 * 5, "norm came whole"
+    assert sglang_loader.apply(model, patch_between(later, later)) == later.digest()
+    assert sum(read) >= sum(spec.count for spec in SPECS)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.9])
@@ -215,5 +266,5 @@ def test_without_the_plugin_the_loader_raises_nothing(caplog):
 
 def test_lanes_are_those_of_the_published_digest():
     words = np.random.default_rng(0).integers(0, 1 << 64, 1000, dtype=np.uint64)
-    found = sglang_loader.lanes_of(torch.from_numpy(words.view(np.int64)), 77).numpy().view(np.uint64)
-    assert np.array_equal(found, lanes_of(words, 77))
+    found = sglang_digest.lanes_of(torch.from_numpy(words.view(np.int64)), torch.arange(77, 1077))
+    assert np.array_equal(found.numpy().view(np.uint64), lanes_of(words, 77))

@@ -1,0 +1,247 @@
+"""The digest (`areal_like.weights.digest`) of weights that lie in boxes, in one process or several.
+
+    sum over our boxes of their lanes → 16 bytes, summed over the processes → digest
+
+A box that several places hold (a tied weight, what tensor parallelism replicates) counts once, by its *owner*. That
+the other copies hold the same shows in a second sum, where each copy has a factor and the factors of a box add up to
+zero: a copy that differs makes it other than zero (certainly, if one word differs; else but for chance, 2^-64). So
+processes exchange 48 bytes per update, whatever the size of the model.
+
+The sums follow each change: of the words that a patch changes the old contents are subtracted, the new ones added. A
+*sweep* computes them from all weights, `STRIDE` elements at a time.
+
+A word is eight bytes of a tensor, and can't be hashed in parts. Tensors whose boxes cut through words (rows or columns
+of an odd length) are small; their bits are put together over all processes each time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.engines.sglang_boxes import STRIDE, Box, LoaderUnable
+from areal_like.weights import digest as words_digest
+from areal_like.weights.state import ALIGN, TensorSpec
+
+_K, _A, _B = (int(each.view(np.int64)) for each in (words_digest.K, words_digest.A, words_digest.B))
+
+
+class LoaderError(RuntimeError):
+    """The weights are wrong after a patch was applied."""
+
+
+class LoaderRefused(RuntimeError):
+    """A model or server that can never follow the published weights: another try would not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One place of a box. `factor` (int64): of its lanes in the sum that compares copies."""
+
+    box: Box
+    is_owner: bool
+    factor: int
+
+
+class Tally:
+    """Lanes of the weights in `boxes` (name → boxes), and of all processes of `group` (on the CPU; None: one). Raises
+    LoaderUnable for a way to store tensors that it can't follow, LoaderRefused where there is no place for a tensor,
+    LoaderError where there is none for a part of one."""
+
+    def __init__(self, specs: Sequence[TensorSpec], boxes: dict[str, list[Box]], group: Any = None):
+        self.specs, self._group = specs, group
+        keys = [[box.key for box in boxes[spec.name]] for spec in specs]
+        everywhere = gathered(keys, group)
+        rank = 0 if group is None else torch.distributed.get_rank(group)
+        self.copies: dict[str, list[Copy]] = {}
+        self._first: dict[str, int] = {}
+        self._ragged: dict[str, TensorSpec] = {}
+        first = 0
+        for index, spec in enumerate(specs):
+            held = [(key, (at, i)) for at, keys in enumerate(everywhere) for i, key in enumerate(keys[index])]
+            self._check(spec, held)
+            factors = _factors(index, held)
+            self.copies[spec.name] = [Copy(box, *factors[box.key][rank, i]) for i, box in enumerate(boxes[spec.name])]
+            self._first[spec.name] = first
+            first += spec.space // ALIGN
+        self._words = first
+        self._device = next((box.target.device for each in boxes.values() for box in each), torch.device("cpu"))
+        self._sums: Tensor | None = None
+
+    def _check(self, spec: TensorSpec, held: list) -> None:
+        sizes = {
+            (start, size): Box(spec.shape, start, size, torch.empty(size, device="meta")) for (start, size), _ in held
+        }
+        found = sum(box.count for box in sizes.values())
+        if spec.count and not found:
+            raise LoaderRefused(
+                f"{spec.name}: SGLang's model has no place for a tensor of that name: use engine=torch, or another "
+                "model"
+            )
+        if found < spec.count:
+            kinds = ", ".join(f"{box.size} from {box.start}" for box in sizes.values())
+            raise LoaderError(
+                f"{spec.name}: not all of it is stored ({found} elements of {list(spec.shape)} {spec.dtype}: {kinds})"
+            )
+        if found > spec.count:
+            raise LoaderUnable(f"{spec.name}: places that hold parts of it overlap")
+        if not all(box.is_of_words(ALIGN // spec.itemsize) for box in sizes.values()):
+            if spec.count > STRIDE:
+                raise LoaderUnable(f"{spec.name}: it is cut up in the middle of words of {ALIGN} bytes")
+            self._ragged[spec.name] = spec
+
+    # ---- following changes ------------------------------------------------------------------------------------------
+
+    @property
+    def is_known(self) -> bool:
+        return self._sums is not None
+
+    def forget(self) -> None:
+        """The weights have changed otherwise: the next digest needs a sweep."""
+        self._sums = None
+
+    def note(self, sign: int, spec: TensorSpec, copy: Copy, piece: Box, words: Tensor | None = None) -> None:
+        """Add (1) or subtract (-1) what a piece of a copy holds now; of `words` only, int64 [n] of the tensor."""
+        if self._sums is None or spec.name in self._ragged:
+            return
+        per = ALIGN // spec.itemsize
+        if words is None:
+            contents, words = piece.words(piece.bits(spec.dtype)[0], per)
+        else:
+            contents = piece.words_at(words, spec.dtype, per)
+        self._sums += sign * _sums_of(copy, contents, words + self._first[spec.name])
+
+    # ---- the digest -------------------------------------------------------------------------------------------------
+
+    def digest(self, sweep: bool, problem: str = "") -> str:
+        """Of the weights of all processes, by a sweep if that is wanted or nothing is known of them yet. Raises
+        LoaderError where copies differ, or one process has a `problem`."""
+        sums, words = torch.zeros(6, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+        try:
+            if not problem:
+                if sweep or self._sums is None:
+                    self._sums, problem = self._swept()
+                words, check = self._put_together()
+                sums[:4] = self._sums.cpu()
+                sums[2:4] += check
+        except Exception as error:  # the others wait for this one
+            problem = f"{type(error).__name__}: {error}"
+            words = torch.zeros(sum(spec.space // ALIGN for spec in self._ragged.values()), dtype=torch.int64)
+        sums[4] = int(bool(problem))
+        summed(sums, self._group)
+        summed(words, self._group)
+        if sums[4]:
+            self.forget()
+            raise LoaderError(problem or "another process of this server has wrong weights")
+        if sums[2:4].any():
+            self.forget()
+            raise LoaderError(f"copies of the weights differ{self._differing()}")
+        lanes = sums[:2]
+        at = 0
+        for spec in self._ragged.values():
+            count = spec.space // ALIGN
+            lanes = lanes + lanes_of(words[at : at + count], torch.arange(count) + self._first[spec.name])
+            at += count
+        return words_digest.text_of(lanes.numpy().view(np.uint64), self._words)
+
+    def _swept(self) -> tuple[Tensor, str]:
+        """Sums int64 [4] on the device (lanes, comparison of copies), and what is wrong, if anything is."""
+        total = torch.zeros(4, dtype=torch.int64, device=self._device)
+        for spec in self.specs:
+            wrong = torch.zeros((), dtype=torch.int64, device=self._device)
+            for copy in self.copies[spec.name]:
+                for piece in copy.box.pieces():
+                    values, odd = piece.bits(spec.dtype)
+                    wrong += odd
+                    if spec.name not in self._ragged:
+                        words, at = piece.words(values, ALIGN // spec.itemsize)
+                        total += _sums_of(copy, words, at + self._first[spec.name])
+            if wrong:
+                return total, f"LoaderError: {spec.name}: no published bits stand for {int(wrong)} of its elements"
+        return total, ""
+
+    def _put_together(self) -> tuple[Tensor, Tensor]:
+        """Of tensors that are cut through words: the words of what this process owns, int64 [n], and the comparison of
+        copies, int64 [2]."""
+        found, check = [torch.zeros(0, dtype=torch.int64)], torch.zeros(2, dtype=torch.int64)
+        for spec in self._ragged.values():
+            words = torch.zeros(spec.space // ALIGN, dtype=torch.int64)
+            for copy in self.copies[spec.name]:
+                alone = torch.zeros(spec.space // spec.itemsize, dtype=getattr(torch, spec.dtype))
+                alone[: spec.count].view(spec.shape)[copy.box.slices] = copy.box.bits(spec.dtype)[0].cpu()
+                sums = _sums_of(copy, alone.view(torch.int64), torch.arange(len(words)))
+                words += alone.view(torch.int64) * int(copy.is_owner)
+                check += sums[2:]
+            found.append(words)
+        return torch.cat(found), check
+
+    def _differing(self) -> str:
+        """Which tensors have copies that differ, in words; all processes look."""
+        checks = torch.zeros(len(self.specs), dtype=torch.int64)
+        for i, spec in enumerate(self.specs):
+            for copy in self.copies[spec.name]:
+                for piece in copy.box.pieces() if copy.factor and spec.name not in self._ragged else ():
+                    words, at = piece.words(piece.bits(spec.dtype)[0], ALIGN // spec.itemsize)
+                    checks[i] += _sums_of(copy, words, at)[2].cpu()
+        summed(checks, self._group)
+        names = [spec.name for spec, check in zip(self.specs, checks, strict=True) if check]
+        return f": {', '.join(names[:5])}" if names else ""
+
+
+def _factors(index: int, held: list) -> dict:
+    """Key of a box → holder → (owns it, factor in the comparison of copies) of tensor `index`."""
+    found = {}
+    for number, (key, several) in enumerate(itertools.groupby(sorted(held), key=lambda each: each[0])):
+        _, *others = holders = [holder for _, holder in several]
+        odd = [hash((index, number, i)) | 1 for i in range(len(others))]  # of integers alone: the same everywhere
+        found[key] = {
+            holder: (i == 0, _signed(-sum(odd) if i == 0 else odd[i - 1])) for i, holder in enumerate(holders)
+        }
+    return found
+
+
+def _signed(number: int) -> int:
+    """Modulo 2^64, as int64 holds it."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _sums_of(copy: Copy, words: Tensor, positions: Tensor) -> Tensor:
+    lanes = lanes_of(words, positions)
+    return torch.cat([lanes * int(copy.is_owner), lanes * copy.factor])
+
+
+def lanes_of(words: Tensor, positions: Tensor) -> Tensor:
+    """`areal_like.weights.digest.lanes_of` of words (int64) at these positions, on their device: int64 [2] (the same
+    bits as uint64)."""
+    x = positions * _K
+    x += words
+    x = (x ^ _shifted(x, 30)).mul_(_A)
+    x = (x ^ _shifted(x, 27)).mul_(_B)
+    x ^= _shifted(x, 31)
+    return torch.stack([x.sum(), ((x & 0xFFFFFFFF) * _shifted(x, 32)).sum()])
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    """Right shift that fills with zeros."""
+    return (x >> by).bitwise_and_((1 << (64 - by)) - 1)
+
+
+def gathered(mine: Any, group: Any) -> list[Any]:
+    """What each process of the group has."""
+    if group is None:
+        return [mine]
+    found: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(found, mine, group=group)
+    return found
+
+
+def summed(mine: Tensor, group: Any) -> None:
+    """Add up over the processes of the group, in place; int64 on the CPU, modulo 2^64."""
+    if group is not None and mine.numel():
+        torch.distributed.all_reduce(mine, group=group)

@@ -1,0 +1,76 @@
+"""One of two processes that share a model by tensor parallelism: `python -m tests.actors.sglang_ranks RANK FOLDER`."""
+
+import dataclasses
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from actors.engines import sglang_loader, sglang_patch
+from areal_like.models import tensors_of
+from areal_like.weights.state import TensorSpec
+from tests.actors.test_sglang_loader import SPECS, Fused, changed, patch_between, random_state
+
+ODD = [*SPECS, TensorSpec("odd", "bfloat16", (3, 6)), TensorSpec("rows", "bfloat16", (4096, 8))]
+
+
+class Rank(Fused):
+    """One of two: `odd` is cut between columns 3 and 4, in the middle of words, `rows` in the middle."""
+
+    def __init__(self, rank):
+        super().__init__(rank)
+        self.odd, self.rows = nn.Parameter(torch.zeros(3, 3)), nn.Parameter(torch.zeros(2048, 8, dtype=torch.bfloat16))
+
+    def load_weights(self, weights):
+        for name, tensor in weights:
+            if name == "odd":
+                self.odd.data.copy_(tensor.narrow(1, 3 * self.rank, 3))
+            elif name == "rows":
+                self.rows.data.copy_(tensor.narrow(0, 2048 * self.rank, 2048))
+            else:
+                super().load_weights([(name, tensor)])
+
+
+def main():
+    rank, folder = int(sys.argv[1]), sys.argv[2]
+    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
+    group, reduced = torch.distributed.group.WORLD, []
+    all_reduce = torch.distributed.all_reduce
+
+    def counted(tensor, *args, **kwargs):
+        reduced.append(tensor.nbytes)
+        return all_reduce(tensor, *args, **kwargs)
+
+    torch.distributed.all_reduce = counted
+    model, held = Rank(rank), None
+    for seed, share in enumerate([1, 0.1, 0.5, 0.01]):
+        state = random_state(0, ODD) if held is None else changed(held, share, seed)
+        reduced.clear()
+        assert sglang_loader.apply(model, patch_between(held, state, sweep=seed != 3), group) == state.digest()
+        assert 0 < sum(reduced) <= 1024
+        held = state
+    loaded = Rank(rank)
+    loaded.load_weights(tensors_of(held))
+    for mine, right in zip(model.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(mine, right)
+    probe = sglang_patch.read(sglang_patch.digest_probe(held, held.digest()))
+    for name in ("norm", "odd") if rank else ("norm", ""):  # both have `norm`; of `odd` each has a part
+        before = [each.clone() for each in model.parameters()]
+        if rank and name:
+            getattr(model, name).data.flatten()[3] *= 2
+        with pytest.raises(sglang_loader.LoaderError, match="copies .* differ: norm" if name == "norm" else "digest"):
+            sglang_loader.apply(model, probe, group)
+        for each, old in zip(model.parameters(), before, strict=True):
+            each.data.copy_(old)
+    change = sglang_patch.read(sglang_patch.write(changed(held, 0.1, 9), "d", held))
+    if rank:
+        change.changes[0] = dataclasses.replace(change.changes[0], bits=change.changes[0].bits[:1])  # fits nowhere
+    with pytest.raises(sglang_loader.LoaderError):
+        sglang_loader.apply(model, change, group)
+    assert sglang_loader.apply(model, patch_between(None, held), group) == held.digest()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
