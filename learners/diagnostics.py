@@ -97,14 +97,8 @@ def drift(log_ratio: np.ndarray, staleness: np.ndarray) -> dict[str, float]:
     `kl/k1` and `kl/k3` estimate KL(behaviour ‖ policy) per token (Schulman's estimators); `ess` is Kish's effective
     sample size of the importance weights as a share of the tokens, `ratio/mean` and `ratio/max` are of these weights
     (`loss/ratio` is the ratio that a loss clips or weighs by; some losses have none). Overall and by staleness.
-
-    Tokens of staleness 0 were sampled by this step's own weights. So any difference of their logprobs is between the
-    engine and the learner: `mismatch_kl` is k3 over them, `mismatch_max` the largest |Δ logprob|.
     """
     metrics: dict[str, float] = {}
-    fresh = log_ratio[staleness == 0].astype(np.float64)
-    if len(fresh):
-        metrics = {"mismatch_kl": float((np.expm1(fresh) - fresh).mean()), "mismatch_max": float(np.abs(fresh).max())}
     if len(log_ratio):
         weight = np.exp(log_ratio.astype(np.float64))
         for suffix, members in [("", np.ones(len(weight), bool)), *buckets(staleness)]:

@@ -39,9 +39,10 @@ from learners.critic import Critic
 from learners.diagnostics import buckets, zero_variance_by_staleness
 from learners.logprobs import forward_logprobs, forward_with_states
 from learners.losses.contract import LossFunction, is_single_pass, needs_proximal, needs_uniform, plan_of
+from learners.mismatch import MismatchProbe
 from learners.objective import Objective, frozen
 from learners.optim import MasterAdamW
-from learners.packing import Columns, MicroBatch, cut_groups
+from learners.packing import Columns, MicroBatch, cut_groups, empty_microbatch
 from learners.saving import Saving
 from learners.schedules import Schedule
 from learners.sharding import prepare
@@ -64,6 +65,8 @@ class TorchLearner:
     published weights, and of the values (held in float32) that are differentiated. `critic_lr` > 0 trains a critic
     (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the policy.
     `grad_norm_by_staleness` measures the gradient's norm per bucket of staleness as well, for one more pass per bucket.
+    After `mismatch_every` train steps without tokens of staleness 0 a group is scored by the weights that sampled it
+    (0: never; `learners.mismatch`).
     `lora` {rank, alpha, targets} trains adapters instead of the model (`learners.adapters`; {}: defaults). `stream`,
     `stream_groups` see `take`. `ranks` processes share the work, each with its part of the weights
     (`learners.sharding`). On `device`, matrices are multiplied in `compute_dtype`; weights and sums over tokens stay in
@@ -100,6 +103,7 @@ class TorchLearner:
         critic_lr: Annotated[float, "[0, inf)"] = 0.0,
         critic_trunk: Annotated[float, "[0, inf)"] = 0.0,
         grad_norm_by_staleness: bool = False,
+        mismatch_every: Annotated[int, "[0, inf)"] = 8,
         lora: Mapping[str, Any] | None = None,
         stream: bool = False,
         stream_groups: Annotated[int, "[1, inf)"] = 1,
@@ -130,6 +134,7 @@ class TorchLearner:
         dtype = self.model.dtype if self._adapters else dtype
         self.optimizer = adamw(self.model, clip_grad=clip_grad, publish_dtype=dtype, ranks=self.ranks)
         self._critic = Critic(self.model, self.ranks, lr=critic_lr, trunk=critic_trunk) if critic_lr else None
+        self._probe = MismatchProbe(self.optimizer, self.ranks, mismatch_every)
         self.saving = Saving(self.model, specs, self.optimizer, self._adapters, self._critic, self.ranks)
         self._device, self._autocast = torch.device(device), compute_dtype == "bfloat16"
         self._loss, self._plan, self._advantage = loss, plan_of(loss), advantage
@@ -157,7 +162,7 @@ class TorchLearner:
         `kl/k3`, `ess` and `ratio/` compare the policy at the start of the step with the behaviour policy; losses that
         ask for neither proximal logprobs nor a plan estimate them from the first minibatch (not so with a critic, whose
         pass over the batch gives them). `mismatch_kl` and
-        `mismatch_max` do so for tokens of this step's own weights: engine against learner. Metrics of tokens come by
+        `mismatch_max` compare engine and learner at equal weights (`learners.mismatch`). Metrics of tokens come by
         staleness as well (`learners.diagnostics`). `backward_tokens` input tokens took part in a backward pass, a share
         of `backward_share`; the model computed `computed_tokens` for it, as sequences share the tokens of common
         prefixes (`learners.prefixes`). `skipped_steps` counts, over the learner's life, optimizer steps skipped because
@@ -168,10 +173,11 @@ class TorchLearner:
 
     def _train(self, batch: Batch) -> dict[str, Any]:
         lr = self.optimizer.current_lr
+        probed = self._probe.look(batch, self._logprobs)
         step = self._streamed(batch) if self.streams else self._in_minibatches(batch)
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
         batch = batch if self.streams else step.batch  # that of all ranks
-        return batch_metrics(batch) | zero_variance_by_staleness(batch) | step.metrics(self.ranks) | more
+        return batch_metrics(batch) | zero_variance_by_staleness(batch) | probed | step.metrics(self.ranks) | more
 
     def numbers(self, group_id: int) -> list[dict[str, np.ndarray]]:
         """What the last step computed per token of one of its groups (`Step.numbers`)."""
@@ -241,7 +247,7 @@ class TorchLearner:
             if epoch == 0 and needs_proximal(self._loss) and not self._critic:
                 # The first minibatch is left out: its logprobs at the start come with its own forward pass. Those of
                 # all come with a critic's values.
-                for part, logprobs in self._logprobs(step, minibatches[1:], self.model):
+                for part, logprobs in self._logprobs(step.columns, minibatches[1:]):
                     step.proximal[part.trained] = logprobs
             for number, samples in enumerate(minibatches):
                 step.losses.append(self._accumulate(step, samples, at_start=epoch == number == 0))
@@ -258,7 +264,7 @@ class TorchLearner:
         if self.objective.needs_reference:
             step.reference = torch.zeros_like(step.behaviour)
             with self._adapters.off() if self._adapters else nullcontext():
-                for part, logprobs in self._logprobs(step, trained, self._reference):
+                for part, logprobs in self._logprobs(step.columns, trained, self._reference):
                     step.reference[part.trained] = logprobs
             step.reference = self.ranks.sum_disjoint(step.reference, step.own)
         if self._critic:
@@ -284,26 +290,29 @@ class TorchLearner:
         if step.values is not None:
             step.targets = step.advantages + step.values
 
-    def _microbatches(self, columns: Columns, samples: np.ndarray) -> Iterator[MicroBatch]:
+    def _microbatches(self, columns: Columns | None, samples: np.ndarray) -> Iterator[MicroBatch]:
         """This rank's micro-batches of the given samples; as many as others have, the last ones without tokens."""
-        samples = samples[(columns.lengths[samples] > 0) & columns.own[samples]]
-        limits = {"max_tokens": self._max_tokens, "min_microbatches": self._min_microbatches}
-        cuts = columns.cuts(samples, **limits)
+        cuts: list[np.ndarray] = []
+        if columns:
+            samples = samples[(columns.lengths[samples] > 0) & columns.own[samples]]
+            limits = {"max_tokens": self._max_tokens, "min_microbatches": self._min_microbatches}
+            cuts = columns.cuts(samples, **limits)
         count = self.ranks.max(len(cuts))
         for part in cuts:
+            assert columns
             yield columns.microbatch(part, self._device, self._max_tokens)
         for _ in range(count - len(cuts)):
-            yield columns.nothing(self._device)
+            yield empty_microbatch(self._device)
 
     @torch.no_grad()
     def _logprobs(
-        self, step: Step, minibatches: list[np.ndarray], model: PreTrainedModel
+        self, columns: Columns | None, minibatches: list[np.ndarray], model: PreTrainedModel | None = None
     ) -> Iterator[tuple[MicroBatch, Tensor]]:
         """Logprobs of all trained tokens of some minibatches, micro-batch by micro-batch, without gradient."""
         if minibatches:
-            for part in self._microbatches(step.columns, np.concatenate(minibatches)):
+            for part in self._microbatches(columns, np.concatenate(minibatches)):
                 with self._precision():
-                    yield part, forward_logprobs(model, part, self._temperature)[0]
+                    yield part, forward_logprobs(model or self.model, part, self._temperature)[0]
 
     @torch.no_grad()
     def _values(self, step: Step, minibatches: list[np.ndarray], critic: Critic) -> Tensor:
@@ -328,7 +337,7 @@ class TorchLearner:
             if at_start and self._critic:
                 current.copy_(step.proximal)
             else:
-                for part, logprobs in self._logprobs(step, [samples], self.model):
+                for part, logprobs in self._logprobs(step.columns, [samples]):
                     current[part.trained] = logprobs
             current = self.ranks.sum_disjoint(current, step.own)
             if at_start:

@@ -14,7 +14,8 @@ into the flat buffer, and rounded weights out of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from learners.collectives import Ranks
 from learners.schedules import Schedule
-from learners.sharding import own_part
+from learners.sharding import own_part, reshard
 
 ROUNDED = 1 << 20
 """Weights that are rounded at once."""
@@ -52,7 +53,7 @@ class MasterAdamW:
         self.schedule, self.clip_grad = schedule, clip_grad
         self.steps = 0
         self.skipped_steps = 0
-        self._dtype, self._ranks = publish_dtype, ranks
+        self._model, self._dtype, self._ranks = model, publish_dtype, ranks
         trained = [p for p in model.parameters() if p.requires_grad]
         matrices = [p for p in trained if p.ndim >= 2]
         vectors = [p for p in trained if p.ndim < 2]
@@ -117,13 +118,39 @@ class MasterAdamW:
         self._round()
         return norm
 
+    @torch.no_grad()
+    def published(self) -> Tensor:
+        """A copy of this rank's part of the published weights, flat, in host memory."""
+        return self._weights.to("cpu", self._dtype, copy=True)
+
+    @contextmanager
+    def holding(self, weights: Tensor) -> Iterator[None]:
+        """Inside, the model has the weights of an earlier `published`. Afterwards it has its own again, bit for bit."""
+        try:
+            self._put(weights)
+            yield
+        finally:
+            reshard(self._model)
+            self._round()
+
+    @torch.no_grad()
+    def _put(self, weights: Tensor) -> None:
+        reshard(self._model)
+        self._weights.copy_(weights)
+        self._copy_out()
+
+    def _copy_out(self) -> None:
+        """To the parts that FSDP owns."""
+        if self._copied:
+            for part, weight in zip(*self._copied[:2], strict=True):
+                part.copy_(weight)
+
+    @torch.no_grad()
     def _round(self) -> None:
         for start in range(0, len(self._master), ROUNDED):  # as many as stay in a CPU's cache
             some = slice(start, start + ROUNDED)
             self._weights[some] = self._master[some].to(self._dtype)
-        if self._copied:
-            for part, weight in zip(*self._copied[:2], strict=True):
-                part.copy_(weight)
+        self._copy_out()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on; tensors are copies."""

@@ -78,11 +78,19 @@ class MicroBatch:
     tokens: int = 0
 
 
+def empty_microbatch(device: torch.device) -> MicroBatch:
+    """One input token, none trained: for a rank that has fewer micro-batches than others."""
+    token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    none = token[0, :0]
+    return MicroBatch(token, token, Layout.of(np.ones(1, np.int64), device), none, none, none, none)
+
+
 class Columns:
     """A batch of n samples as flat arrays.
 
     Per sample [n]: `lengths` input tokens (0 where no token is trained), `own` bool: is it this rank's to compute. Per
-    trained token, in the order of the samples [N]: `sample`, `place` in the response, `behaviour` float32, `version`.
+    trained token, in the order of the samples [N]: `sample`, `place` in the response, `behaviour` float32, `version`,
+    and `in_flight` bool: another version sampled the first token of its response.
     """
 
     def __init__(self, batch: Batch, own: np.ndarray | None = None):
@@ -101,6 +109,8 @@ class Columns:
         self.behaviour = np.concatenate([s.logprobs for s in samples]).astype(np.float32)[trained]
         runs = np.array([run for s in samples for run in s.runs], np.int64).reshape(-1, 2)
         self.version = np.repeat(runs[:, 0], runs[:, 1])[trained]
+        self.in_flight = self.version != np.array([s.runs[0][0] for s in samples])[self.sample]
+        self.in_flight = self.version != np.array([s.runs[0][0] for s in samples])[self.sample]
         self._outputs = place - 1
         self._targets = self._tokens[self._starts[self.sample] + place]
         self._places = np.arange(len(place))
@@ -113,6 +123,8 @@ class Columns:
         part = copy.copy(self)
         part.sample, part.place = self.sample[kept], self.place[kept]
         part.behaviour, part.version = self.behaviour[kept], self.version[kept]
+        part.in_flight = self.in_flight[kept]
+        part.in_flight = self.in_flight[kept]
         part._outputs, part._targets, part._places = self._outputs[kept], self._targets[kept], self._places[kept]
         part._count()
         return part
@@ -136,12 +148,6 @@ class Columns:
     def trained_tokens(self, samples: np.ndarray) -> int:
         """Number of trained tokens of the given samples."""
         return int(self._trained_counts[samples].sum())
-
-    def nothing(self, device: torch.device) -> MicroBatch:
-        """One input token, none trained: for a rank that has fewer micro-batches than others."""
-        token = torch.zeros(1, 1, dtype=torch.int64, device=device)
-        none = token[0, :0]
-        return MicroBatch(token, token, Layout.of(np.ones(1, np.int64), device), none, none, none, none)
 
     @property
     def forest(self) -> Forest:

@@ -51,7 +51,7 @@ class ScoringLearner(TorchLearner):
         step.draw(self._seed)
         trained = np.flatnonzero(step.columns.lengths)
         if not self._critic:
-            for part, logprobs in self._logprobs(step, [trained], self.model):
+            for part, logprobs in self._logprobs(step.columns, [trained]):
                 step.proximal[part.trained] = logprobs
         denominator = self.objective.denominator(step.columns, trained)
         pulls = {name: self._pull(step, loss, denominator) for name, loss in losses.items()}

@@ -76,6 +76,13 @@ def shard(model: PreTrainedModel, ranks: Ranks) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo supports no other
 
 
+def reshard(model: nn.Module) -> None:
+    """Forget gathered parameters: FSDP keeps those of the root after a forward pass without gradient."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def own_part(tensor: Tensor) -> Tensor:
     """This rank's part of a parameter or gradient; the tensor itself where it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

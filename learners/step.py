@@ -18,6 +18,7 @@ from areal_like.types import Batch
 from learners.collectives import Ranks
 from learners.diagnostics import Tally, drift
 from learners.losses.contract import LossBatch, log_ratio
+from learners.mismatch import mismatch
 from learners.packing import Columns
 
 
@@ -38,6 +39,7 @@ class Step:
         self.groups = np.repeat(np.arange(len(batch.groups)), [len(g.samples) for g in batch.groups])
         self.behaviour = self.on_device(columns.behaviour).to(dtype)
         self.staleness = self.on_device(batch.version - columns.version)
+        self.in_flight = self.on_device(columns.in_flight)
         self.sample = self.on_device(columns.sample)
         self.own = self.on_device(own[columns.sample])
         self.group = self.on_device(self.groups[columns.sample])
@@ -144,7 +146,9 @@ class Step:
         self.computed_tokens = sum(ranks.gathered(self.computed_tokens))
         known = ~self.proximal.isnan()
         moved = log_ratio(self.proximal, self.behaviour, known)[known]
-        metrics = self.tally.metrics() | drift(moved.cpu().numpy(), self.staleness[known].cpu().numpy())
+        log_ratios, staleness = moved.cpu().numpy(), self.staleness[known].cpu().numpy()
+        fresh, in_flight = staleness == 0, self.in_flight[known].cpu().numpy()
+        metrics = self.tally.metrics() | drift(log_ratios, staleness) | mismatch(log_ratios[fresh], in_flight[fresh])
         metrics |= {f"grad_norm{suffix}": float(np.mean(norms)) for suffix, norms in self.bucket_norms.items()}
         metrics["loss"] = float(np.mean(self.losses)) if self.losses else 0.0
         metrics["grad_norm"] = float(np.mean(self.norms)) if self.norms else 0.0

@@ -54,7 +54,7 @@ def combined(steps: Sequence[Step]) -> Step:
         first.backward_tokens += each.backward_tokens
         first.computed_tokens += each.computed_tokens
         first.denominator += each.denominator
-    for name in ("proximal", "behaviour", "staleness"):
+    for name in ("proximal", "behaviour", "staleness", "in_flight"):
         setattr(first, name, torch.cat([getattr(each, name) for each in steps]))
     total = sum(loss for each in steps for loss in each.losses)
     first.losses = [total / first.denominator] if first.denominator else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ STEPS = 2
 @dataclass(frozen=True)
 class Case:
     """`knobs` of a learner over `model`; its batches have `groups` groups, whose samples have one prompt if `shared`.
-    `exact`: computed in float64."""
+    `exact`: computed in float64. `stale`: each batch is trained by the version after the one that sampled it."""
 
     loss: Callable[..., Any] = decoupled_ppo
     advantage: Callable[..., Any] = group
@@ -45,6 +45,7 @@ class Case:
     groups: int = 5
     exact: bool = True
     shared: bool = False
+    stale: bool = False
     knobs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -64,6 +65,7 @@ CASES = {
     "shared prefixes": Case(shared=True, model="qwen3", knobs={"num_minibatches": 2}),
     "shared prefixes, cut": Case(tpo, shared=True, model="llama", knobs={"max_tokens": 19, "kl_loss": 0.1}),
     "shared prefixes, critic": Case(advantage=gae, shared=True, knobs={"critic_lr": 1e-2, "num_minibatches": 2}),
+    "stale tokens": Case(stale=True, knobs={"mismatch_every": 1}),
     "float32": Case(exact=False),
     "bfloat16": Case(exact=False, knobs={"compute_dtype": "bfloat16"}),
     **{f"loss {name}": Case(loss, knobs={"max_tokens": 23}) for name, loss in LOSSES.items()},
@@ -72,6 +74,8 @@ CASES = {
 
 def batches(case: Case) -> list[Batch]:
     made = [make_batch(seeded(i), index=i, groups=case.groups) for i in range(STEPS)]
+    if case.stale:
+        made = [replace(make_batch(seeded(i), index=i, version=i + 1), version=i + 2) for i in range(STEPS)]
     for sample, prompt in [(s, g.samples[0]) for b in made if case.shared for g in b.groups for s in g.samples]:
         sample.tokens[: sample.prompt_length] = prompt.tokens[: prompt.prompt_length]
     return made
