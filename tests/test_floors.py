@@ -279,15 +279,16 @@ def test_types_are_said() -> None:
 
 
 def long_functions(tree: ast.AST) -> dict[str, int]:
+    """Name → lines. A signature does not count: that of a component is its list of knobs."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions}
+    lengths = {node.name: (node.end_lineno or 0) - node.body[0].lineno + 1 for node in functions}
     return {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION}
 
 
 def test_a_long_function_is_found() -> None:
     body = "    x = 1\n"
-    assert long_functions(ast.parse("def f():\n" + body * LONGEST_FUNCTION)) == {"f": LONGEST_FUNCTION + 1}
-    assert not long_functions(ast.parse("def f():\n" + body * (LONGEST_FUNCTION - 1)))
+    assert long_functions(ast.parse("def f():\n" + body * (LONGEST_FUNCTION + 1))) == {"f": LONGEST_FUNCTION + 1}
+    assert not long_functions(ast.parse("def f(\n    x,\n    y,\n):\n" + body * LONGEST_FUNCTION))
 
 
 def test_functions_are_short_or_excused() -> None:
