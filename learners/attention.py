@@ -4,8 +4,8 @@ Sequences may share prefixes: their common tokens are in the row once.
 Linear layers, norms and the output head see `[1, S]` rows without padding. Attention alone is computed per sequence:
 sequences of similar length (within a factor of two) form a block `[n, heads, longest, dim]`, padded on the right.
 Causality makes padded keys invisible to real queries, so no mask is needed; outputs of padded queries are dropped.
-When all sequences have one length the block is a view of the row and nothing is copied. On a GPU and in half precision
-a kernel for sequences of any lengths pads nothing at all (`learners.varlen`).
+When all sequences have one length the block is a view of the row and nothing is copied. On a GPU and in half precision,
+under autocast too, a kernel for sequences of any lengths pads nothing at all (`learners.varlen`).
 
 Where prefixes are shared (`Layout.tree`), a sequence has two lengths: its queries are the tokens that it adds to the
 row, its keys all tokens of its path, shared prefix included. A block then has a mask for its short queries over long
@@ -63,13 +63,13 @@ def packed_attention(
     if attention_mask is not None or kwargs.get("dropout") or kwargs.get("softcap") is not None:
         raise ValueError("packed attention knows no attention mask, no dropout and no softcap")
     inputs, window = (query[0], key[0], value[0]), kwargs.get("sliding_window")
-    by_blocks = partial(_attend_blocks, inputs, layout, scaling, window)
-    if varlen.takes(*inputs):
+    half = _half(query, value)
+    if varlen.takes(query[0], half):
+        # Under autocast queries and keys come in float32: their rotary angles are.
+        q, k, v = (x.to(half) for x in inputs)
         attend = _lean(varlen.attend) if layout.lean else varlen.attend
-        output = attend(inputs, layout, scaling, window)
-        if varlen.is_right(output, by_blocks, shared=layout.paths is not None):
-            return output[None], None
-    return by_blocks()[None], None
+        return attend((q, k, v), layout, scaling, window)[None], None
+    return _attend_blocks(inputs, layout, scaling, window)[None], None
 
 
 def _attend_blocks(inputs: tuple[Tensor, ...], layout: Layout, scaling: float | None, window: int | None) -> Tensor:

@@ -1,14 +1,21 @@
 """Packed forward passes against one plain transformers forward per sequence."""
 
+from functools import partial
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from learners import attention, varlen
+from learners.advantages import group
 from learners.attention import attend_plainly, packed_attention, use_packed_attention
 from learners.layout import Layout
-from tests.learners.batches import VOCAB, tiny_model
+from learners.learner import TorchLearner
+from learners.losses.weighted import reinforce
+from learners.sharding import recompute_activations
+from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.seeds import seeded, torch_seeded
 
 LENGTHS = {
@@ -19,31 +26,44 @@ LENGTHS = {
 }
 
 
-def sequence_by_sequence(q, k, v, starts, *more, wrong=0.0, **how):
+def sequence_by_sequence(q, k, v, starts, key_starts, longest, longest_key, *, wrong=0.0, **how):
     """Stands in for torch's kernel, as its documentation has it, and pads nothing either."""
-    _, longest, _ = more
-    assert how["num_splits"] == 1 and starts.dtype == torch.int32 and longest == int(starts.diff().max())
+    assert how["num_splits"] == 1 and starts.dtype == key_starts.dtype == torch.int32
+    assert (longest, longest_key) == (int(starts.diff().max()), int(key_starts.diff().max()))
+    assert len({x.dtype for x in (q, k, v)}) == 1 and all(x.is_contiguous() for x in (q, k, v))
     pieces = []
-    for first, last in zip(starts.tolist(), starts.tolist()[1:], strict=False):
-        distance = torch.arange(last - first)[:, None] - torch.arange(last - first)
+    for (first, last), (begin, end) in zip(pairwise(starts.tolist()), pairwise(key_starts.tolist()), strict=True):
+        distance = torch.arange(end - begin - (last - first), end - begin)[:, None] - torch.arange(end - begin)
         left, right = how["window_size"]
         mask = (distance >= -right) & ((distance <= left) | (left < 0))
-        parts = (x[first:last].transpose(0, 1)[None] for x in (q, k, v))
+        parts = (
+            x[at].transpose(0, 1)[None]
+            for x, at in ((q, slice(first, last)), *((x, slice(begin, end)) for x in (k, v)))
+        )
         done = scaled_dot_product_attention(*parts, attn_mask=mask, scale=how["scale"], enable_gqa=how["enable_gqa"])
         pieces.append(done[0].transpose(0, 1) + wrong)
     return torch.cat(pieces)
 
 
+def stand_in(monkeypatch, wrong=0.0) -> list[torch.dtype]:
+    """Let a kernel that needs no GPU take the place of torch's; returns the dtypes of its calls, trials included."""
+    dtypes = []
+    kernel = lambda *a, **b: (dtypes.append(a[0].dtype), sequence_by_sequence(*a, wrong=wrong, **b))[1]  # noqa: E731
+    monkeypatch.setattr(varlen, "KERNEL", kernel)
+    monkeypatch.setattr(varlen, "runs_on", lambda device: True)
+    return dtypes
+
+
 @pytest.fixture(params=["blocks", "kernel"])
 def implementation(request, monkeypatch):
-    """Both implementations of attention; the kernel itself needs a GPU."""
+    """Both implementations of attention, in full precision; the kernel itself needs a GPU, and half precision."""
     calls = []
-    monkeypatch.setattr(varlen.Trust, "agrees", None)
     if request.param == "kernel":
         monkeypatch.setattr(varlen, "KERNEL", lambda *a, **b: (calls.append(1), sequence_by_sequence(*a, **b))[1])
-        monkeypatch.setattr(varlen, "takes", lambda *inputs: varlen.Trust.agrees is not False)
+        monkeypatch.setattr(varlen, "takes", lambda query, dtype: True)
+        monkeypatch.setattr(attention, "_half", lambda query, value: query.dtype)
     yield request.param
-    assert bool(calls) == (request.param == "kernel") and varlen.Trust.agrees is not False
+    assert bool(calls) == (request.param == "kernel")
 
 
 def packed_logits(model, sequences, lengths):
@@ -146,21 +166,67 @@ def test_what_it_does_not_compute_is_refused(refused):
         )
 
 
-def test_a_kernel_that_is_wrong_here_is_found_at_its_first_call_and_not_used(monkeypatch, caplog):
-    calls = []
-    monkeypatch.setattr(varlen.Trust, "agrees", None)
-    wrong = lambda *a, **b: (calls.append(1), sequence_by_sequence(*a, **b, wrong=1.0))[1]  # noqa: E731
-    monkeypatch.setattr(varlen, "KERNEL", wrong)
-    monkeypatch.setattr(varlen, "takes", lambda *inputs: varlen.Trust.agrees is not False)
-    x, layout = torch.randn(1, 2, 5, 8), Layout.of(np.array([2, 3]), torch.device("cpu"))
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
+def test_autocast_reaches_the_kernel_in_half_precision(kind, monkeypatch):
+    """Nothing but the device is pretended. Queries and keys leave the rotary embedding in float32."""
+    lengths = LENGTHS["long tail"]
+    model, generator = tiny_model(kind), torch_seeded(1)
+    sequences = [torch.randint(0, VOCAB, (n,), generator=generator) for n in lengths]
+    plain = packed_logits(model, sequences, lengths)
+    dtypes = stand_in(monkeypatch)
+    for recomputed in (False, True):
+        with torch.autocast("cpu", torch.bfloat16):
+            packed = packed_logits(model, sequences, lengths)
+        if not recomputed:
+            trials = len(varlen.TRIALS) * 2
+            assert dtypes == [torch.bfloat16] * (trials + model.config.num_hidden_layers)
+            recompute_activations(model)
+    assert len(dtypes) == trials + 2 * model.config.num_hidden_layers, "it is tried once"
+    (packed.float() * plain.detach()).sum().backward()
+    assert len(dtypes) == trials + 3 * model.config.num_hidden_layers
+    assert (packed.float() - plain).norm() < 3e-2 * plain.norm()
+
+
+def test_a_train_step_in_half_precision_is_one_of_the_kernel(monkeypatch):
+    """Samples that share prefixes among them, and activations that are recomputed."""
+    batch = make_batch(seeded(0), groups=3)
+    for made in batch.groups:
+        for sample in made.samples:
+            sample.tokens[: sample.prompt_length] = made.samples[0].tokens[: sample.prompt_length]
+    gradients = []
+    for kernel in (False, True):
+        dtypes = stand_in(monkeypatch) if kernel else []
+        knobs = {"num_minibatches": 1, "compute_dtype": "bfloat16", "checkpoint_activations": kernel}
+        learner = TorchLearner(tiny_model("qwen3"), reinforce, partial(group), 1.0, 0, **knobs)
+        metrics = learner.train(batch)
+        gradients.append(learner.optimizer.gradient.clone())
+    assert len(dtypes) == 2 * len(varlen.TRIALS) + 2 * 2 and set(dtypes) == {torch.bfloat16}
+    assert metrics["computed_tokens"] < metrics["backward_tokens"], "prefixes are shared"
+    assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.99
+
+
+@pytest.mark.parametrize("wrong", [0.1, float("nan")])
+def test_a_kernel_that_is_wrong_here_is_found_before_its_first_use(wrong, monkeypatch, caplog):
+    dtypes = stand_in(monkeypatch, wrong)
+    x, layout = torch.randn(1, 2, 5, 8, dtype=torch.bfloat16), Layout.of(np.array([2, 3]), torch.device("cpu"))
     outputs = [packed_attention(torch.nn.Module(), x, x, x, None, layout=layout)[0] for _ in range(3)]
     monkeypatch.setattr(varlen, "KERNEL", None)
     truth, _ = packed_attention(torch.nn.Module(), x, x, x, None, layout=layout)
-    assert all(torch.equal(output, truth) for output in outputs) and len(calls) == 1
-    assert "disagrees" in caplog.text
+    assert all(torch.equal(output, truth) for output in outputs) and len(dtypes) == 2 * len(varlen.TRIALS)
+    assert "is wrong here" in caplog.text
 
 
-def test_the_kernel_is_for_gpus_and_half_precision_and_this_torch_has_it():
+def test_a_kernel_that_fails_here_is_not_used(monkeypatch, caplog):
+    monkeypatch.setattr(varlen, "runs_on", lambda device: True)
+    half = torch.zeros(2, 3, 8, dtype=torch.bfloat16)
+    assert not varlen.takes(half, half.dtype) and "fails here" in caplog.text, "flash attention has no CPU kernel"
+
+
+def test_the_kernel_is_for_gpus_and_half_precision_and_this_torch_has_it(monkeypatch):
     assert varlen.KERNEL is not None
     half = torch.zeros(2, 3, 8, dtype=torch.bfloat16)
-    assert not varlen.takes(half, half, half)
+    assert not varlen.takes(half, half.dtype)
+    stand_in(monkeypatch)
+    assert varlen.takes(half, half.dtype)
+    assert not varlen.takes(half, None) and not varlen.takes(half.float(), torch.float32)
+    assert not varlen.takes(half[..., :4], half.dtype)
