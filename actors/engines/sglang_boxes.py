@@ -8,13 +8,14 @@ meta device), and each copy that it would make is only recorded. So the position
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from actors.engines.sglang_patch import Stored
 from areal_like.weights.state import ALIGN, TensorSpec
 
 STRIDE = 1 << 21
@@ -153,7 +154,16 @@ class _Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def boxes_of(model: torch.nn.Module, specs: Sequence[TensorSpec]) -> dict[str, list[Box]]:
+def under_stored_names(tensors: Mapping[str, Tensor], stored: Stored) -> Iterator[tuple[str, Tensor]]:
+    """The tensors, or their parts, under the names that the model's loader knows; all are views."""
+    for name, tensor in tensors.items():
+        for part, shape, strides, offset in stored.get(name, ()):
+            yield part, tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
+        if name not in stored:
+            yield name, tensor
+
+
+def boxes_of(model: torch.nn.Module, specs: Sequence[TensorSpec], stored: Stored) -> dict[str, list[Box]]:
     """Name → boxes of each tensor. Raises LoaderUnable where that can't be found out."""
     storages = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
     metas = {spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta") for spec in specs}
@@ -162,7 +172,7 @@ def boxes_of(model: torch.nn.Module, specs: Sequence[TensorSpec]) -> dict[str, l
 
     def give() -> Iterator[tuple[str, Tensor]]:
         nonlocal given
-        for name, meta in metas.items():
+        for name, meta in under_stored_names(metas, stored):
             given = name
             yield name, meta
 

@@ -9,8 +9,7 @@ exact however updates and requests overlap. Labels are this engine's own: an unk
 request shares cached prompts under the label that its server has confirmed, not the newest: until the server pauses for
 an update it computes them with the weights before.
 
-Only the digest tells which weights a server holds; without a right one it gets all weights before any request. `_held`
-is a copy of the weights that servers should hold, since the subscriber overwrites its own with the next ones.
+Only the digest tells which weights a server holds; without a right one it gets all weights before any request.
 
 A request that ended without `abort` (its server died, was replaced, or paused with `abort`) continues, here or on
 another server, from the returned tokens. Waits for a server that is ready (unblocked by `watch`).
@@ -32,14 +31,15 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from transformers import PreTrainedModel
 
-from actors.engines import sglang_flags, sglang_patch, sglang_weights
+from actors.engines import sglang_flags, sglang_weights
 from actors.engines.concurrency import AdaptiveSemaphore
 from actors.engines.sglang_fleet import Fleet
+from actors.engines.sglang_names import stored_names
 from actors.engines.sglang_replies import Reply, concatenated, generate_request, reply_of
 from actors.engines.sglang_server import Server, ServerGone, ServerRefused
+from actors.engines.sglang_shared import Held
 from areal_like.models import state_of
 from areal_like.types import Completion, Finish, Limits
-from areal_like.weights.state import State
 from areal_like.weights.update import Update
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class SglangEngine:
     `sweep_every`: updates from one digest that a server computes from all of its weights to the next (and after all
     weights were sent); between them it follows what patches change.
     Raises ValueError for knobs out of range or that would make logprobs differ from the learner's, and for a model that
-    servers can't follow (mixture of experts, latent attention).
+    servers can't follow (latent attention).
     """
 
     needs_model = True
@@ -120,7 +120,8 @@ class SglangEngine:
         self._vocab_size, self._positions = model.config.vocab_size, model.config.max_position_embeddings
         self._sweep_every = sweep_every
         self._mode, self._flush = pause_mode, kv_policy == "flush"
-        self._held, self._held_digest = _copied(state_of(model)), ""
+        state = state_of(model)
+        self._held = Held(state, stored_names(model, state.specs))
         timing: dict[str, Any] = {"start_timeout": start_timeout, "max_restarts": max_restarts}
         if url:
             self._fleet = Fleet([Server("SGLang", url=url, patience=frozen_after)], **timing)
@@ -284,13 +285,9 @@ class SglangEngine:
     async def load(self, update: Update) -> None:
         """Give new weights to all servers; returns when every later token is from the new version."""
         async with self._updating:
-            begin, base = monotonic(), self._held_digest
-            fits = bool(base) and update.state.specs == self._held.specs
+            begin, base = monotonic(), self._held.digest
             sweep = int(self._totals["updates"] + 1) % self._sweep_every == 0
-            patch = await asyncio.to_thread(
-                sglang_patch.write, update.state, update.digest, self._held if fits else None, sweep
-            )
-            self._held, self._held_digest = _copied(update.state), update.digest
+            patch = await asyncio.to_thread(self._held.advance, update, sweep)
             self._label = f"{self._labels}-{len(self._versions)}"
             self._versions[self._label] = update.version
             ready = [server for server in self._servers if server.ready.is_set()]
@@ -299,9 +296,9 @@ class SglangEngine:
             self._totals["updates"] += 1
             self._totals["apply_seconds"] += monotonic() - begin
 
-    async def _give(self, server: Server, patch: np.ndarray, base: str, mode: Any = None) -> None:
+    async def _give(self, server: Server, patch: np.ndarray | None, base: str, mode: Any = None) -> None:
         """Give weights to one server. A server that refuses them is taken out of service, and restarted."""
-        weights = sglang_weights.Weights(self._held, self._held_digest, self._label, patch, base)
+        weights = sglang_weights.Weights(self._held, self._label, patch, base)
         mode, running = mode or self._mode, server.load > 0
         flush = self._flush and mode != "in_place"
         try:
@@ -336,11 +333,10 @@ class SglangEngine:
         """Give a server that has just been started, or joined, its weights; then it may be used. Raises ServerGone,
         ServerRefused."""
         async with self._updating:
-            if not self._held_digest:
-                self._held_digest = self._held.digest()
-            await sglang_weights.holds(server, self._held, self._held_digest)
-            ask = sglang_patch.digest_probe(self._held, self._held_digest)
-            await self._give(server, ask, self._held_digest, "abort")
+            if not self._held.digest:
+                self._held.digest = await asyncio.to_thread(self._held.state.digest)
+            await sglang_weights.holds(server, self._held)
+            await self._give(server, self._held.probe(), self._held.digest, "abort")
             if not server.digest:
                 raise ServerRefused(server.failure)
             server.ready.set()
@@ -381,6 +377,7 @@ class SglangEngine:
             errand.cancel()
         for server in self._servers:
             await server.close()
+        self._held.close()
 
 
 def _finish_of(tokens: np.ndarray, limits: Limits, aborted: bool) -> Finish | None:
@@ -390,7 +387,3 @@ def _finish_of(tokens: np.ndarray, limits: Limits, aborted: bool) -> Finish | No
     if len(tokens) >= limits.max_tokens:
         return "length"
     return "abort" if aborted else None
-
-
-def _copied(state: State) -> State:
-    return State(state.specs, state.buffer.copy())

@@ -36,8 +36,8 @@ UNSUPPORTED = {"enable-dp-attention", "kv-cache-dtype", "weight-cache-mode"} | {
     spelling for short, long in _PARALLEL.items() for spelling in (short, f"{short}-size", long)
 }
 """Arguments that would put weights where patches do not reach them, or change logprobs."""
-EXPERTS, LATENT = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), "kv_lora_rank"
-"""Names in a model's config."""
+LATENT = "kv_lora_rank"
+"""Name in a model's config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,12 @@ class Wanted:
 
 def refuse_model(model: PreTrainedModel) -> None:
     """Raises ValueError for an architecture of which SGLang's own model can't be kept in step with published weights:
-    it knows experts by other names, and computes further weights from those of latent attention."""
-    for key in (*EXPERTS, LATENT):
-        if (getattr(model.config, key, None) or 0) > 1:
-            what = "latent attention" if key == LATENT else "mixtures of experts"
-            raise ValueError(
-                f"engine=sglang does not support {what} yet ({type(model).__name__} has {key}="
-                f"{getattr(model.config, key)}): use engine=torch, or a dense model"
-            )
+    it computes further weights from those of latent attention."""
+    if rank := getattr(model.config, LATENT, None):
+        raise ValueError(
+            f"engine=sglang does not support latent attention yet ({type(model).__name__} has {LATENT}={rank}): "
+            "use engine=torch, or another model"
+        )
 
 
 def command(model: PreTrainedModel, folder: Path, wanted: Wanted) -> tuple[list[str], dict[str, str]]:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.engines.sglang_boxes import Box, boxes_of
+from actors.engines.sglang_boxes import Box, boxes_of, under_stored_names
 from actors.engines.sglang_digest import Copy, LoaderError, LoaderRefused, Tally, gathered, summed
 from actors.engines.sglang_patch import Change, Patch, read
 from areal_like.weights.state import ALIGN, TensorSpec
@@ -42,12 +42,13 @@ class ParameterMap:
     processes alike. Raises as `boxes_of` and `Tally` do, and LoaderRefused for a model that computes weights of its own
     from these."""
 
-    def __init__(self, model: torch.nn.Module, specs: list[TensorSpec], group: Any = None):
-        self.specs, self.layout = specs, layout_of(model)
+    def __init__(self, model: torch.nn.Module, patch: Patch, group: Any = None):
+        specs = patch.specs
+        self.known, self.layout = (specs, patch.stored), layout_of(model)
         problem, boxes = None, {spec.name: list[Box]() for spec in specs}
         try:
             _refuse_derived(model)
-            boxes = boxes_of(model, specs)
+            boxes = boxes_of(model, specs, patch.stored)
         except Exception as error:
             problem = error
         problems = [each for each in gathered(problem and f"{type(problem).__name__}: {problem}", group) if each]
@@ -79,6 +80,11 @@ class ParameterMap:
         self.tally.note(-1, spec, copy, copy.box, words)
         target.index_put_(local, values.to(target.device)[inside].to(target.dtype))
         self.tally.note(1, spec, copy, copy.box, words)
+
+
+def _tensors(patch: Patch) -> dict[str, Tensor]:
+    """Of a patch that has all of them whole."""
+    return {each.spec.name: _as_values(each.bits, each.spec.dtype).view(each.spec.shape) for each in patch.changes}
 
 
 def layout_of(model: torch.nn.Module) -> list[tuple[Any, ...]]:
@@ -132,11 +138,12 @@ def apply(model: torch.nn.Module, patch: Patch, group: Any = None) -> str:
 def _map_of(model: torch.nn.Module, patch: Patch, group: Any) -> ParameterMap:
     """The one of the last patch, unless something has moved since, in any process."""
     known = _KNOWN.get(model)
-    moved = torch.tensor([int(known is None or known.specs != patch.specs or known.layout != layout_of(model))])
+    wanted = (patch.specs, patch.stored)
+    moved = torch.tensor([int(known is None or known.known != wanted or known.layout != layout_of(model))])
     summed(moved, group)
     if moved or known is None:
         _KNOWN.pop(model, None)
-        known = _KNOWN[model] = ParameterMap(model, patch.specs, group)
+        known = _KNOWN[model] = ParameterMap(model, patch, group)
     return known
 
 
@@ -168,6 +175,10 @@ def answered(original: Callable, updater: Any, *args: Any, **kwargs: Any) -> tup
         _refuse_with_sglang(updater)
         patch = read(kwargs["named_tensors"][0][1].cpu().numpy())
         asked = not patch.changes
+        if patch.own_loader:
+            _KNOWN.clear()
+            updater.get_model().load_weights(under_stored_names(_tensors(patch), patch.stored))
+            return True, "loaded by the model's own loader"
         return True, APPLIED + apply(updater.get_model(), patch, _group())
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"

@@ -7,19 +7,26 @@ A patch holds the new values themselves, so applying it twice does no harm. With
 unknown weights. `digest` is that of the weights after it. One without count asks for a comparison of digests only. The
 engine writes patches, the loader inside the server (`sglang_loader`) reads them. Every piece begins at a multiple of 8
 bytes. No torch here.
+
+On one host the pieces, or all of the patch, may lie in a file that the head names: weights that the engine holds in
+shared memory (`sglang_shared`), of which each process of the server then reads what it has a place for.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from areal_like.weights.changes import Changes, Where
 from areal_like.weights.state import BITS, State, TensorSpec
 
 NAME = "areal_like.patch"
 """Name of the one tensor that carries a patch."""
+Stored = dict[str, list]
+"""Name of one of our tensors → the parts of it that SGLang's loaders know by names of their own: rows of name, shape,
+strides and offset (in elements of the whole). Others go by our names. See `sglang_names`."""
 WHOLE = -1
 """Stands for the number of count of a tensor that is sent whole."""
 _ALIGN = 8
@@ -45,16 +52,26 @@ class Patch:
     digest: str
     changes: list[Change]
     sweep: bool = True
+    stored: Stored = field(default_factory=dict)
+    own_loader: bool = False
 
 
-def write(state: State, digest: str, base: State | None, sweep: bool = True) -> np.ndarray:
+def write(
+    state: State,
+    digest: str,
+    base: State | None,
+    changes: Changes | None = None,
+    stored: Stored | None = None,
+    sweep: bool = True,
+) -> np.ndarray:
     """uint8 [bytes]: leads from `base`, a state of the same tensors, to `state`; from any weights where `base` is None.
-    A tensor is sent whole where that is shorter. Without `sweep`, the server may compute the digest from what changes
-    and what it knows."""
+    A tensor is sent whole where that is shorter. Only what `changes` (those since `base`) names is compared, where
+    given. Without `sweep`, the server may compute the digest from what changes and what it knows."""
     rows, parts = [], []
     before = [bits for _, bits in base.tensors()] if base else None
     for i, (spec, bits) in enumerate(state.tensors()):
-        places = np.flatnonzero(before[i] != bits) if before else None
+        where: list[Where] = changes.tensors.get(i, []) if changes else [slice(0, spec.count)]
+        places = _differing(before[i], bits, where) if before else None
         if places is not None and not len(places):
             count = 0
         elif places is None or len(places) * (4 + spec.itemsize) >= spec.nbytes or spec.count > _MOST_PLACES:
@@ -64,19 +81,40 @@ def write(state: State, digest: str, base: State | None, sweep: bool = True) -> 
             count = len(places)
             parts += [places.astype(np.uint32).view(np.uint8), bits[places].view(np.uint8)]
         rows.append([spec.name, spec.dtype, list(spec.shape), count])
-    return _joined(digest, rows, parts, sweep)
+    return _joined({"digest": digest, "sweep": sweep, "stored": stored or {}, "tensors": rows}, parts)
 
 
-def digest_probe(state: State, digest: str) -> np.ndarray:
+def _differing(before: np.ndarray, bits: np.ndarray, where: list[Where]) -> np.ndarray:
+    """Places at which two tensors differ, int64 [n], in order; of `where` only."""
+    found = [np.zeros(0, np.int64)]
+    for each in where:
+        unlike = np.flatnonzero(before[each] != bits[each])
+        found.append(unlike + each.start if isinstance(each, slice) else each[unlike])
+    return found[1] if len(where) == 1 and isinstance(where[0], slice) else np.unique(np.concatenate(found))
+
+
+def digest_probe(state: State, digest: str, stored: Stored | None = None) -> np.ndarray:
     """uint8 [bytes]: a patch without changes, which asks whether the weights have this digest."""
     rows = [[spec.name, spec.dtype, list(spec.shape), 0] for spec in state.specs]
-    return _joined(digest, rows, [], True)
+    return _joined({"digest": digest, "sweep": True, "stored": stored or {}, "tensors": rows}, [])
 
 
-def _joined(digest: str, rows: list, parts: list[np.ndarray], sweep: bool) -> np.ndarray:
-    told = {"digest": digest, "sweep": sweep, "tensors": rows}
-    head = np.frombuffer(json.dumps(told).encode(), np.uint8)
-    pieces = [np.array([head.size], "<u8").view(np.uint8), head, *parts]
+def whole_at(path: str, state: State, digest: str, stored: Stored, own_loader: bool) -> np.ndarray:
+    """uint8 [bytes]: a patch with all tensors, whose pieces are the file at `path`, the buffer of `state`.
+    `own_loader`: the model's own loader is to load them; the digest is not compared."""
+    rows = [[spec.name, spec.dtype, list(spec.shape), WHOLE] for spec in state.specs]
+    head = {"digest": digest, "sweep": True, "stored": stored, "tensors": rows, "pieces": path}
+    return _joined({**head, "own_loader": own_loader}, [])
+
+
+def pointer(path: str) -> np.ndarray:
+    """uint8 [bytes]: stands for the patch in the file at `path`."""
+    return _joined({"patch": path}, [])
+
+
+def _joined(head: dict, parts: list[np.ndarray]) -> np.ndarray:
+    text = np.frombuffer(json.dumps(head).encode(), np.uint8)
+    pieces = [np.array([text.size], "<u8").view(np.uint8), text, *parts]
     data = np.zeros(sum(_padded(piece.size) for piece in pieces), np.uint8)
     at = 0
     for piece in pieces:
@@ -86,32 +124,40 @@ def _joined(digest: str, rows: list, parts: list[np.ndarray], sweep: bool) -> np
 
 
 def read(data: np.ndarray) -> Patch:
-    """The patch in `data`, uint8; the changes' bits are views of it. Raises PatchError."""
+    """The patch in `data`, uint8; the changes' bits are views of it. Raises PatchError, OSError."""
     if data.size < _ALIGN:
         raise PatchError("a patch that is too short")
     try:
         size = int(data[:8].view("<u8")[0])
         head = json.loads(data[8 : 8 + size].tobytes())
-        at, specs, changes = 8 + _padded(size), [], []
-        for name, dtype, shape, count in head["tensors"]:
-            spec = TensorSpec(name, dtype, tuple(shape))
-            specs.append(spec)
-            if count == 0:
-                continue
-            places = None
-            if count != WHOLE:
-                places = _taken(data, at, 4 * count).view(np.uint32).astype(np.int64)
-                at += _padded(4 * count)
-                if places.max() >= spec.count:
-                    raise PatchError(f"a place beyond the end of {name}")
-            nbytes = spec.nbytes if places is None else count * spec.itemsize
-            changes.append(Change(spec, places, _taken(data, at, nbytes).view(BITS[dtype])))
-            at += _padded(nbytes)
-        if at != data.size:
-            raise PatchError(f"{data.size} bytes where the head tells of {at}")
-        return Patch(specs, head["digest"], changes, head["sweep"])
+        if "patch" in head:
+            return read(np.asarray(np.memmap(head["patch"], np.uint8, "c")))
+        if "pieces" in head:
+            return _patch_of(head, np.asarray(np.memmap(head["pieces"], np.uint8, "c")))
+        return _patch_of(head, data[8 + _padded(size) :])
     except (KeyError, TypeError, IndexError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise PatchError(f"not a patch: {error!r}") from None
+
+
+def _patch_of(head: dict, data: np.ndarray) -> Patch:
+    at, specs, changes = 0, [], []
+    for name, dtype, shape, count in head["tensors"]:
+        spec = TensorSpec(name, dtype, tuple(shape))
+        specs.append(spec)
+        if count == 0:
+            continue
+        places = None
+        if count != WHOLE:
+            places = _taken(data, at, 4 * count).view(np.uint32).astype(np.int64)
+            at += _padded(4 * count)
+            if places.max() >= spec.count:
+                raise PatchError(f"a place beyond the end of {name}")
+        nbytes = spec.nbytes if places is None else count * spec.itemsize
+        changes.append(Change(spec, places, _taken(data, at, nbytes).view(BITS[dtype])))
+        at += _padded(nbytes)
+    if at != data.size:
+        raise PatchError(f"{data.size} bytes of changes where the head tells of {at}")
+    return Patch(specs, head["digest"], changes, head["sweep"], head["stored"], head.get("own_loader", False))
 
 
 def _taken(data: np.ndarray, at: int, size: int) -> np.ndarray:

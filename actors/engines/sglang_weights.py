@@ -4,17 +4,19 @@
 
 The label, which the server records with every token from then on, is set only after the server has compared the digest
 of its weights. A server that can't compare (it stores weights in a way that `sglang_loader` can't follow) gets all
-weights each time, by the model's own loader; `Outcome.checked` is then False. Any other failure raises ServerGone or
-ServerRefused, and the server stays paused: it must not continue with unknown weights.
+weights each time, by the model's own loader; `Outcome.checked` is then False. A server of ours reads weights from
+shared memory (`sglang_shared`); one that was joined, and may run elsewhere, gets them in the message. Any other failure
+raises ServerGone or ServerRefused, and the server stays paused: it must not continue with unknown weights.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,8 +24,10 @@ import numpy as np
 import torch
 
 from actors.engines import sglang_patch
+from actors.engines.sglang_boxes import under_stored_names
 from actors.engines.sglang_loader import APPLIED, LOAD_FORMAT, LoaderRefused
 from actors.engines.sglang_server import Server, ServerRefused
+from actors.engines.sglang_shared import Held, SharedBytes
 from areal_like.errors import UserError
 from areal_like.models import tensors_of
 from areal_like.weights.state import State
@@ -31,6 +35,9 @@ from areal_like.weights.state import State
 PauseMode = Literal["in_place", "retract", "abort"]
 BUCKET_BYTES = 1 << 30
 """Most bytes of whole weights in one message."""
+INLINE_BYTES = 1 << 16
+"""Up to which a patch is in the message itself."""
+_UNABLE = "LoaderUnable"
 _REFUSED = f"{LoaderRefused.__name__}: "
 SLOWEST_BYTES_PER_SECOND = 32 << 20
 """At which a server reads, applies and digests weights: the least that is waited for."""
@@ -48,13 +55,35 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a server is to hold: `patch` (uint8, see `sglang_patch`) leads there from the weights with digest `base`."""
+    """What a server is to hold: `patch` (uint8, see `sglang_patch`) leads there from the weights with digest `base`;
+    None: all weights must be sent."""
 
-    state: State
-    digest: str
+    held: Held
     label: str
-    patch: np.ndarray
+    patch: np.ndarray | None
     base: str
+
+
+class _Message:
+    """A patch as a server takes it: a server of ours, on this host, is told where it lies."""
+
+    def __init__(self, server: Server, patch: np.ndarray):
+        self._shared = SharedBytes.of(patch) if server.is_ours and patch.nbytes > INLINE_BYTES else None
+        sent = sglang_patch.pointer(self._shared.path) if self._shared else patch
+        self.payload = serialised([(sglang_patch.NAME, torch.from_numpy(sent))], server.ranks)
+
+    def close(self) -> None:
+        if self._shared:
+            self._shared.close()
+
+
+@contextlib.asynccontextmanager
+async def _message(server: Server, patch: np.ndarray) -> AsyncIterator[list[str]]:
+    message = await asyncio.to_thread(_Message, server, patch)
+    try:
+        yield message.payload
+    finally:
+        message.close()
 
 
 def serialised(tensors: list[tuple[str, torch.Tensor]], ranks: int) -> list[str]:
@@ -65,30 +94,35 @@ def serialised(tensors: list[tuple[str, torch.Tensor]], ranks: int) -> list[str]
 
 async def give(server: Server, weights: Weights, mode: PauseMode, flush: bool) -> Outcome:
     """Bring a server to these weights. Raises ServerGone, ServerRefused: then it is paused, its weights unknown."""
-    message = serialised([(sglang_patch.NAME, torch.from_numpy(weights.patch))], server.ranks)  # before it stands still
-    known = server.digest and server.digest == weights.base
-    server.open.clear()
-    begin = time.monotonic()
-    await server.post("/pause_generation", {"mode": mode})
-    server.digest = ""
-    await _begin(server)
-    nbytes, whole, checked = weights.patch.nbytes, False, True
-    try:
-        if not known:
-            raise ServerRefused("what it holds is not known")
-        await _patch(server, message, weights.state, weights.digest)
-    except ServerRefused:
-        whole = True
-        nbytes, checked = await _give_all(server, weights)
-    await server.post("/end_weight_update", {}, _seconds(weights.state))
+    patch = weights.patch if server.digest and server.digest == weights.base else None
+    async with contextlib.AsyncExitStack() as stack:
+        message = await stack.enter_async_context(_message(server, patch)) if patch is not None else None
+        server.open.clear()
+        begin = time.monotonic()
+        await server.post("/pause_generation", {"mode": mode})
+        server.digest = ""
+        await _begin(server)
+        outcome = await _patched_or_given_all(server, weights.held, message, patch)
+    await server.post("/end_weight_update", {}, _seconds(weights.held.state))
     if flush:
         await server.post("/flush_cache", {})
     await server.post("/update_weight_version", {"new_version": weights.label, "abort_all_requests": False})
-    server.digest, server.label = weights.digest, weights.label
+    server.digest, server.label = weights.held.digest, weights.label
     await server.post("/continue_generation", {})
     server.pulse.beat()
     server.open.set()
-    return Outcome(whole, checked, nbytes, time.monotonic() - begin)
+    return Outcome(*outcome, time.monotonic() - begin)
+
+
+async def _patched_or_given_all(
+    server: Server, held: Held, message: list[str] | None, patch: np.ndarray | None
+) -> tuple[bool, bool, int]:
+    """All weights were sent; their digest was compared; bytes."""
+    if message is not None and patch is not None:
+        with contextlib.suppress(ServerRefused):
+            await _patch(server, message, held.state, held.digest)
+            return False, True, patch.nbytes
+    return True, await (_give_all(server, held) if server.is_ours else _send_all(server, held)), held.state.nbytes
 
 
 async def _begin(server: Server) -> None:
@@ -118,43 +152,63 @@ async def _patch(server: Server, message: list[str], state: State, digest: str) 
         raise ServerRefused(f"{server.name}: no confirmation of the weights: {said!r}")
 
 
-async def _give_all(server: Server, weights: Weights) -> tuple[int, bool]:
-    """By the model's own loader; returns the bytes, and whether the digest was compared. Raises ServerRefused."""
-    for bucket in buckets(weights.state):
-        body = {"serialized_named_tensors": serialised(bucket, server.ranks), "flush_cache": False}
-        await server.post("/update_weights_from_tensor", body, _seconds(weights.state))
-    probe = sglang_patch.digest_probe(weights.state, weights.digest)
-    message = serialised([(sglang_patch.NAME, torch.from_numpy(probe))], server.ranks)
-    try:
-        await _patch(server, message, weights.state, weights.digest)
-    except ServerRefused as error:
-        if "LoaderUnable" not in str(error):
-            raise
-        return weights.state.nbytes, False
-    return weights.state.nbytes, True
+async def _give_all(server: Server, held: Held) -> bool:
+    """From shared memory; returns whether the digest was compared. Raises ServerRefused."""
+    told = held.path, held.state, held.digest, held.stored
+    async with _message(server, sglang_patch.whole_at(*told, own_loader=False)) as message:
+        try:
+            await _patch(server, message, held.state, held.digest)
+            return True
+        except ServerRefused as error:
+            if _UNABLE not in str(error):
+                raise
+    async with _message(server, sglang_patch.whole_at(*told, own_loader=True)) as message:
+        body = {"serialized_named_tensors": message, "load_format": LOAD_FORMAT, "flush_cache": False}
+        await server.post("/update_weights_from_tensor", body, _seconds(held.state))
+    return False
 
 
-async def holds(server: Server, state: State, digest: str) -> bool:
+async def _send_all(server: Server, held: Held) -> bool:
+    """To a server that may run elsewhere, by the model's own loader; as `_give_all`."""
+    for bucket in buckets(held):
+        message = await asyncio.to_thread(_bucket, bucket, server.ranks)
+        body = {"serialized_named_tensors": message, "flush_cache": False}
+        await server.post("/update_weights_from_tensor", body, _seconds(held.state))
+    async with _message(server, held.probe()) as message:
+        try:
+            await _patch(server, message, held.state, held.digest)
+        except ServerRefused as error:
+            if _UNABLE not in str(error):
+                raise
+            return False
+    return True
+
+
+def _bucket(tensors: list[tuple[str, torch.Tensor]], ranks: int) -> list[str]:
+    """Each in a storage of its own: a view would be sent with the whole buffer."""
+    return serialised([(name, tensor.clone(memory_format=torch.contiguous_format)) for name, tensor in tensors], ranks)
+
+
+async def holds(server: Server, held: Held) -> bool:
     """Whether a server that is not serving yet has these weights."""
-    probe = sglang_patch.digest_probe(state, digest)
-    message = serialised([(sglang_patch.NAME, torch.from_numpy(probe))], server.ranks)
     await _begin(server)
     with contextlib.suppress(ServerRefused):
-        await _patch(server, message, state, digest)
-        server.digest = digest
+        async with _message(server, held.probe()) as message:
+            await _patch(server, message, held.state, held.digest)
+        server.digest = held.digest
     await server.post("/end_weight_update", {})
-    return server.digest == digest
+    return server.digest == held.digest
 
 
-def buckets(state: State) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """The tensors of a state, at most `BUCKET_BYTES` at a time (one that is larger comes alone)."""
+def buckets(held: Held) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """The tensors by the names that SGLang knows, at most `BUCKET_BYTES` at a time (one that is larger comes alone)."""
     bucket: list[tuple[str, torch.Tensor]] = []
     size = 0
-    for name, tensor in tensors_of(state):
+    for name, tensor in under_stored_names(dict(tensors_of(held.state)), held.stored):
         if bucket and size + tensor.nbytes > BUCKET_BYTES:
             yield bucket
             bucket, size = [], 0
-        bucket.append((name, tensor.clone()))  # a storage of its own: a view would be sent with the whole buffer
+        bucket.append((name, tensor))
         size += tensor.nbytes
     if bucket:
         yield bucket

@@ -38,12 +38,12 @@ class Fakes:
         for name in ("start", "kill", "get", "text", "post", "until_dead"):
             monkeypatch.setattr(Server, name, self._bound(getattr(self, name)))
 
-        async def holds(server: Server, state: Any, digest: str) -> bool:
+        async def holds(server: Server, held: Any) -> bool:
             return False
 
         async def give(server: Server, weights: Any, mode: str, flush: bool) -> sglang_weights.Outcome:
             self.events.append((server.name, "give", weights.label))
-            server.digest, server.label = weights.digest, weights.label
+            server.digest, server.label = weights.held.digest, weights.label
             return sglang_weights.Outcome(True, True, 0, 0.0)
 
         monkeypatch.setattr(sglang_weights, "holds", holds)

@@ -61,7 +61,7 @@ class Fused(nn.Module):
 
 
 def patch_between(base, state, sweep=True):
-    return sglang_patch.read(sglang_patch.write(state, state.digest(), base, sweep))
+    return sglang_patch.read(sglang_patch.write(state, state.digest(), base, sweep=sweep))
 
 
 @pytest.mark.parametrize("sweep", [True, False])

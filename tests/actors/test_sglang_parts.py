@@ -1,19 +1,29 @@
 """What of the SGLang engine needs no server: patches, replies, flags."""
 
 import asyncio
+import base64
+import pickle
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+from transformers.core_model_loading import revert_weight_conversion
 
 from actors.engines import sglang_flags, sglang_loader, sglang_patch, sglang_server, sglang_weights
+from actors.engines.sglang_boxes import under_stored_names
 from actors.engines.sglang_engine import SglangEngine
 from actors.engines.sglang_flags import Wanted
+from actors.engines.sglang_names import stored_names
 from actors.engines.sglang_replies import NEUTRAL, concatenated, generate_request, reply_of
+from actors.engines.sglang_shared import Held
 from areal_like.errors import UserError
-from areal_like.models import publishable, qwen2
+from areal_like.models import publishable, qwen2, specs_of, tensors_of
 from areal_like.types import Limits
-from areal_like.weights.state import TensorSpec
-from tests.actors.test_sglang_loader import changed, random_state
+from areal_like.weights.changes import Changes
+from areal_like.weights.state import State, TensorSpec
+from areal_like.weights.update import Update
+from tests.actors.test_sglang_loader import Fused, changed, random_state
 
 
 def test_a_patch_is_as_short_as_its_changes():
@@ -22,6 +32,98 @@ def test_a_patch_is_as_short_as_its_changes():
     assert sglang_patch.write(few, "d", state).nbytes < 8000
     assert 200_000 < sglang_patch.write(many, "d", state).nbytes < 200_300
     assert sglang_patch.digest_probe(state, "d").nbytes < 200
+
+
+def test_a_patch_compares_only_what_is_said_to_have_changed():
+    state = random_state(0)
+    new = changed(state, 0.3)
+    (_, q), (_, k), *_ = new.tensors()
+    changes = Changes("", {0: [slice(3, 9), np.array([20, 4], np.int64)], 1: [np.array([7, 7], np.int64)]})
+    patch = sglang_patch.read(sglang_patch.write(new, "d", state, changes))
+    old = [bits for _, bits in state.tensors()]
+    expected = {0: [at for at in [*range(3, 9), 20] if q[at] != old[0][at]], 1: [7] if k[7] != old[1][7] else []}
+    found = {change.spec.name: change.places.tolist() for change in patch.changes}
+    assert found == {state.specs[i].name: at for i, at in expected.items() if at} and found
+
+
+def copied(state):
+    return State(state.specs, state.buffer.copy())
+
+
+def test_held_weights_follow_updates_and_lie_where_a_server_can_read_them():
+    """Whole, or by the changes of an update, if those are since what is held."""
+    states = [random_state(0)]
+    for seed in (1, 2):
+        states.append(changed(states[-1], 0.2, seed))
+    held = Held(copied(states[0]), {})
+    assert held.advance(Update(0, "d0", states[0]), True) is None, "what servers have is not known"
+    everywhere = Changes("d0", {i: [slice(0, spec.count)] for i, spec in enumerate(states[0].specs)})
+    for version, changes in enumerate([everywhere, Changes("of other weights")], 1):
+        state, before = states[version], copied(held.state)
+        patch = sglang_patch.read(held.advance(Update(version, f"d{version}", state, changes), False))
+        assert np.array_equal(held.state.buffer, state.buffer) and held.digest == f"d{version}"
+        assert np.array_equal(np.fromfile(held.path, np.uint8), state.buffer)
+        assert not patch.sweep
+        by_name = {spec.name: bits for spec, bits in before.tensors()}
+        for change in patch.changes:
+            by_name[change.spec.name][slice(None) if change.places is None else change.places] = change.bits
+        assert np.array_equal(before.buffer, state.buffer)
+    held.close()
+
+
+class Told:
+    """A server that reads what it is told, as `answered` does, and applies it."""
+
+    def __init__(self, model, is_ours=True):
+        self.model, self.is_ours, self.ranks, self.name, self.largest = model, is_ours, 8, "told", 0
+
+    async def post(self, path, body, extra=0.0):
+        assert path == "/update_weights_from_tensor" and len(body["serialized_named_tensors"]) == 8
+        payload = body["serialized_named_tensors"][3]
+        self.largest = max(self.largest, len(payload))
+        tensors = pickle.loads(base64.b64decode(payload))
+        if body.get("load_format") is None:
+            self.model.load_weights(tensors)
+            return {"success": True, "message": ""}
+        updater = type("Updater", (), {"__module__": __name__, "get_model": lambda _: self.model})()
+        told = {"named_tensors": tensors, "load_format": body["load_format"]}
+        success, message = sglang_loader.answered(pytest.fail, updater, **told)
+        if not success:
+            raise sglang_server.ServerRefused(message)
+        return {"success": True, "message": message}
+
+
+@pytest.mark.parametrize(("ours", "broken"), [(True, ""), (True, "transposed"), (False, ""), (False, "transposed")])
+def test_all_weights_reach_a_server_from_shared_memory_or_in_messages(ours, broken, monkeypatch):
+    """For our own server no message grows with the weights; it may have to use the model's own loader."""
+    monkeypatch.setattr(sglang_loader, "_group", lambda: None)
+    monkeypatch.setattr(sglang_weights, "BUCKET_BYTES", 100)
+    monkeypatch.setattr(sglang_weights, "INLINE_BYTES", 100)
+    state = random_state(0)
+    held, server, right = Held(state, {}), Told(Fused(broken=broken), ours), Fused()
+    held.digest = state.digest()
+    give = sglang_weights._give_all if ours else sglang_weights._send_all
+    assert asyncio.run(give(server, held)) is (broken == "")
+    right.load_weights(list(tensors_of(state)))
+    for mine, expected in zip(server.model.parameters(), right.parameters(), strict=True):
+        assert torch.equal(mine, expected)
+    assert server.largest < 1000 or not ours
+
+
+def test_experts_go_by_the_names_of_checkpoints():
+    """Just as transformers would write them; dense models need no names."""
+    config = Qwen3MoeConfig(
+        vocab_size=10, hidden_size=8, intermediate_size=8, moe_intermediate_size=12, num_hidden_layers=1, head_dim=4,
+        num_attention_heads=2, num_key_value_heads=1, num_experts=3, num_experts_per_tok=2,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config)
+    stored = stored_names(model, specs_of(model))
+    assert {name.rpartition(".")[2] for name in stored} == {"gate_up_proj", "down_proj"}
+    found = dict(under_stored_names(dict(model.named_parameters()), stored))
+    expected = revert_weight_conversion(model, dict(model.named_parameters()))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert stored_names(tiny(), specs_of(tiny())) == {}
 
 
 def test_what_is_no_patch_is_refused():
@@ -201,11 +303,10 @@ def test_a_request_that_updates_break_off_again_and_again_is_not_given_up(tmp_pa
             asyncio.run(asyncio.wait_for(request, 30))
 
 
-@pytest.mark.parametrize(("key", "count"), [("num_experts", 8), ("n_routed_experts", 64), ("kv_lora_rank", 512)])
-def test_models_that_servers_can_not_follow_are_refused_at_once(key, count, tmp_path):
+def test_models_that_servers_can_not_follow_are_refused_at_once(tmp_path):
     model = tiny()
-    setattr(model.config, key, count)
-    with pytest.raises(ValueError, match=f"does not support .* yet .*{key}={count}"):
+    model.config.kv_lora_rank = 512
+    with pytest.raises(ValueError, match=r"does not support latent attention yet .*kv_lora_rank=512"):
         SglangEngine(model, tmp_path)
 
 

@@ -15,7 +15,7 @@ import torch
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("SGLang is not installed (scripts/setup_sglang_cpu.sh)", allow_module_level=True)
 
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from actors.engines.sglang_engine import SglangEngine
 from areal_like.models import publishable, state_of
@@ -41,6 +41,15 @@ CONFIGS = {
     "qwen2": Qwen2Config(**SHAPE, tie_word_embeddings=True),
     "llama": LlamaConfig(**SHAPE, tie_word_embeddings=False),
     "qwen3": Qwen3Config(**SHAPE, tie_word_embeddings=True, head_dim=32),
+    "qwen3_moe": Qwen3MoeConfig(
+        **SHAPE,
+        tie_word_embeddings=False,
+        head_dim=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+    ),
 }
 START_SECONDS = 240
 

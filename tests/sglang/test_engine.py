@@ -277,7 +277,7 @@ def test_a_patch_that_does_not_fit_ends_in_all_weights(bench):
         whole = engine.stats()["whole_updates"]
         published.step()  # never told: the patch of the next one lacks what has changed here
         update = published.step()
-        engine._held.buffer[:] = update.state.buffer
+        engine._held.state.buffer[:] = update.state.buffer
         await engine.load(update)
         assert engine.stats()["whole_updates"] == whole + 1
         assert engine._servers[0].digest == update.digest
