@@ -22,7 +22,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from areal_like.ages import KEY as AGES
 from areal_like.ages import shares_of
-from areal_like.conflicts import refuse_odd_launcher, refuse_odd_model, refuse_odd_training, refuse_odd_transport
+from areal_like.conflicts import (
+    refuse_odd_launcher,
+    refuse_odd_model,
+    refuse_odd_placement,
+    refuse_odd_training,
+    refuse_odd_transport,
+)
 from areal_like.defaults import LEARNING, learning_defaults, machine_defaults
 from areal_like.layers import COMMAND_LINE, Layers, Tree, Value, read, shown
 from areal_like.machine import cores, has_bfloat16
@@ -156,6 +162,7 @@ def _checked(tree: Tree) -> Config:
     _refuse_other_ages(config)
     refuse_odd_transport(config)
     refuse_odd_launcher(config)
+    refuse_odd_placement(config)
     refuse_odd_model(config)
     refuse_odd_training(config)
     return _read_only(config)

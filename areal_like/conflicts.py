@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from areal_like.defaults import optimizer_steps
+from areal_like.placement import AUTO, needs_of, place
+from areal_like.placement import KEY as PLACEMENT
 from areal_like.registry import ConfigError, check_part, marks, settled
 from areal_like.schema import Config
 
@@ -31,6 +33,10 @@ def refuse_odd_launcher(config: Config) -> None:
         raise ConfigError(f"{key}=inproc reaches no other process: leave it out, or set launcher=inline", key)
     if not one_process:
         return
+    if config.placement != AUTO:
+        raise ConfigError(
+            f"{PLACEMENT}: launcher=inline has one process, which sees all devices: leave it out", PLACEMENT
+        )
     learner, threads = config.learner, config.actors.threads
     if learner.get("ranks", 1) > 1:
         raise ConfigError("learner.ranks: launcher=inline has one process, so 1 rank only", "learner.ranks")
@@ -38,6 +44,23 @@ def refuse_odd_launcher(config: Config) -> None:
         key = "learner.threads"
         raise ConfigError(
             f"{key}: with launcher=inline torch has one number of threads: leave it out, or set {key}={threads}", key
+        )
+
+
+def refuse_odd_placement(config: Config) -> None:
+    """Devices that the processes can't have, whatever the machine. Raises ConfigError."""
+    for spelling in ("base-gpu-id", "base_gpu_id"):
+        if spelling in (settled("engine", config.engine).get("server") or {}):
+            key = f"engine.server.{spelling}"
+            raise ConfigError(f"{key}: {PLACEMENT}.actors says which devices the servers get; leave it out", key)
+    if config.actors.count is None:  # not known yet
+        return
+    placed = place(config.placement, needs_of(config), None)
+    if placed and placed.shared and "ACROSS_HOSTS" in marks("launcher", config.launcher["name"]):
+        name = config.launcher["name"]
+        raise ConfigError(
+            f"{PLACEMENT}.share: launcher={name} gives each process devices of its own; share them with launcher=local",
+            f"{PLACEMENT}.share",
         )
 
 

@@ -8,7 +8,8 @@ set.
     of a large model that is computed on this machine's CPU:
     learner.threads        async: the cores that the actors leave; rounds, in which one side waits for the other: all
     actors.count, .threads one actor (one batch is decoded faster than two halves) with a quarter of the cores; in
-                           rounds with all of them. Small models, or others' machines: two actors of one thread
+                           rounds with all of them. Small models, or others' machines: two actors of one thread; on
+                           GPUs as many as `placement` names devices for, or one
     engine.slots           64 per thread of an actor, where the bound lets so many sequences run; 64 at least
     compute_dtype          of learner and engine: bfloat16 for a large pretrained model on CUDA, or a CPU that has it;
                            else float32. On a CPU float32 also for losses whose clip range is finer than bfloat16's
@@ -35,6 +36,7 @@ import math
 from collections.abc import Mapping
 
 from areal_like.model_folder import weight_bytes
+from areal_like.placement import actors_on
 from areal_like.registry import marks, settled
 from areal_like.schema import Config
 
@@ -100,7 +102,7 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool) -> dict[str, ob
     quarter, rounds = cores // 4, known["scheduler"].get("max_staleness") == 0
     shared = learns and acts and not rounds and not one_process
     actors = config.actors
-    few = 1 if acts or known["engine"].get("url") else 2
+    few = 1 if acts or known["engine"].get("url") else actors_on(config.placement, known["engine"]) or 2
     count = actors.count or max(few, actors.min_alive)
     threads = actors.threads or max(1, (quarter if shared else cores) // count if acts else 1)
     found: dict[str, object] = {"actors.count": count, "actors.threads": threads}

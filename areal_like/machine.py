@@ -1,4 +1,4 @@
-"""What this machine offers a process: cores, and whether they compute in bfloat16. Asks the system, not torch."""
+"""What this machine offers a process: cores, whether they compute in bfloat16, a GPU. Asks the system, not torch."""
 
 from __future__ import annotations
 
@@ -39,6 +39,12 @@ def has_bfloat16(root: Path = Path("/")) -> bool:
         if name.strip() in ("flags", "Features"):
             return not BFLOAT16.isdisjoint(flags.split())
     return False
+
+
+def has_gpu(root: Path = Path("/")) -> bool:
+    """Whether an NVIDIA GPU is here that this process may use."""
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+    return allowed not in ("", "-1") and any((root / "dev").glob("nvidia[0-9]*"))
 
 
 def _read(path: Path) -> str:

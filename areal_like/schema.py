@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     import omegaconf
 
     Spec = omegaconf.DictConfig
+    Free = object
 else:
-    Spec = dict[str, Any]
-"""A component's name and knobs, which are free here (`areal_like.registry`)."""
+    Spec, Free = dict[str, Any], Any
+"""A component's name and knobs, which are free here (`areal_like.registry`); a value of any form."""
 
 
 @dataclass
@@ -112,7 +113,8 @@ class Config:
     weight_sync_interval: int
     staleness_policy: Literal["wait", "drop", "requeue", "mask_tokens"]
     partial_rollout: Literal["resume", "restart"]
-    inject_staleness: Any
+    inject_staleness: Free
+    placement: Free
     task: Spec
     model: Spec
     engine: Spec

@@ -32,6 +32,7 @@ PARTS = {
     "estimate": "train --dry-run",
     "exporter": "status --prometheus",
     "fault_counts": "train",
+    "gpus": "train --dry-run",
     "gradient_statistics": "score",
     "last_sample": "train",
     "offered": "ledger",

@@ -12,14 +12,16 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from areal_like.config import Config
+from areal_like.config import Config, ConfigError
 from areal_like.launch.children import Children
 from areal_like.launch.local import Here
 from areal_like.launch.plan import RoleSpec, has_model
 from areal_like.launch.restarts import Limits
 from areal_like.link import BusError
+from areal_like.placement import Devices, devices_of
 from areal_like.run_folder import RENDEZVOUS
 
 from .arguments import command, refuse
@@ -33,6 +35,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = command("join", __doc__)
     add_arguments(parser)
     parser.add_argument("--actors", type=positive, default=1, metavar="N", help="how many actors (default: 1)")
+    parser.add_argument("--devices", metavar="0-3", help="GPUs of this host for them, evenly (default: each sees all)")
     parser.add_argument("--max-restarts", type=int, metavar="N", help="restarts of each (default: actors.max_restarts)")
     parser.add_argument("--stay", action="store_true", help="stay until the run has finished")
     return parser.parse_args(argv)
@@ -45,11 +48,22 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def guests(count: int, config: Config) -> list[RoleSpec]:
-    """Actors with unique names, whatever the host."""
+def guests(count: int, config: Config, devices: Sequence[int] = ()) -> list[RoleSpec]:
+    """Actors with unique names, whatever the host. Raises ConfigError for devices that they can't divide evenly."""
     stem = f"guest-{socket.gethostname()}-{os.getpid()}"
     threads, model = config.actors.threads or 1, has_model("engine", config.engine)
-    return [RoleSpec(f"{stem}-{number}", "actors.main", threads, False, model) for number in range(count)]
+    return [
+        RoleSpec(f"{stem}-{number}", "actors.main", threads, False, model, len(own or ()), own)
+        for number, own in enumerate(shares(devices, count))
+    ]
+
+
+def shares(devices: Sequence[int], count: int) -> list[Devices | None]:
+    """The devices of each of `count` actors; None: all. Raises ConfigError."""
+    each, left = divmod(len(devices), count)
+    if left:
+        raise ConfigError(f"--devices: {count} actors can't divide {len(devices)} devices evenly")
+    return [tuple(devices[i * each : (i + 1) * each]) or None for i in range(count)]
 
 
 def accompany(args: argparse.Namespace, signals: Signals) -> bool:
@@ -62,7 +76,7 @@ def accompany(args: argparse.Namespace, signals: Signals) -> bool:
     actors, told = Children(args.run, Limits(restarts, own.restart_window), here.spawn, guests=True), 0
     try:
         running.report()
-        actors.start(guests(args.actors, running.config))
+        actors.start(guests(args.actors, running.config, devices_of(args.devices, "--devices")))
         many = f"{args.actors} actors join" if args.actors > 1 else "1 actor joins"
         print(f"{many} {args.run} (logs: {args.run}/logs/guest-*)", flush=True)
         while running.rendezvous() == running.offered:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +24,8 @@ from areal_like.types import Prompt
 from buffer.schedulers import Scheduler
 from buffer.sizing import check_sizes
 
+from .gpus import Gpus, gpus_here, sharing
+
 LEAST_BYTES = 13
 """Fewest bytes of a sample in the buffer: one token of a prompt and one of a response (`areal_like.groups`)."""
 ON_DEVICES = ("learner", "engine")
@@ -35,8 +35,9 @@ ROWS = 256
 TELL_SECONDS = 5.0
 
 
-def preflight(config: Config) -> str:
-    """Check everything. Returns warnings for the user (empty: none). Raises ConfigError, ValueError, OSError."""
+def preflight(config: Config, gpus: Gpus | None = None) -> str:
+    """Check everything, with `gpus` in place of this machine's. Returns warnings for the user (empty: none). Raises
+    ConfigError, ValueError, OSError."""
     build("launcher", config.launcher, Path(config.run.dir), limits(config))
     sizing = build("sizing", config.sizing)
     scheduler = build("scheduler", config.scheduler, sizing)
@@ -48,7 +49,7 @@ def preflight(config: Config) -> str:
     if config.learner.get("lora") is not None and find_spec("peft") is None:
         raise ConfigError("learner.lora needs peft: pip install 'areal_like[lora]'")
     check_trackers(config)
-    check_devices(config)
+    check_devices(config, gpus)
     check_functions(config)
     model = model_config(config)
     if config.security.key_folder:
@@ -85,6 +86,7 @@ def notes(task: Task, config: Config, scheduler: Scheduler) -> Iterator[str]:
     """Warnings about settings that are allowed but possibly not meant."""
     yield ruinous_rate(config)
     yield spent_schedule(config)
+    yield from sharing(config)
     if config.partial_rollout == "resume":
         yield scheduler.warning()
     if (rows := task.size("train")) < config.groups_per_batch:
@@ -117,33 +119,22 @@ def check_model(path: str, model: dict[str, Any], vocabulary: int) -> None:
     model_folder.check_type(path, model)
 
 
-def check_devices(config: Config) -> None:
-    """Check that CUDA devices exist where the config asks for them, on this machine."""
+def check_devices(config: Config, stated: Gpus | None) -> None:
+    """Check that CUDA devices exist where the config asks for them: on this machine, or those that are stated."""
     known = {kind: knobs(kind, getattr(config, kind)["name"]) | dict(getattr(config, kind)) for kind in ON_DEVICES}
     asked = [kind for kind in ON_DEVICES if known[kind].get("device") == "cuda" and not known[kind].get("url")]
     if not asked or "ACROSS_HOSTS" in marks("launcher", config.launcher["name"]):
         return
-    key, (build_of_torch, count) = f"{asked[0]}.device", cuda_devices()
-    if build_of_torch is None:
+    key, gpus = f"{asked[0]}.device", stated or gpus_here()
+    if gpus.cuda is None:
         raise ConfigError(f"{key}=cuda: this torch is built without CUDA; install one with CUDA, or set {key}=cpu", key)
-    if not count:
+    if not gpus.count:
         raise ConfigError(f"{key}=cuda: torch sees no CUDA device (see nvidia-smi); make one visible, or set cpu", key)
     ranks = ranks_of(config)
-    if known["learner"].get("device") == "cuda" and ranks > count:
-        raise ConfigError(f"learner.ranks={ranks}: each needs a CUDA device, and there are {count}", "learner.ranks")
-
-
-def cuda_devices() -> tuple[str | None, int]:
-    """The CUDA version that torch is built for (None: without), and the devices that it sees. Asked in another process:
-    this one must not import torch, or touch a device before its children do."""
-    code = "import json, torch; print(json.dumps([torch.version.cuda, torch.cuda.device_count()]))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    try:
-        version, count = json.loads(told.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
-        last = (told.stderr.strip().splitlines() or ["no word"])[-1]
-        raise ConfigError(f"torch can't be asked for CUDA devices: {last}") from None
-    return version, count
+    if known["learner"].get("device") == "cuda" and ranks > gpus.count:
+        raise ConfigError(
+            f"learner.ranks={ranks}: each needs a CUDA device, and there are {gpus.count}", "learner.ranks"
+        )
 
 
 def check_functions(config: Config) -> None:

@@ -47,6 +47,7 @@ from .earlier_runs import (
     lock,
     reopen_run_folder,
 )
+from .gpus import Gpus, memory_in, placed
 from .preflight import preflight
 from .streams import lasting_output
 
@@ -70,10 +71,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
     parser.add_argument("--all", action="store_true", help="with --print-config: also knobs that have their defaults")
     parser.add_argument("--dry-run", action="store_true", help="print the processes and their memory needs, and stop")
+    parser.add_argument("--devices", type=int, metavar="N", help="with --dry-run: as if there were N GPUs")
+    parser.add_argument("--device-memory", type=memory_in, metavar="80GB", help="with --dry-run: the memory of each")
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live display")
     args = parser.parse_intermixed_args(argv)
     if args.all and not args.print_config:
         parser.error("--all goes with --print-config")
+    if not args.dry_run and (args.devices is not None or args.device_memory):
+        parser.error("--devices and --device-memory go with --dry-run; placement says which devices a run gets")
+    if args.devices is not None and args.devices < 0:
+        parser.error("--devices: how many GPUs there are, 0 or more")
     return args
 
 
@@ -281,7 +288,7 @@ def submission_of(config: Config, folder: Path) -> Any:
     return launcher_of(config, folder).submission(plan(config))
 
 
-def dry_run(config: Config) -> None:
+def dry_run(config: Config, gpus: Gpus | None) -> None:
     """Print the processes, their memory needs, and what would be submitted. Then raises errors of the checks:
     ValueError, OSError."""
     from areal_like.launch.plan import describe, plan
@@ -294,7 +301,7 @@ def dry_run(config: Config) -> None:
     print(estimate.describe(estimate.estimate(config)))
     if submission := submission_of(config, Path(config.run.dir) / (config.run.name or "NAME")):
         print(f"\n{submission.describe()}", end="")
-    warn(preflight(config))
+    warn(preflight(config, gpus))
 
 
 def warn(notes: str) -> None:
@@ -308,13 +315,18 @@ def load(args: argparse.Namespace) -> Config:
 
     def read(inherited: Config | None = None) -> Config:
         config = configs.load([args.config, *args.overrides], inherited)
-        return resolve_folders(resolve_keys(resolve_transport(config)))
+        return placed(resolve_folders(resolve_keys(resolve_transport(config))), stated_gpus(args))
 
     config = read()
     earlier = Path(config.replay) if config.replay else earlier_run(config, args)
     if earlier and (earlier / CONFIG).is_file():
         return read(older_configs.load(earlier / CONFIG))
     return config
+
+
+def stated_gpus(args: argparse.Namespace) -> Gpus | None:
+    """The GPUs of a dry run, as far as the command line says what they are."""
+    return None if args.devices is None else Gpus("stated", args.devices, args.device_memory or 0)
 
 
 def earlier_run(config: Config, args: argparse.Namespace) -> Path | None:
@@ -328,7 +340,7 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
         print(configs.to_yaml(configs.with_every_knob(config) if args.all else config), end="")
         return None
     if args.dry_run:
-        dry_run(config)
+        dry_run(config, stated_gpus(args))
         return None
     warn(preflight(config))
     if config.replay:

@@ -22,6 +22,7 @@ FOR_CPU = {
     "max-total-tokens": 65536,
 }
 OURS = {"model-path", "load-format", "dtype", "host", "port", "custom-weight-loader", "device"} | {
+    "base-gpu-id",
     "tp-size",
     "tp",
     "tensor-parallel-size",

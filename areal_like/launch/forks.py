@@ -21,6 +21,7 @@ from typing import IO
 
 from areal_like.launch.fork_server import MOST_BYTES, Request
 from areal_like.launch.sockets import PREFIXES, SocketFolder, sweep
+from areal_like.placement import VISIBLE, Devices, visible
 from areal_like.places import REPOSITORY, python_path
 from areal_like.process import EXIT_FORKS_GONE
 
@@ -34,6 +35,8 @@ CLOSE_SECONDS = 2.0
 """A server ends at once when asked to, unless it is importing."""
 LISTEN_SECONDS = 10.0
 """Runs need not wait for the server of `listening`: it accepts connections before its imports."""
+ORDER = "CUDA_DEVICE_ORDER"
+"""What device numbers mean. CUDA's own default is the fastest first."""
 AVAILABLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
 
 
@@ -90,7 +93,13 @@ class Forks:
         self._connection: socket.socket | None = connection
 
     def start(
-        self, module: str, arguments: Sequence[str], threads: int, log: Path, check: Callable[[], None]
+        self,
+        module: str,
+        arguments: Sequence[str],
+        threads: int,
+        log: Path,
+        check: Callable[[], None],
+        devices: Devices | None = None,
     ) -> Forked:
         """Start a process like `python -m module arguments`; its output is appended to `log`. The first start waits for
         the imports and calls `check` meanwhile, which may raise. Raises ForksGone."""
@@ -98,7 +107,7 @@ class Forks:
             "module": module,
             "arguments": list(arguments),
             "imports": LIBRARIES,
-            "environment": environment(threads),
+            "environment": environment(threads, devices),
             "folder": os.getcwd(),
             "threads": threads,
             "log": str(log.resolve()),
@@ -198,12 +207,17 @@ def _is_alive(pid: int) -> bool:
     return state not in "ZX"  # a zombie counts as dead: its new parent may never wait for it
 
 
-def environment(threads: int) -> dict[str, str]:
-    """The environment of a role's process. Its OpenMP threads sleep while they wait, unless the user's environment says
-    otherwise: where roles share cores, spinning threads take the processor from the threads that they wait for."""
+def environment(threads: int, devices: Devices | None = None) -> dict[str, str]:
+    """The environment of a role's process. It sees `devices` only (None: those of the starter), numbered as nvidia-smi
+    does. Its OpenMP threads sleep while they wait, unless the user's environment says otherwise: where roles share
+    cores, spinning threads take the processor from the threads that they wait for. Raises ConfigError."""
     own = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     own["PYTHONPATH"] = python_path()
-    return {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | own
+    usual = {"OMP_WAIT_POLICY": "PASSIVE"}
+    if devices is not None:
+        own[VISIBLE] = visible(devices, os.environ.get(VISIBLE))
+        usual[ORDER] = "PCI_BUS_ID"
+    return usual | os.environ | own
 
 
 def _start(*arguments: str, output: IO[bytes] | int, keep: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:

@@ -18,6 +18,7 @@ from areal_like.launch.outcome import nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import Limits
 from areal_like.launch.sockets import SocketFolder, sweep
+from areal_like.placement import Devices
 
 
 class Group(subprocess.Popen[bytes]):
@@ -31,14 +32,14 @@ class Group(subprocess.Popen[bytes]):
             os.killpg(self.pid, number)
 
 
-def spawn(command: list[str], threads: int, log: Path) -> Group:
+def spawn(command: list[str], threads: int, log: Path, devices: Devices | None = None) -> Group:
     """Start a role's command; its output is appended to `log`."""
     with log.open("ab") as output, _blocked(signal.SIGUSR1):
         return Group(
             command,
             # Keep the working folder: the user's paths and modules are relative to where the run was started.
             cwd=Path.cwd(),
-            env=environment(threads),
+            env=environment(threads, devices),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -103,10 +104,10 @@ class Here:
         if forks.AVAILABLE and role.imports_torch:
             self._forks = self._forks or forks.Forks(self._run)
             try:
-                return self._forks.start(role.module, arguments, role.threads, log, self.check)
+                return self._forks.start(role.module, arguments, role.threads, log, self.check, role.devices)
             except forks.ForksGone:  # its forks end with it, and are reported; this role starts without a fork server
                 self.close()
-        return spawn([sys.executable, "-m", role.module, *arguments], role.threads, log)
+        return spawn([sys.executable, "-m", role.module, *arguments], role.threads, log, role.devices)
 
     def close(self) -> None:
         if self._forks:

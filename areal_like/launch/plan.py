@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from areal_like.config import Config, actors_of, learner_threads, ranks_of
+from areal_like.config import Config, actors_of, learner_threads, ranks_of, select
 from areal_like.launch.restarts import Limits
+from areal_like.placement import KEY, Devices, needs_of, place
 from areal_like.registry import marks
 from areal_like.schema import Spec
 
@@ -13,31 +14,46 @@ from areal_like.schema import Spec
 @dataclass(frozen=True, slots=True)
 class RoleSpec:
     """One process, started as `python -m MODULE`. `essential`: the run ends when it ends. `imports_torch`: it has a
-    model on the CPU, so it starts faster as a fork of a process that has imported torch; CUDA forbids forks."""
+    model on the CPU, so it starts faster as a fork of a process that has imported torch; CUDA forbids forks. `gpus`:
+    how many it computes on. `devices`: those of this machine that it sees; None: as its starter does."""
 
     name: str
     module: str
     threads: int
     essential: bool
     imports_torch: bool = False
+    gpus: int = 0
+    devices: Devices | None = None
 
 
 def plan(config: Config) -> list[RoleSpec]:
     """The processes of a run, in order of their start. A replay has no actors: all its data is recorded."""
     threads, count = config.actors.threads or 1, 0 if config.replay else actors_of(config)
     engine, learner = has_model("engine", config.engine), has_model("learner", config.learner)
-    actors = [RoleSpec(f"actor-{i}", "actors.main", threads, False, engine) for i in range(count)]
+    needs = needs_of(config)
+    placed = place(select(config, KEY), needs, None)
+    on_ranks = placed.ranks if placed else (None,) * needs.ranks
+    on_actors = placed.actors if placed else (None,) * count
+    gpus = needs.per_actor or 0
+    actors = [
+        RoleSpec(f"actor-{i}", "actors.main", threads, False, engine, gpus or len(devices or ()), devices)
+        for i, devices in enumerate(on_actors)
+    ]
     # The other ranks come first: so the starter sees a dead rank before the learner that fails without it.
     own = learner_threads(config)
     ranks = [
-        RoleSpec(f"learner-{rank}", "learners.follower", own, True, learner) for rank in range(1, ranks_of(config))
+        RoleSpec(
+            f"learner-{rank}" if rank else "learner",
+            "learners.follower" if rank else "learners.main",
+            own,
+            True,
+            learner,
+            1 if needs.on_device else len(on_ranks[rank] or ()),
+            on_ranks[rank],
+        )
+        for rank in [*range(1, ranks_of(config)), 0]
     ]
-    core = [
-        RoleSpec("buffer", "buffer.main", 1, True),
-        *ranks,
-        RoleSpec("learner", "learners.main", own, True, learner),
-    ]
-    return [*core, *actors]
+    return [RoleSpec("buffer", "buffer.main", 1, True, devices=() if placed else None), *ranks, *actors]
 
 
 def has_model(kind: str, spec: Spec) -> bool:
@@ -53,8 +69,9 @@ def limits(config: Config) -> Limits:
 
 def describe(roles: list[RoleSpec]) -> str:
     """A table for people."""
-    lines = [f"{'role':<12}{'module':<16}{'threads':<9}when it dies"]
+    lines = [f"{'role':<12}{'module':<20}{'threads':<9}{'GPUs':<6}when it dies"]
     for role in roles:
         fate = "the run ends" if role.essential else "it is started again, within limits"
-        lines.append(f"{role.name:<12}{role.module:<16}{role.threads:<9}{fate}")
+        gpus = ",".join(map(str, role.devices)) if role.devices else f"any {role.gpus}" if role.gpus else "-"
+        lines.append(f"{role.name:<12}{role.module:<20}{role.threads:<9}{gpus:<6}{fate}")
     return "\n".join(lines)

@@ -94,8 +94,9 @@ class Host:
 class RayLauncher:
     """`address`: of a cluster. "auto": the cluster of this machine, or else a new one that ends with the run; "local":
     always a new one. `learner_place`, `buffer_place`, `actor_place`: resources of a place, as in Ray's placement
-    groups, e.g. {CPU: 8, GPU: 1, high_memory: 1}; without CPU, one per thread. The learner and the buffer share a node
-    if one is large enough; actors are spread. `ready_timeout`: seconds to wait for the places."""
+    groups, e.g. {CPU: 8, GPU: 1, high_memory: 1}; without CPU, one per thread; without GPU, those that the
+    process computes on. The learner and the buffer share a node if one is large enough; actors are spread.
+    `ready_timeout`: seconds to wait for the places."""
 
     ACROSS_HOSTS = True
     ONE_PROCESS = False
@@ -133,7 +134,8 @@ class RayLauncher:
 
     def _place(self, role: RoleSpec) -> dict[str, float]:
         kind = "actor" if not role.essential else "buffer" if role.name == "buffer" else "learner"
-        return {"CPU": float(role.threads)} | dict(self._wanted[kind] or {})
+        gpus = {"GPU": float(role.gpus)} if role.gpus else {}  # Ray sets CUDA_VISIBLE_DEVICES in the host
+        return {"CPU": float(role.threads)} | gpus | dict(self._wanted[kind] or {})
 
     def placement(self, roles: list[RoleSpec]) -> str:
         lines = [f"Ray cluster: {self.address}"]

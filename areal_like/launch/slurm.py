@@ -28,6 +28,9 @@ from areal_like.process import EXIT_NODE_FAILED
 from areal_like.run_folder import CONFIG, NEXT, SUBMITTED, SUMMARY, config_file
 
 SCRIPT = "train.sbatch"
+GPUS = "gpus-per-task"
+WORDS_FOR_GPUS = {GPUS, "gpus", "gpus-per-node", "gpus-per-socket", "gres", "tres-per-task"}
+"""sbatch's options that ask for GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,9 @@ class Submission:
 
 class SlurmLauncher:
     """`options`: of the job, as on sbatch's command line, e.g. {partition: gpu, time: "04:00:00"}. `learner_part` (for
-    the learner and the buffer) or `actors_part` make the job heterogeneous: options of each part. Ask for GPUs with
-    `gpus-per-task` of a part; the buffer gets none. `script`: the batch script to submit. `container`: a command in
+    the learner and the buffer) or `actors_part` make the job heterogeneous: options of each part; so do processes that
+    compute on GPUs. Each of them gets as many as it needs (`areal_like.placement`), or `gpus-per-task` of its part; the
+    buffer gets none. `script`: the batch script to submit. `container`: a command in
     front of `python` (null: the Python that submits), such as "apptainer exec --nv image.sif"."""
 
     ACROSS_HOSTS = True
@@ -87,7 +91,7 @@ class SlurmLauncher:
         self.running = Children(
             run, limits, self._spawn, on_nodes=True, end_signal=signal.SIGUSR2, meaning=self._meaning
         )
-        self.options = dict(options or {})
+        self.options, self._shares_gpus = dict(options or {}), False
         self.learner_part, self.actors_part = (
             None if learner_part is None else dict(learner_part),
             None if actors_part is None else dict(actors_part),
@@ -104,16 +108,19 @@ class SlurmLauncher:
 
     def parts(self, roles: list[RoleSpec]) -> list[Part]:
         """The placement, as data. The learner's part is one task, so that all of it is on one node."""
-        if self.learner_part is None and self.actors_part is None:
+        alike = self.learner_part is None and self.actors_part is None
+        if alike and (WORDS_FOR_GPUS & self.options.keys() or not any(role.gpus for role in roles)):
             return [Part(tuple(role.name for role in roles), len(roles), max(role.threads for role in roles), {})]
         core, actors = ([role for role in roles if role.essential is essential] for essential in (True, False))
         names = [tuple(role.name for role in some) for some in (core, actors)]
-        options, ranks = dict(self.learner_part or {}), len(core) - 1
-        if ranks > 1 and "gpus-per-task" in options:
-            options["gpus-per-task"] = ranks * int(options["gpus-per-task"])  # for the one task that holds all ranks
-        parts = [Part(names[0], 1, sum(role.threads for role in core), options)]
+        options = [dict(self.learner_part or {}), dict(self.actors_part or {})]
+        # One task holds the learner's ranks and the buffer, so it asks for the GPUs of all.
+        asked = [sum(self._gpus_of(role) for role in core), max(map(self._gpus_of, actors), default=0)]
+        for part, gpus in zip(options, asked, strict=True):
+            part |= {GPUS: gpus} if gpus else {}
+        parts = [Part(names[0], 1, sum(role.threads for role in core), options[0])]
         most = max((role.threads for role in actors), default=1)
-        return [*parts, Part(names[1], len(actors), most, self.actors_part or {})] if actors else parts
+        return [*parts, Part(names[1], len(actors), most, options[1])] if actors else parts
 
     def submission(self, roles: list[RoleSpec]) -> Submission | None:
         """What to submit; None inside an allocation, where the plan can start at once."""
@@ -136,6 +143,7 @@ class SlurmLauncher:
     # ---- inside of the job ------------------------------------------------------------------------------------------
 
     def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
+        self._shares_gpus = any(self._gpus_of(role) for role in roles if role.essential)
         self.running.start(roles)
 
     def stop(self) -> None:
@@ -158,10 +166,16 @@ class SlurmLauncher:
         return [f"--het-group={0 if role.essential else 1}"]
 
     def _gpus(self, role: RoleSpec) -> list[str]:
+        if gpus := self._gpus_of(role):
+            return flags({GPUS: gpus})  # Slurm chooses which, and says so in the process's CUDA_VISIBLE_DEVICES
+        return ["--gres=none"] if role.name == "buffer" and self._shares_gpus else []
+
+    def _gpus_of(self, role: RoleSpec) -> int:
+        """How many a process asks for; 0 also where the user's options ask in other words."""
         options = (self.learner_part if role.essential else self.actors_part) or {}
-        if role.name == "buffer":
-            return ["--gres=none"] if "gpus-per-task" in options else []
-        return flags({key: value for key, value in options.items() if key == "gpus-per-task"})
+        if role.name == "buffer" or (WORDS_FOR_GPUS - {GPUS}) & options.keys():
+            return 0
+        return int(options.get(GPUS, role.gpus))
 
     def _meaning(self, role: RoleSpec, code: int) -> int:
         """The role's own exit code. srun also ends with 0 when the node has failed. Only the learner itself may end

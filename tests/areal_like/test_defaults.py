@@ -145,7 +145,7 @@ def test_a_small_model_takes_one_thread_per_process_on_any_machine(cores: int) -
         (16, ["mode=sync"], [16, "bfloat16", 1, 16]),
         (16, ["launcher=inline"], [16, "bfloat16", 1, 16]),
         (16, ["learner.device=cuda"], [None, "bfloat16", 1, 16]),
-        (16, ["engine=sglang"], [16, "bfloat16", 2, 1]),
+        (16, ["engine=sglang"], [16, "bfloat16", 1, 1]),
         (16, ["launcher=slurm"], [None, "float32", 2, 1]),
         (2, ["learner.threads=1", "actors.threads=2", "learner.compute_dtype=float32"], [1, "float32", 1, 2]),
     ],

@@ -12,7 +12,8 @@ import torch
 
 from areal_like import config as configs
 from areal_like.registry import build
-from scripts import preflight
+from scripts import gpus, preflight
+from scripts.gpus import Gpus
 from scripts.train import parse, prepare
 from tests.folders import write_folder
 
@@ -136,22 +137,28 @@ def test_what_would_die_after_the_start_is_refused_before(tmp_path: Path, argv: 
     ("found", "words"),
     [
         (
-            (None, 0),
+            Gpus(None, 0),
             "learner.device=cuda: this torch is built without CUDA; install one with CUDA",
         ),
-        (("12.9", 0), "learner.device=cuda: torch sees no CUDA device"),
-        (("12.9", 1), "learner.ranks=2: each needs a CUDA device, and there are 1"),
+        (Gpus("12.9", 0), "learner.device=cuda: torch sees no CUDA device"),
+        (
+            Gpus("12.9", 1),
+            "learner.ranks=2: 2 devices are needed, and there is 1: ask for fewer, or say which are shared",
+        ),
     ],
 )
 def test_cuda_that_is_not_there_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: tuple[str | None, int], words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Gpus, words: str
 ) -> None:
-    monkeypatch.setattr(preflight, "cuda_devices", lambda: found)
+    for module in (preflight, gpus):
+        monkeypatch.setattr(module, "gpus_here", lambda: found)
     assert words in refusal(tmp_path, "learner.device=cuda", "learner.ranks=2")
 
 
 def test_torch_is_asked_for_devices_in_a_process_of_its_own() -> None:
-    assert preflight.cuda_devices() == (torch.version.cuda, torch.cuda.device_count())
+    found = gpus.gpus_here()
+    assert (found.cuda, found.count) == (torch.version.cuda, torch.cuda.device_count())
+    assert bool(found.memory) == bool(found.count)
 
 
 def test_a_batch_that_repeats_prompts_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,80 @@
+"""The GPUs of this machine, asked of CUDA or stated by the user, and the placement that they allow."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from areal_like import config as configs
+from areal_like.config import Config, ConfigError
+from areal_like.launch.forks import ORDER
+from areal_like.machine import has_gpu
+from areal_like.placement import KEY, needs_of, place
+from areal_like.registry import resolve
+
+_ASK = (
+    "import json, torch; from torch import cuda; of = map(cuda.get_device_properties, range(cuda.device_count())); "
+    "print(json.dumps([torch.version.cuda, [each.total_memory for each in of]]))"
+)
+_UNITS = {"GB": 10**9, "GIB": 1 << 30, "MB": 10**6, "MIB": 1 << 20}
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """`cuda`: the version that torch is built for (None: without). `count` devices of `memory` bytes each, at least (0:
+    unknown)."""
+
+    cuda: str | None
+    count: int
+    memory: int = 0
+
+
+@functools.cache
+def gpus_here() -> Gpus:
+    """Those that torch sees. Asked in another process: this one must not import torch, or touch a device before its
+    children do. Raises ConfigError."""
+    environment = {ORDER: "PCI_BUS_ID"} | os.environ  # as the roles will have it
+    told = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, env=environment)
+    try:
+        version, memory = json.loads(told.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        last = (told.stderr.strip().splitlines() or ["no word"])[-1]
+        raise ConfigError(f"torch can't be asked for CUDA devices: {last}") from None
+    return Gpus(version, len(memory), min(memory, default=0))
+
+
+def placed(config: Config, stated: Gpus | None = None) -> Config:
+    """The config with devices in place of `placement: auto`, where processes of this machine compute on devices:
+    `stated` ones, or those that torch sees. Raises ConfigError where they are too few."""
+    launcher = resolve("launcher", config.launcher["name"])
+    needs = needs_of(config, bool(stated.count) if stated else has_gpu())
+    if launcher.ACROSS_HOSTS or launcher.ONE_PROCESS or not needs.total:
+        return config
+    gpus = stated or gpus_here()
+    found = place(configs.select(config, KEY), needs, gpus.count) if gpus.count else None
+    return configs.replace(config, KEY, found.plain(needs)) if found else config
+
+
+def sharing(config: Config) -> Iterator[str]:
+    """A note on each device that several processes share."""
+    from areal_like.launch.plan import plan
+
+    roles = plan(config)
+    for device in sorted({device for role in roles for device in role.devices or ()}):
+        names = [role.name for role in roles if device in (role.devices or ())]
+        if len(names) > 1:
+            yield f"{' and '.join(names)} share device {device}: its memory must hold all of them"
+
+
+def memory_in(text: str) -> int:
+    """`80GB` (10^9 bytes each), `80GiB` (2^30) as bytes. Raises ValueError."""
+    matched = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([GM]i?B)", text.strip(), re.IGNORECASE)
+    if not matched or not float(matched[1]):
+        raise ValueError(f"{text!r} is no amount of memory: want one such as 80GB")
+    return int(float(matched[1]) * _UNITS[matched[2].upper()])
