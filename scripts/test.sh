@@ -3,11 +3,11 @@
 #   test.sh --fast    style and unit tests only: about a minute. It leaves out types, the tests that start real processes
 #                     (integration, faults, sglang, slurm), those of commands (scripts), and the files that
 #                     tests/conftest.py lists as slow.
-# VENV names another environment than .venv (.ci/run uses a fresh one), WORKERS how many processes run tests (2; `-n 0`:
-# this one alone, for a debugger). As root on Debian it also installs Slurm, of which
-# tests/slurm starts a cluster of its own, and Chromium, in which tests/scripts/test_report_in_browser.py opens the report;
-# without them those tests are skipped. AREAL_TEST_SEED=7 gives the numerical
-# tests other random numbers (tests/seeds.py); scripts/test_kernels.sh runs them with other kernels of torch.
+# VENV names another environment than .venv (.ci/run uses a fresh one), WORKERS the number of processes that run tests
+# (2; `-n 0`: only this process, for a debugger). As root on Debian it also installs Slurm, for the cluster of tests/slurm,
+# and Chromium, in which tests/scripts/test_report_in_browser.py opens the report; without them these tests are skipped.
+# AREAL_TEST_SEED=7 gives the numerical tests other random numbers (tests/seeds.py); scripts/test_kernels.sh runs them
+# with other kernels of torch.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${VENV:-.venv}
@@ -33,7 +33,7 @@ if ! command -v slurmctld > /dev/null && [ "$(id -u)" = 0 ] && command -v apt-ge
         > /dev/null 2>&1 || echo "   that failed"
 fi
 if ! command -v chromium > /dev/null && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
-    echo "== installing Chromium: without it, what looks at the report in a browser is skipped"
+    echo "== installing Chromium: without it, tests of the report in a browser are skipped"
     { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium fonts-dejavu-core; } \
         > /dev/null 2>&1 || echo "   that failed"
 fi

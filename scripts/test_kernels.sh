@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tests whose numbers depend on the CPU's kernels, under other ones than this machine's own and with other random
-# numbers, so that no equality holds on one kind of machine alone; half a minute. Arguments go to pytest.
+# Runs the tests whose numbers depend on the CPU's kernels, with kernels of other machines and other random numbers: no
+# equality may hold on one kind of machine only. Takes half a minute. Arguments go to pytest.
 # KERNELS names torch's kernels (default | avx2 | avx512), AREAL_TEST_SEED shifts the seeds, VENV is another environment
 # than .venv.
 set -euo pipefail

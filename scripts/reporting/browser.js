@@ -73,7 +73,7 @@ function typical(run) {
 const LONGEST_WANTED = 60; // characters; what is longer is no answer but a program's tests, say
 
 function paidFor(run) {
-  // Does what earns a reward hold what was wanted? Of a reward that can be hacked it need not.
+  // Do answers with a reward contain the wanted answer? Not always, if the reward can be hacked.
   const letters = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]/gu, "");
   const trained = run.samples.filter((sample) => sample.fate === "trained" && sample.wanted && sample.wanted.length <= LONGEST_WANTED);
   const newer = trained.map((sample) => sample.step).sort((a, b) => a - b)[Math.floor(trained.length / 2)];
@@ -111,7 +111,7 @@ class Browser {
     this.tools = el("div", { class: "tools" });
     this.limit = SHOWN_ROWS;
     this.element = section("samples", "Samples",
-      "What the model wrote, spread over the run, with the best and the worst of a group. Colours of tokens say how many versions old the weights were that made them, or any number that the learner kept.",
+      "What the model wrote, spread over the run, with the best and the worst of a group. Colours of tokens show the age of the weights that made them, in versions, or any number that the learner kept.",
       this.tools, el("div", { class: "browser" }, this.rows, this.detail));
     this.tip = el("div", { class: "tip", hidden: true });
     document.body.append(this.tip);

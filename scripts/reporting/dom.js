@@ -1,5 +1,5 @@
 "use strict";
-// Elements, texts and numbers. Whatever the model or the user wrote becomes a text node: no other way leads into the page.
+// Elements, texts and numbers. Text of the model or the user enters the page only as text nodes.
 
 function el(tag, attributes, ...children) {
   const made = document.createElement(tag);
@@ -12,7 +12,7 @@ function el(tag, attributes, ...children) {
   return made;
 }
 
-// Characters that would hide or turn around what stands beside them.
+// Characters that would hide or reorder their neighbours.
 const INVISIBLE = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
 
 function visible(text) {

@@ -1,5 +1,5 @@
 "use strict";
-// The page: header, then several runs if there are, then one run, section by section. A live page asks for new data.
+// The page: header, then a comparison if there are several runs, then one run, section by section. A live page asks for new data.
 
 const POLL_SECONDS = 2;
 const state = { folder: null, metric: null, differs: true, key: "", several: {} };
@@ -49,7 +49,7 @@ function front(run) {
 }
 
 function replaceable(run) {
-  // what is made anew when a live run goes on; charts elsewhere are drawn again in their places
+  // made again when a live run has new data; charts elsewhere are drawn again in place
   return { waiting: waiting(run), ledger: ledger(run), losses: byStaleness(run) };
 }
 

@@ -77,7 +77,7 @@ function byStaleness(run) {
 
 function staleness(run) {
   const heat = run.series.heat.staleness, bound = run.summary.staleness_bound ?? run.row["staleness/bound"];
-  return section("staleness", "Staleness", "How many versions older the weights that wrote a sample's oldest token were than those that trained it. The bound holds for every token.",
+  return section("staleness", "Staleness", "Versions between the weights that made a sample's oldest token and those that trained it. The bound holds for every token.",
     el("div", { class: "grid wide" },
       chart("Mean and oldest", "versions", () => {
         const found = lines(run, [["staleness/mean", "mean"], ["staleness/max", "oldest", { band: false }]]);
@@ -100,7 +100,7 @@ function staleness(run) {
 }
 
 function waiting(run) {
-  const found = run.timeline, box = section("waiting", "Who waited for whom", found ? `Work of each process over ${duration(found.seconds)}; what is empty is waiting.` : "This run has no timeline.");
+  const found = run.timeline, box = section("waiting", "Who waited for whom", found ? `Work of each process over ${duration(found.seconds)}; empty parts are waiting.` : "This run has no timeline.");
   if (found) {
     const over = overTime(found), close = closeUp(found);
     box.append(el("div", { class: "card" }, el("h3", {}, "Share of the whole time", el("span", { class: "soft small" }, "  right: waiting")), roleBars(found), activityLegend(found),

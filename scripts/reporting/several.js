@@ -27,7 +27,7 @@ class Several {
   }
 
   renew(data) {
-    // runs that go on: their charts are drawn again by themselves
+    // live runs: their charts redraw themselves
     this.data = data;
     this.element.querySelector(".scroll").replaceWith(this.table());
   }

@@ -244,7 +244,7 @@ def test_a_run_of_several_settings_is_replayed_with_settings_of_ones_own_only(tm
     journal.commit()
     journal.close()
     same = configs.load(["configs/quickstart.yaml", f"replay={folder}"])
-    with pytest.raises(ConfigError, match=r"after step 4: learner.lr=1e-4 \(was 0.002\)\), so no one config"):
+    with pytest.raises(ConfigError, match=r"after step 4: learner.lr=1e-4 \(was 0.002\)\), so no single config"):
         fit_to_replay(same)
     assert fit_to_replay(configs.replace(same, "learner.lr", 3e-3)).run.steps == 0
 

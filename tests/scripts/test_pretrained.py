@@ -58,7 +58,7 @@ def test_the_same_command_continues_what_was_interrupted(clone: Path) -> None:
     (clone / "stop").write_text("two-digit")
     code, said, calls = start(clone, "2", "run.seed=1")
     pair = first.name.removesuffix("-one-digit")
-    assert code == 130 and f"continuing runs/{pair}-*, which is not finished; to start afresh: FRESH=1" in said
+    assert code == 130 and f"continuing runs/{pair}-*, which is not finished; to start from scratch: FRESH=1" in said
     assert [f"resume=runs/{first.name}" in call for call in calls] == [True, False]
     assert all("run.seed=1" in call for call in calls) and f"model.path=runs/{first.name}/checkpoints" in calls[1]
     (clone / "stop").unlink()
