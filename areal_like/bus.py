@@ -348,7 +348,7 @@ class SharedDealer(Dealer):
             os.eventfd_write(self._wake, 1)
 
     def receive(self, timeout: float) -> Received | None:
-        """As `Dealer.receive`; by the thread that made this object."""
+        """Like `Dealer.receive`; only for the thread that made this object."""
         deadline = time.monotonic() + timeout
         while True:
             with self._lock:

@@ -25,7 +25,7 @@ from areal_like.types import PartialSample, Sample
 log = logging.getLogger(__name__)
 FOLDER = "samples"
 TRAINED_SHARE = 0.7
-"""Of `run.samples_bytes`."""
+"""Share of `run.samples_bytes` for trained samples."""
 DIGITS = 4
 """Decimals of a number per token."""
 Fate = Literal["trained", "dropped", "heldout"]

@@ -125,7 +125,7 @@ def _default(default: ast.expr | None) -> object:
 
 
 def _of_partial(module: str, call: ast.Call) -> Signature:
-    """Of `functools.partial(function, knob=value)`: the function's knobs, some with another default."""
+    """The signature of `functools.partial(function, knob=value)`: the function's knobs, some with another default."""
     function = signature(module, ast.unparse(call.args[0]))
     bound = {
         each.arg: replace(function.knobs[each.arg], default=_default(each.value))

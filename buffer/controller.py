@@ -113,7 +113,7 @@ class Controller:
         if state.learner.wanted is None or state.learner.peer is None:
             return
         index, version = state.learner.wanted.index, state.learner.wanted.version
-        if index in state.shares.served:  # the batch was lost on its way
+        if index in state.shares.served:  # the message with the batch was lost
             state.learner.wanted = None
             state.outbox.put(state.learner.peer, *state.shares.served[index].share(0))
             return

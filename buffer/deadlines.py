@@ -14,7 +14,7 @@ signs. It loses MOST_IN_A_ROW leases (to the deadline or a hedge), finishes noth
 leases moves. Or its bench is over, and it has not taken new weights for another timeout.
 
 Held-out prompts have the same deadline; the third time they count as failed (reward 0). While an engine says that it
-starts or restarts, the clocks of its leases stand still.
+starts or restarts, the clocks of its leases stop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Evaluation on held-out prompts while training goes on: a round of leases beside the training leases.
+"""Evaluation on held-out prompts while training continues: a round of leases beside the training leases.
 
 An actor gets its share of a round for version v once it holds v. Weights may change while a round is decoded; the
 result says which versions sampled it. Only one round runs at a time. A round that falls due meanwhile is skipped,

@@ -1,6 +1,6 @@
 """What can happen to groups, one typed record each: the journal's schema, and all that `buffer.store` can apply.
 
-A record is written as msgpack, [tag, field, ...]; a payload stands beside it. Readers check the types of all fields.
+A record is written as msgpack, [tag, field, ...]; its payload is kept beside it. Readers check the types of all fields.
 If you change a field or its meaning, raise `buffer.segment_file.FORMAT`: an older journal is then refused, not misread.
 """
 
@@ -118,7 +118,7 @@ class Drop(_Record):
 
 
 class Filter(_Record):
-    """As `Drop`, for a complete group that is not worth training on."""
+    """Like `Drop`, for a complete group that is not worth training on."""
 
     id: int
     reason: str

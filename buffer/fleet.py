@@ -183,7 +183,7 @@ class Hedges:
 
         lease ──no progress for half the deadline──► leased to a second actor, if one has room and weights as new
           ├──either pushes──────────► the group is WAITING; the other lease is cancelled, its late push is a duplicate
-          ├──either ends otherwise──► the other one goes on alone (failed, refused, handed back, lost, timed out)
+          ├──either ends otherwise──► the other one continues alone (failed, refused, handed back, lost, timed out)
           └──recalled, or too old───► the second lease is cancelled
 
     A group stays one entry with one slot, so the bound and the ledger know nothing of hedges. The second actor's

@@ -184,7 +184,7 @@ class Handlers:
             state.samples.rolled_out(head, payload)
         new = state.replay.push(head, payload, state.weights.version, now, pushed_by)
         state.end_hedges(pushed_by)
-        if owner and entry and entry.stage not in LEASED:  # else the push came late: the present lease goes on
+        if owner and entry and entry.stage not in LEASED:  # else the push came late: the present lease continues
             state.end_lease(owner, head.id, told=owner.name != pushed_by)
         if new and entry:
             if finisher := state.fleet.by_name.get(pushed_by):

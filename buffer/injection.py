@@ -2,7 +2,7 @@
 
 A slot of train version V with age d *needs* version V − d. The buffer announces new weights only when all slots that
 need the present version have been rolled out. So no group sees an update, and a group that is lost, fails or is
-filtered is replaced while its version still exists. Training goes on meanwhile, one version ahead at most (the
+filtered is replaced while its version still exists. Training continues meanwhile, one version ahead at most (the
 publisher keeps two): while the actors sample with version v, the learner trains v + 1 on groups of their ages.
 
 Where V − d is before the run's beginning (version 0, or the checkpoint of a resume without those groups), a group is as

@@ -109,7 +109,7 @@ class KeptSamples:
         return group_id in self._awaited and self._awaited[group_id].actor == actor
 
     def answered(self, group_id: int, left: PartialGroup | None) -> None:
-        """What an actor had of a group that it was asked for."""
+        """Keep the samples of a group that an actor was asked for."""
         asked = self._awaited.pop(group_id)
         missing = "nothing was sampled"
         self._write(asked.why, _unfinished(asked.now, group_id, asked.why, asked.actor, left, missing), asked.rare)
@@ -194,7 +194,7 @@ def _textless(why: str, missing: str) -> str:
 
 
 def _decoded(left: PartialGroup | None) -> dict[int, PartialSample]:
-    """By index."""
+    """Samples by index."""
     try:
         return decode_partial(left.head, load(left.payload), ALL).samples if left else {}
     except (ValueError, OSError) as error:  # JournalError among them

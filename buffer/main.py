@@ -64,7 +64,7 @@ def restore(role: Role, replay: Replay) -> tuple[int, Journal | None]:
 
 
 def other_settings(run: Path) -> str:
-    """At a resume: how the learner's settings differ from the earlier start, in words; "" if they do not."""
+    """How the learner's settings differ from the earlier start, in words; "" if they do not. For a resume."""
     pending = run / NEXT / CONFIG
     if not pending.is_file():
         return ""

@@ -35,7 +35,7 @@ class PartialGroup:
 
     @property
     def lengths(self) -> Lengths:
-        """Of the samples that have begun: response tokens so far, and whether the sample was cut."""
+        """Lengths of the samples that have begun: response tokens so far, and whether the sample was cut."""
         tokens, calls = Counter[int](), np.frombuffer(self.head.calls, CALL)
         for index, n in zip(samples_of(self.head), np.frombuffer(self.head.runs, RUN)["n"].tolist(), strict=True):
             tokens[index] += n

@@ -24,7 +24,7 @@ Read = Callable[[Extent], Bytes]
 
 
 def cannot_read(extent: Extent) -> NoReturn:
-    """Stands in for a reader where no snapshot should name payloads. Raises JournalError."""
+    """Replaces a reader if no snapshot should name payloads. Raises JournalError."""
     raise JournalError(f"can't read the payload at {extent}: there is no reader of the journal")
 
 

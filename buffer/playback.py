@@ -107,7 +107,7 @@ class Playback:
     def _serve(self, peer: bytes, index: int) -> None:
         """Send batch `index`. Send nothing after the last batch: the learner asks ahead, but does not train it."""
         self._began = self._began or time.monotonic()
-        if self._next[0] != index:  # else the batch was lost on its way, and the learner asks again
+        if self._next[0] != index:  # else the message was lost, and the learner asks again
             skipped = itertools.dropwhile(lambda numbered: numbered[0] < index, self._batches)
             self._next = next(skipped, (index, None))
         if self._next[1] is None:

@@ -127,7 +127,7 @@ class Replay:
         return {index: oldest for index, oldest in carried.items() if index < entry.launch}
 
     def _oldest_resumable(self, slot: int) -> float:
-        """Tokens of this version or newer may stand in `slot`. With `mask_tokens` any may: old ones are not trained."""
+        """Tokens of this version or newer may be in `slot`. With `mask_tokens` any may: old ones are not trained."""
         return -math.inf if self.staleness_policy == "mask_tokens" else self.bound.oldest(slot)
 
     def recall(self, group_id: int) -> None:
@@ -303,8 +303,8 @@ class Replay:
         return self.store.trained - before
 
     def branch_off(self, batch: int, why: str) -> int:
-        """At a restart: from `batch` on the learner has other settings (`why`). Samples of versions after that batch's
-        are rolled out again, whatever the bound: those weights will not exist again. Returns how many groups."""
+        """For a restart: from `batch` on the learner has other settings (`why`). Requeue samples of versions after that
+        batch's, whatever the bound: those weights will not exist again. Returns the number of groups."""
         self.commit(events.Branch(batch, why))
         version = self.bound.batch_version(batch)
         for entry in list(self.store.entries.values()):

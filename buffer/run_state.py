@@ -154,7 +154,7 @@ class RunState:
         return 0.0 if self.started_at is None else now - self.started_at
 
     def note_evaluation(self, result: Result | None, now: float) -> None:
-        """A round of held-out prompts has ended with `result` (None: it goes on)."""
+        """A round of held-out prompts has ended with `result` (None: it still runs)."""
         if result:
             result["seconds"] = self.age(now)
             log.info("held-out reward %.3f at version %d", result["reward"], result["version"])

@@ -6,7 +6,7 @@ A file is `MAGIC` and then records, little-endian:
     [xxh3-64 of the head so far and the fields, seeded with the file's number and the place][fields: msgpack][payload]
 
 The mark and the checksum fit only this place of this file. So the bytes of a record alone show that it begins here,
-whatever stands before it. `durable`: everything before that byte was on disk before this record was written. One append
+whatever comes before it. `durable`: everything before that byte was on disk before this record was written. One append
 writes all of its records or, after an error, none.
 
 A file that must survive a power cut is written past the page cache (O_DIRECT; several times as fast here as the page

@@ -33,7 +33,7 @@ def split(tokens: Sequence[int], ranks: int) -> list[list[int]]:
 
 @dataclass(slots=True)
 class Served:
-    """A batch on its way: as one message, with its `heads` and `payloads` in batch order. `places`: of each rank's
+    """A batch in flight: as one message, with its `heads` and `payloads` in batch order. `places`: of each rank's
     groups in the batch."""
 
     batch: Batch

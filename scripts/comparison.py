@@ -39,7 +39,7 @@ class Estimate:
         return self.text()
 
     def text(self, digits: int = 3) -> str:
-        """`0.931 [0.902, 0.955]`, with "(4 of 5)" behind it where numbers are missing; `-` where there is none."""
+        """`0.931 [0.902, 0.955]`, with "(4 of 5)" after it if numbers are missing; `-` without any."""
         if not self.count:
             return f"- (0 of {self.asked})" if self.asked else "-"
         places = _decimals(max(abs(n) for n in (self.mean, self.low, self.high) if not math.isnan(n)), digits)

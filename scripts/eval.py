@@ -142,7 +142,7 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
 
 
 async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[Answers]:
-    """All prompts of a set, as many samples at once as there are slots. Raises UserError where an answer can't be
+    """All prompts of a set, as many samples at once as there are slots. Raises UserError if an answer can't be
     verified."""
     from actors.engines.torch_engine import TorchEngine
     from actors.reward_pool import RewardError, RewardPool

@@ -110,7 +110,7 @@ class GradientStatistics:
 
 
 def cosines(vectors: np.ndarray) -> np.ndarray:
-    """Between the rows of [n, size]: [n, n], NaN for a row of zeros."""
+    """Cosines between the rows of [n, size]: [n, n], NaN for a row of zeros."""
     norms = np.linalg.norm(vectors, axis=1)
     products = vectors @ vectors.T
     scale = np.outer(norms, norms)

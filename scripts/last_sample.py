@@ -29,7 +29,7 @@ class LastSample:
         self._thread: threading.Thread | None = None
 
     def text(self) -> str:
-        """`prompt → answer (reward 0.5)`; "" where nothing is known."""
+        """`prompt → answer (reward 0.5)`; "" if there is no sample yet."""
         self._look()
         if self._record and not self._thread:
             self._thread = threading.Thread(target=self._load, name="texts of samples", daemon=True)

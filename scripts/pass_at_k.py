@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 Z = 1.959964
-"""Of 95 %, two-sided."""
+"""Normal quantile of a two-sided 95 % interval."""
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
@@ -28,9 +28,9 @@ def powers(samples: int) -> list[int]:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """An interval of 95 % for the mean of independent values, one per prompt.
 
-    Within [0, 1] Wilson's, which stays honest where all values are 0 or all are 1. It takes the variance of right and
-    wrong answers, the largest that such values can have; so it is wide for means of several samples. Other values:
-    mean ± 1.96 standard errors.
+    For values within [0, 1] it is Wilson's, which stays valid if all values are 0 or all are 1. Wilson's takes the
+    variance of right and wrong answers, the largest possible one; so it is wide for means of several samples. For other
+    values: mean ± 1.96 standard errors.
     """
     count, mean = len(values), sum(values) / len(values)
     if min(values) >= 0.0 and max(values) <= 1.0:

@@ -30,7 +30,7 @@ from .watch import ledger_line, print_summary
 
 REFRESH_SECONDS = 1.0
 WIDTH = 120
-"""Columns where there is no terminal."""
+"""Columns if there is no terminal."""
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -114,7 +114,7 @@ def _work(engine: str, stats: dict[str, Any]) -> str:
 
 
 def watch(view: View, console: Console) -> None:
-    """Until the run ends, or Ctrl-C."""
+    """Show the view until the run ends, or Ctrl-C."""
     with Live(console=console, auto_refresh=False) as live:
         while view.running.rendezvous() == view.running.offered:
             live.update(render(view.look(), view.running.config.run.steps), refresh=True)

@@ -10,7 +10,7 @@ from typing import Any, TextIO, cast
 
 
 class Lasting:
-    """As `stream`. Once writing fails, output is discarded, and standard error says so."""
+    """Writes to `stream`. If that fails, it discards all further output, with a note on standard error."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream

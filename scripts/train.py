@@ -133,8 +133,8 @@ def settings_of(config: Config) -> list[str]:
 
 
 def commit() -> str | None:
-    """The commit of this code, with "-dirty" if files differ from it; where it is installed, its version. None without
-    git or outside a repository."""
+    """The commit of this code, with "-dirty" if files differ from it; of an installed package, its version. None
+    without git or outside a repository."""
     if INSTALLED:
         return metadata.version("areal_like")
     command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]

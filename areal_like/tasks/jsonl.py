@@ -271,7 +271,7 @@ def _split(seed: int, rows: list[Row], heldout: list[Row] | None, fraction: floa
     train = [row for row in rows if row.hash(seed) not in held]
     if not train or not heldout:
         raise ValueError(
-            f"task.path: {len(train)} training rows and {len(heldout)} held-out rows (told apart by prompt); want at "
+            f"task.path: {len(train)} training rows and {len(heldout)} held-out rows (split by prompt); want at "
             "least 1 of each: add rows with other prompts, or name a file of held-out rows in task.heldout_path"
         )
     return {"train": _shuffled(seed, train), "heldout": _shuffled(seed, heldout)}

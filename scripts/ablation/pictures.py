@@ -15,7 +15,7 @@ from .points import Key, Result, by_point
 from .study import Study
 
 UNITS = {"samples": "samples trained", "steps": "train steps", "seconds": "seconds since the first lease"}
-"""Of the curves' x axes."""
+"""Labels of the curves' x axes."""
 
 
 def plots(study: Study, main: Sequence[Result]) -> dict[str, Plot]:

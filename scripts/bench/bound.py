@@ -183,7 +183,7 @@ class CountingBuffer:
 
 
 def simulate(buffer: OurBuffer | CountingBuffer, scenario: Scenario, batches: int) -> Outcome:
-    """Until `batches` are trained. Raises Deadlock."""
+    """Simulate until `batches` are trained. Raises Deadlock."""
     outcome, now, version = Outcome(), 0.0, 0
     running: dict[int, tuple[float, int]] = {}  # group → (end, version that it began with)
     step_ends, in_training, asked = np.inf, -1, 0

@@ -6,7 +6,7 @@ protocol. The contenders take turns, and a ratio is the median over rounds of th
 rates depend on the machine's other load.
 
 A queue of Python objects carries a group as a list of dicts of arrays; `mp queue, bytes` carries it as one bytes
-object that nobody encodes or decodes.
+object that no process encodes or decodes.
 """
 
 from __future__ import annotations

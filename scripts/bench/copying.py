@@ -35,7 +35,7 @@ from .pretrained import KEPT_BY_MALLOC, started
 
 ENOUGH = 0.95
 BATCH, SIZE, DIGITS = 16, 8, 4
-"""Of configs/copy4.yaml."""
+"""As in configs/copy4.yaml."""
 STEPS = 2000
 """Most optimizer steps of TRL."""
 RATE, SCALE, MINIBATCHES = 2e-3, "group", 2
@@ -92,7 +92,7 @@ def run_trl(
 
 
 def prepare(seed: int, folder: Path) -> None:
-    """The model and the prompts that a run of ours with this seed begins with."""
+    """The initial model and the prompts of our run with this seed."""
     if folder.exists():
         return
     from areal_like import config as configs

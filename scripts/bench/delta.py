@@ -10,7 +10,7 @@ nonzero and gather with int32 indices; XOR and zstd level 1.
 Metrics, of the first size: `ratio_1pct`, `ratio_01pct` (full ÷ delta), `encode_over_memcpy`, `apply_over_memcpy` at 1
 %; `sweep_over_memcpy` is a digest from scratch, `peak_extra_over_weights` the most memory beyond the two states while
 encoding, `bound_ratio_*` the entropy bound. Every row of the table is a metric `ROW_DENSITY_{ratio,encode,apply}`, with
-`_500m` behind it for the second size.
+`_500m` appended for the second size.
 """
 
 from __future__ import annotations

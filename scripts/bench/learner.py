@@ -58,7 +58,7 @@ from .figures import tell
 
 VOCAB, GROUPS, SIZE, PROMPT, MEDIAN, LONGEST, BUDGET = 2048, 8, 8, 16, 64, 768, 4096
 SIGMA = float(np.log(4) / 1.645)
-"""Of the log-normal lengths: p95 is 4 times the median."""
+"""Sigma of the log-normal lengths: p95 is 4 times the median."""
 TRL_SIZES = (4, 8, 16)
 LR = 1e-5
 

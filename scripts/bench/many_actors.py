@@ -33,7 +33,7 @@ MAX_STALENESS = 16
 does not wait for slow groups whose place the bound reserves."""
 SPARE_SPEED = 1.5
 SIGMA = 0.6
-"""Of the log-normal time that a group takes: p99 over median is 4."""
+"""Sigma of the log-normal time that a group takes: p99 over median is 4."""
 WARMUP_STEPS = 30
 """After these the queue is as long as the bound allows."""
 

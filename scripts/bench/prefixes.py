@@ -4,9 +4,9 @@ Train steps on `--samples` random samples in groups of 4, 8 and 16, at several r
 two-turn conversations with a tool whose first turn is shared by pairs. Each batch is trained in three modes, in turns:
 packed plainly, with all shared prefixes, and as `learners.prefixes.WORTH` decides. Seconds are processor time, the
 least of `--repeats` steps. FLOPs are those of the model's matrices, forward and backward: 6 per weight and token, the
-head's where a token is trained; attention's are left out. Without `--model` the model is a small one of SmolLM2-135M's
-widths, from random weights. With it, `--precision` instead compares logprobs of the model's own answers with those in
-float32.
+those of the head only for trained tokens; attention's are left out. Without `--model` the model is a small one of
+SmolLM2-135M's widths, from random weights. With it, `--precision` instead compares logprobs of the model's own answers
+with those in float32.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def conversations(rng: np.random.Generator, vocab: int, size: int) -> list[Sampl
 
 
 def batches(vocab: int, samples: int) -> dict[str, Batch]:
-    """By name: `16:1 x4` are groups of 4 whose prompts are 16 times as long as their answers."""
+    """Batches by name: `16:1 x4` has groups of 4 whose prompts are 16 times as long as their answers."""
     rng = np.random.default_rng(0)
     made = {}
     for size in SIZES:
@@ -106,7 +106,7 @@ def batches(vocab: int, samples: int) -> dict[str, Batch]:
 
 
 def flops(model: PreTrainedModel, computed: int, trained: int) -> float:
-    """Of the model's matrices, forward and backward."""
+    """FLOPs of the model's matrices, forward and backward."""
     head = model.get_output_embeddings().weight
     embedding = {id(model.get_input_embeddings().weight), id(head)}
     weights = sum(p.numel() for p in model.parameters() if p.ndim == 2 and id(p) not in embedding)
@@ -149,7 +149,7 @@ def compare(args: argparse.Namespace) -> dict[str, float]:
 
 
 def own_answers(path: str) -> Batch:
-    """What the model itself says to some questions: sampled tokens, as a learner gets them."""
+    """The model's own answers to some questions: sampled tokens, as a learner gets them."""
     model: Any = folder(0, 0, path=path)
     tokenizer: Any = AutoTokenizer.from_pretrained(path)
     torch.manual_seed(0)

@@ -53,7 +53,7 @@ CHAPTERS = {"one-digit": 60, "two-digit": 150}
 """Chapter → its steps, in configs/smollm2."""
 TRL_VARIANTS = ("bf16-16", "bf16-8", "fp32-16", "whole-16")
 MEMORY_SECONDS = 3.0
-"""Between looks at the memory, which stop the process for a moment."""
+"""Seconds between measurements of the memory; each stops the process for a moment."""
 KEPT_BY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(16 << 30)}
 """Memory that glibc keeps for the next step, which halves TRL's time. Our processes set this themselves."""
 LONGEST = 1200.0

@@ -9,7 +9,7 @@ that their files stay equally small. Afterwards each reads all held groups, and 
 
 A learner on 1,000 GPUs takes about 3,000 trajectories a second (30 to 300 MB/s): 375 groups of 8. The rows of 96 KB and
 of 800 KB are both ends of that; `load` is the rate of a contender over that rate, by wall-clock time. They take
-turns, and the fastest of `--repeats` rounds counts. LMDB is left out where it is not installed (`pip install lmdb`).
+turns, and the fastest of `--repeats` rounds counts. LMDB is left out if it is not installed (`pip install lmdb`).
 Metrics: `NAME_MODE_SIZE_{load,cpu_us}`; `cpu_us` is processor time per group.
 """
 

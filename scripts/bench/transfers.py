@@ -1,4 +1,4 @@
-"""From "the new weights are there" to "applied and verified elsewhere": over loopback, slow links, to many actors.
+"""Time from "the new weights are ready" to "applied and verified elsewhere": over loopback, slow links, to many actors.
 
     python -m scripts.bench.transfers [--json FILE] [--millions 100] [--repeats N] [--mbit 100 1000] [--actors 16]
 
@@ -109,7 +109,7 @@ def actor(pipe: Connection, number: int) -> None:
 
 
 class Blob(History):
-    """One message, and no weights behind it."""
+    """One message, without weights."""
 
     version = 1
 

@@ -1,6 +1,6 @@
 """The algorithms that are compared: losses of `learners.losses`, applied to many independent learners at once.
 
-Learners share no parameters, so the gradient of the sum of their losses holds each one's own. So a loss that is a sum
+Learners share no parameters, so the gradient of the sum of their losses is each learner's own. So a loss that is a sum
 over tokens can see all learners as one batch; a loss's plan over a minibatch is made per learner.
 """
 

@@ -65,7 +65,7 @@ def figure(found: Mapping[str, Mapping[str, Point]], finding: str) -> Plot:
         log=True,
         ratio=RATIO,
         note=f"Bold: error at least {RATIO:.0f} × that of DG; bars that leave the picture reach 0. Staleness: weights "
-        "up to so many updates old. Bug: share of broken answers. Corruption: share of random rewards. Discovery: "
+        "up to this many updates old. Bug: share of broken answers. Corruption: share of random rewards. Discovery: "
         f"share of answers that are given. Token reversal, 10 tokens, {STEPS} steps; learning rates tuned without "
         "frictions (clean) and with all four at once (the others).",
     )

@@ -131,7 +131,7 @@ def decode(
 ) -> tuple[Tensor, Past]:
     """Logits of the next token [L, P, G, T, vocabulary], and the samples' keys and values up to here.
 
-    `tokens` int64 [L, P, G, T] continue G samples of each of P prompts and stand at the positions from `first` on.
+    `tokens` int64 [L, P, G, T] continue G samples of each of P prompts, at the positions from `first` on.
     `prompts` are keys and values that the samples of a prompt share [L, P, heads, H, width/heads] ([] for none). `own`
     has room for those of each sample's own tokens [L, P, heads, G, room, width/heads], those of earlier tokens in it;
     they are written there ([]: there are no earlier tokens and no later ones). Attention is causal.

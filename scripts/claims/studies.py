@@ -69,8 +69,8 @@ class Study:
     ) -> list[Row]:
         """Rows of a condition, from its file if that was made with the same settings.
 
-        `rates` are the algorithms' rates where they were tuned elsewhere; `settings`: everything else that a result
-        depends on.
+        `rates`: the algorithms' rates if they were tuned elsewhere; `settings`: everything else that a result depends
+        on.
         """
         file = self.folder / f"{condition}.json"
         wanted = json.loads(json.dumps(asdict(self) | {"folder": None, "rates_given": rates} | dict(settings)))

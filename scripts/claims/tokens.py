@@ -49,7 +49,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Frictions:
-    """What is wrong with the actor.
+    """The faults of the actor.
 
     staleness   each batch is sampled by weights of k steps ago, k uniform in 0..staleness (never before the first)
     bug         with this probability an answer is all zeros, and its behaviour logprobs are reported as 0
@@ -79,7 +79,7 @@ class Draws:
 
 
 def read(parameters: Parameters, shape: Shape, prompts: Tensor) -> tuple[Tensor, Past]:
-    """Of prompts [L, P, H]: logits of the first answer token [L, P, vocabulary], keys and values for `decode`."""
+    """Reads prompts [L, P, H]: logits of the first answer token [L, P, vocabulary], keys and values for `decode`."""
     logits, past = decode(parameters, shape, prompts[:, :, None], 0, [], [])
     return logits[:, :, 0, -1], [(key.squeeze(3), value.squeeze(3)) for key, value in past]
 

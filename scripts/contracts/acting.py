@@ -84,7 +84,7 @@ def _disjoint(task: Task) -> None:
 
 
 def digest(task: Task) -> str:
-    """Of a task's first prompts."""
+    """A digest of a task's first prompts."""
     found = hashlib.sha256()
     for split in ("train", "heldout"):
         for row in range(min(ROWS, task.size(split))):
@@ -257,7 +257,7 @@ class _Script:
         return Completion(said, -rng.random(count).astype(np.float32), runs, self._ends)  # type: ignore[arg-type]
 
     def abort(self, requests: object) -> None:
-        """Nothing runs."""
+        """Does nothing: no request runs."""
 
 
 def workflow_claims(spec: Mapping[str, object], help: Help) -> list[Claim]:
@@ -364,9 +364,7 @@ async def _keyed(engine: Any, state: Any) -> None:
     await engine.generate(_PROMPT, Limits(9, key=6), "b")
     second = await engine.generate(_PROMPT, Limits(9, key=5), "c")
     same = np.array_equal(first.tokens, second.tokens)
-    demand(
-        same, "the same prompt and Limits.key gave other tokens: draw with areal_like.sampling, or say so in your docs"
-    )
+    demand(same, "the same prompt and Limits.key gave other tokens: draw with areal_like.sampling, or document this")
 
 
 async def _aborts(engine: Any, state: Any) -> None:

@@ -140,7 +140,7 @@ def scheduler_claims(spec: Mapping[str, object], help: Help) -> list[Claim]:
     return [
         ("it has a bound", bound),
         ("it opens batches and gives each of their groups work", opens),
-        ("where the bound has no room it starts nothing", refuses),
+        ("it starts nothing if the bound has no room", refuses),
         ("the same events give the same plans", asks_no_clock),
         ("after a crash it decides as before (state_dict)", lambda: _goes_on(makes, lambda s, _: _round(s))),
     ]

@@ -89,7 +89,7 @@ def balanced(text: str, most: int) -> list[str]:
 
 
 def columns_of(count: int) -> int:
-    """Small panels in a row: as many as stay legible, in rows of equal length where that can be."""
+    """Small panels in a row: as many as stay legible, in rows of equal length if possible."""
     return count if count <= 3 else math.ceil(count / math.ceil(count / 4))
 
 
@@ -103,7 +103,7 @@ def plain(axis: Any) -> None:
 
 
 def logarithmic(axis: Any) -> None:
-    """A logarithmic `axis.xaxis` or `.yaxis` with plain numbers, at 2 and 5 as well where it spans little."""
+    """A logarithmic `axis.xaxis` or `.yaxis` with plain numbers; also at 2 and 5 if it spans little."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()

@@ -15,7 +15,7 @@ DIGEST = "Source"
 
 
 def draw(plot: Plot) -> Any:
-    """A matplotlib figure. Raises ValueError where there is nothing to draw."""
+    """A matplotlib figure. Raises ValueError if there is nothing to draw."""
     if not any(items for panel in plot.panels.values() for items in panel.values()):
         raise ValueError(f"{plot.source or plot.title}: there is nothing to draw")
     return DRAWERS[plot.kind](plot)
@@ -26,7 +26,7 @@ def digest(plot: Plot) -> str:
 
 
 def picture(plot: Plot, path: Path) -> None:
-    """Into the folder of `path`, which is made. Raises ValueError where there is nothing to draw, OSError."""
+    """Write the picture, and make its folder. Raises ValueError if there is nothing to draw, OSError."""
     figure = draw(plot)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, **({"metadata": {DIGEST: digest(plot)}} if path.suffix == ".png" else {}))

@@ -92,7 +92,7 @@ def _line(items: Sequence[Any], place: Mapping[float, float]) -> Line:
 
 
 def _together(plot: Plot, panels: Mapping[str, Mapping[str, Line]], place: Mapping[float, float]) -> Any:
-    """A panel per title, with all of its lines; labels stand beside the last panel of each row."""
+    """A panel per title, with all of its lines; labels are beside the last panel of each row."""
     panels = {title: _beside(panel, place) for title, panel in panels.items()}
     columns = min(3, columns_of(len(panels)))
     rows = math.ceil(len(panels) / columns)

@@ -91,7 +91,7 @@ def _dot(axis: Any, each: Point, y: float, colour: str, plot: Plot) -> None:
 def _compare(
     axis: Any, plot: Plot, panel: Mapping[str, Sequence[Point]], names: Sequence[str], colour_of: Mapping[str, str]
 ) -> None:
-    """Labels above the dots of the first row; how many times the first, where it is `plot.ratio` times or more."""
+    """Labels above the dots of the first row, and ratios to the first of `plot.ratio` or more."""
     (first, base), (second, others) = panel.items()
     of = {str(p.x): p.estimate.mean for p in base}
     for each in others:

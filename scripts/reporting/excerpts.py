@@ -24,7 +24,7 @@ ROWS = 8
 MOST_TOKENS = 1200
 """Most tokens shown of a response: a longer one loses its middle."""
 MOST_LETTERS = 4000
-"""Of a prompt, likewise."""
+"""Most characters shown of a prompt, likewise."""
 MOST_CALLS, MOST_OF_CALL = 40, 600
 """Tool calls of a sample, and letters of the arguments and of the result of each."""
 WINDOW = 4
@@ -64,7 +64,7 @@ def excerpts(run: Path, texts: Texts | Numbers, most_bytes: int) -> list[Excerpt
 
 
 def _in_turn(chosen: dict[Fate, list[Mark]]) -> Iterator[tuple[Fate, Mark]]:
-    """By importance: two trained samples for each held-out answer and each dropped sample."""
+    """The marks by importance: two trained samples for each held-out answer and each dropped sample."""
     trained = chosen[TRAINED]
     columns = [trained[::2], trained[1::2], chosen[HELDOUT], chosen[DROPPED]]
     fates: list[Fate] = [TRAINED, TRAINED, HELDOUT, DROPPED]

@@ -89,4 +89,4 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the terminal is the user's."""
+        """Log nothing: the terminal is the user's."""

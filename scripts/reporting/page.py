@@ -26,7 +26,7 @@ _HTML_IN_JSON = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2
 
 
 def page(data: dict[str, Any], title: str) -> str:
-    """The whole page. Raises UserError where the plotting library is missing."""
+    """The whole page. Raises UserError if the plotting library is missing."""
     nonce = secrets.token_urlsafe(16)
     scripts = [library(), *((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)]
     parts = {
@@ -41,7 +41,7 @@ def page(data: dict[str, Any], title: str) -> str:
 
 
 def as_json(data: Any) -> str:
-    """JSON that can stand in a script element: no `<`, `>` or `&` is left in it."""
+    """JSON that is safe in a script element: it contains no `<`, `>` or `&`."""
     try:
         text = msgspec.json.encode(data).decode()  # NaN and infinity become null
     except UnicodeEncodeError:  # half of a surrogate pair
@@ -50,7 +50,7 @@ def as_json(data: Any) -> str:
 
 
 def _script(text: str) -> str:
-    """Code that can stand in a script element: within strings and patterns `<\\/` is `</`."""
+    """Code that is safe in a script element: within strings and patterns `<\\/` means `</`."""
     return re.sub(r"</(script)", r"<\\/\1", text, flags=re.IGNORECASE)
 
 

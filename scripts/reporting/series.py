@@ -71,8 +71,8 @@ class Series:
             self._buckets.setdefault(place // 2, Bucket()).absorb(bucket)
 
     def data(self, extremes: bool = True) -> dict[str, Any]:
-        """`columns`: key → `y` (means), and with `extremes` also `lo` and `hi`, where a bucket has several steps; a
-        value for each bucket, None where there is none. `heat`: name → `values` and `shares` [values][buckets]."""
+        """`columns`: key → `y` (means), and with `extremes` also `lo` and `hi`, if buckets have several steps; a
+        value for each bucket, None if there is none. `heat`: name → `values` and `shares` [values][buckets]."""
         buckets = [self._buckets[place] for place in sorted(self._buckets)]
         keys = dict.fromkeys(key for bucket in buckets for key in bucket.numbers)
         columns = {key: _column([bucket.numbers.get(key) for bucket in buckets], extremes) for key in keys}

@@ -92,7 +92,7 @@ def _of_ablation(path: Path, table: Path) -> Iterable[Member]:
 
 
 def _label(found: Sequence[Member]) -> None:
-    """By the keys that differ."""
+    """Label runs by the keys that differ."""
     each = [_known(member.run) for member in found]
     keys = dict.fromkeys(key for one in each for key in one)
     differ = [key for key in keys if len({one.get(key) for one in each}) > 1]
@@ -122,7 +122,7 @@ def _known(run: Path) -> dict[str, str]:
 
 
 def changes(first: list[list[Any]], other: list[list[Any]]) -> list[list[Any]]:
-    """What makes the settings of the first run (`contents.settings`) those of another: rows, or [key] for a key that
+    """Changes from the settings of the first run (`contents.settings`) to another's: rows, or [key] for a key that
     the other does not have. Most runs of a study share nearly all."""
     known, keys = {tuple(row) for row in first}, {row[0] for row in other}
     return [row for row in other if tuple(row) not in known] + [[row[0]] for row in first if row[0] not in keys]
@@ -130,7 +130,7 @@ def changes(first: list[list[Any]], other: list[list[Any]]) -> list[list[Any]]:
 
 def table(found: Sequence[Member], measures: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
     """A row per point (runs that differ in nothing but the seed): its labels, and of each measure the mean, an interval
-    where there are seeds enough (else the range), and the number of runs that have it."""
+    if there are enough seeds (else the range), and the number of runs that have it."""
     points: dict[tuple[str, ...], list[Mapping[str, float]]] = {}
     for member, its in zip(found, measures, strict=True):
         points.setdefault(tuple(member.labels.values()), []).append(its)

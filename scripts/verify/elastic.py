@@ -104,7 +104,7 @@ class Elastic:
         self._until("train steps", lambda report: report["steps"] >= begin + STEPS)
 
     def finish(self, reward: float) -> dict[str, Any]:
-        """Until the reward is reached; then drain. Returns the buffer's last report."""
+        """Wait until the reward is reached; then drain. Returns the buffer's last report."""
         assert self._running is not None
         self._until(
             f"a held-out reward of {reward}",

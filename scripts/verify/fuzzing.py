@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 ALLOWED_BYTES, ALLOWED_FACTOR, ALLOWED_SECONDS = 4 << 20, 100, 1.0
-"""Of processor time. A list of empty maps is 72 bytes in memory for one on the wire."""
+"""Limits; seconds of processor time. An empty map in a list takes 72 bytes in memory for one byte on the wire."""
 Frames = list[bytes]
 Make = Callable[[int, int], tuple[str, Frames]]
 

@@ -96,7 +96,7 @@ class Reach:
         self.seconds: dict[str, float] = {}
 
     def learn(self, room: str) -> None:
-        """Run a room's tests under `coverage`. Raises RuntimeError where they fail without any fault."""
+        """Run a room's tests under `coverage`. Raises RuntimeError if they fail without any fault."""
         data, report = self.copy / ".coverage", self.copy / "tests.xml"
         settings = self.copy / "coverage.ini"
         settings.write_text(f"[run]\ndynamic_context = test_function\nsource = {room}\ndata_file = {data}\n")
