@@ -62,7 +62,7 @@ def check_hello(name: str, role: str, known: Actor | None) -> None:
 def check_left_out(cut: Sequence[int], redrawn: Sequence[str], entry: Entry) -> None:
     """Raises WireError if there are more cut or redrawn samples than the group can have."""
     if len(cut) > entry.launch or len(redrawn) > MOST_REDRAWN * entry.launch:
-        raise WireError(f"group {entry.id} can't have so many cut or redrawn samples")
+        raise WireError(f"group {entry.id} can't have that many cut or redrawn samples")
 
 
 def checked_said(

@@ -219,7 +219,7 @@ class Hedges:
         return True
 
     def take_over(self, entries: Mapping[int, Entry], winner: str = "") -> list[tuple[str, int]]:
-        """The leases to cancel, as (actor, group): both if the group runs no more (`winner` has pushed it), the second
+        """The leases to cancel, as (actor, group): both if the group has ended (`winner` has pushed it), the second
         one if the group is recalled."""
         ended: list[tuple[str, int]] = []
         for group_id, (first, second) in list(self.pairs.items()):

@@ -181,7 +181,7 @@ def _rolled_out(now: Now, head: Head, payload: Payload, why: str, actor: str) ->
 def _unfinished(
     now: Now, group_id: int, why: str, actor: str, left: PartialGroup | None, missing: str | None = None
 ) -> list[Kept]:
-    """The records of what is known of a group; if that is nothing, one that says why: `missing`."""
+    """The records of a group's known samples; without any, one record that says why (`missing`)."""
     if said := _decoded(left):
         return [unfinished(*now, (group_id, index), each, why, actor) for index, each in said.items()]
     missing = missing or NO_TEXT.get(why.partition(":")[0], NO_ANSWER)

@@ -200,7 +200,7 @@ def _send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> N
 
 
 def _drains_to(state: RunState) -> int | None:
-    """If the run drains: the first batch that is not trained any more. Active groups fill the batches before it; new
+    """If the run drains: the first batch that will not be trained. Active groups fill the batches before it; new
     groups complete the last of these. Computed each time, since batch sizes may change."""
     if state.stopping != "drain":
         return None

@@ -1,4 +1,4 @@
-"""Commands, each started as `python -m scripts.NAME`; `--help` tells what it does.
+"""Commands, each started as `python -m scripts.NAME`; `--help` says what it does.
 
 Python reads this file first. It lets Ctrl-C end a command during its imports without a traceback. It also explains
 modules that are only parts of commands."""

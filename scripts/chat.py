@@ -37,7 +37,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--system", help="system message")
     parser.add_argument("--temperature", type=temperature, default=0.7, help="0: greedy (default: 0.7)")
     parser.add_argument("--max-tokens", type=positive, default=512, help="longest answer (default: 512)")
-    parser.add_argument("--seed", type=int, default=0, help="of the answers")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the answers")
     parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's choice)")
     return parser.parse_args(argv)
 

@@ -60,7 +60,7 @@ class Result:
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = command("check", __doc__)
     parser.add_argument("component", help="module:Name, found from the current folder; with --kind also a shipped name")
-    parser.add_argument("knobs", nargs="*", metavar="knob=value", help="of the component")
+    parser.add_argument("knobs", nargs="*", metavar="knob=value", help="knobs of the component")
     parser.add_argument("--kind", choices=CONTRACTS, help="if methods or parameters do not show it")
     parser.add_argument("--answer", default="42", help="reward: an answer, as a row of the data set has it")
     parser.add_argument("--response", default="The answer is 42", help="reward: a right response to it")

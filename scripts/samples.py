@@ -55,7 +55,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     order = parser.add_mutually_exclusive_group()
     order.add_argument("--best", action="store_true", help="highest rewards first")
     order.add_argument("--worst", action="store_true", help="lowest rewards first")
-    parser.add_argument("--step", type=int, help="of this train step only")
+    parser.add_argument("--step", type=int, help="only samples of this train step")
     parser.add_argument(
         "--search", metavar="TEXT", help="only samples with this text, in any case, in prompt or response"
     )

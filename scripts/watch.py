@@ -293,7 +293,7 @@ def ledger_line(ledger: dict[str, Any]) -> str:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = command("watch", __doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder of an ablation")
-    parser.add_argument("--port", type=port, default=0, help="of 127.0.0.1 (default: any free one)")
+    parser.add_argument("--port", type=port, default=0, help="port on 127.0.0.1 (default: any free one)")
     return parser.parse_args(argv)
 
 

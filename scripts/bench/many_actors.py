@@ -137,7 +137,7 @@ def measure(actors: int, groups: float, steps: int, folder: Path) -> dict[str, f
 def main() -> None:
     parser = bench_parser("many_actors", __doc__)
     parser.add_argument("--actors", type=int, default=256)
-    parser.add_argument("--groups", type=float, default=50.0, help="per second that the learner trains")
+    parser.add_argument("--groups", type=float, default=50.0, help="groups per second that the learner trains")
     parser.add_argument("--steps", type=int, default=40, help="train steps that are measured")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:

@@ -70,8 +70,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", action="append", metavar="NAME", help="async, sync, trl, or e.g. trl-bf16-16")
     parser.add_argument("--keep", type=Path, help="keep models, prompts and runs in this folder")
     parser.add_argument("--learn", type=float, metavar="SECONDS", help="train by TRL alone, for SECONDS; see above")
-    parser.add_argument("--seed", type=int, default=0, help="of TRL with --learn")
-    parser.add_argument("--chapter", choices=CHAPTERS, default="one-digit", help="whose prompts --learn trains on")
+    parser.add_argument("--seed", type=int, default=0, help="seed of TRL with --learn")
+    parser.add_argument(
+        "--chapter", choices=CHAPTERS, default="one-digit", help="chapter whose prompts --learn trains on"
+    )
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 

@@ -182,10 +182,12 @@ def main() -> None:
     parser = bench_parser("sglang", __doc__)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a model of 2 small layers")
-    parser.add_argument("--updates", type=int, default=50, help="of each kind")
-    parser.add_argument("--share", type=float, default=0.01, help="of the elements that change from version to version")
+    parser.add_argument("--updates", type=int, default=50, help="updates of each kind")
+    parser.add_argument(
+        "--share", type=float, default=0.01, help="share of the elements that change from version to version"
+    )
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between updates")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of generation without updates")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of generation without updates")
     parser.add_argument("--pause-mode", choices=["in_place", "retract", "abort"], default="retract")
     parser.add_argument("--steps", type=int, default=12, help="train steps of each run; 0: no runs")
     args = parser.parse_args()

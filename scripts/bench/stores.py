@@ -29,9 +29,9 @@ from .figures import bench_parser, tell
 
 if __name__ == "__main__":  # first: `--help` needs none of the imports below
     parser = bench_parser("stores", "the journal against LMDB and SQLite")
-    parser.add_argument("--groups", type=int, default=3000, help="of the smaller size")
+    parser.add_argument("--groups", type=int, default=3000, help="groups of the smaller size")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--folder", type=Path, default=None, help="where to write (a temporary folder)")
+    parser.add_argument("--folder", type=Path, default=None, help="folder to write to (default: a temporary one)")
     ARGUMENTS = parser.parse_args()
 
 import numpy as np

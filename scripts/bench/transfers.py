@@ -32,7 +32,7 @@ from .figures import bench_parser
 if __name__ == "__main__":  # first: `--help` needs none of the imports below
     parser = bench_parser("transfers", "publish → applied")
     parser.add_argument("--millions", type=int, default=100)
-    parser.add_argument("--few-millions", type=int, default=20, help="weights where there are many actors")
+    parser.add_argument("--few-millions", type=int, default=20, help="millions of weights, with --actors")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--mbit", type=int, nargs="+", help="speeds of the link, Mbit/s; needs root")
     parser.add_argument("--actors", type=int, default=0, help="actors at once, with and without relays")

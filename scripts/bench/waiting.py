@@ -229,7 +229,7 @@ def check(lives: list[Life]) -> list[str]:
 
 def main() -> int:
     parser = bench_parser("waiting", __doc__)
-    parser.add_argument("--gib", type=float, default=6.0, help="of payloads that wait")
+    parser.add_argument("--gib", type=float, default=6.0, help="GiB of payloads that wait")
     parser.add_argument("--journal", choices=["memory", "fsync"], default="memory")
     parser.add_argument("--dir", type=Path, help="where the journal is written (default: the temporary folder)")
     args = parser.parse_args()

@@ -292,7 +292,7 @@ def fault_table(made: list[Fault]) -> Table:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = command("verify.chaos", __doc__)
     parser.add_argument("config", help="a yaml file, e.g. configs/quickstart.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for scripts.train")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for scripts.train")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS, help="roles to kill, in turn")
     parser.add_argument("--stops", type=int, default=0, help="how often to stop an actor for a while")

@@ -53,7 +53,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = command("verify.mutants", __doc__)
     parser.add_argument("files", nargs="*", metavar="FILE", help="only these, such as buffer/store.py (default: all)")
     parser.add_argument("--sample", type=positive, metavar="N", help="draw N faults (default: all)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the outcome of each fault here")
     return parser.parse_args(argv)
 
