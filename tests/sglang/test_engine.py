@@ -1,10 +1,16 @@
 """One server per architecture: tokens, logprobs and versions against transformers, through many updates in flight."""
 
 import asyncio
+from functools import partial
 
 import numpy as np
 import pytest
 
+from areal_like.models import write_state
+from areal_like.types import Batch, Group, Sample
+from learners.advantages import group
+from learners.learner import TorchLearner
+from learners.losses.clipped import decoupled_ppo
 from tests.sglang.servers import (
     CONFIGS,
     VOCAB,
@@ -265,6 +271,38 @@ def test_requests_that_make_no_sense_are_refused(bench):
         for prompt, count in (([], 5), ([VOCAB], 5), ([-1], 5), ([1], 0), ([1], 1024)):
             with pytest.raises(ValueError):
                 await generate(bench.engine, np.array(prompt, np.int32), count)
+
+    bench.run(check())
+
+
+def test_train_steps_reach_the_server(bench):
+    """The learner trains on what the server samples, and finds its logprobs to be its own; the server follows."""
+    engine, published = bench.engine, bench.published
+    learner = TorchLearner(published.frozen(), decoupled_ppo, partial(group), 1.0, 0, lr=3e-3)
+
+    async def sampled(index, prompt):
+        done = await asyncio.gather(*(generate(engine, prompt, 12, key=10 * index + i) for i in range(4)))
+        samples = []
+        for each in done:
+            tokens, mask = np.concatenate([prompt, each.tokens]), np.ones(len(each.tokens), bool)
+            reward = float(np.mean(each.tokens % 2))
+            samples.append(Sample(tokens, len(prompt), each.logprobs, mask, each.runs, reward, each.finish))
+        return Group(index, samples, {engine.version: engine.digest})
+
+    async def check():
+        whole = engine.stats()["whole_updates"]
+        for step in range(3):
+            prompts = prompts_of(5, 9, seed=20 + step)
+            groups = [await sampled(2 * step + i, prompt) for i, prompt in enumerate(prompts)]
+            rows = learner.train(Batch(step, published.version, groups))
+            assert rows["grad_norm"] > 0 and abs(rows["mismatch_kl"]) < 1e-6 and rows["mismatch_max"] < 1e-3
+            write_state(learner.snapshot(), dict(published.model.named_parameters()))
+            published.version += 1
+            await engine.load(published.update())
+            completion = await generate(engine, prompts[0], 12)
+            expected = logprobs_of(published.model, prompts[0], completion.tokens)
+            assert np.abs(completion.logprobs - expected).max() < 1e-3
+        assert engine.stats()["whole_updates"] == whole
 
     bench.run(check())
 
