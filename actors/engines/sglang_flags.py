@@ -33,10 +33,17 @@ CHANGE_LOGPROBS = ("preferred_sampling_params", "quantization", "speculative_alg
 
 
 _PARALLEL = {"dp": "data-parallel-size", "pp": "pipeline-parallel-size", "ep": "expert-parallel-size"}
-UNSUPPORTED = {"enable-dp-attention", "kv-cache-dtype", "weight-cache-mode"} | {
-    spelling for short, long in _PARALLEL.items() for spelling in (short, f"{short}-size", long)
+UNSUPPORTED = {
+    *("enable-dp-attention", "enable-dp-lm-head", "attn-dp-size", "attention-data-parallel-size", "moe-dense-tp-size"),
+    *("moe-dp-size", "moe-data-parallel-size", "attn-cp-size", "attention-context-parallel-size"),
+    *("dcp-size", "decode-context-parallel-size", "enable-eplb", "ep-num-redundant-experts", "init-expert-location"),
+    *("elastic-ep-backend", "cpu-offload-gb", "offload-group-size", "weight-cache-mode", "enable-lora", "lora-paths"),
+    *("kv-cache-dtype", "modelopt-quant", "quantize-and-serve", "torchao-config"),
+    *(spelling for short, long in _PARALLEL.items() for spelling in (short, f"{short}-size", long)),
 }
 """Arguments that would put weights where patches do not reach them, or change logprobs."""
+_SWITCHES = ("enable_dp_attention", "cpu_offload_gb", "enable_lora", "enable_eplb", "torchao_config")
+"""Those that a server which is joined must not have set."""
 LATENT = "kv_lora_rank"
 """Name in a model's config."""
 
@@ -56,7 +63,12 @@ class Wanted:
 
 def refuse_model(model: PreTrainedModel) -> None:
     """Raises ValueError for an architecture of which SGLang's own model can't be kept in step with published weights:
-    it computes further weights from those of latent attention."""
+    it computes further weights from those of latent attention; and for quantised weights."""
+    if getattr(model.config, "quantization_config", None):
+        raise ValueError(
+            f"engine=sglang does not support quantised weights ({type(model).__name__} has a quantization_config): "
+            "use the folder of the unquantised model"
+        )
     if rank := getattr(model.config, LATENT, None):
         raise ValueError(
             f"engine=sglang does not support latent attention yet ({type(model).__name__} has {LATENT}={rank}): "
@@ -143,4 +155,9 @@ def checked(info: Mapping[str, Any]) -> int:
     for short in _PARALLEL:
         if int(info.get(f"{short}_size") or 1) > 1:
             raise UserError(f"the SGLang server has {short}_size above 1: let the engine start replicas instead")
+    unfit = [key for key in _SWITCHES if info.get(key)]
+    unfit += ["kv_cache_dtype"] if str(info.get("kv_cache_dtype")).startswith("fp") else []
+    unfit += ["weight_cache_mode"] if info.get("weight_cache_mode") not in (None, "", "off") else []
+    if unfit:
+        raise UserError(f"the SGLang server has {', '.join(unfit)} set: engine=sglang does not support that")
     return int(info.get("tp_size") or 1)

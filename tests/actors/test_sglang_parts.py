@@ -219,6 +219,9 @@ def tiny():
         "port",
         "pp-size",
         "kv_cache_dtype",
+        "weight-cache-mode",
+        "enable_dp_attention",
+        "torchao-config",
     ],
 )
 def test_arguments_that_would_change_logprobs_or_are_the_engines_are_refused(flag, tmp_path):
@@ -252,8 +255,9 @@ def test_a_folder_is_read_by_the_server_itself(tmp_path):
 FIT = {"custom_weight_loader": [sglang_loader.LOAD_FORMAT], "tp_size": 2, "dp_size": 1, "quantization": None}
 
 
-def test_a_server_that_fits_is_joined():
-    assert sglang_flags.checked(FIT) == 2
+@pytest.mark.parametrize("more", [{}, {"kv_cache_dtype": "auto", "weight_cache_mode": "off", "cpu_offload_gb": 0}])
+def test_a_server_that_fits_is_joined(more):
+    assert sglang_flags.checked({**FIT, **more}) == 2
 
 
 @pytest.mark.parametrize(
@@ -265,6 +269,9 @@ def test_a_server_that_fits_is_joined():
         {"custom_weight_loader": []},
         {"dp_size": 2},
         {"pp_size": 2},
+        {"kv_cache_dtype": "fp8_e4m3"},
+        {"weight_cache_mode": "client"},
+        {"cpu_offload_gb": 4},
     ],
 )
 def test_a_server_whose_logprobs_could_not_be_the_learners_is_refused(wrong):
@@ -304,6 +311,10 @@ def test_a_request_that_updates_break_off_again_and_again_is_not_given_up(tmp_pa
 
 
 def test_models_that_servers_can_not_follow_are_refused_at_once(tmp_path):
+    model = tiny()
+    model.config.quantization_config = {"quant_method": "fp8"}
+    with pytest.raises(ValueError, match="does not support quantised weights"):
+        SglangEngine(model, tmp_path)
     model = tiny()
     model.config.kv_lora_rank = 512
     with pytest.raises(ValueError, match=r"does not support latent attention yet .*kv_lora_rank=512"):

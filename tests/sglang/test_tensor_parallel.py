@@ -10,9 +10,10 @@ from tests.sglang.servers import Published, engine_for, generate, logprobs_of, p
 pytestmark = pytest.mark.integration
 
 
-def test_patches_reach_every_shard_under_requests(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3_moe"])
+def test_patches_reach_every_shard_under_requests(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
-    published = Published("qwen2")
+    published = Published(kind)
 
     async def check():
         async with serving(engine_for(published, tmp_path, tp_size=2)) as engine:
