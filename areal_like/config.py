@@ -31,7 +31,7 @@ from areal_like.conflicts import (
 )
 from areal_like.defaults import LEARNING, learning_defaults, machine_defaults
 from areal_like.layers import COMMAND_LINE, Layers, Tree, Value, read, shown
-from areal_like.machine import cores, has_bfloat16
+from areal_like.machine import cores, has_bfloat16, has_gpu
 from areal_like.other_names import instead_of
 from areal_like.places import CONFIGS
 from areal_like.ranges import RANGES, range_of
@@ -170,7 +170,7 @@ def _checked(tree: Tree) -> Config:
 
 def _with_defaults(config: Config, inherited: Config | None, layers: Layers) -> Config:
     """Fill in the defaults that depend on the model and the machine."""
-    found = learning_defaults(config) | machine_defaults(config, cores(), has_bfloat16())
+    found = learning_defaults(config) | machine_defaults(config, cores(), has_bfloat16(), has_gpu())
     layers.note(found, "a default")
     if inherited:
         unset = [f"learner.{knob}" for knob in LEARNING if knob in inherited.learner]

@@ -13,7 +13,8 @@ set.
     engine.slots           64 per thread of an actor, where the bound lets so many sequences run; 64 at least
     compute_dtype          of learner and engine: bfloat16 for a large pretrained model on CUDA, or a CPU that has it;
                            else float32. On a CPU float32 also for losses whose clip range is finer than bfloat16's
-                           rounding (gspo): learner and engine would disagree by more than it
+                           rounding (gspo): learner and engine would disagree by more than it. An engine on CUDA
+                           computes any large model in bfloat16, unless the learner is set to float32
 
 A knob that is set keeps its value. The values are part of the run's config. A resume or a replay has the same ones,
 except for defaults of learning that its own settings change (e.g. the rate of a replay that trains adapters).
@@ -92,17 +93,22 @@ def is_large(config: Config) -> bool:
     return False
 
 
-def machine_defaults(config: Config, cores: int, bfloat16: bool) -> dict[str, object]:
+def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = False) -> dict[str, object]:
     """Dotted key → value, for knobs that exist and are not set, on a machine with `cores` cores. `bfloat16`: the cores
-    multiply in it faster than in float32."""
+    multiply in it faster than in float32. `gpu`: there is a GPU, on which an engine computes unless told otherwise."""
     known = {kind: settled(kind, getattr(config, kind)) for kind in ("learner", "engine", "scheduler")}
+    if known["engine"].get("device") == "auto":
+        known["engine"]["device"] = "cuda" if gpu else "cpu"
     launcher, large = marks("launcher", config.launcher["name"]), is_large(config)
     here, one_process = "ACROSS_HOSTS" not in launcher, "ONE_PROCESS" in launcher  # then its roles take turns
     learns, acts = (here and large and _on_cpu(kind, known[kind]) for kind in ("learner", "engine"))
+    embedded = {"needs_model", "needs_folder"} & marks("engine", config.engine["name"]) == {"needs_model"}  # no servers
+    decodes_on_gpu = embedded and _on_cuda(known["engine"])
     quarter, rounds = cores // 4, known["scheduler"].get("max_staleness") == 0
     shared = learns and acts and not rounds and not one_process
     actors = config.actors
-    few = 1 if acts or known["engine"].get("url") else actors_on(config.placement, known["engine"]) or 2
+    few = 1 if acts or known["engine"].get("url") else actors_on(config.placement, known["engine"])
+    few = few or (1 if large and decodes_on_gpu else 2)
     count = actors.count or max(few, actors.min_alive)
     threads = actors.threads or max(1, (quarter if shared else cores) // count if acts else 1)
     found: dict[str, object] = {"actors.count": count, "actors.threads": threads}
@@ -113,7 +119,9 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool) -> dict[str, ob
     exact = "clips_finely" in marks("loss", config.loss["name"])
     half = large and is_pretrained(config)
     for kind in ("learner", "engine"):
-        half = half and (known[kind].get("device") == "cuda" or (here and bfloat16 and not exact))
+        half = half and (_on_cuda(known[kind]) or (here and bfloat16 and not exact))
+        if kind == "engine" and large and decodes_on_gpu:
+            half = known["learner"].get("compute_dtype") != "float32"
         chosen = found[f"{kind}.compute_dtype"] = "bfloat16" if half else "float32"
         half = (known[kind].get("compute_dtype") or chosen) == "bfloat16"  # an engine rounds as its learner does
     values = {"actors.count": actors.count, "actors.threads": actors.threads}
@@ -131,6 +139,10 @@ def _slots(config: Config, threads: int, actors: int) -> int:
 
 def _on_cpu(kind: str, known: Mapping[str, str]) -> bool:
     return "needs_model" in marks(kind, known["name"]) and known.get("device", "cpu") == "cpu"
+
+
+def _on_cuda(known: Mapping[str, str]) -> bool:
+    return (known.get("device") or "").startswith("cuda")
 
 
 def describe_machine(config: Config, cores: int) -> str:

@@ -35,7 +35,8 @@ class Decoder(Protocol):
         ...
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Tokens int64 [n, 1] at positions [n, 1] → logits [n, vocab]; after `SlotCache.begin_decode`."""
+        """Tokens int64 [n, 1] at positions [n, 1] → logits [n, vocab]; after `SlotCache.begin_decode`, or its static
+        form: then nothing here may ask the host."""
         ...
 
 
@@ -57,7 +58,7 @@ class ModelDecoder:
         model.set_attn_implementation(ATTENTION)
         if cache.dtype != model.dtype:
             _round_linear_layers(model, cache.dtype)
-        self._model, self._cache = model, cache
+        self._model, self._cache = model.to(cache.keys.device), cache  # type: ignore[arg-type]
 
     def prefill(self, tokens: torch.Tensor, positions: torch.Tensor) -> None:
         self._model.base_model(tokens, position_ids=positions, use_cache=False, slot_cache=self._cache)
@@ -108,6 +109,8 @@ class FusedDecoder:
         return all(layer.self_attn.o_proj.bias is None and layer.mlp.up_proj.bias is None for layer in _layers(model))
 
     def __init__(self, model: PreTrainedModel, cache: SlotCache):
+        layers = [_fuse(layer, cache.dtype, cache.keys.device) for layer in _layers(model)]
+        model.to(cache.keys.device)  # type: ignore[arg-type] # the rest: the whole was never there in float32
         body: Any = model.base_model
         head: Any = model.get_output_embeddings()
         self._cache = cache
@@ -115,7 +118,7 @@ class FusedDecoder:
         self._rotary = body.rotary_emb
         self._norm = body.norm
         self._head = product(head.weight, head.bias)
-        self._layers = [_fuse(layer, cache.dtype) for layer in _layers(model)]
+        self._layers = layers
 
     def prefill(self, tokens: torch.Tensor, positions: torch.Tensor) -> None:
         self._hidden(tokens, positions, keys_only=True)
@@ -158,28 +161,28 @@ def _layers(model: PreTrainedModel) -> list[Any]:
     return list(body.layers)
 
 
-def _fuse(layer: Any, dtype: torch.dtype) -> _Layer:
+def _fuse(layer: Any, dtype: torch.dtype, device: torch.device) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
+
+    def joined(*parameters: nn.Parameter) -> torch.Tensor:
+        """One tensor that holds the parameters along their first dimension; they become views of it."""
+        whole = torch.cat([parameter.detach().to(device, dtype) for parameter in parameters])
+        for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
+            parameter.data = part
+        return whole
+
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-    bias = None if attention.q_proj.bias is None else _joined([linear.bias for linear in qkv], dtype)
+    bias = None if attention.q_proj.bias is None else joined(*(linear.bias for linear in qkv))
     return _Layer(
         scale=attention.scaling,
-        qkv=product(_joined([linear.weight for linear in qkv], dtype), bias),
-        out=product(_joined([attention.o_proj.weight], dtype)),
-        gate_up=product(_joined([mlp.gate_proj.weight, mlp.up_proj.weight], dtype)),
-        down=product(_joined([mlp.down_proj.weight], dtype)),
+        qkv=product(joined(*(linear.weight for linear in qkv)), bias),
+        out=product(joined(attention.o_proj.weight)),
+        gate_up=product(joined(mlp.gate_proj.weight, mlp.up_proj.weight)),
+        down=product(joined(mlp.down_proj.weight)),
         activation=mlp.act_fn,
         norms=(layer.input_layernorm, layer.post_attention_layernorm),
         head_norms=(attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None,
     )
-
-
-def _joined(parameters: list[nn.Parameter], dtype: torch.dtype) -> torch.Tensor:
-    """One tensor that holds the parameters along their first dimension; they become views of it."""
-    whole = torch.cat([parameter.detach().to(dtype) for parameter in parameters])
-    for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
-        parameter.data = part
-    return whole
 
 
 def _normed(norm: Any, x: torch.Tensor) -> torch.Tensor:

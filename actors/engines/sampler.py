@@ -6,6 +6,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+GOLDEN, FIRST, SECOND = (x - (1 << 64) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+"""splitmix64's constants (`areal_like.sampling`) as signed numbers, the only 64-bit ones that torch computes with."""
 WIDTH = 128
 """Tokens per block of a large vocabulary: first a block is drawn, then one of its tokens."""
 BLOCKS_FROM = 4096
@@ -35,9 +37,42 @@ def sample(logits: torch.Tensor, temperatures: np.ndarray, draws: np.ndarray | N
             tokens = torch.where(greedy[:, None], likeliest, tokens)
     assert tokens is not None
     logprobs = (weights.gather(-1, tokens) / total).log().float().flatten().cpu().numpy()
+    refuse_nan(logprobs)
+    return tokens.flatten().cpu().numpy(), logprobs
+
+
+def sample_static(
+    logits: torch.Tensor, temperatures: torch.Tensor, draws: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`sample` on the logits' device, whatever is in the tensors: every row both takes its likeliest token and draws.
+    The caller looks for logprobs that are not a number."""
+    greedy = temperatures == 0
+    logits = logits.float() / temperatures.masked_fill(greedy, 1.0)[:, None]
+    likeliest = logits.argmax(dim=-1, keepdim=True)
+    weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
+    tokens, total = _drawn(weights, draws[:, None])
+    tokens = torch.where(greedy[:, None], likeliest, tokens)
+    return tokens.flatten(), (weights.gather(-1, tokens) / total).log().float().flatten()
+
+
+def keyed_uniforms(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """`areal_like.sampling.uniforms` on the tensors' device, bit for bit: keys int64 [n], with the bits of the uint64
+    keys, and positions int64 [n] → float64 [n] in [0, 1)."""
+    x = keys + (positions + 1) * GOLDEN
+    x = (x ^ _shifted(x, 30)) * FIRST
+    x = (x ^ _shifted(x, 27)) * SECOND
+    return _shifted(x ^ _shifted(x, 31), 11).double() * 2.0**-53
+
+
+def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
+    """Right by so many bits, zeros in front: torch's own shift repeats the sign."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+def refuse_nan(logprobs: np.ndarray) -> None:
+    """Raises RuntimeError if one is not a number."""
     if np.isnan(logprobs).any():
         raise RuntimeError("the model's logits are NaN or infinite: its weights are broken")
-    return tokens.flatten().cpu().numpy(), logprobs
 
 
 def _drawn(weights: torch.Tensor, draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

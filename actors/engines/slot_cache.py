@@ -5,10 +5,13 @@ model's own forward is switched to `slot_attention` (registered with transformer
 cache among the forward's keyword arguments. So each architecture that transformers can run with full attention runs
 here unchanged.
 
-Driven by `torch_engine`: `reserve`, then one of `begin_prefill`, `begin_prefill_behind` and `begin_decode` says which
-slots the next forward is for, then that forward (see `decoders`) calls `attend` once per layer. Invariants: no value in
-the tensors is NaN (a masked position has weight 0, and 0 · NaN is NaN), hence zeros and not empty memory; everything
-here runs under inference mode.
+Driven by `torch_engine`: `reserve`, then one of `begin_prefill`, `begin_prefill_behind`, `begin_decode` and
+`begin_static_decode` says which slots the next forward is for, then that forward (see `decoders`) calls `attend` once
+per layer. Invariants: no value in the tensors is NaN (a masked position has weight 0, and 0 · NaN is NaN), hence zeros
+and not empty memory; everything here runs under inference mode.
+
+On a GPU the tensors are views of memory that is taken once (`PooledCache`), and decode steps have fixed shapes
+(`static_step`).
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, PretrainedConfig
+
+from actors.engines import slot_kernel
 
 ATTENTION = "slot_cache"
 """The name to give to `model.set_attn_implementation`."""
@@ -33,11 +38,8 @@ class SlotCache:
         self, config: PretrainedConfig, slots: int, device: torch.device, dtype: torch.dtype, most: int | None = None
     ):
         self._slots, self._most = slots, most
-        heads = config.num_attention_heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        self.heads, self.dim, self.dtype = kv_heads, dim, dtype
-        self._empty = torch.zeros(config.num_hidden_layers, 0, kv_heads, 0, dim, device=device, dtype=dtype)
+        self.heads, self.dim, self.dtype = *kv_shape(config), dtype
+        self._empty = torch.zeros(config.num_hidden_layers, 0, self.heads, 0, self.dim, device=device, dtype=dtype)
         self.clear()
 
     def clear(self) -> None:
@@ -46,6 +48,12 @@ class SlotCache:
         self._prefill: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._behind: tuple[torch.Tensor, torch.Tensor] | None = None
         self._mask: torch.Tensor | None = None
+        self._used: torch.Tensor | None = None  # int32 [n]: lengths, where the kernel attends
+
+    @property
+    def rows(self) -> int:
+        """Slots that there is room for now."""
+        return self.keys.shape[1]
 
     @property
     def capacity(self) -> int:
@@ -75,9 +83,9 @@ class SlotCache:
         Padding needs no mask: it comes after the real tokens, so causal attention hides it from them, and what it
         leaves in the cache is masked until it is overwritten.
         """
-        shared = int(rows[-1]) + 1 < len(rows)
+        shared, device = int(rows[-1]) + 1 < len(rows), self.keys.device
         self._behind = None
-        self._prefill = (torch.from_numpy(slots), torch.from_numpy(rows) if shared else None)
+        self._prefill = (torch.from_numpy(slots).to(device), torch.from_numpy(rows).to(device) if shared else None)
 
     def begin_prefill_behind(self, slots: np.ndarray, places: np.ndarray) -> None:
         """The next forward is over right-padded tokens [b, t] at positions `places` int64 [b, t] of `slots` int64 [b],
@@ -90,7 +98,7 @@ class SlotCache:
 
     def begin_decode(self, lengths: np.ndarray) -> None:
         """The next forward is over one token [n, 1] of each slot 0..n-1: the last of `lengths` int64 [n] tokens."""
-        self._prefill = None
+        self._prefill = self._used = None
         time, n = int(lengths.max()), len(lengths)
         starts = (np.arange(n)[:, None] * self.heads + np.arange(self.heads)) * self.capacity
         self._cells = torch.from_numpy((starts + (lengths[:, None] - 1)).reshape(-1)).to(self.keys.device)
@@ -100,6 +108,22 @@ class SlotCache:
             hidden = torch.from_numpy(np.arange(time) >= lengths[:, None]).to(self.keys.device)
             mask = torch.zeros(n, time, dtype=self.keys.dtype, device=self.keys.device)
             self._mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
+
+    def begin_static_decode(self, lengths: torch.Tensor, time: int) -> None:
+        """`begin_decode` for `lengths` int64 [n] that only the device knows, none of them above `time`: the shapes of
+        all that follows depend on n and `time` alone."""
+        self._prefill = None
+        n, device = len(lengths), lengths.device
+        heads = torch.arange(n * self.heads, device=device).view(n, self.heads) * self.capacity
+        self._cells = (heads + (lengths[:, None] - 1)).view(-1)
+        self._shape = (n, time)
+        self._used = self._mask = None
+        if slot_kernel.takes(self.keys):
+            self._used = lengths.to(torch.int32)
+            return
+        hidden = torch.arange(time, device=device) >= lengths[:, None]
+        mask = torch.zeros(n, time, dtype=self.dtype, device=device)
+        self._mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
@@ -113,6 +137,8 @@ class SlotCache:
         keys, values = self.keys[layer], self.values[layer]
         keys.view(-1, self.dim).index_copy_(0, self._cells, key.reshape(-1, self.dim))
         values.view(-1, self.dim).index_copy_(0, self._cells, value.reshape(-1, self.dim))
+        if self._used is not None:
+            return slot_kernel.attend(query, keys, values, self._used, scale)
         # The query heads that share a key head become rows of one product (grouped-query attention).
         packed = query.reshape(n, self.heads, -1, self.dim)
         out = F.scaled_dot_product_attention(
@@ -129,11 +155,73 @@ class SlotCache:
             for each, new in ((self.keys, key), (self.values, value)):
                 each[layer].transpose(1, 2)[slots[:, None], places] = new.transpose(1, 2)
             keys, values = (each[layer][slots, :, : mask.shape[-1]] for each in (self.keys, self.values))
+            if grouped and query.is_cuda:  # the kernel for masks wants a key head per query head
+                keys, values = (x.repeat_interleave(query.shape[1] // key.shape[1], 1) for x in (keys, values))
+                grouped = False
             return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, enable_gqa=grouped)
         time = key.shape[2]
         self.keys[layer][slots, :, :time] = key if rows is None else key[rows]
         self.values[layer][slots, :, :time] = value if rows is None else value[rows]
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
+
+
+class PooledCache(SlotCache):
+    """The same in memory for `most` tokens that is taken once: its address never changes, as CUDA graphs need it. Only
+    how the tokens are dealt out changes: fewer slots for longer sequences. A slot's room has few possible sizes, since
+    each needs graphs of its own: powers of two and, where memory is short, quarters between them."""
+
+    LEAST = 256
+    """Positions of a slot, at first."""
+
+    def __init__(self, config: PretrainedConfig, slots: int, device: torch.device, dtype: torch.dtype, most: int):
+        heads, dim = kv_shape(config)
+        shape = (2, config.num_hidden_layers, most * heads * dim)
+        self._pool = torch.zeros(shape, device=device, dtype=dtype)
+        super().__init__(config, slots, device, dtype, most)
+
+    def clear(self) -> None:
+        """Forget every sequence."""
+        super().clear()
+        self._pool.zero_()  # broken weights may have left NaN
+
+    def reserve(self, rows: int, time: int) -> None:
+        """See `SlotCache.reserve`. Raises ValueError for more tokens than the pool has."""
+        if rows <= self.rows and time <= self.capacity:
+            return
+        assert self._most is not None
+        new_time = self.capacity if time <= self.capacity else max(self.LEAST, 1 << (time - 1).bit_length())
+        if rows * new_time > self._most:
+            room = self._most // rows
+            step = max(1, (1 << (room.bit_length() - 1)) // 4) if room else 1
+            new_time = room if room // step * step < time else room // step * step
+        if new_time < time:
+            raise ValueError(f"{rows} sequences of {time} tokens exceed the cache's {self._most} tokens")
+        new_rows = min(self._slots, self._most // new_time)
+        held = (self.keys, self.values)
+        self.keys, self.values = (self._dealt(*each, new_rows, new_time) for each in zip(self._pool, held, strict=True))
+
+    def _dealt(self, pool: torch.Tensor, held: torch.Tensor, rows: int, time: int) -> torch.Tensor:
+        """[layer, rows, head, time, dim] in the pool's memory, with what was held; one layer at a time."""
+        new = pool[:, : rows * self.heads * time * self.dim].view(-1, rows, self.heads, time, self.dim)
+        kept, until = min(rows, held.shape[1]), min(time, held.shape[3])
+        for old, now in zip(held, new, strict=True):
+            saved = old[:kept, :, :until].clone()
+            now.zero_()
+            now[:kept, :, :until] = saved
+        return new
+
+
+def kv_shape(config: PretrainedConfig) -> tuple[int, int]:
+    """Heads of keys and values, and the width of one."""
+    heads = config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return getattr(config, "num_key_value_heads", None) or heads, dim
+
+
+def bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
+    """Of keys and values, over all layers."""
+    heads, dim = kv_shape(config)
+    return 2 * config.num_hidden_layers * heads * dim * dtype.itemsize
 
 
 def _resized(values: torch.Tensor, rows: int, time: int) -> torch.Tensor:

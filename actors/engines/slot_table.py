@@ -90,8 +90,12 @@ class SlotTable:
 
     def draws(self) -> np.ndarray:
         """float64 [n]: the uniform number that decides each sequence's next token."""
+        return uniforms(*self.stream())
+
+    def stream(self) -> tuple[np.ndarray, np.ndarray]:
+        """Keys uint64 [n] and positions int64 [n] of those numbers."""
         n = len(self.requests)
-        return uniforms(self._keys[:n], self.lengths[:n] + self._shifts[:n])
+        return self._keys[:n], self.lengths[:n] + self._shifts[:n]
 
     def append(self, tokens: np.ndarray, logprobs: np.ndarray) -> list[tuple[int, Finish]]:
         """Add one token [n] to each sequence → (slot, reason) of those that are finished, in falling slot order."""

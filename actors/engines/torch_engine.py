@@ -10,6 +10,8 @@ too; ends and updates wait for the end of the step.
 Every token, the first one included, comes from the one decode path: a prefill only fills the KV cache. So a weight
 update with `kv_policy="recompute"` is just one more prefill of all running sequences under the new weights.
 
+On a GPU a step is a replayed CUDA graph over memory that is taken once (`static_step`); all else is the same code.
+
 The step task waits for `_wake` when there is nothing to do; unblocked by `generate`. `load` waits, where
 `interruptible` is false, for the running sequences to end; unblocked by the step task (nothing is admitted meanwhile).
 """
@@ -17,6 +19,7 @@ The step task waits for `_wake` when there is nothing to do; unblocked by `gener
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -29,20 +32,37 @@ from transformers import PreTrainedModel
 
 from actors.engines.concurrency import Concurrency
 from actors.engines.decoders import decoder_for
+from actors.engines.devices import GIB, device_of, does_not_fit, kv_budget
 from actors.engines.prefill_plan import Span, plan
 from actors.engines.sampler import sample
-from actors.engines.slot_cache import SlotCache
+from actors.engines.slot_cache import PooledCache, SlotCache, bytes_per_token
 from actors.engines.slot_table import Request, SlotTable, whole
+from actors.engines.static_step import StaticStep
 from areal_like.defaults import SLOTS
 from areal_like.models import write_state
 from areal_like.types import Completion, Finish, Limits
 from areal_like.weights.update import Update
 
+log = logging.getLogger(__name__)
 PREFILL_TOKENS = 8192
 """Most tokens, padding included, of one prefill forward: bounds its memory."""
 PREFILL_OPERATIONS = 5e11
 """And most operations on a CPU: seconds of one core. Between two forwards messages are handled, heartbeats sent."""
 LEAST_PREFILL_TOKENS = 256
+TOTALS = (
+    "tokens",
+    "joins",
+    "updates",
+    "busy_seconds",
+    "apply_seconds",
+    "pause_seconds",
+    "pauses",
+    "recompute_seconds",
+    "preemptions",
+    "prefill_tokens",
+    "shared_tokens",
+)
+"""What an engine counts."""
 
 
 class TorchEngine:
@@ -53,9 +73,12 @@ class TorchEngine:
     states). `interruptible` False: an update waits for the running sequences instead of changing their weights.
     `kv_tokens`: most tokens whose keys and values are held, padding included (None: as many as the slots need): where
     running sequences outgrow it the newest are preempted and continue later, and fewer run for a while (`concurrency`).
-    `compute_dtype`: of matrix products and of the KV cache; sums over tokens and the head are float32 in any case
+    `memory`: the same bound in GiB, of the device's memory; the smaller one counts. On a GPU this memory is taken at
+    the start (neither given: what the slots need, at most a quarter of the card), so a learner may share the card.
+    `device`: auto (a GPU where there is one), cpu, cuda or e.g. cuda:0. `compute_dtype`: of matrix products and of the
+    KV cache (None: bfloat16 on a GPU, else float32); sums over tokens and the head are float32 in any case
     (`decoders`).
-    Raises ValueError for a knob out of range.
+    Raises ValueError for a knob out of range, a device that is not there, or memory that it does not have.
     """
 
     needs_model = True
@@ -69,10 +92,13 @@ class TorchEngine:
         kv_policy: Literal["recompute", "keep"] = "recompute",
         interruptible: bool = True,
         kv_tokens: Annotated[int, "[1, inf)"] | None = None,
+        memory: Annotated[float, "(0, inf)"] | None = None,
         compute_dtype: Literal["float32", "bfloat16"] | None = None,
+        device: str = "auto",
     ):
         slots = SLOTS if slots is None else slots
-        compute_dtype = compute_dtype or "float32"
+        self._device = device_of(device, model.device)
+        compute_dtype = compute_dtype or ("bfloat16" if self._device.type == "cuda" else "float32")
         if slots < 1:
             raise ValueError(f"slots must be at least 1, not {slots}")
         if kv_policy not in ("recompute", "keep"):
@@ -81,18 +107,22 @@ class TorchEngine:
             raise ValueError(f"kv_tokens must be at least 1, not {kv_tokens}")
         if compute_dtype not in ("float32", "bfloat16"):
             raise ValueError(f"compute_dtype must be 'float32' or 'bfloat16', not {compute_dtype!r}")
+        if memory is not None and memory <= 0:
+            raise ValueError(f"memory must be above 0 GiB, not {memory:g}")
         self.slots = slots
-        self._kv_tokens = kv_tokens
         self._concurrency = Concurrency(slots)
         self.version = 0
         self.digest = ""
-        self._device = model.eval().device
+        model.eval()
         self._vocab_size, self._positions = model.config.vocab_size, model.config.max_position_embeddings
         self._recompute = kv_policy == "recompute"
         self._interruptible = interruptible
         self._table = SlotTable(slots)
-        self._cache = SlotCache(model.config, slots, self._device, getattr(torch, compute_dtype), kv_tokens)
+        per_token = bytes_per_token(model.config, getattr(torch, compute_dtype))
+        self._kv_tokens = kv_budget(self._device, per_token, self._positions, slots, kv_tokens, memory)
+        self._cache = self._new_cache(model, getattr(torch, compute_dtype), per_token)
         self._decoder = decoder_for(model, self._cache)
+        self._static = StaticStep(self._decoder, self._cache, slots) if is_static(self._device) else None
         self._parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._waiting: deque[Request] = deque()
         self._loads: list[tuple[Update, asyncio.Future[None]]] = []
@@ -104,22 +134,20 @@ class TorchEngine:
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._pause_start: float | None = None
-        self._totals = dict.fromkeys(
-            (
-                "tokens",
-                "joins",
-                "updates",
-                "busy_seconds",
-                "apply_seconds",
-                "pause_seconds",
-                "pauses",
-                "recompute_seconds",
-                "preemptions",
-                "prefill_tokens",
-                "shared_tokens",
-            ),
-            0.0,
-        )
+        self._totals = dict.fromkeys(TOTALS, 0.0)
+
+    def _new_cache(self, model: PreTrainedModel, dtype: torch.dtype, per_token: int) -> SlotCache:
+        if not is_static(self._device):
+            return SlotCache(model.config, self.slots, self._device, dtype, self._kv_tokens)
+        most = self._kv_tokens or self.slots * self._positions
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        try:
+            cache = PooledCache(model.config, self.slots, self._device, dtype, most)
+        except torch.OutOfMemoryError:
+            raise does_not_fit(self._device, most, per_token) from None
+        log.info("%s: %.2f GiB for keys and values of %d tokens", self._device, most * per_token / GIB, most)
+        return cache
 
     async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
         """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot.
@@ -153,7 +181,9 @@ class TorchEngine:
                 f"{self._positions} positions"
             )
         if self._kv_tokens is not None and total > self._kv_tokens:
-            raise ValueError(f"{total} tokens of prompt and response exceed engine.kv_tokens={self._kv_tokens}")
+            raise ValueError(
+                f"{total} tokens of prompt and response exceed engine.kv_tokens={self._kv_tokens} (engine.memory)"
+            )
 
     async def load(self, update: Update) -> None:
         """Apply new weights between two decode steps; returns when every later token is from the new version."""
@@ -342,6 +372,8 @@ class TorchEngine:
     def _decode(self) -> tuple[np.ndarray, np.ndarray]:
         """Feed each sequence's last token → the next ones int64 [n] and their logprobs float32 [n]."""
         table, n = self._table, len(self._table)
+        if self._static is not None:
+            return self._static(table)
         lengths = table.lengths[:n]
         self._cache.begin_decode(lengths)
         tokens = torch.from_numpy(table.last_tokens()).to(self._device)[:, None]
@@ -420,6 +452,11 @@ class TorchEngine:
             if not applied.done():
                 applied.set_result(None)
         self._loads.clear()
+
+
+def is_static(device: torch.device) -> bool:
+    """Whether decode steps on this device have fixed shapes and memory."""
+    return device.type == "cuda"
 
 
 def _prefill_tokens(model: PreTrainedModel) -> int:

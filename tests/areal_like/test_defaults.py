@@ -118,6 +118,7 @@ def on(cores: int, *overrides: str, bfloat16: bool = True) -> list[object]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(configs, "cores", lambda: cores)
         patch.setattr(configs, "has_bfloat16", lambda: bfloat16)
+        patch.setattr(configs, "has_gpu", lambda: False)
         made = load(["configs/quickstart.yaml", *overrides])
     learner, actors = made.learner, made.actors
     return [learner.get("threads"), learner.get("compute_dtype"), actors.count, actors.threads]
@@ -203,6 +204,27 @@ def test_an_engine_rounds_as_its_learner_does(large: str, overrides: list[str], 
         patch.setattr(configs, "has_bfloat16", lambda: True)
         made = load(["configs/quickstart.yaml", large, *overrides])
     assert (made.learner.compute_dtype, made.engine.get("compute_dtype")) == (learner, engine)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpu", "expected"),
+    [
+        ([], True, [1, 16, "bfloat16"]),  # the learner is on the CPU; the actors' cores only feed the GPU
+        (["engine.device=cpu"], True, [1, 12, "float32"]),
+        (["engine.device=cuda:1"], False, [1, 16, "bfloat16"]),
+        (["engine.device=cuda", "learner.compute_dtype=float32"], False, [1, 16, "float32"]),
+        ([], False, [1, 12, "float32"]),
+    ],
+)
+def test_an_engine_on_a_gpu_leaves_the_cores_and_computes_in_bfloat16(
+    large: str, overrides: list[str], gpu: bool, expected: list[object]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(configs, "cores", lambda: 16)
+        patch.setattr(configs, "has_bfloat16", lambda: False)
+        patch.setattr(configs, "has_gpu", lambda: gpu)
+        made = load(["configs/quickstart.yaml", large, *overrides])
+    assert [made.actors.count, made.learner.threads, made.engine.compute_dtype] == expected
 
 
 def test_a_resume_takes_the_numbers_of_the_run_also_on_another_machine(large: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.machine import cores, has_bfloat16
+from areal_like.machine import cores, has_bfloat16, has_gpu
 
 
 def write(root: Path, **files: str) -> None:
@@ -60,3 +60,14 @@ def test_cores_are_those_that_may_be_used(tmp_path: Path, eight: None, files: di
 def test_bfloat16_is_a_flag_of_the_processor(tmp_path: Path, text: str, found: bool) -> None:
     write(tmp_path, **{"proc/cpuinfo": text})
     assert has_bfloat16(tmp_path) is found
+
+
+def test_a_gpu_is_a_device_that_this_process_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    write(tmp_path, **{"dev/nvidiactl": ""})
+    assert not has_gpu(tmp_path)
+    write(tmp_path, **{"dev/nvidia0": ""})
+    assert has_gpu(tmp_path)
+    for allowed, found in {"": False, "-1": False, "0": True}.items():
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
+        assert has_gpu(tmp_path) is found

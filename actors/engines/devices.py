@@ -1,0 +1,59 @@
+"""Where the embedded engine computes, and how much of a GPU's memory its keys and values may take.
+
+A learner may share the GPU, and starts at the same time. So the budget is a number that the config states, or a share
+of the whole card; it never depends on what happens to be free.
+"""
+
+from __future__ import annotations
+
+import torch
+
+GIB = 1 << 30
+SHARE = 0.25
+"""Of a GPU's memory, for keys and values, where no budget is stated."""
+
+
+def device_of(name: str, model: torch.device) -> torch.device:
+    """The device that `engine.device` names: "auto" is a GPU where there is one, else where the model is.
+
+    Raises ValueError for a name that is unknown, or a device that is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda") if model.type == "cpu" and torch.cuda.is_available() else model
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"engine.device must be auto, cpu, cuda or e.g. cuda:0, not {name!r}")
+    seen = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= seen:
+        raise ValueError(f"engine.device={name}: torch sees {seen} GPUs here; set engine.device=cpu, or another one")
+    return device
+
+
+def kv_budget(
+    device: torch.device, per_token: int, longest: int, slots: int, tokens: int | None, memory: float | None
+) -> int | None:
+    """Most tokens whose keys and values are held: the least of `tokens` and `memory` GiB at `per_token` bytes, where
+    they are given. Where neither is: on a GPU what the slots need, but no more than `SHARE` of the card; else None.
+
+    Raises ValueError where the budget does not hold a single token.
+    """
+    bounds = [] if tokens is None else [tokens]
+    if memory is not None:
+        bounds.append(int(memory * GIB) // per_token)
+    if not bounds and device.type == "cuda":
+        bounds = [slots * longest, int(SHARE * torch.cuda.get_device_properties(device).total_memory) // per_token]
+    if bounds and min(bounds) < 1:
+        raise ValueError(f"engine.memory={memory:g} GiB holds no token: one takes {per_token} bytes; raise it")
+    return min(bounds, default=None)
+
+
+def does_not_fit(device: torch.device, tokens: int, per_token: int) -> ValueError:
+    """The error for a budget that the GPU has no room for."""
+    free, total = (each / GIB for each in torch.cuda.mem_get_info(device))
+    return ValueError(
+        f"{tokens} tokens of keys and values need {tokens * per_token / GIB:.1f} GiB; {device} has {free:.1f} of "
+        f"{total:.1f} GiB free: lower engine.memory (GiB) or engine.kv_tokens, or give the learner a GPU of its own"
+    )

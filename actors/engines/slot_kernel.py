@@ -1,0 +1,100 @@
+"""Attention of one new token per slot by PyTorch's flash attention, which reads each sequence only as far as it goes.
+
+The kernel needs CUDA and half precision. It also works with splits along the keys, so few sequences occupy the whole
+GPU. Everything else goes through `scaled_dot_product_attention` with a mask, which reads all slots to the longest
+bucket. The two are compared once per process, before the first use.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+
+import torch
+import torch.nn.functional as F
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # an older torch
+    varlen_attn = None  # type: ignore[assignment]
+
+log = logging.getLogger(__name__)
+AVAILABLE = varlen_attn is not None and "seqused_k" in inspect.signature(varlen_attn).parameters
+"""Whether this torch's kernel takes sequences that do not fill their slots."""
+TOLERANCE = 2e-2
+"""Half precision has three digits."""
+AMPERE = (8, 0)
+"""The oldest GPU generation that the kernel supports."""
+
+
+class Trust:
+    """Whether the kernel agrees with the usual attention here; None before the comparison."""
+
+    agrees: bool | None = None
+
+
+def takes(keys: torch.Tensor) -> bool:
+    """Whether the kernel can attend to a cache [layer, slot, head, time, dim]. Compares it at the first call, which
+    must not lie in a graph's capture."""
+    if keys.device.type != "cuda" or keys.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    dim = keys.shape[-1]
+    if dim > 256 or dim % 8 or not AVAILABLE:
+        return False
+    if Trust.agrees is None:
+        Trust.agrees = torch.cuda.get_device_capability(keys.device) >= AMPERE and _agrees(keys)
+    return Trust.agrees
+
+
+def attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """query [n, heads, 1, dim] over keys and values [slots, kv_heads, time, dim], of which slot i has `lengths` int32
+    [n] → [n, heads, 1, dim]."""
+    n, heads, _, dim = query.shape
+    kv_heads, time = keys.shape[1:3]
+    ends = torch.arange(n + 1, dtype=torch.int32, device=query.device)
+    out = varlen_attn(
+        query.reshape(n, heads, dim),
+        _as_row(keys, n),
+        _as_row(values, n),
+        ends,
+        ends * (kv_heads * time),
+        1,
+        time,
+        scale=scale,
+        enable_gqa=heads != kv_heads,
+        seqused_k=lengths,
+    )
+    assert isinstance(out, torch.Tensor)
+    return out.view(n, heads, 1, dim)
+
+
+def _as_row(cache: torch.Tensor, n: int) -> torch.Tensor:
+    """[slots, head, time, dim] → a view [positions, head, dim] of the first n slots in which slot i begins at position
+    i · heads · time, as the kernel wants it: positions of one head lie side by side, those of the next behind them."""
+    _, heads, time, dim = cache.shape
+    positions = n * heads * time - (heads - 1) * time
+    return cache.as_strided((positions, heads, dim), (dim, time * dim, 1), cache.storage_offset())
+
+
+@torch.inference_mode()
+def _agrees(keys: torch.Tensor) -> bool:
+    """Compare the kernel with the usual attention on random slots of this cache's shape."""
+    heads, dim, device = keys.shape[2], keys.shape[4], keys.device
+    made = torch.Generator(device).manual_seed(0)
+    lengths = torch.tensor([1, 33, 96], dtype=torch.int32, device=device)
+    k, v = (torch.randn(4, heads, 96, dim, generator=made, device=device).to(keys.dtype) for _ in range(2))
+    query = torch.randn(3, 2 * heads, 1, dim, generator=made, device=device).to(keys.dtype)
+    hidden = (torch.arange(96, device=device) >= lengths[:, None])[:, None, None]
+    wide_k, wide_v = (each[:3].repeat_interleave(2, 1).float() for each in (k, v))
+    truth = F.scaled_dot_product_attention(query.float(), wide_k, wide_v, attn_mask=~hidden, scale=dim**-0.5)
+    try:
+        found = attend(query, k, v, lengths, dim**-0.5)
+    except Exception as error:  # whatever it does not support here
+        log.warning("torch's varlen_attn does not run over slots here (%s): attending with masks", error)
+        return False
+    agrees = torch.allclose(found.float(), truth, rtol=TOLERANCE, atol=TOLERANCE)
+    if not agrees:
+        log.warning("torch's varlen_attn disagrees with scaled_dot_product_attention over slots: attending with masks")
+    return agrees

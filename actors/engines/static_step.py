@@ -1,0 +1,124 @@
+"""A decode step of fixed shapes that asks the host nothing: from tokens, lengths and keys of random streams to the next
+tokens and their logprobs. On a GPU it is captured as a CUDA graph and replayed.
+
+There is one graph per shape: sequences, rounded up to a power of two, and room for the longest one. Each is captured
+when it is first needed. A step costs one copy to the device, a replay, one copy back, and one wait for it. Graphs hold
+addresses: weights are written in place, and keys and values stay in one pool (`slot_cache.PooledCache`). Rows beyond
+the running sequences compute on free slots; their results are not looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+
+from actors.engines import slot_kernel
+from actors.engines.decoders import Decoder
+from actors.engines.sampler import keyed_uniforms, refuse_nan, sample_static
+from actors.engines.slot_cache import SlotCache
+from actors.engines.slot_table import SlotTable
+
+log = logging.getLogger(__name__)
+LEAST_TIME = 256
+"""Shortest room of a step that reads all of it."""
+INPUTS = 5
+"""Rows of what a step reads: last tokens, lengths, keys and positions of the random streams, temperatures."""
+Shape = tuple[int, int, int]
+"""Sequences of a step, positions that it reads, positions per slot of the cache."""
+
+
+class StaticStep:
+    """The decode step over up to `slots` sequences on the cache's device."""
+
+    def __init__(self, decoder: Decoder, cache: SlotCache, slots: int):
+        device = cache.keys.device
+        self._decoder, self._cache = decoder, cache
+        self._captures = pinned = device.type == "cuda"
+        self._input = torch.zeros(INPUTS, slots, dtype=torch.int64, device=device)
+        self._output = torch.zeros(2, slots, dtype=torch.int32, device=device)
+        self._sent = torch.zeros(INPUTS, slots, dtype=torch.int64, pin_memory=pinned)
+        self._got = torch.zeros(2, slots, dtype=torch.int32, pin_memory=pinned)
+        self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
+
+    @property
+    def captured(self) -> int:
+        """Graphs that are held."""
+        return len(self._graphs)
+
+    def __call__(self, table: SlotTable) -> tuple[np.ndarray, np.ndarray]:
+        """Sample the next token of each running sequence → ids int64 [n], logprobs float32 [n].
+
+        Raises RuntimeError if a logprob is not a number.
+        """
+        n = len(table)
+        self._fill(table, n)
+        with torch.inference_mode():
+            self._input.copy_(self._sent, non_blocking=True)
+            self._run(self._shape(n, table.longest))
+            self._got.copy_(self._output, non_blocking=True)
+        if self._got.is_pinned():
+            torch.cuda.current_stream(self._input.device).synchronize()
+        tokens, logprobs = self._got[0, :n].numpy().astype(np.int64), self._got[1, :n].numpy().view(np.float32).copy()
+        refuse_nan(logprobs)
+        return tokens, logprobs
+
+    def step(self, rows: int, time: int) -> None:
+        """From the first `rows` columns of the input to those of the output, none of which is longer than `time`."""
+        tokens, lengths, keys, places, temperatures = self._input[:, :rows]
+        self._cache.begin_static_decode(lengths, time)
+        logits = self._decoder.decode(tokens[:, None], (lengths - 1)[:, None])
+        draws = keyed_uniforms(keys, places)
+        ids, logprobs = sample_static(logits, temperatures.view(torch.float64).float(), draws)
+        self._output[0, :rows].copy_(ids)
+        self._output[1, :rows].copy_(logprobs.view(torch.int32))
+
+    def _fill(self, table: SlotTable, n: int) -> None:
+        sent = self._sent.numpy()
+        sent[0, :n] = table.last_tokens()
+        sent[1, :n] = table.lengths[:n]
+        keys, places = table.stream()
+        sent[2, :n] = keys.view(np.int64)
+        sent[3, :n] = places
+        sent[4, :n] = table.temperatures[:n].astype(np.float64).view(np.int64)
+        sent[:, n:] = 0
+        sent[1, n:] = 1
+
+    def _shape(self, n: int, longest: int) -> Shape:
+        """Not one row alone: CUDA's running sum over a single row depends on its threads' order."""
+        rows = min(max(2, 1 << (n - 1).bit_length()), self._cache.rows, self._input.shape[1])
+        time = capacity = self._cache.capacity
+        if not slot_kernel.takes(self._cache.keys):
+            time = min(capacity, max(LEAST_TIME, 1 << (longest - 1).bit_length()))
+        return rows, time, capacity
+
+    def _run(self, shape: Shape) -> None:
+        if self._captures and shape not in self._graphs:
+            self._graphs = {known: graph for known, graph in self._graphs.items() if known[2] == shape[2]}
+            try:
+                self._graphs[shape] = self._captured(shape)
+            except RuntimeError as error:  # e.g. a model whose forward asks the host
+                log.warning("this model's decode step cannot be a CUDA graph, and is slower without one: %s", error)
+                self._captures = False
+                self._graphs.clear()
+        if shape in self._graphs:
+            self._graphs[shape].replay()
+        else:
+            self.step(*shape[:2])
+
+    def _captured(self, shape: Shape) -> torch.cuda.CUDAGraph:
+        """Run the step twice, for libraries that set themselves up, then capture it. The same input gives the same keys
+        and values: nothing changes by running it again."""
+        device = self._input.device
+        beside = torch.cuda.Stream(device)
+        beside.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(beside):
+            for _ in range(2):
+                self.step(*shape[:2])
+        torch.cuda.current_stream(device).wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        memory = next(iter(self._graphs.values())).pool() if self._graphs else None
+        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+            self.step(*shape[:2])
+        return graph
