@@ -21,7 +21,8 @@ class Critic:
     the policy loss trains the policy."""
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks, *, lr: float, trunk: float):
-        self._head = nn.Linear(model.config.hidden_size, 1, device=model.device, dtype=model.dtype)
+        dtype = torch.promote_types(model.dtype, torch.float32)
+        self._head = nn.Linear(model.config.hidden_size, 1, device=model.device, dtype=dtype)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
         self._optimizer = torch.optim.AdamW(self._head.parameters(), lr=lr, weight_decay=0.0)

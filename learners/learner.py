@@ -45,7 +45,7 @@ from learners.optim import MasterAdamW
 from learners.packing import Columns, MicroBatch, cut_groups, empty_microbatch
 from learners.saving import Saving
 from learners.schedules import Schedule
-from learners.sharding import prepare
+from learners.sharding import Computing, hold_in, prepare
 from learners.step import Step
 from learners.streaming import check_stream, combined, is_start_of
 from learners.untrainable import or_untrainable
@@ -69,8 +69,11 @@ class TorchLearner:
     (0: never; `learners.mismatch`).
     `lora` {rank, alpha, targets} trains adapters instead of the model (`learners.adapters`; {}: defaults). `stream`,
     `stream_groups` see `take`. `ranks` processes share the work, each with its part of the weights
-    (`learners.sharding`). On `device`, matrices are multiplied in `compute_dtype`; weights and sums over tokens stay in
-    float32. `checkpoint_activations` saves memory for a third more computing; `compile` has torch compile the layers.
+    (`learners.sharding`). On `device`, matrices are multiplied in `compute_dtype`; master weights and sums over tokens
+    stay in float32. With `param_dtype` bfloat16 layers have their weights in it while they compute, and so are states
+    between layers: no weight is rounded, as published ones have no more digits. None: on CUDA where `compute_dtype` and
+    `publish_dtype` are bfloat16, without `lora`. With `fp32_head` the output head multiplies in float32 in any case.
+    `checkpoint_activations` saves memory for a third more computing; `compile` has torch compile the layers.
     At most `max_logits` logits are made at once (`learners.logprobs`). `threads`: CPU threads of each rank (None: as
     torch has them); another number may change last bits. Other knobs are those of `learners.objective`. A float64 model
     is computed in float64, to tell rounding from real differences.
@@ -109,6 +112,8 @@ class TorchLearner:
         stream_groups: Annotated[int, "[1, inf)"] = 1,
         ranks: Annotated[int, "[1, inf)"] = 1,
         compute_dtype: Literal["float32", "bfloat16"] | None = None,
+        param_dtype: Literal["float32", "bfloat16"] | None = None,
+        fp32_head: bool = True,
         device: Literal["cpu", "cuda"] = "cpu",
         checkpoint_activations: bool = False,
         compile: bool = False,
@@ -116,31 +121,40 @@ class TorchLearner:
         threads: Annotated[int, "[1, inf)"] | None = None,
         **objective: Any,
     ):
-        self.objective, self.ranks, self.streams = Objective(**objective), Ranks(ranks), stream
+        self.objective, self.ranks = Objective(**objective), Ranks(ranks)
         torch.set_num_threads(threads or torch.get_num_threads())
         _check(loss, advantage, temperature, num_minibatches, num_minibatch_epochs, critic_lr)
-        if stream:
-            check_stream(loss, advantage, num_minibatches, num_minibatch_epochs, grad_norm_by_staleness, stream_groups)
+        self._num_minibatches, self._num_epochs = passes = num_minibatches, num_minibatch_epochs
+        self.streams = check_stream(stream, loss, advantage, *passes, grad_norm_by_staleness, stream_groups)
         self._stream_groups, self._taken, self._waiting = stream_groups, list[Step](), list[Group]()
         self.vocab_size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
         self.model = (model.double() if model.dtype == torch.float64 else model.float()).eval().to(device)
-        use_packed_attention(self.model)
         dtype, specs = getattr(torch, publish_dtype), specs_of(self.model, publish_dtype)
-        self._adapters = None if lora is None else Adapters(self.model, seed, dtype, **lora)
-        self._reference = frozen(self.model, dtype) if self.objective.needs_reference and lora is None else self.model
-        prepare([self.model, self._reference], self.ranks, max_logits, compile, checkpoint_activations)
+        half = hold_in(param_dtype, compute_dtype, publish_dtype, self.model, device, lora is not None)
+        how = Computing(max_logits, fp32_head, self.objective.needs_entropy, compile, checkpoint_activations, half)
+        self._adapters, self._reference = self._arranged(how, seed, dtype, lora)
         rates = Schedule(lr, schedule, warmup_steps, (schedule_steps or 0) * num_minibatches * num_minibatch_epochs)
         adamw = partial(MasterAdamW, schedule=rates, betas=betas, eps=eps, weight_decay=weight_decay)
         dtype = self.model.dtype if self._adapters else dtype
-        self.optimizer = adamw(self.model, clip_grad=clip_grad, publish_dtype=dtype, ranks=self.ranks)
+        self.optimizer = adamw(self.model, clip_grad=clip_grad, publish_dtype=dtype, ranks=self.ranks, hold_in=half)
         self._critic = Critic(self.model, self.ranks, lr=critic_lr, trunk=critic_trunk) if critic_lr else None
         self._probe = MismatchProbe(self.optimizer, self.ranks, mismatch_every)
         self.saving = Saving(self.model, specs, self.optimizer, self._adapters, self._critic, self.ranks)
-        self._device, self._autocast = torch.device(device), compute_dtype == "bfloat16"
+        self._device, self._autocast = torch.device(device), compute_dtype == "bfloat16" and half is None
         self._loss, self._plan, self._advantage = loss, plan_of(loss), advantage
         self._temperature, self._seed, self._norm_by_staleness = temperature, seed, grad_norm_by_staleness
-        self._num_minibatches, self._num_epochs = num_minibatches, num_minibatch_epochs
         self._max_tokens, self._min_microbatches = max_tokens, min_microbatches
+
+    def _arranged(
+        self, how: Computing, seed: int, dtype: torch.dtype, lora: Mapping[str, Any] | None
+    ) -> tuple[Adapters | None, PreTrainedModel]:
+        """Prepare the model for training; returns its adapters and the reference model, which may be itself."""
+        use_packed_attention(self.model)
+        adapters = None if lora is None else Adapters(self.model, seed, dtype, **lora)
+        apart = self.objective.needs_reference and lora is None
+        reference = frozen(self.model, dtype) if apart else self.model
+        prepare([self.model, reference], self.ranks, how)
+        return adapters, reference
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
         return self.saving.snapshot(into, done)
@@ -259,7 +273,7 @@ class TorchLearner:
     def _begin(self, batch: Batch) -> Step:
         """The batch on the device, with everything that must be known before the weights move."""
         whole, own = self.ranks.gather_batch(batch)
-        step = Step(whole, own, self._device, self.model.dtype, self.objective.shares)
+        step = Step(whole, own, self._device, self.optimizer.gradient.dtype, self.objective.shares)
         trained = [np.flatnonzero(step.columns.lengths)]
         if self.objective.needs_reference:
             step.reference = torch.zeros_like(step.behaviour)
@@ -325,7 +339,7 @@ class TorchLearner:
         return values
 
     def _precision(self) -> torch.autocast:
-        """Inside, matrices are multiplied in `compute_dtype`; weights and sums over tokens stay in float32."""
+        """Inside, matrices are multiplied in `compute_dtype`, whatever dtype weights have."""
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast)
 
     def _planned(self, step: Step, samples: np.ndarray, at_start: bool) -> Columns:
@@ -412,10 +426,11 @@ class TorchLearner:
     ) -> None:
         """Add the gradient to `sums`, by the batch's buckets of staleness, leaving the optimizer's buffer used up.
         Each bucket has a forward pass of its own, since FSDP takes one backward pass for each."""
+        outputs = [t for t in outputs if t.requires_grad]
         gradients = torch.autograd.grad(loss, outputs, allow_unused=True)
         for number, (suffix, members) in enumerate(buckets(step.staleness.cpu().numpy())):
             if number:
-                outputs = [t for t in self._outputs(part) if t is not None]
+                outputs = [t for t in self._outputs(part) if t is not None and t.requires_grad]
             inside = step.on_device(members)[part.trained]
             pairs = [(t, g) for t, g in zip(outputs, gradients, strict=True) if g is not None]
             self.optimizer.zero_grad()

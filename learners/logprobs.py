@@ -8,6 +8,7 @@ behaviour logprobs.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -37,10 +38,21 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
 ONEDNN_FROM = 1 << 24
 """Multiplications from which oneDNN's float32 product is faster than MKL's, which is torch's own choice and leaves
 half of an AMD core unused."""
+WIDE_OUTPUT = hasattr(torch.ops.aten.mm, "dtype")
+"""Whether this torch multiplies halves into float32 without copies of them, on a GPU."""
 
 
-def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    states = states.to(weight.dtype)
+def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, narrow: torch.dtype | None = None) -> Tensor:
+    """Logits [N, V], in float32 or wider. Products are of states and weights as they are, or both rounded to
+    `narrow`."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    if narrow is not None:
+        return linear(states.to(narrow), weight.to(narrow), None if bias is None else bias.to(narrow)).to(wide)
+    if weight.is_cuda and weight.dtype == states.dtype != wide and WIDE_OUTPUT:
+        # Products of halves have few enough digits for float32, which also sums them: nothing is rounded.
+        logits = torch.mm(states, weight.t(), out_dtype=wide)
+        return logits if bias is None else logits.add_(bias)
+    states, weight, bias = states.to(wide), weight.to(wide), None if bias is None else bias.to(wide)
     many = len(states) * weight.numel() >= ONEDNN_FROM and torch.backends.mkldnn.is_available()
     if many and weight.is_cpu and weight.dtype == torch.float32:
         return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
@@ -50,13 +62,14 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class _Chosen(torch.autograd.Function):
     """Logprobs and entropies of tokens under a linear head, `rows` of them at a time, without logits in the graph.
 
-    Logits are made in the dtype of the weights whatever autocast says: ratios that losses clip within a few thousandths
-    need more digits than half precision has. The backward pass multiplies in autocast's dtype. Kept for it are the
-    probabilities of all words, in that dtype, where they are `rows` at most; else they are made again.
+    With `fp32`, logits are made in float32 whatever autocast says, or the dtype of the weights: ratios that losses clip
+    within a few thousandths need more digits than half precision has. The backward pass multiplies in half precision.
+    Kept for it are the probabilities of all words, in that dtype, where they are `rows` at most; else they are made
+    again.
     """
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0913 - autograd takes no keywords
         ctx: Any,
         states: Tensor,
         weight: Tensor,
@@ -65,17 +78,21 @@ class _Chosen(torch.autograd.Function):
         temperature: float,
         rows: int,
         keep: bool = True,
+        entropy_gradient: bool = True,
+        fp32: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """`states` [N, H], `weight` [V, H], `bias` [V], `targets` int64 [N] → [N] twice. `keep` false: there will be no
-        backward pass."""
+        """`states` [N, H], `weight` [V, H], `bias` [V], `targets` int64 [N] → [N] twice, of which the entropies have a
+        gradient if asked for. `keep` false: there will be no backward pass."""
+        ctx.set_materialize_grads(False)
         ctx.dtype = _dtype(weight)
+        ctx.narrow = None if fp32 else ctx.dtype
         ctx.kept = None
         if keep and any(ctx.needs_input_grad) and len(states) <= rows:
             ctx.kept = weight.new_empty(len(states), len(weight), dtype=ctx.dtype)
         found = []
         for part in _parts(len(states), rows, weight):
             with torch.autocast(weight.device.type, enabled=False):
-                logits = _logits(states[part], weight, bias).div_(temperature)
+                logits = _logits(states[part], weight, bias, ctx.narrow).div_(temperature)
                 chosen, entropy, probabilities = _read(logits, targets[part])
             found.append((chosen, entropy))
             if ctx.kept is not None:
@@ -83,33 +100,39 @@ class _Chosen(torch.autograd.Function):
         chosen, entropy = (torch.cat(column) for column in zip(*found, strict=True))
         ctx.save_for_backward(states, weight, bias, targets, chosen, entropy)
         ctx.temperature, ctx.rows = temperature, rows
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
         return chosen, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, for_chosen: Tensor, for_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        """d chosen / d logit = 1[target] − p; d entropy / d logit = −p (log p + entropy)."""
+    def backward(ctx: Any, for_chosen: Tensor | None, for_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        """d chosen / d logit = 1[target] − p; d entropy / d logit = −p (log p + entropy). None: 0."""
         states, weight, bias, targets, chosen, entropy = ctx.saved_tensors
         kept, ctx.kept = ctx.kept, None  # which becomes the gradient; a second backward pass makes it again
         of_states, of_weight = torch.empty_like(states), None
         of_bias = None if bias is None else torch.zeros_like(bias)
-        pull, push = for_chosen / ctx.temperature, for_entropy / ctx.temperature
+        pull = torch.zeros_like(chosen) if for_chosen is None else for_chosen / ctx.temperature
+        push = None if for_entropy is None else for_entropy / ctx.temperature
+        wide = torch.promote_types(weight.dtype, torch.float32)
         narrow = weight.to(ctx.dtype)
         with torch.autocast(weight.device.type, enabled=False):
             for start in range(0, len(states), ctx.rows):
                 piece = slice(start, start + ctx.rows)
                 gradient = kept
                 if gradient is None:
-                    gradient = _probabilities(states[piece], weight, bias, ctx.temperature, ctx.dtype)
+                    gradient = _probabilities(states[piece], weight, bias, ctx.temperature, ctx.dtype, ctx.narrow)
                 for part in _parts(len(gradient), ctx.rows, weight):
                     mine = slice(start + part.start, start + part.stop)
-                    _differentiate(gradient[part], targets[mine], chosen[mine], entropy[mine], pull[mine], push[mine])
+                    pushed = None if push is None else push[mine]
+                    _differentiate(gradient[part], targets[mine], chosen[mine], entropy[mine], pull[mine], pushed)
                 of_states[piece] = gradient @ narrow
                 product = gradient.t() @ states[piece].to(ctx.dtype)
-                of_weight = product.to(weight.dtype) if of_weight is None else of_weight.add_(product)
+                of_weight = product.to(wide) if of_weight is None else of_weight.add_(product)
                 if of_bias is not None:
                     of_bias += gradient.sum(0)
-        return of_states, of_weight, of_bias, None, None, None, None
+        of_weight = None if of_weight is None else of_weight.to(weight.dtype)
+        return of_states, of_weight, of_bias, *(None for _ in range(6))
 
 
 def _dtype(weight: Tensor) -> torch.dtype:
@@ -138,22 +161,28 @@ def _read(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _probabilities(
-    states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, dtype: torch.dtype
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    dtype: torch.dtype,
+    narrow: torch.dtype | None,
 ) -> Tensor:
     """[N, V], in `dtype`."""
     found = weight.new_empty(len(states), len(weight), dtype=dtype)
     for part in _parts(len(states), len(states), weight):
-        found[part] = torch.softmax(_logits(states[part], weight, bias).div_(temperature), -1)
+        found[part] = torch.softmax(_logits(states[part], weight, bias, narrow).div_(temperature), -1)
     return found
 
 
 def _differentiate(
-    probabilities: Tensor, targets: Tensor, chosen: Tensor, entropy: Tensor, pull: Tensor, push: Tensor
+    probabilities: Tensor, targets: Tensor, chosen: Tensor, entropy: Tensor, pull: Tensor, push: Tensor | None
 ) -> None:
     """Turn probabilities [N, V], in place, into the gradient of Σ (pull · logprob + push · entropy) by the logits."""
     finite = chosen.clamp(min=torch.finfo(chosen.dtype).min)
-    here = pull - finite.exp() * (pull + push * (finite + entropy))  # where 1 − p needs all digits
-    if push.any():
+    both = pull if push is None else pull + push * (finite + entropy)
+    here = pull - finite.exp() * both  # where 1 − p needs all digits
+    if push is not None:
         logprobs = probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
         logprobs.add_(entropy[:, None]).mul_(push[:, None]).add_(pull[:, None])
         probabilities.mul_(logprobs.neg_())
@@ -164,10 +193,15 @@ def _differentiate(
 
 class LogprobHead:
     """In place of a head's `forward`: states [1, N, H] → logprob and entropy of each, [1, N, 2], where `targets` int64
-    [N] are set; logits where they are not. At most `max_logits` logits are made at once (but those of one token)."""
+    [N] are set; logits where they are not. At most `max_logits` logits are made at once (but those of one token).
+    `entropy_gradient`: will anybody ask for the entropies' gradient? `fp32`: logits are made in float32 under autocast
+    and from weights in half precision too."""
 
-    def __init__(self, head: nn.Module, vocabulary: int, max_logits: int):
+    def __init__(
+        self, head: nn.Module, vocabulary: int, max_logits: int, *, entropy_gradient: bool = True, fp32: bool = True
+    ):
         self._head, self._forward, self._rows = head, head.forward, max(1, max_logits // vocabulary)
+        self._entropy_gradient, self._fp32 = entropy_gradient, fp32
         self.targets: Tensor | None = None
         self.temperature = 1.0
 
@@ -177,8 +211,8 @@ class LogprobHead:
         targets, temperature = self.targets, self.temperature
         if type(self._head) is nn.Linear and len(targets):
             weight, bias = self._head.weight, self._head.bias
-            found = _Chosen.apply(states[0], weight, bias, targets, temperature, self._rows, torch.is_grad_enabled())
-            return torch.stack(found, -1)[None]
+            how = (temperature, self._rows, torch.is_grad_enabled(), self._entropy_gradient, self._fp32)
+            return torch.stack(_Chosen.apply(states[0], weight, bias, targets, *how), -1)[None]
         if len(targets) <= self._rows:
             return self._piece(states, targets, temperature)
         pieces = [
@@ -189,19 +223,25 @@ class LogprobHead:
 
     def _piece(self, states: Tensor, targets: Tensor, temperature: float) -> Tensor:
         """For a head that is more than a matrix, such as one with an adapter."""
-        logprobs, entropy = token_logprobs(self._forward(states)[0], targets, temperature)
-        return torch.stack([logprobs[None], entropy[None]], -1)
+        kind, dtype = states.device.type, next(self._head.parameters()).dtype
+        with torch.autocast(kind, enabled=False) if self._fp32 else nullcontext():
+            logits = self._forward(states.to(dtype) if self._fp32 else states)[0]
+        logprobs, entropy = token_logprobs(logits, targets, temperature)
+        return torch.stack([logprobs, entropy if self._entropy_gradient else entropy.detach()], -1)[None]
 
 
-def use_logprob_head(model: PreTrainedModel, max_logits: int) -> None:
-    """Make a model's head give logprobs in pieces. Raises ValueError for models whose logits are not their head's."""
+def use_logprob_head(
+    model: PreTrainedModel, max_logits: int, *, entropy_gradient: bool = True, fp32: bool = True
+) -> None:
+    """Make a model's head give logprobs in pieces (`LogprobHead`). Raises ValueError for models whose logits are not
+    their head's."""
     changed = [key for key in CHANGES_LOGITS if getattr(model.config, key, None) is not None]
     if changed or max_logits < 1:
         raise ValueError(
             f"max_logits must be positive (got {max_logits}), and the model must not change logits {changed}"
         )
     head = model.get_output_embeddings()
-    head.forward = LogprobHead(head, model.config.vocab_size, max_logits)
+    head.forward = LogprobHead(head, model.config.vocab_size, max_logits, entropy_gradient=entropy_gradient, fp32=fp32)
 
 
 def forward_logprobs(model: PreTrainedModel, microbatch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:

@@ -69,6 +69,11 @@ class Objective:
     def needs_reference(self) -> bool:
         return bool(self.kl_loss or self.kl_reward)
 
+    @property
+    def needs_entropy(self) -> bool:
+        """Does the objective differentiate entropies?"""
+        return bool(self.entropy_bonus)
+
     def shares(self, columns: Columns) -> np.ndarray | None:
         """Each trained token's weight in the sums, float32 [N]; None where it is 1."""
         if self.normalise != "sequence_mean":

@@ -6,6 +6,10 @@ being rounded away. Parameters and gradients are views of one flat buffer each: 
 rounding are one call each, however many tensors there are. The learner drives it: zero → backward … → step. For a model
 in float64, masters and gradients are float64.
 
+With `hold_in`, the parameters themselves are held in half precision, where layers compute without casting them; they
+have the same values. Each gradient is then added to the flat buffer as soon as it is complete, and freed, so
+micro-batches add up in float32.
+
 With several ranks each holds its part of every parameter (`learners.sharding`), with masters and gradients of that part
 alone: the step is elementwise, and the norm is summed over ranks. FSDP owns the parts' memory, so gradients are copied
 into the flat buffer, and rounded weights out of it.
@@ -16,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +41,7 @@ class MasterAdamW:
     L2 norm; 0 switches clipping off. Raises ValueError if it is negative: that would reverse the step.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings of one optimizer
         self,
         model: nn.Module,
         *,
@@ -47,6 +52,7 @@ class MasterAdamW:
         clip_grad: float,
         publish_dtype: torch.dtype,
         ranks: Ranks,
+        hold_in: torch.dtype | None = None,
     ):
         if clip_grad < 0:
             raise ValueError(f"clip_grad must not be negative, got {clip_grad}")
@@ -60,7 +66,7 @@ class MasterAdamW:
         self._parameters = matrices + vectors
         own = [own_part(p.detach()) for p in self._parameters]
         self._master = torch.cat([part.to(torch.promote_types(part.dtype, torch.float32)).flatten() for part in own])
-        self._weights = torch.empty_like(self._master)
+        self._weights = torch.empty_like(self._master, dtype=None if self._ranks.count > 1 else hold_in)
         self.gradient = torch.zeros_like(self._master)
         sizes, sharded = [part.numel() for part in own], self._ranks.count > 1
         weights = [flat.view_as(part) for flat, part in zip(self._weights.split(sizes), own, strict=True)]
@@ -68,7 +74,9 @@ class MasterAdamW:
         self._copied = (own, weights, gradients) if sharded else None
         if not sharded:
             for p, weight, gradient in zip(self._parameters, weights, gradients, strict=True):
-                p.data, p.grad = weight, gradient
+                p.data, p.grad = weight, gradient if hold_in is None else None
+                if hold_in is not None:
+                    p.register_post_accumulate_grad_hook(partial(_added_to, gradient))
         self._round()
         cut, offset = sum(sizes[: len(matrices)]), sum(sizes)
         groups = []
@@ -170,3 +178,11 @@ class MasterAdamW:
         self._adamw.load_state_dict(own)
         self.steps, self.skipped_steps = state["steps"], state["skipped_steps"]
         self._round()
+
+
+@torch.no_grad()
+def _added_to(gradient: Tensor, parameter: Tensor) -> None:
+    """Move a parameter's gradient into a buffer."""
+    assert parameter.grad is not None
+    gradient.add_(parameter.grad)
+    parameter.grad = None

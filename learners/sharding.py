@@ -3,19 +3,22 @@
 `fully_shard` (torch.distributed.fsdp; ZeRO stage 3, arXiv 1910.02054) gives each rank a part of every parameter, its
 gradient and its optimizer state, and gathers a layer's parameters when it computes. Gradients are SUMS over ranks: the
 loss is divided by the denominator of the whole minibatch. Every rank must make the same number of forward and backward
-passes. Names, shapes and values of the parameters do not change. The learner drives this.
+passes. Names, shapes and values of the parameters do not change. Where published values have half precision, layers may
+be gathered and computed in it: that rounds no weight, and halves what is sent; gradients are summed in float32. The
+learner drives this.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -48,28 +51,56 @@ def compile_layers(model: PreTrainedModel) -> None:
         layer.forward = torch.compile(layer.forward, dynamic=True)
 
 
-def prepare(
-    models: list[PreTrainedModel], ranks: Ranks, max_logits: int, compile: bool, checkpoint_activations: bool
-) -> None:
+@dataclass(frozen=True)
+class Computing:
+    """How models compute; the learner's knobs of these names say what each means. `hold_in`: the dtype in which layers
+    have their weights while they compute; None: that of the parameters. `entropy_gradient`: will anybody ask for it?"""
+
+    max_logits: int
+    fp32_head: bool = True
+    entropy_gradient: bool = True
+    compile: bool = False
+    checkpoint_activations: bool = False
+    hold_in: torch.dtype | None = None
+
+
+def hold_in(
+    params: str | None, compute: str | None, published: str, model: PreTrainedModel, where: str, lora: bool
+) -> Any:
+    """The dtype of `Computing.hold_in` for the learner's `param_dtype`, `compute_dtype`, `publish_dtype` and device.
+    Raises ValueError where weights would be rounded."""
+    lossless = compute == published == "bfloat16" and not lora and model.dtype != torch.float64
+    if params == "bfloat16" and not lossless:
+        raise ValueError(
+            "learner.param_dtype=bfloat16 needs compute_dtype=bfloat16 and publish_dtype=bfloat16, and no lora: "
+            "it would round weights otherwise"
+        )
+    return torch.bfloat16 if lossless and (params or ("bfloat16" if where == "cuda" else "")) == "bfloat16" else None
+
+
+def prepare(models: list[PreTrainedModel], ranks: Ranks, how: Computing) -> None:
     """Apply the log probability head and everything the config asks for, in the one order that works. Calling it again
     for the same model changes nothing."""
     for model in dict.fromkeys(models):
-        use_logprob_head(model, max_logits)
-        if compile:
+        use_logprob_head(model, how.max_logits, entropy_gradient=how.entropy_gradient, fp32=how.fp32_head)
+        if how.compile:
             compile_layers(model)
-        if checkpoint_activations:
+        if how.checkpoint_activations:
             recompute_activations(model)
-        shard(model, ranks)
+        if ranks.count > 1:
+            shard(model, ranks, how.hold_in)
+        elif how.hold_in and not any(p.requires_grad for p in model.parameters()):
+            for p in model.parameters():  # of a model that is trained, the optimizer holds them
+                p.data = p.data.to(how.hold_in)
 
 
-def shard(model: PreTrainedModel, ranks: Ranks) -> None:
-    """Leave each rank its part of every parameter. Does nothing with one rank."""
-    if ranks.count == 1:
-        return
+def shard(model: PreTrainedModel, ranks: Ranks, hold_in: torch.dtype | None = None) -> None:
+    """Leave each rank its part of every parameter."""
     mesh = init_device_mesh(model.device.type, (ranks.count,))
+    policy = MixedPrecisionPolicy(hold_in, torch.float32 if hold_in else None)
     for layer in layers_of(model):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

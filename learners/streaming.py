@@ -24,9 +24,18 @@ from learners.step import Step
 
 
 def check_stream(
-    loss: LossFunction, advantage: Callable[..., Any], minibatches: int, epochs: int, by_staleness: bool, at_once: int
-) -> None:
-    """Raise ValueError if this loss or advantage cannot be computed group by group."""
+    stream: bool,
+    loss: LossFunction,
+    advantage: Callable[..., Any],
+    minibatches: int,
+    epochs: int,
+    by_staleness: bool,
+    at_once: int,
+) -> bool:
+    """Returns `stream`. Raise ValueError if it is wanted and this loss or advantage cannot be computed group by
+    group."""
+    if not stream:
+        return False
     if minibatches > 1 or epochs > 1:
         raise ValueError("stream takes one step per batch: num_minibatches and num_minibatch_epochs must be 1")
     if plan_of(loss):
@@ -37,6 +46,7 @@ def check_stream(
         raise ValueError(f"stream_groups must be at least 1, got {at_once}")
     if by_staleness:
         raise ValueError("stream can't measure grad_norm_by_staleness")
+    return True
 
 
 def is_start_of(taken: Sequence[Batch], batch: Batch) -> bool:

@@ -24,6 +24,8 @@ from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, ppo
 from learners.losses.delightful import dg_kondo
 from learners.losses.targets import tpo
+from learners.losses.weighted import reinforce
+from learners.sharding import layers_of
 from tests.forked import forked, said
 from tests.learners.batches import make_batch, tiny_model
 from tests.learners.exact import ADAMW_EPS, exact
@@ -49,6 +51,7 @@ class Case:
     knobs: dict[str, Any] = field(default_factory=dict)
 
 
+HALF = {"compute_dtype": "bfloat16", "publish_dtype": "bfloat16", "param_dtype": "bfloat16"}
 CASES = {
     "plain": Case(),
     "other cut": Case(knobs={"max_tokens": 23}),
@@ -68,6 +71,7 @@ CASES = {
     "stale tokens": Case(stale=True, knobs={"mismatch_every": 1}),
     "float32": Case(exact=False),
     "bfloat16": Case(exact=False, knobs={"compute_dtype": "bfloat16"}),
+    "half parameters": Case(reinforce, exact=False, knobs=HALF | {"max_tokens": 23}),
     **{f"loss {name}": Case(loss, knobs={"max_tokens": 23}) for name, loss in LOSSES.items()},
 }
 
@@ -94,13 +98,17 @@ def train(case: Case, rank: int, ranks: int) -> dict[str, Any]:
     knobs = {"lr": 1e-2, "eps": ADAMW_EPS, "num_minibatches": 1, "publish_dtype": "float32"} | case.knobs
     model = exact(tiny_model(case.model)) if case.exact else tiny_model(case.model)
     learner = TorchLearner(model, case.loss, partial(case.advantage), 1.0, 0, ranks=ranks, **knobs)
+    dtypes = set[str]()
+    projection = layers_of(learner.model)[0].mlp.down_proj
+    projection.register_forward_hook(lambda module, *_: dtypes.add(str(module.weight.dtype)))
     rows = [learner.train(share(batch, rank, ranks)) for batch in batches(case)]
     held = sum(state.numel() for state in learner.optimizer.state_dict()["adamw"][0].values())
     if rank:
         learner.saving.hand_over()
         return {"rows": rows, "held": held}
     state, adapters = learner.saving.gathered()
-    return {"rows": rows, "held": held, "weights": torch.from_numpy(state.buffer), "adapters": adapters}
+    weights = torch.from_numpy(state.buffer)
+    return {"rows": rows, "held": held, "weights": weights, "adapters": adapters, "dtypes": sorted(dtypes)}
 
 
 def train_on(ranks: int, folder: Path, seconds: float = 240.0) -> list[dict[str, Any]]:

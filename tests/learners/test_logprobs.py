@@ -6,7 +6,7 @@ import torch
 
 from learners import logprobs
 from learners.attention import use_packed_attention
-from learners.logprobs import _Chosen, forward_logprobs, token_logprobs, use_logprob_head
+from learners.logprobs import LogprobHead, _Chosen, forward_logprobs, token_logprobs, use_logprob_head
 from learners.packing import Columns
 from tests.learners.batches import make_batch, tiny_model
 from tests.seeds import seeded
@@ -81,6 +81,39 @@ def test_logits_are_made_in_the_dtype_of_the_weights_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         found = _Chosen.apply(states, head.weight, None, targets, 1.0, 100)
     torch.testing.assert_close(found, token_logprobs(head(states), targets, 1.0))
+
+
+@pytest.mark.parametrize("held", ["float32", "bfloat16"])
+def test_an_fp32_head_keeps_three_digits_that_half_precision_loses_at_a_large_vocabulary(held):
+    """At Qwen's vocabulary, with logits of deviation 4; weights and states are what half precision can represent."""
+    rng, words = torch.Generator().manual_seed(0), 151_936
+    head = torch.nn.Linear(16, words, bias=False)
+    head.weight.data = torch.randn(words, 16, generator=rng).bfloat16().to(getattr(torch, held))
+    states = torch.randn(6, 16, generator=rng).bfloat16().to(head.weight.dtype)
+    targets, errors = torch.randint(0, words, (6,), generator=rng), []
+    truth, of_entropy = token_logprobs(states.float() @ head.weight.float().t(), targets, 0.9)
+    for fp32 in (True, False):
+        gives = LogprobHead(head, words, 2 * words, fp32=fp32)
+        gives.targets, gives.temperature = targets, 0.9
+        with torch.autocast("cpu", torch.bfloat16, enabled=held == "float32"), torch.no_grad():
+            found, entropy = gives(states[None])[0].unbind(-1)
+        assert found.dtype == torch.float32
+        errors.append((found - truth).abs().max().item())
+        assert not fp32 or (entropy - of_entropy).abs().max() < 1e-3
+    assert errors[0] < 1e-4 and errors[1] > 2e-3
+
+
+def test_an_entropy_that_nobody_differentiates_changes_nothing_else():
+    head, states = torch.nn.Linear(5, 17), torch.randn(4, 5, requires_grad=True)
+    inputs, found = [states, *head.parameters()], []
+    for wanted in (True, False):
+        gives = LogprobHead(head, 17, 1000, entropy_gradient=wanted)
+        gives.targets = torch.arange(4)
+        chosen, entropy = gives(states[None])[0].unbind(-1)
+        found.append((chosen, entropy, *torch.autograd.grad(chosen.sum(), inputs)))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    chosen, entropy = _Chosen.apply(states, *list(head.parameters()), torch.arange(4), 1.0, 100, True, False)
+    assert chosen.requires_grad and not entropy.requires_grad
 
 
 @pytest.mark.parametrize("rows", [3, 100])

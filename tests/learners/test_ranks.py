@@ -1,5 +1,7 @@
 """A learner of two ranks is the learner of one: the same losses, metrics and weights, up to rounding."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -41,6 +43,15 @@ def test_two_ranks_lose_no_more_to_rounding_than_one(two, name):
     assert [row.keys() for row in first["rows"]] == [row.keys() for row in one["rows"]]
     for of in (lambda run: run["weights"].view(torch.float32), lambda run: numbers(run["rows"])):
         assert_rounds_alike(of(first), of(one), of(truth))
+
+
+def test_two_ranks_that_gather_layers_in_half_precision_are_one_that_holds_them_so(two):
+    """The float32 step of the same loss is the truth."""
+    one, first = train(CASES["half parameters"], 0, 1), two[0]["half parameters"]
+    truth = train(replace(CASES["half parameters"], knobs={"publish_dtype": "bfloat16"}), 0, 1)
+    for of in (lambda run: run["weights"].view(torch.bfloat16).float(), lambda run: numbers(run["rows"])):
+        assert_rounds_alike(of(first), of(one), of(truth))
+    assert first["dtypes"] == ["torch.bfloat16"], "while they compute"
 
 
 def numbers(rows: list[dict]) -> torch.Tensor:

@@ -14,7 +14,7 @@ from learners.logprobs import forward_logprobs, use_logprob_head
 from learners.losses.clipped import decoupled_ppo
 from learners.losses.weighted import reinforce
 from learners.packing import Columns
-from learners.sharding import layers_of
+from learners.sharding import hold_in, layers_of
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.learners.exact import exact
 from tests.rounding import summed
@@ -82,6 +82,42 @@ def test_bfloat16_multiplies_in_bfloat16_and_keeps_weights_and_gradients_in_floa
     assert set(seen) == {torch.bfloat16} and gradient.dtype == torch.float32
     cosine = torch.nn.functional.cosine_similarity(gradient, expected, dim=0).item()
     assert 0.98 < cosine < 1 - 1e-7
+
+
+def test_layers_with_weights_in_bfloat16_have_the_same_weights_and_add_gradients_up_in_float32():
+    knobs = {"compute_dtype": "bfloat16", "publish_dtype": "bfloat16", "max_tokens": 23, "checkpoint_activations": True}
+    knobs |= {"kl_loss": 0.1, "entropy_bonus": 0.0}
+    plain, half = (
+        learner_of(reinforce, publish_dtype="bfloat16"),
+        learner_of(reinforce, param_dtype="bfloat16", **knobs),
+    )
+    seen = []
+    layers_of(half.model)[1].register_forward_hook(lambda m, args, output: seen.append(output.dtype))
+    assert half.snapshot().digest() == plain.snapshot().digest(), "nothing is rounded"
+    expected, gradient = gradient_of(plain), gradient_of(half)
+    assert {p.dtype for model in (half.model, half._reference) for p in model.parameters()} == set(seen)
+    assert set(seen) == {torch.bfloat16} and gradient.dtype == torch.float32
+    assert half._reference.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert 0.97 < torch.nn.functional.cosine_similarity(gradient, expected, dim=0).item() < 1 - 1e-7
+    assert not torch.equal(gradient, gradient.bfloat16().float()), "micro-batches add up in float32"
+    masters = half.optimizer.state_dict()["master"].bfloat16()
+    assert torch.equal(masters, half.optimizer._weights), "parameters are rounded masters"
+    assert all(p.grad is None for p in half.model.parameters())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"publish_dtype": "float32"}, {"compute_dtype": "float32"}, {"lora": {}}], ids=str
+)
+def test_weights_in_bfloat16_that_would_be_rounded_are_refused(wrong):
+    knobs = {"compute_dtype": "bfloat16", "publish_dtype": "bfloat16", "param_dtype": "bfloat16"}
+    if not wrong:
+        assert hold_in("bfloat16", "bfloat16", "bfloat16", tiny_model(), "cpu", False) == torch.bfloat16
+        assert hold_in(None, "bfloat16", "bfloat16", tiny_model(), "cuda", False) == torch.bfloat16
+        assert hold_in(None, "bfloat16", "bfloat16", tiny_model(), "cpu", False) is None
+        assert hold_in("float32", "bfloat16", "bfloat16", tiny_model(), "cuda", False) is None
+        return
+    with pytest.raises(ValueError, match="param_dtype=bfloat16 needs"):
+        learner_of(**knobs | wrong)
 
 
 def test_compiled_layers_give_the_same_gradient_whatever_the_length(monkeypatch):
