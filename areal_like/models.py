@@ -7,15 +7,27 @@ float32 on values that the published dtype can represent.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from safetensors import safe_open
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
+from areal_like.transfer import Outbound
 from areal_like.weights.changes import Changes
 from areal_like.weights.state import ALIGN, State, TensorSpec
 
@@ -70,9 +82,53 @@ def folder(seed: int, vocab_size: int, *, path: str) -> PreTrainedModel:
     """A causal language model from a local Hugging Face folder. Raises FileNotFoundError, ValueError (vocabulary)."""
     if not (Path(path) / "config.json").is_file():
         raise FileNotFoundError(f"model.path: no Hugging Face model in {path!r} (config.json is missing)")
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)
+    model = (_skeleton(Path(path)) if _DEFERRED.get() else None) or AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, local_files_only=True
+    )
     if model.config.vocab_size < vocab_size:
         raise ValueError(f"model in {path!r} knows {model.config.vocab_size} token ids; the task uses {vocab_size}")
+    return model
+
+
+_DEFERRED = contextvars.ContextVar("deferred", default=False)
+
+
+@contextlib.contextmanager
+def deferred_weights() -> Iterator[None]:
+    """Models that are made within may come without memory for their weights, on the device `meta`: `weight_files` then
+    says where their weights are. Only models of a folder can."""
+    token = _DEFERRED.set(True)
+    try:
+        yield
+    finally:
+        _DEFERRED.reset(token)
+
+
+def weight_files(model: PreTrainedModel) -> dict[str, Path]:
+    """Parameter name → the safetensors file that holds it, of a model without weights; empty for one that has them."""
+    return getattr(model, "_weight_files", {})
+
+
+def _skeleton(path: Path) -> PreTrainedModel | None:
+    """The model of a folder on `meta`. None where its files name or shape tensors otherwise than the model does."""
+    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    found: dict[str, Path] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            found |= {name: file for name in tensors.keys()}  # noqa: SIM118 - it is no mapping
+    names = [name for name, _ in model.named_parameters()]
+    saved = set(model.state_dict())
+    if any(name in saved for name, _ in model.named_buffers()) or not all(name in found for name in names):
+        return None
+    for name, parameter in model.named_parameters():
+        with safe_open(found[name], "pt") as tensors:
+            if tensors.get_slice(name).get_shape() != list(parameter.shape):
+                return None
+    if (path / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+    model._weight_files = {name: found[name] for name in names}
     return model
 
 
@@ -92,17 +148,27 @@ def tensors_of(state: State) -> Iterator[tuple[str, torch.Tensor]]:
         yield spec.name, _as_torch(spec, bits).view(spec.shape)
 
 
+def _nothing(_: int) -> None:
+    pass
+
+
 @torch.no_grad()
 def read_state(tensors: Mapping[str, torch.Tensor], state: State, done: Callable[[int], None] | None = None) -> None:
     """Round tensors to the state's dtypes (nearest even) and write their bits into it; of a state that is a part, the
     elements that it has. `done` is told after each tensor how many bytes of the buffer are written."""
-    offset = 0
+    offset, outbound = 0, None
     for spec, bits in state.tensors():
         tensor = tensors[spec.name].detach()
-        _as_torch(spec, bits).view(tensor.shape).copy_(tensor)
         offset += -(-bits.nbytes // ALIGN) * ALIGN
-        if done:
-            done(offset)
+        arrived = functools.partial(done or _nothing, offset)
+        if tensor.is_cuda:
+            outbound = outbound or Outbound(tensor.device)
+            outbound.copy(tensor, _as_torch(spec, bits), arrived)
+        else:
+            _as_torch(spec, bits).view(tensor.shape).copy_(tensor)
+            arrived()
+    if outbound:
+        outbound.drain()
 
 
 @torch.no_grad()

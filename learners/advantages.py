@@ -231,6 +231,13 @@ def discounted_sums(values: np.ndarray, last: np.ndarray, discount: float) -> np
     ends = np.flatnonzero(last)
     lengths = np.diff(ends, prepend=-1)
     sums = np.array(values, np.float64)
+    if lengths.max(initial=0) > len(ends):  # few long samples: each by itself, in the same order of operations
+        from scipy.signal import lfilter  # slow to import
+
+        for end, length in zip(ends, lengths, strict=True):
+            own = slice(end - length + 1, end + 1)
+            sums[own] = lfilter([1.0], [1.0, -discount], sums[own][::-1])[::-1]
+        return sums
     for back in range(1, lengths.max(initial=0)):  # every sample at once, from its end
         here = ends[lengths > back] - back
         sums[here] += discount * sums[here + 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from areal_like.config import learner_threads, select
@@ -19,14 +20,18 @@ def build_trainer(config: Any) -> Trainer:
         return build("learner", config.learner)
     import torch
 
+    from areal_like.models import deferred_weights
     from learners.losses.trial import try_loss
 
     torch.set_num_threads(learner_threads(config))
     task: Task = build("task", config.task, config.run.seed)
-    model = build("model", config.model, config.run.seed, task.vocab_size)
+    spec = select(config, "learner")
+    # Adapters are made from whole weights.
+    apart = spec.get("ranks", 1) > 1 and spec.get("lora") is None
+    with deferred_weights() if apart else nullcontext():
+        model = build("model", config.model, config.run.seed, task.vocab_size)
     loss, advantage = bind("loss", config.loss), bind("advantage", config.advantage)
     try_loss(loss, config.loss.name)
-    spec = select(config, "learner")
     if spec.get("normalise") == RESPONSE_LIMIT:
         spec["normalise"] = response_limit(task, config.sampling.max_tokens)
     return build("learner", spec, model, loss, advantage, config.sampling.temperature, config.run.seed)

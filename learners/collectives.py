@@ -11,7 +11,8 @@ All ranks must call these methods in the same order. The learner drives this.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+import time
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,29 @@ from areal_like.types import Batch, Group
 _ARRAY = 1
 """msgpack's extension type of an array."""
 PATIENCE = timedelta(days=30)
-"""A rank waits as long as the others live: rank 0 may wait long for its batch. A death breaks the connection."""
+"""Between steps a rank waits as long as the others live: rank 0 may wait long for its batch, and ranks load models and
+write checkpoints at their own speed. A death breaks the connection."""
+GRACE_SECONDS = 5.0
+"""Seconds by which ranks may enter a collective, and so time out, one after the other."""
 
 
-def join(rank: int, ranks: int, store: Path, *, local: bool) -> None:
+@dataclass
+class _Joined:
+    """What `join` has made: the ranks' store, and connections for waiting without a limit."""
+
+    store: dist.Store | None = None
+    patient: dist.ProcessGroup | None = None
+
+
+_JOINED = _Joined()
+
+
+def join(rank: int, ranks: int, store: Path, *, local: bool, seconds: float = 900.0) -> None:
     """Connect to the other ranks through the file `store`, which all can reach. Returns when all are connected.
 
     Tensors on the CPU and plain data use gloo, tensors on a GPU use NCCL. `local`: all ranks are on this host, and need
-    not listen to other hosts.
+    not listen to other hosts. `seconds` is the time-out of all that ranks do together within a step; `barrier` and
+    `broadcast`, with which a step begins and ends, have none.
     """
     if local and os.path.exists("/sys/class/net/lo"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -46,9 +62,13 @@ def join(rank: int, ranks: int, store: Path, *, local: bool) -> None:
         torch.cuda.set_device(rank % torch.cuda.device_count())
         backend += ",cuda:nccl"
     store.parent.mkdir(exist_ok=True)
-    dist.init_process_group(
-        backend, store=dist.FileStore(str(store), ranks), rank=rank, world_size=ranks, timeout=PATIENCE
-    )
+    _JOINED.store = met = dist.FileStore(str(store), ranks)
+    met.add("arrived", 1)
+    while met.add("arrived", 0) < ranks:  # they may start far apart
+        time.sleep(0.05)
+    limit = timedelta(seconds=seconds)
+    dist.init_process_group(backend, store=met, rank=rank, world_size=ranks, timeout=limit)
+    _JOINED.patient = dist.new_group(backend="gloo", timeout=PATIENCE)
 
 
 class Ranks:
@@ -129,20 +149,40 @@ class Ranks:
         return [_unpacked(each[: int(size)]) for each, size in zip(everybody, sizes, strict=True)]
 
     def barrier(self) -> None:
-        """Wait until all ranks have called this."""
+        """Wait until all ranks have called this, as long as they live."""
         if self.count > 1:
-            dist.barrier()
+            dist.barrier(_JOINED.patient)
 
     def broadcast(self, thing: Any) -> Any:
-        """Rank 0's argument, encoded as in `gathered`; the others' arguments are ignored."""
+        """Rank 0's argument, encoded as in `gathered`; the others' arguments are ignored. They wait as long as rank 0
+        lives."""
         if self.count == 1:
             return thing
         packed = _packed(thing if self.rank == 0 else None)
         size = torch.tensor([packed.numel()])
-        dist.broadcast(size, src=0)
+        dist.broadcast(size, src=0, group=_JOINED.patient)
         box = packed if self.rank == 0 else torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(box, src=0)
+        dist.broadcast(box, src=0, group=_JOINED.patient)
         return _unpacked(box)
+
+
+def is_timed_out(error: BaseException) -> bool:
+    """Does this error of a collective mean that another rank did not come in time?"""
+    return isinstance(error, RuntimeError) and "timed out" in str(error).lower()
+
+
+def who_waits() -> str:
+    """After a time-out: which ranks wait, and for which. Ranks note in their store that they have waited in vain."""
+    if _JOINED.store is None:
+        return "the ranks are unknown"
+    mine, ranks = dist.get_rank(), range(dist.get_world_size())
+    _JOINED.store.set(f"waits/{mine}", "1")
+    time.sleep(GRACE_SECONDS)
+    waits = [rank for rank in ranks if _JOINED.store.check([f"waits/{rank}"])]
+    missing = [rank for rank in ranks if rank not in waits]
+    if not missing:
+        return f"ranks {waits} wait in different collectives: they do not make the same calls"
+    return f"rank(s) {waits} wait for rank(s) {missing}, which did not come"
 
 
 def is_lost_rank(error: BaseException) -> bool:

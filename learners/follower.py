@@ -11,6 +11,9 @@ of ranks.
 
 A rank that loses another one ends with an error, a little later than the lost rank, so the launcher sees the cause
 first. No rank continues alone.
+
+Ranks wait for the next command without a limit, since rank 0 may wait long for a batch. Within a step nobody waits
+longer than `learner.collective_timeout` for a rank that lives: all then end, and say which one did not come.
 """
 
 from __future__ import annotations
@@ -25,12 +28,12 @@ from typing import Any
 from areal_like.client import LearnerClient
 from areal_like.config import ranks_of
 from areal_like.process import Role, run_role
-from areal_like.registry import resolve
+from areal_like.registry import knobs, resolve
 from areal_like.run_folder import RENDEZVOUS
 from areal_like.types import Batch
 from areal_like.weights.state import State
 from learners.build import build_trainer
-from learners.collectives import Ranks, is_lost_rank, join
+from learners.collectives import Ranks, is_lost_rank, is_timed_out, join, who_waits
 from learners.learner import TorchLearner
 from learners.publication import Coding, Publisher, Report
 from learners.untrainable import Untrainable
@@ -46,8 +49,9 @@ class LostRankError(RuntimeError):
 def build_rank(role: Role, rank: int) -> TorchLearner:
     """Wait for all ranks, then build the trainer of `rank`."""
     across = resolve("launcher", role.config.launcher["name"]).ACROSS_HOSTS
+    seconds = role.config.learner.get("collective_timeout", knobs("learner", "torch")["collective_timeout"])
     with naming_lost_ranks():
-        join(rank, ranks_of(role.config), role.run / RENDEZVOUS / "ranks", local=not across)
+        join(rank, ranks_of(role.config), role.run / RENDEZVOUS / "ranks", local=not across, seconds=seconds)
     trainer = build_trainer(role.config)
     if not isinstance(trainer, TorchLearner):
         raise ValueError("learner.ranks needs learner.name=torch")
@@ -56,14 +60,23 @@ def build_rank(role: Role, rank: int) -> TorchLearner:
 
 @contextlib.contextmanager
 def naming_lost_ranks() -> Iterator[None]:
-    """Turn a collective's error about a lost rank into LostRankError."""
+    """Turn a collective's error about a lost rank into LostRankError, and its time-out into LateRankError."""
     try:
         yield
     except Exception as error:
+        if is_timed_out(error):
+            raise LateRankError(
+                f"the ranks of the learner don't move on: {who_waits()} within learner.collective_timeout. Look at its "
+                f"log (logs/learner*.log); if a step may take so long, raise the time-out"
+            ) from error
         if not is_lost_rank(error):
             raise
         time.sleep(LOST_RANK_GRACE_SECONDS)
         raise LostRankError("another rank of the learner died or is unreachable: see logs/learner*.log") from error
+
+
+class LateRankError(RuntimeError):
+    """Another rank lives, but has not come to a collective in time."""
 
 
 class LeadingTrainer:

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from areal_like.transfer import to_device
+
 BLOCK = 2
 """A block copies at most this many times the keys in the row. Plain sequences never need more."""
 
@@ -77,13 +79,13 @@ class Layout:
         tokens, of which the last `added` (int64 [n]) are its own and lie one after the other (`learners.prefixes`)."""
         lengths = np.array([len(path) for path in paths])
         blocks, back = _blocks([path for path, new in zip(paths, added, strict=True) if new], added[added > 0], device)
-        where = torch.from_numpy(np.concatenate(paths)).to(device)
+        where = to_device(np.concatenate(paths), device)
         ends, path_ends = _ends(added, device), _ends(lengths, device)
         return cls(ends, int(added.max()), 0, blocks, back, where, path_ends, int(lengths.max()), lean)
 
 
 def _ends(lengths: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)).to(device)
+    return to_device(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), device)
 
 
 def _blocks(paths: Sequence[np.ndarray], added: np.ndarray, device: torch.device) -> tuple[tuple[Block, ...], Tensor]:
@@ -101,7 +103,7 @@ def _blocks(paths: Sequence[np.ndarray], added: np.ndarray, device: torch.device
                 blocks.append(made)
                 order.append(places)
     back = np.argsort(np.concatenate(order))
-    return tuple(blocks), torch.from_numpy(back).to(device)
+    return tuple(blocks), to_device(back, device)
 
 
 def _block(
@@ -122,9 +124,9 @@ def _block(
         kept = query < added[:, None]
         depth = np.minimum(common[:, None] + query, longest - 1)
         asking = np.where(kept, np.take_along_axis(asked, depth, 1), 0)
-        seen = torch.from_numpy(depth).to(device)
+        seen = to_device(depth, device)
     flat, real = asking.reshape(-1), np.flatnonzero(kept)
-    queries, keys_at, kept_at = (torch.from_numpy(a).to(device) for a in (flat, asked.reshape(-1), real))
+    queries, keys_at, kept_at = (to_device(a, device) for a in (flat, asked.reshape(-1), real))
     return Block(longest if whole else int(added.max()), longest, queries, keys_at, seen, kept_at), flat[real]
 
 

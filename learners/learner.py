@@ -69,7 +69,8 @@ class TorchLearner:
     (0: never; `learners.mismatch`).
     `lora` {rank, alpha, targets} trains adapters instead of the model (`learners.adapters`; {}: defaults). `stream`,
     `stream_groups` see `take`. `ranks` processes share the work, each with its part of the weights
-    (`learners.sharding`). On `device`, matrices are multiplied in `compute_dtype`; master weights and sums over tokens
+    (`learners.sharding`); within a step none waits more than `collective_timeout` seconds for another
+    (`learners.follower`). On `device`, matrices are multiplied in `compute_dtype`; master weights and sums over tokens
     stay in float32. With `param_dtype` bfloat16 layers have their weights in it while they compute, and so are states
     between layers: no weight is rounded, as published ones have no more digits. None: on CUDA where `compute_dtype` and
     `publish_dtype` are bfloat16, without `lora`. With `fp32_head` the output head multiplies in float32 in any case.
@@ -111,6 +112,7 @@ class TorchLearner:
         stream: bool = False,
         stream_groups: Annotated[int, "[1, inf)"] = 1,
         ranks: Annotated[int, "[1, inf)"] = 1,
+        collective_timeout: Annotated[float, "(0, inf)"] = 900.0,
         compute_dtype: Literal["float32", "bfloat16"] | None = None,
         param_dtype: Literal["float32", "bfloat16"] | None = None,
         fp32_head: bool = True,
@@ -128,8 +130,8 @@ class TorchLearner:
         self.streams = check_stream(stream, loss, advantage, *passes, grad_norm_by_staleness, stream_groups)
         self._stream_groups, self._taken, self._waiting = stream_groups, list[Step](), list[Group]()
         self.vocab_size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
-        self.model = (model.double() if model.dtype == torch.float64 else model.float()).eval().to(device)
-        dtype, specs = getattr(torch, publish_dtype), specs_of(self.model, publish_dtype)
+        self.model = (model.double() if model.dtype == torch.float64 else model.float()).eval()
+        self._device, dtype, specs = torch.device(device), getattr(torch, publish_dtype), specs_of(model, publish_dtype)
         half = hold_in(param_dtype, compute_dtype, publish_dtype, self.model, device, lora is not None)
         how = Computing(max_logits, fp32_head, self.objective.needs_entropy, compile, checkpoint_activations, half)
         self._adapters, self._reference = self._arranged(how, seed, dtype, lora)
@@ -140,7 +142,7 @@ class TorchLearner:
         self._critic = Critic(self.model, self.ranks, lr=critic_lr, trunk=critic_trunk) if critic_lr else None
         self._probe = MismatchProbe(self.optimizer, self.ranks, mismatch_every)
         self.saving = Saving(self.model, specs, self.optimizer, self._adapters, self._critic, self.ranks)
-        self._device, self._autocast = torch.device(device), compute_dtype == "bfloat16" and half is None
+        self._autocast = compute_dtype == "bfloat16" and half is None
         self._loss, self._plan, self._advantage = loss, plan_of(loss), advantage
         self._temperature, self._seed, self._norm_by_staleness = temperature, seed, grad_norm_by_staleness
         self._max_tokens, self._min_microbatches = max_tokens, min_microbatches
@@ -149,11 +151,13 @@ class TorchLearner:
         self, how: Computing, seed: int, dtype: torch.dtype, lora: Mapping[str, Any] | None
     ) -> tuple[Adapters | None, PreTrainedModel]:
         """Prepare the model for training; returns its adapters and the reference model, which may be itself."""
+        if self.ranks.count == 1:  # FSDP moves layers when it divides them
+            self.model.to(self._device)
         use_packed_attention(self.model)
         adapters = None if lora is None else Adapters(self.model, seed, dtype, **lora)
         apart = self.objective.needs_reference and lora is None
         reference = frozen(self.model, dtype) if apart else self.model
-        prepare([self.model, reference], self.ranks, how)
+        prepare([self.model, reference], self.ranks, replace(how, device=self._device, published=dtype))
         return adapters, reference
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
@@ -375,7 +379,7 @@ class TorchLearner:
     ) -> float:
         """Add the gradient of some samples to the buffer; returns their loss."""
         step.input_tokens += int(step.columns.lengths[samples].sum())
-        total, by_staleness = 0.0, dict[str, Tensor]()
+        losses, by_staleness = list[Tensor](), dict[str, Tensor]()
         for part in self._microbatches(columns, samples):
             loss, outputs = self._forward(step, part, denominator, at_start)
             step.backward_tokens += part.tokens
@@ -384,12 +388,15 @@ class TorchLearner:
                 self._backward_by_staleness(step, part, loss, outputs, by_staleness)
             else:
                 loss.backward()
-            total += loss.item()
+            losses.append(loss.detach())
         self.optimizer.collect()
         if by_staleness:
             self.optimizer.gradient.copy_(torch.stack(list(by_staleness.values())).sum(0))
             for suffix, gradient in by_staleness.items():
                 step.bucket_norms.setdefault(suffix, []).append(self.ranks.norm(gradient))
+        total = 0.0
+        for value in torch.stack(losses).tolist() if losses else ():  # the only wait for the device
+            total += value
         return self.ranks.sum(total)
 
     def _forward(self, step: Step, part: MicroBatch, denominator: float, at_start: bool) -> tuple[Tensor, list[Tensor]]:

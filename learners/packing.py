@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from areal_like.transfer import to_device
 from areal_like.types import Batch, Sample
 from learners.layout import Layout
 from learners.prefixes import Forest, cut, is_worth, paths
@@ -195,7 +196,7 @@ class Columns:
             self._places[trained],
             np.repeat(np.arange(len(samples)), counts),
         )
-        input_ids, position_ids, outputs, targets, where, sequence = (torch.from_numpy(a).to(device) for a in arrays)
+        input_ids, position_ids, outputs, targets, where, sequence = (to_device(a, device) for a in arrays)
         return MicroBatch(input_ids, position_ids, layout, outputs, targets, where, sequence, total)
 
     def _tree(

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from areal_like.weights.state import TensorSpec
 from learners.collectives import Ranks
+from learners.loading import fill
 from learners.logprobs import use_logprob_head
 
 
@@ -51,6 +52,9 @@ def compile_layers(model: PreTrainedModel) -> None:
         layer.forward = torch.compile(layer.forward, dynamic=True)
 
 
+CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True)
 class Computing:
     """How models compute; the learner's knobs of these names say what each means. `hold_in`: the dtype in which layers
@@ -62,6 +66,8 @@ class Computing:
     compile: bool = False
     checkpoint_activations: bool = False
     hold_in: torch.dtype | None = None
+    device: torch.device = CPU
+    published: torch.dtype = torch.bfloat16
 
 
 def hold_in(
@@ -88,15 +94,17 @@ def prepare(models: list[PreTrainedModel], ranks: Ranks, how: Computing) -> None
         if how.checkpoint_activations:
             recompute_activations(model)
         if ranks.count > 1:
-            shard(model, ranks, how.hold_in)
+            shard(model, ranks, how.device, how.hold_in)
+            fill(model, ranks, how.device, None if any(p.requires_grad for p in model.parameters()) else how.published)
         elif how.hold_in and not any(p.requires_grad for p in model.parameters()):
             for p in model.parameters():  # of a model that is trained, the optimizer holds them
                 p.data = p.data.to(how.hold_in)
 
 
-def shard(model: PreTrainedModel, ranks: Ranks, hold_in: torch.dtype | None = None) -> None:
-    """Leave each rank its part of every parameter."""
-    mesh = init_device_mesh(model.device.type, (ranks.count,))
+def shard(model: PreTrainedModel, ranks: Ranks, device: torch.device, hold_in: torch.dtype | None = None) -> None:
+    """Leave each rank its part of every parameter, on `device`. Layer by layer: it never holds the whole model."""
+    ranks.barrier()  # they read models at their own speed
+    mesh = init_device_mesh(device.type, (ranks.count,))
     policy = MixedPrecisionPolicy(hold_in, torch.float32 if hold_in else None)
     for layer in layers_of(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from areal_like.sampling import stream_key, uniforms
+from areal_like.transfer import to_device
 from areal_like.types import Batch
 from learners.collectives import Ranks
 from learners.diagnostics import Tally, drift
@@ -61,7 +62,7 @@ class Step:
         self.penalties: dict[str, np.ndarray] = {}
 
     def on_device(self, array: np.ndarray | None) -> Any:
-        return None if array is None else torch.from_numpy(array).to(self.device)
+        return None if array is None else to_device(array, self.device)
 
     def set_advantages(self, advantages: np.ndarray) -> None:
         """`advantages` [N], per trained token."""

@@ -145,6 +145,19 @@ def test_gae_at_lambda_one_is_the_return_minus_the_value():
     np.testing.assert_allclose(gae(e), returns - e.values)
 
 
+@pytest.mark.parametrize("discount", [1.0, 0.97])
+def test_sums_of_few_long_samples_are_those_of_a_loop_bit_for_bit(discount):
+    rng, lengths = seeded(5), [40, 1, 17]
+    values = rng.normal(size=sum(lengths))
+    last = np.isin(np.arange(len(values)), np.cumsum(lengths) - 1)
+    expected = values.copy()
+    for t in reversed(range(len(values) - 1)):
+        expected[t] += 0.0 if last[t] else discount * expected[t + 1]
+    assert (discounted_sums(values, last, discount) == expected).all(), "one by one"
+    many = np.tile(values, 20), np.tile(last, 20)
+    assert (discounted_sums(*many, discount) == np.tile(expected, 20)).all(), "all samples at once"
+
+
 def test_gae_needs_values():
     with pytest.raises(ValueError, match="critic"):
         gae(episodes())

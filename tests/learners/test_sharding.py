@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from learners import logprobs as logprobs_module
 from learners.advantages import group
@@ -118,6 +119,26 @@ def test_weights_in_bfloat16_that_would_be_rounded_are_refused(wrong):
         return
     with pytest.raises(ValueError, match="param_dtype=bfloat16 needs"):
         learner_of(**knobs | wrong)
+
+
+class Waits(TorchDispatchMode):
+    """Counts the numbers that Python asks a device for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return function(*args, **(kwargs or {}))
+
+
+def test_nothing_waits_for_the_device_once_per_micro_batch():
+    counts = []
+    for max_tokens in (1000, 1):
+        learner, batch = learner_of(max_tokens=max_tokens, entropy_bonus=0.0), make_batch(seeded(0))
+        with Waits() as waits:
+            learner.train(batch)
+        counts.append(waits.count)
+    assert counts[0] == counts[1], "one micro-batch, and one for each sample"
 
 
 def test_compiled_layers_give_the_same_gradient_whatever_the_length(monkeypatch):

@@ -1,0 +1,79 @@
+"""Copies between main memory and a GPU that neither side waits for longer than it must. On a CPU they are plain copies.
+
+A copy to or from pinned memory runs beside the GPU's computing; from other memory the driver makes it wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PIECE = 64 << 20
+"""Bytes that are copied out at once, with one such buffer in flight while another is emptied."""
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """The array on `device`. On a CPU it shares the array's memory."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Outbound:
+    """Copies tensors of a device into main memory, piece by piece by way of two pinned buffers, on a stream of its own
+    behind what the device has been asked to do so far. Pieces are in flight until `drain`; what is copied must not
+    change before."""
+
+    def __init__(self, device: torch.device, piece: int = PIECE):
+        gpu = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device=device) if gpu else None  # type: ignore[no-untyped-call]
+        if self._stream:
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._buffers = [torch.empty(piece, dtype=torch.uint8, pin_memory=gpu) for _ in range(2)]
+        self._flying: list[Callable[[], None]] = []
+
+    def copy(self, source: Tensor, target: Tensor, then: Callable[[], None]) -> None:
+        """Round `source` to the dtype of the flat `target`, of as many elements, and copy it there. `then` is called
+        when all of it has arrived."""
+        flat, step = source.reshape(-1), self._buffers[0].numel() // target.element_size()
+        starts = range(0, len(flat), step)
+        for start in starts:
+            self._send(flat[start : start + step], target[start : start + step])
+        if starts:
+            self._flying[-1] = _both(self._flying[-1], then)
+        else:
+            self._flying.append(then)
+
+    def _send(self, source: Tensor, target: Tensor) -> None:
+        while len(self._flying) >= len(self._buffers):
+            self._flying.pop(0)()
+        buffer = self._buffers.pop(0)
+        self._buffers.append(buffer)
+        held = buffer[: target.nbytes].view(target.dtype)
+        with torch.cuda.stream(self._stream):  # None: does nothing
+            held.copy_(source.to(target.dtype), non_blocking=True)
+            arrived = self._stream.record_event() if self._stream else None
+
+        def arrive() -> None:
+            if arrived:
+                arrived.synchronize()
+            target.copy_(held)
+
+        self._flying.append(arrive)
+
+    def drain(self) -> None:
+        """Wait until everything has arrived."""
+        while self._flying:
+            self._flying.pop(0)()
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        first()
+        second()
+
+    return call

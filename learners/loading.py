@@ -1,0 +1,54 @@
+"""Fills a sharded model that was made without memory (`areal_like.models.deferred_weights`).
+
+Each rank reads the rows of its own shards from the model's safetensors files, tensor by tensor. So no rank ever holds a
+whole model, on its device or in main memory. The learner drives this.
+"""
+
+from __future__ import annotations
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from areal_like.models import weight_files
+from learners.collectives import Ranks
+
+
+@torch.no_grad()
+def fill(model: PreTrainedModel, ranks: Ranks, device: torch.device, rounded_to: torch.dtype | None = None) -> None:
+    """Give a sharded model on `meta` memory on `device`, and the weights of its files, rounded to a dtype if one is
+    given. Does nothing to a model that has weights. Raises RuntimeError for buffers that it cannot make again."""
+    files = weight_files(model)
+    if not files:
+        return
+    swap = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the same objects, and tied
+    try:
+        model.to_empty(device=device)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swap)
+    _make_buffers(model, device)
+    for name, parameter in model.named_parameters():
+        assert isinstance(parameter, DTensor)
+        own = parameter.to_local()
+        if not own.numel():
+            continue
+        first = -(-parameter.shape[0] // ranks.count) * ranks.rank
+        with safe_open(files[name], "pt") as tensors:
+            rows: Tensor = tensors.get_slice(name)[first : first + len(own)]
+        own.copy_(rows if rounded_to is None else rows.to(rounded_to))
+
+
+def _make_buffers(model: PreTrainedModel, device: torch.device) -> None:
+    """Buffers that no file holds: angles of rotary embeddings, which depend on the model's config alone."""
+    for path, module in model.named_modules():
+        names = [name for name, buffer in module.named_buffers(recurse=False) if buffer is not None]
+        if not names:
+            continue
+        if not type(module).__name__.endswith("RotaryEmbedding"):
+            raise RuntimeError(f"learner.ranks: the buffers {names} of {path} can't be made without loading the model")
+        fresh = type(module)(config=model.config)
+        for name in names:
+            setattr(module, name, getattr(fresh, name).to(device))

@@ -1,0 +1,39 @@
+"""Three ranks, of which the first gives its command late and the last does not come to a collective.
+
+python -m tests.learners.late RANK FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from learners.collectives import Ranks, join
+from learners.follower import LateRankError, naming_lost_ranks
+
+SECONDS = 3.0
+"""The time-out of collectives."""
+
+
+def main() -> None:
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    join(rank, 3, folder / "store", local=True, seconds=SECONDS)
+    ranks = Ranks(3)
+    if rank == 0:
+        time.sleep(SECONDS + 1)  # as if it waited for a batch
+    assert ranks.broadcast("train" if rank == 0 else None) == "train"
+    if rank == 2:
+        time.sleep(600)
+    try:
+        with naming_lost_ranks():
+            ranks.sum(1.0)
+    except LateRankError as error:
+        (folder / f"{rank}.txt").write_text(str(error))
+
+
+if __name__ == "__main__":
+    main()

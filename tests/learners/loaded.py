@@ -1,0 +1,64 @@
+"""A learner of several ranks over a model folder, made whole on each rank and made by shard.
+
+    python -m tests.learners.loaded RANK RANKS FOLDER MODEL
+
+leaves in FOLDER/RANK.pt, by way of making: the elements that the model has before it is divided, the most bytes of
+tensors that lived at once until it was, metrics of a train step, and on rank 0 the digest of the weights.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from areal_like.models import deferred_weights, folder
+from learners.advantages import group
+from learners.collectives import Ranks, join
+from learners.learner import TorchLearner
+from learners.losses.clipped import decoupled_ppo
+from learners.sharding import Computing, prepare
+from tests.learners.batches import make_batch
+from tests.learners.ranked import share
+from tests.learners.test_prefixes import Alive
+from tests.seeds import seeded
+
+
+def made(path: str, by_shard: bool) -> PreTrainedModel:
+    with deferred_weights() if by_shard else nullcontext():
+        model = folder(0, 13, path=path)
+    assert (model.device.type == "meta") is by_shard
+    return model
+
+
+def train(path: str, rank: int, ranks: int, by_shard: bool) -> dict[str, Any]:
+    with Alive() as alive:
+        model = made(path, by_shard)
+        held = sum(p.numel() for p in model.parameters() if not p.is_meta)
+        prepare([model], Ranks(ranks), Computing(1 << 20))
+    model = made(path, by_shard)
+    learner = TorchLearner(model, decoupled_ppo, partial(group), 1.0, 0, ranks=ranks, lr=1e-2, kl_loss=0.1)
+    start = learner.snapshot().digest()
+    row = learner.train(share(make_batch(seeded(0), groups=5), rank, ranks))
+    if rank:
+        learner.saving.hand_over()
+        return {"held": held, "peak": alive.peak, "row": row, "start": start}
+    digest = learner.saving.gathered()[0].digest()
+    return {"held": held, "peak": alive.peak, "row": row, "start": start, "digest": digest}
+
+
+def main() -> None:
+    rank, ranks, place, path = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    torch.set_num_threads(1)
+    join(rank, ranks, place / "store", local=True)
+    found = {by_shard: train(path, rank, ranks, by_shard) for by_shard in (False, True)}
+    torch.save(found, place / f"{rank}.pt")
+
+
+if __name__ == "__main__":
+    main()
