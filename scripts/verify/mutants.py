@@ -43,6 +43,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Folder of the code → its tests."""
+COMPILED: Mapping[str, str] = MappingProxyType({"areal_like/weights/kernels.py": "areal_like/weights/compiled.py"})
+"""Files that run compiled, where `coverage` sees nothing → the file through which all calls go."""
 BEFOREHAND = ("numpy", "torch", "transformers", "numba", "msgspec", "zmq.asyncio", "omegaconf", "hypothesis", "pytest")
 """Imported once, before processes are forked for the tests."""
 SETTLING_SECONDS, PATIENCE = 20.0, 5.0
@@ -128,12 +130,15 @@ class Reach:
 
     def tests_of(self, mutant: Mutant) -> list[str]:
         """The quickest first. A line that runs on import alone is tested by all that reach its file."""
-        found = self.by_line.get((mutant.path, mutant.line), set())
-        if not found:
+        if mutant.path in COMPILED:
+            found = self._reaching(COMPILED[mutant.path])
+        elif not (found := self.by_line.get((mutant.path, mutant.line), set())):
             at_import = (mutant.path, mutant.line) in self.by_line
-            reached = (tests for (path, _), tests in self.by_line.items() if path == mutant.path)
-            found = set().union(*reached) if at_import else set()
+            found = self._reaching(mutant.path) if at_import else set()
         return sorted(found, key=lambda test: (self.seconds.get(test, 0.0), test))
+
+    def _reaching(self, file: str) -> set[str]:
+        return set().union(*(tests for (path, _), tests in self.by_line.items() if path == file))
 
 
 def _node(copy: Path, dotted: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.verify.mutants import Reach, drawn, files, outcome, room_of, summary
+from scripts.verify.mutants import COMPILED, Reach, drawn, files, outcome, room_of, summary
 from scripts.verify.mutations import Mutant, mutants
 
 SOURCE = '''"""A module."""
@@ -66,6 +66,14 @@ def test_a_line_that_runs_on_import_is_tested_by_all_that_reach_its_file(tmp_pat
     assert reach.tests_of(Mutant("buffer/a.py", 5, "", "")) == ["quick", "slow"]
     assert reach.tests_of(Mutant("buffer/a.py", 1, "", "")) == ["quick", "slow"]
     assert reach.tests_of(Mutant("buffer/a.py", 3, "", "")) == [], "never run"
+
+
+def test_compiled_code_is_tested_by_all_that_reach_its_caller(tmp_path: Path):
+    reach = Reach(tmp_path)
+    (compiled, caller), *_ = COMPILED.items()
+    assert compiled in files([]) and caller in files([])
+    reach.by_line |= {(caller, 5): {"calls"}, (compiled, 9): set()}
+    assert reach.tests_of(Mutant(compiled, 100, "", "")) == ["calls"]
 
 
 def test_only_files_of_the_rooms_are_taken():
