@@ -39,7 +39,12 @@ ROOMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "buffer": ("tests/buffer",),
         "learners/losses": ("tests/learners/losses", "tests/learners/test_learner_losses.py"),
-        "areal_like/weights": ("tests/areal_like/weights", "tests/learners/test_published_parts.py"),
+        "areal_like/weights": (
+            "tests/areal_like/weights",
+            "tests/integration/test_weights.py",
+            "tests/integration/test_weight_parts.py",
+            "tests/learners/test_published_parts.py",
+        ),
     }
 )
 """Folder of the code → its tests."""

@@ -354,3 +354,12 @@ def test_where_merging_fails_the_chain_is_sent(monkeypatch, caplog) -> None:
     learner, actor = asleep(monkeypatch, broken)
     assert len(learner.history.plan(6, *actor.replica.held(0))) == 6 and "could not be merged" in caplog.text
     assert actor.sync(learner, 6) and holds(actor, learner)
+
+
+def test_a_released_state_is_read_no_more() -> None:
+    """A publication writes over it at once, while actors may ask for the newest version."""
+    learner, actor = Learner(), Actor()
+    learner.step(0.1)
+    learner.history.release(learner._spares[0])
+    learner._spares[0].buffer[:] = 0
+    assert actor.sync(learner, 1) and holds(actor, learner)
