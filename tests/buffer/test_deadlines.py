@@ -68,6 +68,19 @@ def test_leases_without_progress_go_to_another_actor_and_the_batch_is_served(clo
     assert house.state.replay.duplicates == 1, "the late push of the old actor"
 
 
+@pytest.mark.parametrize(("since", "quits"), [(0.4, False), (0.7, True)])
+def test_an_actor_is_told_to_quit_unless_another_lease_of_it_has_moved_lately(clock: Clock, since, quits) -> None:
+    house = stuck_house(actors=1)
+    actor = house.state.fleet.by_name["actor-0"]
+    lively = running(house, "actor-0")[0]
+    actor.timed_out = MOST_IN_A_ROW
+    clock.ahead += 2.0  # it looks once a second
+    now = time.monotonic()
+    actor.moved = {each: now - 2 * TIMEOUT for each in actor.running} | {lively: now - since * TIMEOUT}
+    house.controller.step(0)
+    assert bool(told(house, "actor-0", "quit")) is quits
+
+
 def test_progress_moves_the_deadline_and_that_of_other_leases_does_not(clock: Clock) -> None:
     house = stuck_house(actors=1)
     for _ in range(5):

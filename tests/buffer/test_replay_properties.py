@@ -326,6 +326,13 @@ class BufferHistory(RuleBasedStateMachine):
             assert sorted(held + self.store.slots.free) == list(range(self.store.trained, self.store.slots.end))
 
     @invariant()
+    def the_lowest_slot_comes_first(self) -> None:
+        if hasattr(self, "replay"):
+            for found, stage in ((self.store.first_waiting, Stage.WAITING), (self.store.first_queued, Stage.QUEUED)):
+                slots = [entry.slot for entry in self.store.of(stage)]
+                assert (found and found.slot) == min(slots, default=None)
+
+    @invariant()
     def trained_at_most_once(self) -> None:
         if hasattr(self, "replay"):
             ids = [group_id for batch in self.trained for group_id in batch] + self.serving

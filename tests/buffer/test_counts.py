@@ -1,0 +1,123 @@
+"""What is counted and told: means, idle shares, lost groups, and why a round is as it is."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from areal_like.groups import Head, encode_group
+from areal_like.types import Group, Sample
+from buffer import events
+from buffer.evaluation import Evaluation
+from buffer.gauges import idle_shares
+from buffer.journal import since_snapshot
+from buffer.schedulers import SyncScheduler
+from buffer.segment_file import MAGIC, path_of
+from buffer.sizing import Sagc
+from buffer.status import levels, waits
+from buffer.store import Entry
+from tests.buffer.house import House, asynchronous
+
+
+def head(group_id: int, *lengths: int) -> Head:
+    samples = [
+        Sample(np.zeros(1 + n, np.int32), 1, np.zeros(n, np.float32), np.ones(n, bool), [(0, n)], 1.0, "stop")
+        for n in lengths
+    ]
+    return encode_group(Group(group_id, samples, {0: "d0"}))[0]
+
+
+def test_idle_shares_are_what_a_barrier_leaves_unused():
+    found = idle_shares([head(0, 2, 4), head(1, 1, 10, 10)])
+    assert found["barrier/group_idle_share"] == pytest.approx(((1 - 6 / 8) + (1 - 21 / 30)) / 2)
+    assert found["barrier/round_idle_share"] == pytest.approx(1 - 27 / 50)
+
+
+def test_an_evaluation_has_the_means_of_its_answers():
+    evaluation = Evaluation(1, 3, 0.0)
+    evaluation.start(version=5)
+    leases = evaluation.leases("actor-0", 5, actors_to_come=1)
+    results = [
+        evaluation.record("actor-0", lease.group_id, reward, length, 4, 5)
+        for lease, reward, length in zip(leases, (0.0, 1.0, 0.5), (3, 4, 8), strict=True)
+    ]
+    assert results[:2] == [None, None] and results[2] is not None
+    assert results[2]["reward"] == pytest.approx(0.5) and results[2]["length"] == pytest.approx(5.0)
+
+
+def test_the_metrics_of_a_batch_say_how_its_round_was_sized():
+    house = House(SyncScheduler(Sagc(candidates=(4, 8))))
+    house.start()
+    decision = house.state.gauges.decision(0)
+    assert decision["rounds/deferred"] == 0 and any(name.startswith("sizing/") for name in decision)
+
+
+def test_groups_that_are_lost_are_counted_by_reason():
+    house = House(asynchronous(max_staleness=0))
+    house.start()
+    for group_id in (0, 1):
+        house.finish(group_id, 0)
+        house.state.replay.drop(group_id, "malformed", "a detail")
+    assert house.state.lost == {"malformed": 2}
+
+
+def test_no_actor_has_leases_after_the_end():
+    house = House(asynchronous(max_staleness=0))
+    house.start()
+    assert any(actor.running for actor in house.state.fleet)
+    house.say("learner", "finish", {"reason": "", "steps": 0})
+    assert not house.router.refused
+    assert not any(actor.running for actor in house.state.fleet)
+
+
+def test_the_metrics_have_the_bound_if_there_is_one():
+    assert levels(House(asynchronous(max_staleness=3)).state, 0.0)["staleness/bound"] == 3
+    assert "staleness/bound" not in levels(House(asynchronous(max_staleness=np.inf)).state, 0.0)
+
+
+def test_it_says_who_waits_for_whom():
+    house = House(asynchronous(max_staleness=0), evaluate=1)
+    assert waits(house.state) == ["the start waits for the learner and 2 actors"]
+    house.hello("learner", *house.names)
+    assert waits(house.state) == ["the start waits for the learner and 2 actors"], "it has published nothing"
+    house.publish(0)
+    house.apply(0, "actor-0")
+    assert waits(house.state) == ["the start waits for 1 actor"]
+    house.apply(0, "actor-1")
+    for group_id in house.leases("actor-0"):
+        house.finish(group_id, 0)
+    (idle,) = [line for line in waits(house.state) if line.startswith("actor-0")]
+    assert idle == "actor-0 waits for the learner (staleness bound)"
+    house.publish(1)
+    assert "actor-0 waits for weights" in waits(house.state)
+    house.say("learner", "finish", {"reason": "", "steps": 0})
+    assert waits(house.state) == ["the end waits for the last evaluation"]
+
+
+def test_a_group_that_goes_on_needs_room_for_what_has_not_ended():
+    entry = Entry(0, 0, 8, 8, "actor-0", 0)
+    assert entry.to_run == 8
+    for ended, left in ((3, 5), (7, 1), (8, 1)):
+        entry.partial = SimpleNamespace(ended=ended)
+        assert entry.to_run == left
+
+
+def test_a_branch_is_an_event():
+    house, written = House(asynchronous(max_staleness=0)), []
+    house.state.replay.record = lambda event, payload: written.append(event) or payload
+    house.state.replay.branch_off(3, "learner.lr=1e-6")
+    assert written == [events.Branch(3, "learner.lr=1e-6")]
+
+
+def test_a_segment_whose_first_bytes_are_torn_begins_again(tmp_path):
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    segment = path_of(folder, 1)
+    segment.write_bytes(MAGIC[:3])
+    assert list(since_snapshot(folder, repair=True)) == []
+    assert segment.read_bytes() == MAGIC
+
+
+def test_sizing_refuses_a_weight_of_zero():
+    with pytest.raises(ValueError, match="weight > 0"):
+        Sagc(weight=0.0)

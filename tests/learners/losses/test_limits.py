@@ -1,0 +1,132 @@
+"""Exactly at a limit: which knobs are refused, and what becomes of a token that sits on a cap, a clip or a tie."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from learners.losses.clipped import decoupled_ppo, icepop, ppo
+from learners.losses.contract import LossBatch
+from learners.losses.delightful import dg, kondo_gate
+from learners.losses.targets import preference_weights, target_weights
+from learners.losses.trusted import dppo, second_moment_mask
+from learners.losses.weighted import cispo, tis, vtrace
+from tests.learners.losses.token_batches import batch_of, value_and_gradient
+
+REFUSED = [
+    partial(ppo, clip=0.0),
+    partial(ppo, clip=1.001),
+    partial(ppo, clip_high=0.0),
+    partial(ppo, dual_clip=1.0),
+    partial(icepop, low=1.0),
+    partial(icepop, low=-1e-9),
+    partial(icepop, high=1.0),
+    partial(dg, gate_temperature=-1e-9),
+    partial(dppo, tv=0.0),
+    partial(dppo, tv=1.001),
+    partial(dppo, tv_high=0.0),
+    partial(dppo, tv_high=1.001),
+    partial(tis, cap=0.0),
+    partial(cispo, clip=1.001),
+    partial(cispo, clip=-1e-9),
+    partial(cispo, clip_high=-1e-9),
+    partial(vtrace, rho_bar=0.0),
+    partial(vtrace, c_bar=0.0),
+]
+ALLOWED = [
+    partial(ppo, clip=1.0),
+    partial(icepop, low=0.0),
+    partial(dg, gate_temperature=0.0),
+    partial(dppo, tv=1.0, tv_high=1.0),
+    partial(cispo, clip=1.0, clip_high=0.0),
+    partial(cispo, clip=0.0),
+]
+PLANS_REFUSED = [
+    partial(kondo_gate, keep=0.0),
+    partial(kondo_gate, keep=1.001),
+    partial(preference_weights, alpha=-1e-9),
+    partial(preference_weights, alpha=1.001),
+    partial(preference_weights, beta=-1e-9),
+    partial(target_weights, temperature=0.0),
+    partial(second_moment_mask, threshold=0.0),
+]
+PLANS_ALLOWED = [
+    partial(kondo_gate, keep=1.0),
+    partial(preference_weights, alpha=0.0),
+    partial(preference_weights, alpha=1.0),
+    partial(preference_weights, beta=0.0),
+]
+
+
+@pytest.mark.parametrize("loss", REFUSED, ids=str)
+def test_a_knob_just_outside_its_range_is_refused(loss):
+    with pytest.raises(ValueError, match="got "):
+        loss(batch_of(), 1.0)
+
+
+@pytest.mark.parametrize("loss", ALLOWED, ids=str)
+def test_a_knob_at_the_end_of_its_range_is_not(loss):
+    assert loss(batch_of(), 1.0)[0].isfinite()
+
+
+@pytest.mark.parametrize("plan", PLANS_REFUSED, ids=str)
+def test_a_plan_refuses_them_as_well(plan):
+    with pytest.raises(ValueError, match="got "):
+        plan(batch_of())
+
+
+@pytest.mark.parametrize("plan", PLANS_ALLOWED, ids=str)
+def test_a_plan_takes_the_ends_of_its_ranges(plan):
+    assert plan(batch_of())[0].isfinite().all()
+
+
+def on_policy() -> LossBatch:
+    """All ratios are exactly 1."""
+    batch = batch_of(masked=0.0)
+    return replace(batch, behaviour=batch.current.detach().clone(), proximal=batch.current.detach().clone())
+
+
+@pytest.mark.parametrize("loss", [partial(decoupled_ppo, behaviour_cap=1.0), partial(tis, cap=1.0)], ids=str)
+def test_a_weight_that_equals_the_cap_is_not_capped(loss):
+    _, gradient, seen = value_and_gradient(loss, on_policy(), 1.0)
+    assert not seen["capped_share"].any() and (gradient != 0).all()
+
+
+def test_a_probability_that_has_moved_by_exactly_the_limit_is_trusted():
+    batch = batch_of(masked=0.0)
+    current = torch.zeros_like(batch.current.detach()).requires_grad_()
+    behaviour = torch.log(torch.full_like(batch.behaviour, 0.5))
+    risen = float((1.0 - behaviour.exp())[0])
+    batch = replace(batch, current=current, behaviour=behaviour, advantages=torch.ones_like(batch.advantages))
+    assert not value_and_gradient(partial(dppo, tv=risen), batch, 1.0)[2]["masked_share"].any()
+    assert value_and_gradient(partial(dppo, tv=risen - 1e-6), batch, 1.0)[2]["masked_share"].all()
+    fallen = replace(
+        batch,
+        current=behaviour.clone().requires_grad_(),
+        behaviour=torch.zeros_like(behaviour),
+        advantages=-torch.ones_like(batch.advantages),
+    )
+    assert not value_and_gradient(partial(dppo, tv=risen), fallen, 1.0)[2]["masked_share"].any()
+    assert value_and_gradient(partial(dppo, tv=risen - 1e-6), fallen, 1.0)[2]["masked_share"].all()
+
+
+def test_tokens_without_an_advantage_are_neither_good_nor_bad():
+    batch = batch_of(masked=0.0)
+    batch.advantages[::3] = 0.0
+    weights, _ = preference_weights(batch)
+    assert (weights[::3] == 0).all() and (weights[1::3] != 0).all()
+    alone = replace(batch, advantages=batch.advantages.clamp(min=0.0))
+    assert (preference_weights(alone)[0] >= 0).all()
+
+
+def test_of_equal_delights_the_earlier_tokens_stay():
+    batch = on_policy()
+    batch = replace(
+        batch,
+        current=torch.full_like(batch.current.detach(), -0.7).requires_grad_(),
+        advantages=torch.ones_like(batch.advantages),
+    )
+    weights, _ = kondo_gate(batch, keep=0.3)
+    kept = int(weights.sum())
+    assert kept == 18 and weights[:kept].all(), "three tenths of 60, the first ones"
