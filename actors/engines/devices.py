@@ -19,7 +19,7 @@ def device_of(name: str, model: torch.device) -> torch.device:
     Raises ValueError for a name that is unknown, or a device that is not there.
     """
     if name == "auto":
-        return torch.device("cuda") if model.type == "cpu" and torch.cuda.is_available() else model
+        return torch.device("cuda", 0) if model.type == "cpu" and torch.cuda.is_available() else model
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -29,7 +29,7 @@ def device_of(name: str, model: torch.device) -> torch.device:
     seen = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= seen:
         raise ValueError(f"engine.device={name}: torch sees {seen} GPUs here; set engine.device=cpu, or another one")
-    return device
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device  # `set_device` wants a number
 
 
 def kv_budget(

@@ -184,7 +184,7 @@ def _child(run: Callable[[Any], Any], args: argparse.Namespace, folder: Path) ->
     found: dict[str, float | str] = {}
     try:
         if args.device != "cpu":
-            torch.cuda.set_device(args.device)
+            torch.cuda.set_device(torch.device(args.device).index or 0)
         for some in run(Place(args.device, args.tiny, folder)):
             found |= some
             (folder / "found.part").write_text(json.dumps(found))
@@ -200,6 +200,7 @@ def main() -> None:
     args = parse(sys.argv[1:])
     end = time.monotonic() + 60 * args.minutes
     bench = Bench.continued(args.json, {"device": args.device.partition(":")[0], "tiny": args.tiny})
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # looking for a GPU must not begin CUDA before the fork
     known = items()
     for name in bench.due(args.only):
         left = end - time.monotonic()

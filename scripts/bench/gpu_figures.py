@@ -6,6 +6,7 @@ An item yields its figures as it gets them: what was measured before it is cut c
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -112,6 +113,7 @@ def decode(place: Place, size: str) -> Figures:
         yield {f"{count}_of_bandwidth_bound": bound * response / seconds}
     rate = counts[0] * response / _decoded(place, engine, counts[0], response)
     del engine, model
+    gc.collect()
     for compiled in (False, True)[: 1 if place.tiny else 2]:
         name, other = "compiled_generate" if compiled else "generate", new_model(place, size)
         found = counts[0] * response / _generated(place, other, counts[0], response, compiled)

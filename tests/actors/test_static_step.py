@@ -241,6 +241,14 @@ def test_a_device_that_is_not_there_is_refused():
         devices.device_of("cuda:99", cpu)
 
 
+def test_a_gpu_has_its_number(monkeypatch):
+    """`torch.cuda.set_device` refuses a device without one."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name, index in {"auto": 0, "cuda": 0, "cuda:1": 1}.items():
+        assert devices.device_of(name, torch.device("cpu")) == torch.device("cuda", index)
+
+
 def test_the_budget_is_the_smaller_bound():
     cpu, per_token = torch.device("cpu"), 1 << 20
     assert devices.kv_budget(cpu, per_token, 100, 8, None, None) is None
