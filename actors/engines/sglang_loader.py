@@ -33,6 +33,9 @@ APPLIED = "areal_like: weights have the digest "
 HOOKED = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_tensor"
 PLACES = 1 << 18
 """Changed elements that are written at once: bounds the temporaries (a few hundred bytes each)."""
+SPARSE = 1 / 128
+"""Share of changed elements up to which the digest follows the changes. Above it a sweep is as fast: measured on a CPU,
+it takes 2.5 ns per element, and a change 400 ns."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """Width in bytes → a type that NumPy and torch share."""
 
@@ -119,6 +122,8 @@ def apply(model: torch.nn.Module, patch: Patch, group: Any = None) -> str:
     """Apply a patch and return the digest of what is there then. Raises LoaderError unless it is the patch's; with a
     `group`, in all of its processes if in one."""
     places, problem = _map_of(model, patch, group), ""
+    if sum(change.bits.size for change in patch.changes) > SPARSE * sum(spec.count for spec in patch.specs):
+        places.tally.forget()
     try:
         for change in patch.changes:
             places.apply(change)

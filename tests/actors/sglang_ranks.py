@@ -43,6 +43,7 @@ def main():
         return all_reduce(tensor, *args, **kwargs)
 
     torch.distributed.all_reduce = counted
+    sglang_loader.SPARSE = 2.0
     model, held = Rank(rank), None
     for seed, share in enumerate([1, 0.1, 0.5, 0.01]):
         state = random_state(0, ODD) if held is None else changed(held, share, seed)

@@ -66,7 +66,8 @@ def patch_between(base, state, sweep=True):
 
 @pytest.mark.parametrize("sweep", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_patches_bring_fused_parameters_to_just_the_published_bits(dtype, sweep):
+def test_patches_bring_fused_parameters_to_just_the_published_bits(dtype, sweep, monkeypatch):
+    monkeypatch.setattr(sglang_loader, "SPARSE", 2.0)
     model, loaded = Fused(dtype=dtype), Fused(dtype=dtype)
     held = None
     for seed, share in enumerate([1, 0.1, 0.03, 0.5, 0]):
@@ -122,6 +123,7 @@ def test_temporaries_do_not_grow_with_the_weights(share, monkeypatch):
     stride, places, limit = sglang_boxes.STRIDE, sglang_loader.PLACES, 256 << 20
     monkeypatch.setattr(sglang_boxes, "STRIDE", stride >> 7)
     monkeypatch.setattr(sglang_loader, "PLACES", places >> 7)
+    monkeypatch.setattr(sglang_loader, "SPARSE", 2.0)
     model, state = Large(), random_state(0, specs)
     sglang_loader.apply(model, patch_between(None, state))
     target = changed(state, share or 1, 1)
@@ -138,8 +140,11 @@ def test_a_small_patch_costs_by_what_it_changes(monkeypatch):
     read = []
     words = sglang_boxes.Box.words
     monkeypatch.setattr(sglang_boxes.Box, "words", lambda box, *args: read.append(box.count) or words(box, *args))
+    monkeypatch.setattr(sglang_loader, "SPARSE", 2.0)
     assert sglang_loader.apply(model, patch_between(state, later, sweep=False)) == later.digest()
     assert sum(read) <= 2 * 5, "norm came whole"
+    monkeypatch.setattr(sglang_loader, "SPARSE", 0.01)  # not worth it for so many changes
+    assert sglang_loader.apply(model, patch_between(state, later, sweep=False)) == later.digest()
     assert sglang_loader.apply(model, patch_between(later, later)) == later.digest()
     assert sum(read) >= sum(spec.count for spec in SPECS)
 
