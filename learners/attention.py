@@ -72,6 +72,7 @@ def packed_attention(
     return _attend_blocks(inputs, layout, scaling, window)[None], None
 
 
+@torch.compiler.disable  # a graph would hold for one number of blocks only
 def _attend_blocks(inputs: tuple[Tensor, ...], layout: Layout, scaling: float | None, window: int | None) -> Tensor:
     """[H, S, D] over [K, S, D] (twice) → [S, H, D]."""
     if layout.back is None:
@@ -85,7 +86,8 @@ def _attend_blocks(inputs: tuple[Tensor, ...], layout: Layout, scaling: float | 
 
 
 def _lean(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same; only its inputs are kept for the backward pass. Not in compiled layers: torch can't trace it there."""
+    """The same; only its inputs are kept for the backward pass. Not in compiled layers, where torch can't trace it (it
+    does not trace blocks)."""
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return attend
     return partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)

@@ -1,5 +1,6 @@
 """Options that change how a step is computed, and not what: each against the plain learner, on one rank."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from learners import logprobs as logprobs_module
+from learners import varlen
 from learners.advantages import group
 from learners.attention import use_packed_attention
 from learners.learner import TorchLearner
@@ -18,6 +20,7 @@ from learners.packing import Columns
 from learners.sharding import hold_in, layers_of
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.learners.exact import exact
+from tests.learners.test_attention import sequence_by_sequence
 from tests.rounding import summed
 from tests.seeds import seeded
 
@@ -139,6 +142,66 @@ def test_nothing_waits_for_the_device_once_per_micro_batch():
             learner.train(batch)
         counts.append(waits.count)
     assert counts[0] == counts[1], "one micro-batch, and one for each sample"
+
+
+def numbers_of_graphs(learner: TorchLearner, graphs: list) -> list[int]:
+    """After each of some batches of other shapes: equal lengths, one sample, shared prompts, long ones."""
+    counts = []
+    for index in range(9):
+        batch = make_batch(seeded(index), index=index, groups=1 + index % 4)
+        for made in batch.groups:
+            for sample in made.samples[: 1 + index % 3] if index % 2 else []:
+                sample.tokens[: sample.prompt_length] = made.samples[0].tokens[: sample.prompt_length]
+        learner.train(batch)
+        counts.append(len(graphs))
+    return counts
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_compiled_layers_have_as_many_graphs_whatever_the_batch(kernel, monkeypatch):
+    """Blocks stay outside of graphs; the kernel, here with a stand-in for what it does on a GPU, is inside: a layer is
+    one graph."""
+    graphs = []
+    backend = {"backend": lambda graph, inputs: (graphs.append(graph), graph.forward)[1]}
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, **backend))
+    torch._dynamo.reset()
+    if kernel:
+        kernel_on_cpu()
+        monkeypatch.setattr(varlen, "runs_on", lambda device: True)
+    learner = learner_of(compile=True, max_tokens=40, compute_dtype="bfloat16" if kernel else None)
+    counts = numbers_of_graphs(learner, graphs)
+    if kernel:
+        assert 0 < counts[-1] <= 3, "for plain sequences, shared prefixes, and such as need little memory"
+    else:
+        assert 0 < counts[5] == counts[-1] <= 8, counts
+    if kernel:
+        assert any("varlen" in str(node.target) for graph in graphs for node in graph.graph.nodes)
+
+
+def kernel_on_cpu() -> None:
+    """Register stand-ins for the kernel's forward and backward pass on a CPU."""
+
+    def attend(q, k, v, starts, key_starts, *more):
+        most, most_keys, scale, window = more
+        how = {"window_size": window, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1], "num_splits": 1}
+        return sequence_by_sequence(q, k, v, starts, key_starts, most, most_keys, **how)
+
+    def forward(q, k, v, *more):
+        starts, key_starts, most, most_keys, _, scale, window = more[:7]
+        out = attend(q, k, v, starts, key_starts, most, most_keys, scale, window)
+        return out, torch.zeros(q.shape[1], len(q)), torch.zeros(2, dtype=torch.uint64)
+
+    def gradients(pull, q, k, v, *more):
+        _, _, starts, key_starts, most, most_keys, _, _, scale, window = more
+        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+        return torch.autograd.grad(attend(*inputs, starts, key_starts, most, most_keys, scale, window), inputs, pull)
+
+    def backward(*inputs):
+        with ThreadPoolExecutor(1) as thread:  # there is no autograd where operators run
+            return thread.submit(gradients, *inputs).result()
+
+    torch.nn.attention.varlen._varlen_attn.register_kernel("cpu")(forward)
+    torch.nn.attention.varlen._varlen_attn_backward.register_kernel("cpu")(backward)
 
 
 def test_compiled_layers_give_the_same_gradient_whatever_the_length(monkeypatch):
