@@ -31,8 +31,6 @@ class Outbound:
     def __init__(self, device: torch.device, piece: int = PIECE):
         gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device=device) if gpu else None  # type: ignore[no-untyped-call]
-        if self._stream:
-            self._stream.wait_stream(torch.cuda.current_stream(device))
         self._buffers = [torch.empty(piece, dtype=torch.uint8, pin_memory=gpu) for _ in range(2)]
         self._flying: list[Callable[[], None]] = []
 
@@ -40,6 +38,9 @@ class Outbound:
         """Round `source` to the dtype of the flat `target`, of as many elements, and copy it there. `then` is called
         when all of it has arrived."""
         flat, step = source.reshape(-1), self._buffers[0].numel() // target.element_size()
+        if self._stream:  # it may just have been made, and may be freed after this
+            self._stream.wait_stream(torch.cuda.current_stream(flat.device))
+            flat.record_stream(self._stream)
         starts = range(0, len(flat), step)
         for start in starts:
             self._send(flat[start : start + step], target[start : start + step])

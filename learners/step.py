@@ -105,6 +105,7 @@ class Step:
             group=self.group[places],
             uniform=at(self.uniform),
             weights=at(self.weights),
+            sequences=len(self.columns.lengths),
         )
 
     def observe(self, observed: dict[str, Tensor], places: Tensor, prefix: str = "") -> None:

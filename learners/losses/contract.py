@@ -48,7 +48,7 @@ class LossBatch:
 
     `share` is the token's weight in the sum over tokens (None: 1; 1/length for a mean over sequences). `group` int64
     numbers the group of each token. `uniform` in [0, 1) is there for losses marked with `wants_uniform`, `weights` for
-    those marked with `planned`.
+    those marked with `planned`. `sequences` is above every number of a sequence, known without asking the device.
     """
 
     current: Tensor
@@ -62,6 +62,14 @@ class LossBatch:
     group: Tensor | None = None
     uniform: Tensor | None = None
     weights: Tensor | None = None
+    sequences: Any = None  # an int; the other fields are tensors, and may be given as a dict of such
+
+    @property
+    def most_sequences(self) -> int:
+        """A number above every number of a sequence."""
+        if self.sequences is not None:
+            return self.sequences
+        return int(self.sequence.max()) + 1 if len(self.sequence) else 0
 
 
 # Marks
@@ -176,7 +184,7 @@ def shares(batch: LossBatch) -> Tensor:
 
 def sequence_sums(values: Tensor, batch: LossBatch) -> Tensor:
     """For each token, the sum of `values` [N] over the trained tokens of its sequence: [N]."""
-    sums = values.new_zeros(int(batch.sequence.max()) + 1 if len(values) else 0)
+    sums = values.new_zeros(batch.most_sequences)
     return sums.index_add(0, batch.sequence, torch.where(batch.mask, values, 0.0))[batch.sequence]
 
 

@@ -113,6 +113,6 @@ def vtrace(
 def _last_trained(batch: LossBatch) -> Tensor:
     """For each token the place of its sequence's last trained token: int64 [N] (0 for sequences without one)."""
     places = torch.arange(len(batch.mask), device=batch.mask.device)
-    last = places.new_zeros(int(batch.sequence.max()) + 1 if len(places) else 0)
+    last = places.new_zeros(batch.most_sequences)
     last = last.scatter_reduce(0, batch.sequence, torch.where(batch.mask, places, 0), "amax")
     return last[batch.sequence]

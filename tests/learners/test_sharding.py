@@ -14,8 +14,8 @@ from learners.advantages import group
 from learners.attention import use_packed_attention
 from learners.learner import TorchLearner
 from learners.logprobs import forward_logprobs, use_logprob_head
-from learners.losses.clipped import decoupled_ppo
-from learners.losses.weighted import reinforce
+from learners.losses.clipped import decoupled_ppo, gspo
+from learners.losses.weighted import reinforce, vtrace
 from learners.packing import Columns
 from learners.sharding import hold_in, layers_of
 from tests.learners.batches import VOCAB, make_batch, tiny_model
@@ -134,10 +134,11 @@ class Waits(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_nothing_waits_for_the_device_once_per_micro_batch():
+@pytest.mark.parametrize("loss", [decoupled_ppo, gspo, vtrace])
+def test_nothing_waits_for_the_device_once_per_micro_batch(loss):
     counts = []
     for max_tokens in (1000, 1):
-        learner, batch = learner_of(max_tokens=max_tokens, entropy_bonus=0.0), make_batch(seeded(0))
+        learner, batch = learner_of(loss, max_tokens=max_tokens, entropy_bonus=0.0), make_batch(seeded(0))
         with Waits() as waits:
             learner.train(batch)
         counts.append(waits.count)
