@@ -82,7 +82,9 @@ class Layers:
         items = [_known_as(key, value, origin) for key, value in items]
         values: Items = []
         for key, value in items:
-            if not isinstance(value, dict) and (key in COMPONENTS or _group(key, folder)):
+            if key not in COMPONENTS and value is None:  # no choice
+                values.append((key, value))
+            elif not isinstance(value, dict) and (key in COMPONENTS or _group(key, folder)):
                 self._choose(key, str(value), folder, origin)
             elif _names_component(key):
                 self._merge(self.tree, _nested(key, value), origin)

@@ -115,6 +115,7 @@ class Config:
     partial_rollout: Literal["resume", "restart"]
     inject_staleness: Free
     placement: Free
+    gpu: str | None
     task: Spec
     model: Spec
     engine: Spec

@@ -4,9 +4,9 @@
 
 Builds the model without memory (torch's meta device) from its knobs or its folder's config.json; reads no weights and
 no prompts. Weights, optimizer and payloads are exact. Activations, logits and caches assume the longest answers that
-the config allows; the learner computes a group's prompt once (`learners.prefixes`). Activations count the large tensors
-that autograd keeps (tests: within a factor of 1.5 of the measured size). The runtime's own memory (CUDA, allocator) is
-not included.
+the config allows; the learner computes a group's prompt once (`learners.prefixes`). What training holds is within a
+tenth of the measured size (`scripts.memory`). The runtime's own memory (CUDA, allocator) is not included;
+`scripts.devices` adds it, device by device.
 """
 
 from __future__ import annotations
@@ -25,12 +25,18 @@ from areal_like.model_folder import read_config
 from areal_like.registry import build, knobs
 from areal_like.weights.state import BITS
 
-FLOAT = 4
-"""Bytes of a number in the learner and in the embedded engine."""
-LOGIT_COPIES = 4
-"""Logits, logprobs, probabilities and one product of them are alive at once."""
-
-Figures = dict[str, float]
+from .memory import (
+    FLOAT,
+    HALF,
+    LOGIT_COPIES,
+    Figures,
+    Precision,
+    Sizes,
+    activations,
+    embedded_engine,
+    training_state,
+    whole_layers,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +54,32 @@ class Lengths:
         """Of a group whose samples share their prompt."""
         return self.prompt + size * self.response
 
+    def inputs(self, size: int) -> int:
+        """Of these, what the learner's model reads: the last token of a sample predicts nothing."""
+        return self.prompt + size * (self.response - 1)
 
-def estimate(config: Any) -> dict[str, Figures]:
+
+def estimate(config: Any, model: Any = None) -> dict[str, Figures]:
     """Section → name → number; names end with their unit in brackets, bytes where there is none.
 
     Raises ConfigError where model.path has no config.json, ValueError for a config that torch or peft refuse.
     """
-    plain = cast(dict[str, Any], OmegaConf.to_container(config))
+    plain = plain_of(config)
     longest = lengths_of(plain)
     sections = {"step": step_of(plain, longest), "buffer": buffer_of(plain, longest)}
-    model = model_of(plain)
+    model = model or model_of(plain)
     if model is not None:
         count = sum(p.numel() for p in model.parameters())
         sections["model"] = {"parameters (n)": count, "weight update, per actor": update_bytes(plain, count)}
         if plain["engine"]["name"] == "torch":
-            sections["actor"] = actor_of(plain, model.config, count, longest)
+            sections["actor"] = actor_of(plain, Sizes.of(model), longest)
         if plain["learner"]["name"] == "torch":
             sections["learner"] = learner_of(plain, model, longest)
     return sections
+
+
+def plain_of(config: Any) -> dict[str, Any]:
+    return cast(dict[str, Any], OmegaConf.to_container(config))
 
 
 def lengths_of(plain: dict[str, Any]) -> Lengths:
@@ -79,8 +93,8 @@ def lengths_of(plain: dict[str, Any]) -> Lengths:
 
 
 def model_of(plain: dict[str, Any]) -> Any:
-    """The model on the meta device; None where neither role computes one."""
-    if plain["engine"]["name"] != "torch" and plain["learner"]["name"] != "torch":
+    """The model on the meta device; None where no role computes one."""
+    if plain["engine"]["name"] not in ("torch", "sglang") and plain["learner"]["name"] != "torch":
         return None
     spec, seed = plain["model"], plain["run"]["seed"]
     with torch.device("meta"):
@@ -135,18 +149,14 @@ def buffer_of(plain: dict[str, Any], longest: Lengths) -> Figures:
     }
 
 
-def actor_of(plain: dict[str, Any], shape: Any, count: int, longest: Lengths) -> Figures:
+def actor_of(plain: dict[str, Any], sizes: Sizes, longest: Lengths) -> Figures:
     engine = knobs("engine", "torch") | plain["engine"]
-    slots, most = engine["slots"] or SLOTS, engine["kv_tokens"]
-    held = longest.whole * slots if most is None else min(most, longest.whole * slots)
-    heads = shape.num_attention_heads
-    dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
-    kv_heads = getattr(shape, "num_key_value_heads", None) or heads
-    width = FLOAT if engine["compute_dtype"] == "float32" else FLOAT // 2
-    token = 2 * shape.num_hidden_layers * kv_heads * dim * width
+    slots, half = engine["slots"] or SLOTS, engine["compute_dtype"] == "bfloat16"
+    token = sizes.kv(HALF if half else FLOAT)
+    held = min(engine["kv_tokens"] or math.inf, longest.whole * slots)
     return summed(
         {
-            "weights": FLOAT * count,
+            "weights": embedded_engine(sizes, half),
             "KV cache, per token": token,
             "KV cache, per longest sequence": token * longest.whole,
             f"KV cache, {slots} such sequences": token * held,
@@ -157,63 +167,40 @@ def actor_of(plain: dict[str, Any], shape: Any, count: int, longest: Lengths) ->
 
 def learner_of(plain: dict[str, Any], model: Any, longest: Lengths) -> Figures:
     known = knobs("learner", "torch") | plain["learner"]
-    count = sum(p.numel() for p in model.parameters())
-    trained = count
-    if known["lora"] is not None:
-        from learners.adapters import Adapters
-
-        model = copy.deepcopy(model)
-        Adapters(model, 0, torch.float32, **known["lora"])
-        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    held = 0 if known["lora"] is None else count
+    sizes, ranks, precision = Sizes.of(model), known["ranks"], Precision.of(known)
+    trained, frozen = trained_of(known, model, sizes)
     wants_reference = plain["learner"].get("kl_loss") or plain["learner"].get("kl_reward")
-    ranks, copies = (
-        known["ranks"],
-        1 if known["ranks"] == 1 else 2,
-    )  # FSDP owns its parts' memory, the optimizer its own
     groups, size = math.ceil(plain["groups_per_batch"] / known["num_minibatches"]), group_size(plain)
-    row = min(max(known["max_tokens"], longest.whole), math.ceil(groups * longest.group(size) / ranks))
+    row = min(max(known["max_tokens"], longest.whole), math.ceil(groups * longest.inputs(size) / ranks))
     paths = math.ceil(groups * size * longest.whole / ranks)
     copied = paths if row < paths <= known["max_tokens"] else 0  # else they are not kept (`learners.attention`)
-    share = size * longest.response / longest.group(size)
-    layers, layer = model.config.num_hidden_layers, layer_floats(model.config)
-    hidden, vocabulary = model.config.hidden_size, model.config.vocab_size
+    logits = round(row * size * longest.response / longest.group(size)) * sizes.vocabulary
+    lean = known["checkpoint_activations"]
+    kept, other = f"activations of {row} tokens", "(without checkpointing)" if lean else "(with checkpointing)"
     figures = {
         "ranks, of which one needs (n)": ranks,
         "trained parameters (n)": trained,
-        "weights": FLOAT * copies * (trained + held) // ranks,
-        "reference": FLOAT * count // ranks if wants_reference and known["lora"] is None else 0,
-        "master weights": FLOAT * trained // ranks,
-        "Adam's moments": 2 * FLOAT * trained // ranks,
-        "gradient": FLOAT * copies * trained // ranks,
-        "published versions (host)": 2 * update_bytes(plain, count),
-        f"activations of {row} tokens": FLOAT * layers * (row * layer + copied * 2 * key_floats(model.config)),
-        "(with checkpointing)": FLOAT * row * (layers * hidden + layer),
-        "logits at once": LOGIT_COPIES
-        * FLOAT
-        * min(round(row * share) * vocabulary, max(known["max_logits"], vocabulary)),
+        **training_state(sizes, trained, frozen, ranks, precision),
+        "reference": precision.weight * sizes.count // ranks if wants_reference and not frozen else 0,
+        "weights and gradients of layers": whole_layers(sizes, trained, ranks, precision, lean),
+        kept: activations(sizes, row, copied, precision, lean),
+        other: activations(sizes, row, copied, precision, not lean),
+        "logits at once": LOGIT_COPIES * FLOAT * min(logits, max(known["max_logits"], sizes.vocabulary)),
+        "published versions (host)": 2 * update_bytes(plain, sizes.count),
     }
-    kept = f"activations of {row} tokens" if known["checkpoint_activations"] else "(with checkpointing)"
-    beside = ("ranks, of which one needs (n)", "trained parameters (n)", "published versions (host)", kept)
+    beside = ("ranks, of which one needs (n)", "trained parameters (n)", "published versions (host)", other)
     return summed(figures, tuple(name for name in figures if name not in beside))
 
 
-def layer_floats(shape: Any) -> int:
-    """Numbers per token that autograd keeps of one layer of a Llama-like model.
+def trained_of(known: dict[str, Any], model: Any, sizes: Sizes) -> tuple[int, int]:
+    """Parameters that are trained, and that are not."""
+    if known["lora"] is None:
+        return sizes.count, 0
+    from learners.adapters import Adapters
 
-    Both norms keep input, normalised and scaled value; attention keeps query, key and value after rotation, and its
-    output; the products of the rotation are short-lived. The MLP keeps gate, up, the activated gate and their product.
-    """
-    heads = shape.num_attention_heads
-    dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
-    return 6 * shape.hidden_size + 2 * heads * dim + 2 * key_floats(shape) + 4 * shape.intermediate_size
-
-
-def key_floats(shape: Any) -> int:
-    """Numbers of a token's keys in one layer, or of its values."""
-    heads = shape.num_attention_heads
-    dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
-    return (getattr(shape, "num_key_value_heads", None) or heads) * dim
+    model = copy.deepcopy(model)
+    Adapters(model, 0, torch.float32, **known["lora"])
+    return sum(p.numel() for p in model.parameters() if p.requires_grad), sizes.count
 
 
 def summed(figures: Figures, parts: tuple[str, ...]) -> Figures:

@@ -31,7 +31,8 @@ from areal_like.config import Config, ConfigError
 from areal_like.defaults import describe_learning, describe_machine
 from areal_like.errors import UserError
 from areal_like.link import BusError
-from areal_like.machine import cores
+from areal_like.machine import cores, has_gpu
+from areal_like.placement import needs_of
 from areal_like.places import COMMANDS, INSTALLED, REPOSITORY
 from areal_like.process import EXIT_PAUSED
 from areal_like.registry import resolve
@@ -47,7 +48,7 @@ from .earlier_runs import (
     lock,
     reopen_run_folder,
 )
-from .gpus import Gpus, memory_in, placed
+from .gpus import Gpus, gpus_here, memory_in, placed
 from .preflight import preflight
 from .streams import lasting_output
 
@@ -288,20 +289,23 @@ def submission_of(config: Config, folder: Path) -> Any:
     return launcher_of(config, folder).submission(plan(config))
 
 
-def dry_run(config: Config, gpus: Gpus | None) -> None:
+def dry_run(config: Config, args: argparse.Namespace) -> None:
     """Print the processes, their memory needs, and what would be submitted. Then raises errors of the checks:
     ValueError, OSError."""
     from areal_like.launch.plan import describe, plan
 
-    from . import estimate  # imports torch
+    from . import devices, estimate  # import torch
 
     config = fit_to_replay(config) if config.replay else config
     print(describe(plan(config)), *settings_of(config), sep="\n")
     print(launcher_of(config, Path(config.run.dir) / (config.run.name or "NAME")).placement(plan(config)), end="")
-    print(estimate.describe(estimate.estimate(config)))
+    model = estimate.model_of(estimate.plain_of(config))
+    print(estimate.describe(estimate.estimate(config, model)))
+    if model is not None:
+        print(devices.describe(devices.Devices(config, plan(config), model, memory_of(config, args))), end="")
     if submission := submission_of(config, Path(config.run.dir) / (config.run.name or "NAME")):
         print(f"\n{submission.describe()}", end="")
-    warn(preflight(config, gpus))
+    warn(preflight(config, stated_gpus(args)))
 
 
 def warn(notes: str) -> None:
@@ -326,7 +330,14 @@ def load(args: argparse.Namespace) -> Config:
 
 def stated_gpus(args: argparse.Namespace) -> Gpus | None:
     """The GPUs of a dry run, as far as the command line says what they are."""
-    return None if args.devices is None else Gpus("stated", args.devices, args.device_memory or 0)
+    return None if args.devices is None else Gpus("stated", args.devices)
+
+
+def memory_of(config: Config, args: argparse.Namespace) -> int:
+    """Bytes of a GPU, stated or asked of CUDA; 0: unknown."""
+    if args.device_memory or args.devices is not None or not needs_of(config, has_gpu()).total:
+        return args.device_memory or 0
+    return gpus_here().memory
 
 
 def earlier_run(config: Config, args: argparse.Namespace) -> Path | None:
@@ -340,7 +351,7 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
         print(configs.to_yaml(configs.with_every_knob(config) if args.all else config), end="")
         return None
     if args.dry_run:
-        dry_run(config, stated_gpus(args))
+        dry_run(config, args)
         return None
     warn(preflight(config))
     if config.replay:
