@@ -131,6 +131,11 @@ class Ranks:
         if self.count > 1:
             dist.all_reduce(tensor)
 
+    def max_tensor(self, tensor: Tensor) -> None:
+        """Replace each element of the tensor by its maximum over ranks."""
+        if self.count > 1:
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+
     def norm(self, shard: Tensor) -> float:
         """L2 norm of a vector that is divided over the ranks."""
         norm = torch.linalg.vector_norm(shard)

@@ -23,6 +23,8 @@ PEAKED = {"loss/ratio", "loss/behaviour_weight", "loss/trace_weight"}
 """Names that also report their maximum: `NAME/mean` and `NAME/max`."""
 SPREAD = {"loss/gate"}
 """Names that report `NAME/mean` and quantiles, for tokens with positive and with negative advantage."""
+BUCKETS = 65
+"""Buckets that a 64-bit staleness may fall into."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -38,6 +40,8 @@ class Tally:
     """Collects the per-token numbers of one train step and turns them into metrics."""
 
     _pieces: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = field(default_factory=dict)
+    _reduced: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
+    """Of all ranks, name → sum, number and maximum of the values in each bucket, [BUCKETS] each."""
 
     def add(self, observed: dict[str, Tensor], staleness: Tensor, advantages: Tensor, prefix: str = "") -> None:
         """`observed`: name → [N], bool or floating point; `staleness` int64 [N]; `advantages` [N]."""
@@ -45,18 +49,21 @@ class Tally:
             self._pieces.setdefault(prefix + name, []).append((values.detach(), staleness, advantages))
 
     def merge(self, ranks: Ranks) -> None:
-        """Combine the ranks' observations of their own tokens."""
+        """Combine the ranks' observations of their own tokens: sums and maxima of most, all tokens' numbers only where
+        quantiles are wanted."""
         if ranks.count == 1:
             return
         own = {
             name: [torch.cat(column).cpu().numpy() for column in zip(*pieces, strict=True)]
             for name, pieces in self._pieces.items()
         }
+        gathered = ranks.gathered([sorted(own), {name: columns for name, columns in own.items() if name in SPREAD}])
         self._pieces = {}
-        for each in ranks.gathered(own):
-            for name, columns in each.items():
+        for _, spread in gathered:
+            for name, columns in spread.items():
                 values, staleness, advantages = (torch.from_numpy(column) for column in columns)
                 self._pieces.setdefault(name, []).append((values, staleness, advantages))
+        self._reduced = _reduced(own, sorted({name for names, _ in gathered for name in names} - SPREAD), ranks)
 
     def join(self, other: Tally) -> None:
         """Add what another tally observed."""
@@ -65,6 +72,8 @@ class Tally:
 
     def metrics(self) -> dict[str, float]:
         metrics: dict[str, float] = {}
+        for name, table in self._reduced.items():
+            metrics |= _of_reduced(name, *table)
         for name, pieces in self._pieces.items():
             values, staleness, advantages = (torch.cat(column).cpu().numpy() for column in zip(*pieces, strict=True))
             values = values.astype(np.float64)
@@ -75,6 +84,40 @@ class Tally:
                     f"{key}{suffix}": value for key, value in _of(name, values[members], advantages[members]).items()
                 }
         return metrics
+
+
+def _reduced(
+    own: dict[str, list[np.ndarray]], names: list[str], ranks: Ranks
+) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """`Tally._reduced` of these names, from this rank's values and staleness of some of them."""
+    sums, counts = np.zeros((2, len(names), BUCKETS))
+    most = np.full((len(names), BUCKETS), -np.inf)
+    for row, name in enumerate(names):
+        if name in own:
+            values, staleness, _ = own[name]
+            bucket = np.where(staleness > 0, 1 + np.floor(np.log2(np.maximum(staleness, 1))), 0).astype(int)
+            sums[row] = np.bincount(bucket, values.astype(np.float64), BUCKETS)
+            counts[row] = np.bincount(bucket, minlength=BUCKETS)
+            np.maximum.at(most[row], bucket, values.astype(np.float64))
+    if not names:
+        return {}
+    ranks.sum_tensor(torch.from_numpy(sums))
+    ranks.sum_tensor(torch.from_numpy(counts))
+    ranks.max_tensor(torch.from_numpy(most))
+    return {name: (sums[row], counts[row], most[row]) for row, name in enumerate(names)}
+
+
+def _of_reduced(name: str, sums: np.ndarray, counts: np.ndarray, most: np.ndarray) -> dict[str, float]:
+    """Metrics, as of `_of`, overall and of each bucket."""
+    found = {f"/staleness_{2 ** (i - 1) if i else 0}": slice(i, i + 1) for i in np.flatnonzero(counts).tolist()}
+    metrics: dict[str, float] = {}
+    for suffix, some in ({"": slice(None)} | found).items() if found else ():
+        mean = float(sums[some].sum() / counts[some].sum())
+        if name in PEAKED:
+            metrics |= {f"{name}/mean{suffix}": mean, f"{name}/max{suffix}": float(most[some].max())}
+        else:
+            metrics[f"{name}{suffix}"] = mean
+    return metrics
 
 
 def _of(name: str, values: np.ndarray, advantages: np.ndarray) -> dict[str, float]:

@@ -1,5 +1,7 @@
 """What a step reports: by staleness, by sign of the advantage, against NumPy."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import torch
 
 from learners.advantages import group
+from learners.collectives import Ranks
 from learners.diagnostics import Tally, buckets, drift, zero_variance_by_staleness
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
@@ -51,6 +54,42 @@ def test_a_tally_means_peaks_and_spreads():
     assert metrics["loss/gate/negative/p05"] == pytest.approx(np.quantile(gate[advantages < 0], 0.05))
     here = (advantages < 0) & (staleness == 1)
     assert metrics["loss/gate/negative/p50/staleness_1"] == pytest.approx(np.median(gate[here]))
+
+
+class Two(Ranks):
+    """The first of two ranks in a thread each, which meet at a barrier."""
+
+    def __init__(self, rank, met, said):
+        self.count, self.rank, self._met, self._said = 2, rank, met, said
+
+    def gathered(self, thing):
+        self._said[self.rank] = thing
+        self._met.wait()
+        both = list(self._said)
+        self._met.wait()
+        return both
+
+    def sum_tensor(self, tensor):
+        tensor.copy_(sum(self.gathered(tensor.clone())))
+
+    def max_tensor(self, tensor):
+        tensor.copy_(torch.maximum(*self.gathered(tensor.clone())))
+
+
+def test_ranks_reduce_what_needs_no_quantiles_and_report_what_one_would():
+    rng, met, said = seeded(1), threading.Barrier(2), [None, None]
+    columns = {name: rng.random(40) for name in ("ratio", "gate", "clip_share")}
+    staleness, advantages = rng.integers(0, 9, 40), rng.normal(size=40)
+    alone, tallies = Tally(), (Tally(), Tally())
+    for tally, part in ((alone, slice(None)), (tallies[0], slice(0, 13)), (tallies[1], slice(13, 40))):
+        observed = {name: torch.tensor(values[part]) for name, values in columns.items()}
+        tally.add(observed, torch.tensor(staleness[part]), torch.tensor(advantages[part]), "loss/")
+    tallies[1].add({"entropy": torch.ones(3)}, torch.zeros(3), torch.zeros(3))
+    alone.add({"entropy": torch.ones(3)}, torch.zeros(3), torch.zeros(3))
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda rank: tallies[rank].merge(Two(rank, met, said)), range(2)))
+    assert set(tallies[0]._pieces) == {"loss/gate"}
+    assert tallies[0].metrics() == tallies[1].metrics() == pytest.approx(alone.metrics())
 
 
 def test_drift_by_staleness_is_that_of_the_tokens_there():
