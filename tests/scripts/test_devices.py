@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,13 +11,18 @@ import pytest
 from areal_like import config as configs
 from areal_like.config import Config
 from areal_like.launch.plan import plan
+from areal_like.layers import CONFIGS
 from areal_like.registry import ConfigError
 from scripts.devices import Devices, describe
 from scripts.estimate import model_of, plain_of
 from scripts.gpus import Gpus, placed
+from scripts.train import main
+from tests.folders import write_folder
 from tests.scripts.test_estimate import write_config
 
 H100 = 80 * 10**9
+GROUPS = {"advantage", "gpu", "launcher", "loss", "mode", "model", "task", "ablation"}
+SHIPPED = sorted(file for file in CONFIGS.rglob("*.yaml") if file.parent.name not in GROUPS)
 
 
 def table(*overrides: str, devices: int = 8, memory: int = H100, base: str = "configs/qwen2.5/math.yaml") -> str:
@@ -106,3 +112,36 @@ def test_the_gpu_recipes_are_overlays_and_none_takes_them_back() -> None:
     assert (none.learner.device, none.learner.ranks, none.engine.name, none.placement) == ("cpu", 1, "torch", "auto")
     with pytest.raises(ConfigError, match="there is no gpu '2x'"):
         configs.load(["configs/quickstart.yaml", "gpu=2x"])
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A small model and rows for any task."""
+    place = tmp_path_factory.mktemp("material")
+    write_folder(place / "model", "qwen2")
+    config = json.loads((place / "model" / "config.json").read_text())
+    (place / "model" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32768}))
+    for name, first in (("train", 0), ("heldout", 600)):
+        rows = [(f"{n} + {n} =", f"#### {2 * n}") for n in range(first, first + 600)]
+        lines = [
+            json.dumps({key: prompt for key in ("prompt", "question", "problem")} | {"answer": answer})
+            for prompt, answer in rows
+        ]
+        (place / f"{name}.jsonl").write_text("\n".join(lines))
+    return [
+        f"model.path={place / 'model'}",
+        *(f"task.{key}={place / file}.jsonl" for key, file in (("path", "train"), ("heldout_path", "heldout"))),
+    ]
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: str(file.relative_to(CONFIGS)))
+def test_every_shipped_config_passes_the_dry_run_of_a_node(
+    file: Path, material: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = file.read_text()
+    needed = material if file.parent.name in ("qwen2.5", "smollm2") else material[:1] * ("name: folder" in source)
+    code = main([str(file), "--dry-run", "--devices", "8", "--device-memory", "80GB", *needed])
+    said, error = capsys.readouterr()
+    assert code == 0, error
+    assert ("it fits" in said) == ("8 devices" in said or "2 devices" in said or "1 device" in said)
+    assert "TOO MUCH" not in said
