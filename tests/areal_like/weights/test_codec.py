@@ -153,3 +153,31 @@ def test_large_steps_are_sent_as_bits(kernels, far: int, coding: str) -> None:
     bits[:] = plain.stepped(bits, np.full(8000, far))
     coded = Encoder(layout, dense_above=1.0).encode(layout.blocks[0], before.buffer, after.buffer)
     assert CODINGS[coded.codings[0]] == coding
+
+
+@pytest.mark.parametrize(
+    ("density", "dense_above", "coding"),
+    [
+        (0.0, 1.0, "skip"),
+        (0.01, 1.0, "gaps"),
+        (0.07, 1.0, "gaps"),
+        (0.1, 1.0, "mask"),
+        (0.6, 1.0, "mask"),
+        (0.6, 2.0, "mask"),
+        (0.2, 0.25, "mask"),
+        (0.3, 0.25, "dense"),
+        (0.05, 0.06, "gaps"),
+        (0.05, 0.02, "dense"),
+        (0.05, 0.0, "dense"),
+    ],
+)
+def test_the_coding_follows_the_density(kernels, density: float, dense_above: float, coding: str) -> None:
+    """Small steps everywhere, in two blocks: gaps below a twelfth, then a mask, the bits above `dense_above`."""
+    rng = seeded(8)
+    before = random_state([TensorSpec("v", "bfloat16", (300, 300)), TensorSpec("w", "bfloat16", (300, 300))], rng)
+    after, layout = changed(before, density, rng, small=1.0), Layout(before.specs, 1 << 17)
+    encoder = Encoder(layout, dense_above=dense_above)
+    assert len(layout.blocks) > 1
+    for block in layout.blocks:
+        codings = encoder.encode(block, before.buffer, after.buffer).codings
+        assert {CODINGS[each] for each in codings} == {coding}
