@@ -14,6 +14,12 @@ from learners.losses.trusted import dppo, second_moment_mask
 from learners.losses.weighted import cispo, tis, vtrace
 from tests.learners.losses.token_batches import batch_of, value_and_gradient
 
+
+def named(case: partial) -> str:
+    """The same in each worker of the tests."""
+    return f"{case.func.__name__} {case.keywords}"
+
+
 REFUSED = [
     partial(ppo, clip=0.0),
     partial(ppo, clip=1.001),
@@ -59,24 +65,24 @@ PLANS_ALLOWED = [
 ]
 
 
-@pytest.mark.parametrize("loss", REFUSED, ids=str)
+@pytest.mark.parametrize("loss", REFUSED, ids=named)
 def test_a_knob_just_outside_its_range_is_refused(loss):
     with pytest.raises(ValueError, match="got "):
         loss(batch_of(), 1.0)
 
 
-@pytest.mark.parametrize("loss", ALLOWED, ids=str)
+@pytest.mark.parametrize("loss", ALLOWED, ids=named)
 def test_a_knob_at_the_end_of_its_range_is_not(loss):
     assert loss(batch_of(), 1.0)[0].isfinite()
 
 
-@pytest.mark.parametrize("plan", PLANS_REFUSED, ids=str)
+@pytest.mark.parametrize("plan", PLANS_REFUSED, ids=named)
 def test_a_plan_refuses_them_as_well(plan):
     with pytest.raises(ValueError, match="got "):
         plan(batch_of())
 
 
-@pytest.mark.parametrize("plan", PLANS_ALLOWED, ids=str)
+@pytest.mark.parametrize("plan", PLANS_ALLOWED, ids=named)
 def test_a_plan_takes_the_ends_of_its_ranges(plan):
     assert plan(batch_of())[0].isfinite().all()
 
@@ -87,7 +93,7 @@ def on_policy() -> LossBatch:
     return replace(batch, behaviour=batch.current.detach().clone(), proximal=batch.current.detach().clone())
 
 
-@pytest.mark.parametrize("loss", [partial(decoupled_ppo, behaviour_cap=1.0), partial(tis, cap=1.0)], ids=str)
+@pytest.mark.parametrize("loss", [partial(decoupled_ppo, behaviour_cap=1.0), partial(tis, cap=1.0)], ids=named)
 def test_a_weight_that_equals_the_cap_is_not_capped(loss):
     _, gradient, seen = value_and_gradient(loss, on_policy(), 1.0)
     assert not seen["capped_share"].any() and (gradient != 0).all()
