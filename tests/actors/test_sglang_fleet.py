@@ -117,7 +117,8 @@ def test_replicas_begin_at_gpus_of_their_own(tmp_path: Path) -> None:
         return [each.split("--base-gpu-id ")[1].split()[0] if "--base-gpu-id" in each else "" for each in told]
 
     assert first_gpus("cuda") == ["0", "2", "4"]
-    assert first_gpus("cuda", **{"base-gpu-id": 5}) == ["5", "5", "5"], "as the user says"
+    with pytest.raises(ValueError, match="base-gpu-id: the engine sets that itself"):
+        first_gpus("cuda", **{"base-gpu-id": 5})
     assert first_gpus("cpu") == ["", "", ""]
 
 

@@ -130,6 +130,8 @@ def scaled(words: list[str], folder: Path) -> list[str]:
         return [*start, *arguments, *(["--max-tokens", "8"] if verb == "eval" else [])]
     keys = {word.partition("=")[0] for word in arguments}
     small = [word for word in SMALL if word.partition("=")[0] not in keys - {"run.steps"}]
+    if "--devices" in arguments:  # it sizes a run and starts none
+        small = []
     for word in arguments:
         name = word.partition("=")[2]
         if word.startswith("run.name=") and (folder / "runs" / name).exists():  # an earlier page has made it

@@ -307,7 +307,7 @@ def test_a_journal_that_can_not_grow_makes_everybody_wait_and_says_so(place: Pat
     """Nothing is acknowledged that is not recorded: a full disk stops the run, and it ends in order when told to."""
     limited = ("bash", "-c", 'ulimit -f 64; exec "$@"', "limited")
     run = Run(place, *ENDLESS, "checkpoint.every=0", wrapper=limited)
-    run.until("the word about the disk", lambda: "waits for the journal's disk" in run.text())
+    run.until("the word about the disk", lambda: "wait for the journal's disk" in run.text())
     run.process.send_signal(signal.SIGTERM)
     assert run.end() == 130
     run.assert_nothing_is_left()
