@@ -130,13 +130,20 @@ def padded_logprobs(model: Any, part: Any, temperature: float) -> tuple[Tensor, 
     return token_logprobs(model.get_output_embeddings()(hidden[real][part.outputs]), part.targets, temperature)
 
 
+def pad() -> None:
+    """From now on this process computes rectangles, which share no prefixes."""
+    import learners.learner
+    import learners.packing
+
+    learners.learner.forward_logprobs = padded_logprobs  # type: ignore[assignment]
+    learners.packing.is_worth = lambda *_: False
+
+
 def run_own(kind: str, batch: Batch, repeats: int) -> list[float]:
     """Seconds of each train step, the first left out."""
     cls = TorchLearner if kind == "packed" else PaddedLearner
     if kind == "padded":
-        import learners.learner
-
-        learners.learner.forward_logprobs = padded_logprobs  # type: ignore[assignment]
+        pad()
     learner = cls(model(), ppo, group, lr=LR, num_minibatches=1, max_tokens=BUDGET)
     mark_memory()
     return timed(lambda: learner.train(batch), repeats)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import learners.learner
+import learners.packing
 from areal_like.models import qwen2
 from learners.advantages import group
 from learners.losses.clipped import ppo
@@ -18,10 +19,17 @@ torch.set_num_threads(1)
 
 
 def test_padding_changes_the_time_and_not_the_gradient(monkeypatch):
-    batch = make_batch(np.random.default_rng(0))
+    batch = make_batch(np.random.default_rng(0), masked=0.0)
+    for made in batch.groups:
+        prompt = made.samples[0].tokens[: made.samples[0].prompt_length]
+        for sample in made.samples:
+            sample.tokens[: sample.prompt_length] = prompt
     packed = learners.learner.TorchLearner(tiny_model(), ppo, partial(group), num_minibatches=1, max_tokens=40)
     expected = packed.train(batch)
-    monkeypatch.setattr(learners.learner, "forward_logprobs", bench.padded_logprobs)
+    assert expected["computed_tokens"] < expected["backward_tokens"], "prompts are shared"
+    monkeypatch.setattr(learners.learner, "forward_logprobs", learners.learner.forward_logprobs)  # to be put back
+    monkeypatch.setattr(learners.packing, "is_worth", learners.packing.is_worth)
+    bench.pad()
     padded = bench.PaddedLearner(tiny_model(), ppo, partial(group), num_minibatches=1, max_tokens=40)
     found = padded.train(batch)
     assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
