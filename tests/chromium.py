@@ -1,4 +1,4 @@
-"""Headless Chromium, driven by its DevTools protocol through pipes: what a page says, shows and looks like."""
+"""Headless Chromium, controlled through pipes by its DevTools protocol: what a page says, shows and looks like."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _START = 'r=$1 w=$2; shift 2; exec "$@" 3<&"$r" 4>&"$w"'
 
 
 class Chromium:
-    """One page. `said` collects messages of the console, errors that no one caught, and what the browser refused."""
+    """One page. `said` collects console messages, uncaught errors, and what the browser refused."""
 
     def __init__(self, folder: Path):
         assert PROGRAM
@@ -78,7 +78,7 @@ class Chromium:
                 self.said.append(f"asks for {request['url']}")
 
     def open(self, address: str, width: int = 1280, height: int = 900, dark: bool = False) -> float:
-        """Opens a page in a window of that size; returns the milliseconds until it was drawn (`load`)."""
+        """Open a page in a window of this size; returns the milliseconds until it was drawn (`load`)."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[theme])
@@ -90,7 +90,7 @@ class Chromium:
         return float(ready)
 
     def value(self, expression: str) -> Any:
-        """Of an expression in the page; promises are awaited."""
+        """The value of an expression in the page; promises are awaited."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")

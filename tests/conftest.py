@@ -77,7 +77,7 @@ def _place_in_line(item: pytest.Item) -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def fork_server(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The runs that tests start are forked from one process that has imported torch, as those of an ablation are."""
+    """Fork the runs that tests start from one process that has imported torch, as an ablation does."""
     if len(request.session.items) < MANY_TESTS:
         yield
         return

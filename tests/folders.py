@@ -1,4 +1,4 @@
-"""Tiny random checkpoints as Hugging Face folders, tokenizer and chat template included, as the tests write them."""
+"""Tiny random checkpoints as Hugging Face folders, with tokenizer and chat template, as the tests write them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def write_folder(folder: Path, kind: str, seed: int = 0) -> str:
-    """A bfloat16 checkpoint of the given kind, as model hubs have them; returns its path."""
+    """Write a bfloat16 checkpoint of this kind, as model hubs have them; returns its path."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[kind]))
     for parameter in model.parameters():  # biases and norms start at 0 and 1: a mix-up would not show

@@ -1,4 +1,4 @@
-"""Processes of a test that need torch: from the tests' common fork server, so that none imports it by itself."""
+"""Processes of a test that need torch, forked from the tests' common fork server, so that none imports it again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from areal_like.launch.outcome import nothing
 
 @contextlib.contextmanager
 def forked(module: str, arguments: Sequence[Sequence[str]], folder: Path) -> Iterator[list[Forked] | list[Group]]:
-    """One process per list of arguments, each as `python -m module arguments`; all are ended with the context."""
+    """Run one process per list of arguments, each as `python -m module arguments`; all end with the context."""
     logs = [folder / "logs" / f"{number}.log" for number in range(len(arguments))]
     logs[0].parent.mkdir()
     if not forks.AVAILABLE:
@@ -37,5 +37,5 @@ def forked(module: str, arguments: Sequence[Sequence[str]], folder: Path) -> Ite
 
 
 def said(folder: Path) -> str:
-    """What the processes in a folder have said."""
+    """The output of the processes in a folder."""
     return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted((folder / "logs").iterdir()))

@@ -32,8 +32,8 @@ def summed(dtype: torch.dtype, length: int, depth: int = 1, scale: float = 1.0) 
 
 
 def adamw_moved(gradient_atol: float, lr: float, eps: float = 1e-8) -> float:
-    """How far apart weights may be after one step of AdamW on gradients that differ by `gradient_atol`: the step is
-    lr·g/(|g| + eps) the first time, whose slope in g is at most lr/eps, and it is never above 2·lr."""
+    """How far apart weights may be after one step of AdamW on gradients that differ by `gradient_atol`: the first step
+    is lr·g/(|g| + eps); its slope in g is at most lr/eps, and it never exceeds 2·lr."""
     return min(2 * lr, lr * gradient_atol / eps)
 
 

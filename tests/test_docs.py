@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds, its links lead somewhere, and it loads nothing from a network."""
+"""The documentation as a site: it builds, its links resolve, and it loads nothing from a network."""
 
 from __future__ import annotations
 

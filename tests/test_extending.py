@@ -1,4 +1,4 @@
-"""`docs/extending.md`: its snippets are one module in a user's folder, and its commands run."""
+"""`docs/extending.md`: its snippets form one module in a user's folder, and its commands run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRAINS = [words[2:] for words in COMMANDS if words[1] == "train"]
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of the user's with the page's module, outside of the clone."""
+    """A user's folder outside of the clone, with the page's module."""
     (tmp_path / "mine.py").write_text("\n".join(SNIPPETS))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

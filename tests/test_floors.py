@@ -38,7 +38,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 
 
 def modules() -> list[str]:
-    """Paths of the repository's Python files; of a checkout, those that git tracks or would track."""
+    """Paths of the repository's Python files; in a checkout, those that git tracks or would track."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
         cwd=ROOT, capture_output=True, text=True, check=False,
@@ -60,7 +60,7 @@ def tree_of(path: str) -> ast.Module:
 
 
 def imports(tree: ast.AST, package: str, inside_functions: bool = True) -> Iterator[str]:
-    """Dotted names that are imported: `a.b` and, for `from a import b`, both `a` and `a.b`."""
+    """Imported dotted names: `a.b` and, for `from a import b`, both `a` and `a.b`."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -82,7 +82,7 @@ def rooms_of(names: set[str]) -> set[str]:
 
 
 def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of two or more that lead to one another, each sorted (Tarjan's strongly connected components)."""
+    """Groups of two or more nodes that lead to each other, each sorted (Tarjan's strongly connected components)."""
     numbers: dict[str, int] = {}
     lowest: dict[str, int] = {}
     path: list[str] = []

@@ -1,4 +1,4 @@
-"""The wheel: everything that runs outside of a clone is in it, and nothing that has anybody's name."""
+"""The wheel holds everything that runs outside of a clone, and no top-level name that others may use."""
 
 import json
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new virtual environment with the wheel. What the wheel depends on comes from this one."""
+    """A new virtual environment with the wheel. The wheel's dependencies come from this one."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
@@ -42,7 +42,7 @@ def site_of(environment: Path) -> Path:
 
 
 def called(environment: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """The console command, far from the clone."""
+    """Run the console command, far from the clone."""
     return run(folder, environment / "bin" / "areal-like", *arguments)
 
 
@@ -122,7 +122,7 @@ def test_a_run_outside_the_clone_finds_configs_and_the_users_own_module(environm
 
 @pytest.mark.integration
 def test_the_way_of_a_new_user(environment: Path, tmp_path: Path) -> None:
-    """Installed, trained until it has learned, looked at in the terminal and in a browser, read from Python."""
+    """Install, train until it has learned, look at it in the terminal and in a browser, read it from Python."""
     four_digits = ["task=copy4", "learner.lr=3e-3", "learner.entropy_bonus=0.02", "run.target_reward=0.95"]
     learned = called(environment, tmp_path, "train", "quickstart", *four_digits, "run.name=a", "--plain")
     assert learned.returncode == 0, learned.stdout + learned.stderr

@@ -1,4 +1,4 @@
-"""`docs/tour.md` names files and functions that exist, and stays short enough for an evening."""
+"""`docs/tour.md` names files and functions that exist, and is short enough for an evening."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands in for the processes behind SGLang `Server`s, so that the order of events is a test's own."""
+"""Fakes of the processes behind SGLang `Server`s: a test decides the order of events."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -25,8 +25,8 @@ def tiny() -> Any:
 
 
 class Fakes:
-    """Stands in for the processes behind `Server`s, and notes what they are told. A request stays until it is aborted,
-    then it has brought two tokens; while `quick`, it ends by itself."""
+    """Stands in for the processes behind `Server`s and records what they are sent. A request runs until it is aborted
+    and then returns two tokens; with `quick` it ends by itself."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.events: list[tuple[str, str, str]] = []

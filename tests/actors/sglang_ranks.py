@@ -16,7 +16,7 @@ ODD = [*SPECS, TensorSpec("odd", "bfloat16", (3, 6)), TensorSpec("rows", "bfloat
 
 
 class Rank(Fused):
-    """One of two: `odd` is cut between columns 3 and 4, in the middle of words, `rows` in the middle."""
+    """One of two ranks: `odd` is cut between columns 3 and 4, in the middle of a word; `rows` is cut in half."""
 
     def __init__(self, rank):
         super().__init__(rank)

@@ -55,7 +55,7 @@ class StandIn:
             self.answers.pop(int(line)).set_result(None)
 
     async def passes(self, count: int) -> None:
-        """Waits until the scheduler has made so many."""
+        """Wait until the scheduler has made this many forward passes."""
         self.asked += 1
         answer = self.answers[self.asked] = asyncio.get_running_loop().create_future()
         self.scheduler.stdin.write(f"{self.asked} {count}\n".encode())

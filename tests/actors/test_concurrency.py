@@ -1,4 +1,4 @@
-"""The number of sequences that run at once, by what memory has said."""
+"""The number of concurrent sequences follows the engine's reports about memory."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ def test_half_of_what_ran_at_once_and_one_more_after_each_stretch_of_peace() -> 
 
 
 def test_it_settles_near_what_there_is_room_for() -> None:
-    """Room for about 20 of 64: it saws between half of that and all of it."""
+    """With room for about 20 of 64, the limit moves up and down between half of that and all of it."""
     planner, dice, seen = Concurrency(64), random.Random(0), []
     for _ in range(20_000):
         room = dice.choice((19, 20, 21))

@@ -41,7 +41,7 @@ def test_a_large_vocabulary_is_drawn_from_by_the_same_inverse_cdf(vocab):
 
 
 def test_products_by_onednn_follow_the_weights():
-    """They are neither packed nor copied: an update in place is seen."""
+    """Weights are neither packed nor copied, so the products see an update in place."""
     weight, bias = torch.randn(256, 300), torch.randn(256)
     fast = product(weight, bias)
     assert type(fast) is not type(product(weight[:8]))

@@ -1,4 +1,4 @@
-"""What actors say of engines and weights, under the metrics' names."""
+"""Metrics that actors report about engines and weights, under their names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from buffer.fleet import Fleet
 
 
 class Engine(TimedEngine):
-    """One with a number of its own."""
+    """An engine with a metric of its own."""
 
     METRICS = {"drafts": "mean:own/drafts"}  # noqa: RUF012
 

@@ -1,4 +1,4 @@
-"""multi_turn and best_of_n against an engine that plays back what the model says."""
+"""multi_turn and best_of_n with an engine that plays back a script."""
 
 import asyncio
 from typing import Any
@@ -20,7 +20,7 @@ def prompt_of(question: str, answer: str) -> Prompt:
 
 
 class Engine:
-    """Says the turns of `script` one after the other: texts, with `$` for EOS; `!` aborts behind it."""
+    """Plays back the turns of `script`: texts, where `$` is EOS and `!` aborts after the turn."""
 
     def __init__(self, *script: str):
         self.script = list(script)
@@ -95,7 +95,7 @@ def test_an_aborted_turn_rejects_the_sample():
 
 
 class Doors:
-    """Three doors; async methods and plain tuples, as a user may write them. The verifier scores the last word."""
+    """An environment as a user may write it: async methods, plain tuples. The verifier scores the last word."""
 
     def __init__(self, *, right: str = "2"):
         self.right, self.opened = right, 0

@@ -1,4 +1,4 @@
-"""What counts as progress of a lease, and what as legitimate silence: a worker, an engine that is stepped by hand."""
+"""What counts as progress of a lease, and which silence is legitimate: a worker with an engine stepped by hand."""
 
 import asyncio
 from functools import partial
@@ -19,7 +19,7 @@ from tests.actors.test_worker import Client
 
 
 class Engine:
-    """Requests get tokens, and end, when the test says so; those that are named in `running` have a place."""
+    """Requests get tokens, and end, when the test says so; those named in `running` have a slot."""
 
     version = 3
 
@@ -53,7 +53,7 @@ class Engine:
 
 
 class Blind(Engine):
-    """It can't say how far its requests are."""
+    """An engine that can't report its requests' progress."""
 
     progress = None
 
@@ -66,7 +66,7 @@ class Task:
 
 
 class Play:
-    """Two groups, 1 and 2, of one sample each, and held-out lease 7."""
+    """Groups 1 and 2 of one sample each, and held-out lease 7."""
 
     def __init__(self, workflow=single_turn, engine: type[Engine] = Engine):
         self.engine, self.scored = engine(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""A group that is broken off on one actor and goes on on another, with the real engine and real workflows."""
+"""A group is broken off on one actor and resumed on another, with the real engine and real workflows."""
 
 import asyncio
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Task:
 
 
 class Client:
-    """Takes what an actor sends, as it comes off the wire."""
+    """Records what an actor sends, decoded from its bytes."""
 
     def __init__(self) -> None:
         self.groups: list[Group] = []
@@ -186,7 +186,7 @@ def test_an_actor_that_leaves_takes_no_more_leases() -> None:
 
 
 def changed(column: str, kind: np.dtype, field: str, value: object) -> Callable[[PartialHead], None]:
-    """What gives the first row of a column another value."""
+    """Change the value in the first row of a column."""
 
     def change(head: PartialHead) -> None:
         rows = np.frombuffer(getattr(head, column) or bytes(kind.itemsize), kind).copy()

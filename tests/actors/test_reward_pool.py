@@ -1,4 +1,4 @@
-"""The pool with verifiers that answer, raise, hang, crash; the standard library has one of each."""
+"""The pool with verifiers that answer, raise, hang or crash; some of them are from the standard library."""
 
 import asyncio
 import itertools
@@ -73,7 +73,7 @@ def test_a_call_that_overruns_is_killed_and_the_next_one_gets_a_new_worker(hang)
 
 
 def test_a_worker_that_is_slow_to_start_is_no_fault_of_the_answer(monkeypatch):
-    """A timeout would earn it 0."""
+    """With a time-out it would get reward 0."""
     monkeypatch.setattr("actors.reward_pool.START_SECONDS", 0.001)
 
     async def test(pool):
@@ -262,7 +262,7 @@ def test_a_task_with_a_verification_is_scored_in_the_pool():
 
 @pytest.mark.parametrize("broken", [ZeroDivisionError("no"), float("nan"), None, 1e300], ids=str)
 def test_a_verifier_of_this_process_that_crashes_costs_its_sample_as_one_in_the_pool_does(broken):
-    """A RewardError is what the worker draws a sample anew for; anything else would cost the group."""
+    """After a RewardError the worker draws the sample again; any other error would cost the group."""
 
     class Broken(Copy):
         async def reward(self, prompt, tokens):

@@ -1,4 +1,4 @@
-"""The adaptive timeout, by its formula."""
+"""The adaptive time-out follows its formula."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sessions in a set order of messages: what was agreed on before a hello is void."""
+"""Sessions with messages in a fixed order: a new hello voids what was agreed before."""
 
 import pytest
 

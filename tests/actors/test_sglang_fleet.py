@@ -1,4 +1,4 @@
-"""What servers have put back for want of memory, and where they are placed, with fakes."""
+"""Requests that servers put back for lack of memory, and on which server they run next; with fakes."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""SGLang servers that are not there, or stand still: what is told, and what is done."""
+"""SGLang servers that are missing or hang: what the user is told, and what the engine does."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
 
 
 def test_waiting_for_a_server_is_not_busy(fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the start, and while a server that has died is started again: told in words, and no time of work."""
+    """At the start, and while a dead server restarts: the note says so, and the time does not count as busy."""
     engine = served(tmp_path, replicas=1)
     clock, let_start = 0.0, asyncio.Event()
     start = Server.start
@@ -73,7 +73,7 @@ def test_waiting_for_a_server_is_not_busy(fakes: Fakes, tmp_path: Path, monkeypa
 
 
 class Probes:
-    """Answers of a server, in the order in which it is asked; no answer when there is none left."""
+    """A server's answers, in the order of the questions; when none is left, it does not answer."""
 
     def __init__(self, *answers: bool):
         self.answers, self.asked = [*answers], 0
@@ -134,7 +134,7 @@ def test_a_server_is_not_blamed_for_time_in_which_its_actor_stood_still() -> Non
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine starts `sglang_stand_in` in SGLang's place; of weights that gets what it is to confirm."""
+    """The engine starts `sglang_stand_in` instead of SGLang; of the weights it gets only what it must confirm."""
     monkeypatch.setattr(sglang_server, "_LAUNCH", ["-m", "tests.actors.sglang_stand_in"])
 
     def confirmation(tensors: list[Any], ranks: int) -> list[str]:
@@ -144,7 +144,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def processes(group: int) -> set[int]:
-    """Those of a process group that live."""
+    """The processes of a group that are alive."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -160,7 +160,7 @@ def processes(group: int) -> set[int]:
 def test_a_server_that_stands_still_is_exchanged_for_a_new_one(
     stand_in: None, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """First it is slow, and left alone. Then its scheduler stops in mid-sequence; or all of it, while it is idle."""
+    """A slow server is left alone. Then its scheduler stops in mid-sequence, or the whole server stops while idle."""
     monkeypatch.setenv("STAND_IN_STEP", "0.25")
     engine = served(tmp_path, replicas=1, frozen_after=2.0)
 

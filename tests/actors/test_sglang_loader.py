@@ -1,4 +1,4 @@
-"""The loader inside SGLang servers, on models that fuse, cut up, rebind, derive: what it applies, what it confirms."""
+"""The loader inside SGLang servers, on models that fuse, split, rebind or derive weights: what it applies and confirms."""
 
 import logging
 
@@ -29,7 +29,7 @@ def random_state(seed, specs=SPECS):
 
 
 def changed(state, share, seed=0):
-    """A copy in which about this share of the elements is another."""
+    """A copy with about this share of the elements changed."""
     other, random = State(state.specs, state.buffer.copy()), torch.Generator().manual_seed(seed)
     for _, tensor in tensors_of(other):
         tensor[torch.rand(tensor.shape, generator=random) < share] *= 1.5
@@ -37,7 +37,7 @@ def changed(state, share, seed=0):
 
 
 class Fused(nn.Module):
-    """Stores q and k in one parameter, pads it, and of `o` only half of the columns: as rank `rank` of two would."""
+    """A model as rank `rank` of two holds it: q and k in one padded parameter, and half of the columns of `o`."""
 
     def __init__(self, rank=None, dtype=torch.float32, broken=""):
         super().__init__()
@@ -87,15 +87,15 @@ def test_a_rank_alone_is_missed_the_other():
 
 
 def test_two_ranks_digest_their_own_parts_and_exchange_a_few_bytes(tmp_path):
-    """Patches reach the rank that has the place; copies that differ, a wrong part, and a rank that fails are found by
-    both."""
+    """A patch reaches the rank that holds the place. Both ranks find copies that differ, a wrong part, and a failed
+    rank."""
     arguments = [[str(rank), str(tmp_path)] for rank in range(2)]
     with forked("tests.actors.sglang_ranks", arguments, tmp_path) as running:
         assert [process.wait(120.0) for process in running] == [0, 0], said(tmp_path)
 
 
 def peak_of(function):
-    """Bytes that torch had allocated at most beyond what it began with."""
+    """The most bytes that torch had allocated, above what was there at the start."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         function()
     now = most = 0
@@ -108,7 +108,8 @@ def peak_of(function):
 
 @pytest.mark.parametrize("share", [None, 0.02])
 def test_temporaries_do_not_grow_with_the_weights(share, monkeypatch):
-    """They are so many bytes per element of a stride; of the largest tensor, they would be 60 times the limit here."""
+    """Temporaries take a fixed number of bytes per element of a stride; for the largest tensor at once they would be 60
+    times this limit."""
     specs = [TensorSpec("q", "bfloat16", (1 << 15, 64)), TensorSpec("k", "bfloat16", (64, 64))]
 
     class Large(nn.Module):
@@ -133,7 +134,7 @@ def test_temporaries_do_not_grow_with_the_weights(share, monkeypatch):
 
 
 def test_a_small_patch_costs_by_what_it_changes(monkeypatch):
-    """No other word is read, unless a sweep is asked for."""
+    """It reads no other words, unless a sweep is due."""
     state = random_state(0)
     later, model = changed(state, 0.1), Fused()
     sglang_loader.apply(model, patch_between(None, state))
@@ -151,7 +152,7 @@ def test_a_small_patch_costs_by_what_it_changes(monkeypatch):
 
 @pytest.mark.parametrize("share", [0.1, 0.9])
 def test_wrong_weights_are_told_of(share):
-    """A patch for other weights than those that are there; a parameter that has been changed meanwhile."""
+    """A patch made for other weights than those held; a parameter that was changed in between."""
     state = random_state(0)
     model = Fused()
     sglang_loader.apply(model, patch_between(None, state))
@@ -179,14 +180,14 @@ def test_a_model_that_stores_otherwise_is_left_to_its_own_loader(broken, monkeyp
 
 
 class Rebinding(Fused):
-    """As SGLang does for some kernels, it moves a parameter to other memory after an update."""
+    """Moves a parameter to other memory after an update, as SGLang does for some kernels."""
 
     def rebind(self):
         self.norm.data = self.norm.data.clone()
 
 
 def test_a_parameter_that_is_bound_to_other_memory_gets_the_next_patch_too():
-    """Else the patch goes into memory that nobody uses any more, and its digest confirms it."""
+    """Otherwise the patch goes into memory that nobody uses any more, and its digest confirms it."""
     states = [random_state(0)]
     model = Rebinding()
     sglang_loader.apply(model, patch_between(None, states[0]))
@@ -197,14 +198,14 @@ def test_a_parameter_that_is_bound_to_other_memory_gets_the_next_patch_too():
 
 
 class Derived(Fused):
-    """Keeps a weight that it computes from others, as SGLang's models with latent attention do."""
+    """Keeps a weight that it computes from others, like SGLang's models with latent attention."""
 
     def post_load_weights(self):
         self.twice = 2 * self.norm.data
 
 
 class Aside(Fused):
-    """Puts a tensor into memory that is no parameter's."""
+    """Moves a tensor into memory that belongs to no parameter."""
 
     def __init__(self):
         super().__init__()
@@ -216,7 +217,7 @@ class Aside(Fused):
 
 
 def answer_of(model, patch, **more):
-    """What a server with this model says to a patch (uint8, or its parts)."""
+    """The answer of a server with this model to a patch (uint8, or its parts)."""
     own = {"get_model": lambda self: model, **more}
     return sglang_loader.answered(
         lambda *args, **kwargs: pytest.fail("not for SGLang's own loader"),
@@ -248,7 +249,7 @@ def test_what_can_not_be_followed_is_never_confirmed(model, more, why, monkeypat
 
 
 def test_a_server_that_holds_other_weights_than_it_is_asked_for_is_no_error(monkeypatch, caplog):
-    """Each server is asked at its start; SGLang logs what fails as an error."""
+    """Each server is asked at its start, and SGLang logs every failure as an error."""
     monkeypatch.setattr(sglang_loader, "_group", lambda: None)
     state = random_state(0)
     success, said = answer_of(Fused(), sglang_patch.digest_probe(state, state.digest()))

@@ -1,4 +1,4 @@
-"""What of the SGLang engine needs no server: patches, replies, flags."""
+"""The parts of the SGLang engine that need no server: patches, replies, flags."""
 
 import asyncio
 import base64
@@ -51,7 +51,7 @@ def copied(state):
 
 
 def test_held_weights_follow_updates_and_lie_where_a_server_can_read_them():
-    """Whole, or by the changes of an update, if those are since what is held."""
+    """Written whole, or from an update's changes if these were made from what is held."""
     states = [random_state(0)]
     for seed in (1, 2):
         states.append(changed(states[-1], 0.2, seed))
@@ -72,7 +72,7 @@ def test_held_weights_follow_updates_and_lie_where_a_server_can_read_them():
 
 
 class Told:
-    """A server that reads what it is told, as `answered` does, and applies it."""
+    """A server that reads a message as `answered` does, and applies it."""
 
     def __init__(self, model, is_ours=True):
         self.model, self.is_ours, self.ranks, self.name, self.largest = model, is_ours, 8, "told", 0
@@ -95,7 +95,7 @@ class Told:
 
 @pytest.mark.parametrize(("ours", "broken"), [(True, ""), (True, "transposed"), (False, ""), (False, "transposed")])
 def test_all_weights_reach_a_server_from_shared_memory_or_in_messages(ours, broken, monkeypatch):
-    """For our own server no message grows with the weights; it may have to use the model's own loader."""
+    """With our own server no message grows with the weights; another server must use the model's own loader."""
     monkeypatch.setattr(sglang_loader, "_group", lambda: None)
     monkeypatch.setattr(sglang_weights, "BUCKET_BYTES", 100)
     monkeypatch.setattr(sglang_weights, "INLINE_BYTES", 100)
@@ -111,7 +111,7 @@ def test_all_weights_reach_a_server_from_shared_memory_or_in_messages(ours, brok
 
 
 def test_experts_go_by_the_names_of_checkpoints():
-    """Just as transformers would write them; dense models need no names."""
+    """The names are those that transformers writes; dense models need no renaming."""
     config = Qwen3MoeConfig(
         vocab_size=10, hidden_size=8, intermediate_size=8, moe_intermediate_size=12, num_hidden_layers=1, head_dim=4,
         num_attention_heads=2, num_key_value_heads=1, num_experts=3, num_experts_per_tok=2,
@@ -287,7 +287,7 @@ def test_the_base_install_says_what_is_missing(monkeypatch):
 
 @pytest.mark.parametrize("updated", [True, False])
 def test_a_request_that_updates_break_off_again_and_again_is_not_given_up(tmp_path, updated):
-    """It waits in a full server, which `pause_mode: abort` empties at each update."""
+    """The request waits in a full server, which `pause_mode: abort` empties at each update."""
     engine = SglangEngine(tiny(), tmp_path, url="http://127.0.0.1:9")
     (server,) = engine._servers
     server.ready.set()
@@ -322,7 +322,7 @@ def test_models_that_servers_can_not_follow_are_refused_at_once(tmp_path):
 
 
 def test_a_refusal_ends_the_engine_and_is_not_tried_again(tmp_path):
-    """Another server would refuse as well."""
+    """Another server would refuse it too."""
     server = sglang_server.Server("SGLang", url="http://127.0.0.1:9")
 
     async def post(path, body, extra=0.0):

@@ -1,5 +1,5 @@
-"""The decode step of fixed shapes, as a GPU replays it, run without capture: its results, and that it never asks the
-host."""
+"""The decode step of fixed shapes that a GPU replays, here without capture: its results, and that it never reads from
+the device."""
 
 import asyncio
 import copy
@@ -29,7 +29,7 @@ from tests.seeds import seeded
 
 @pytest.fixture
 def static(monkeypatch):
-    """Engines decode as on a GPU."""
+    """Make engines decode as on a GPU."""
     monkeypatch.setattr(torch_engine, "is_static", lambda device: True)
     monkeypatch.setattr(PooledCache, "LEAST", 16)
     monkeypatch.setattr("actors.engines.static_step.LEAST_TIME", 16)
@@ -103,8 +103,8 @@ def test_the_pool_keeps_its_place_and_what_it_holds():
 
 @dataclass
 class OnDeviceOnly(TorchDispatchMode):
-    """Raises for an operation with a tensor of another device than `device`, or the result of which depends on values:
-    a GPU would have to wait for, or could not capture it."""
+    """Raises for an operation that a GPU would have to wait for or could not capture: with a tensor of another device
+    than `device`, or with a result whose shape depends on values."""
 
     device: str
     names: list[str] = field(default_factory=list)
@@ -127,7 +127,7 @@ class OnDeviceOnly(TorchDispatchMode):
 @pytest.mark.parametrize("compute_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "granite"])
 def test_a_static_step_asks_the_host_nothing(kind, compute_dtype):
-    """On the meta device no tensor has values, and a tensor of the host would be seen."""
+    """On the meta device tensors have no values, and a tensor of the host would be noticed."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[kind]), attn_implementation="eager").eval()
         cache = PooledCache(model.config, 8, torch.device("meta"), compute_dtype, 1024)
@@ -180,7 +180,7 @@ def test_a_static_draw_is_the_usual_one(vocab):
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("own_forward", [False, True])
 def test_an_update_leaves_addresses_as_they_are(static, sparse, own_forward, monkeypatch):
-    """A graph reads the weights where they were when it was captured."""
+    """A graph reads the weights at the addresses of its capture."""
     if own_forward:
         monkeypatch.setattr(decoders.FusedDecoder, "fits", lambda model: False)
     model, new = new_model(), new_model(seed=1)
@@ -242,7 +242,7 @@ def test_a_device_that_is_not_there_is_refused():
 
 
 def test_a_gpu_has_its_number(monkeypatch):
-    """`torch.cuda.set_device` refuses a device without one."""
+    """`torch.cuda.set_device` refuses a device without a number."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name, index in {"auto": 0, "cuda": 0, "cuda:1": 1}.items():
@@ -266,7 +266,7 @@ def test_memory_bounds_an_engine_on_the_cpu_too():
 
 
 def test_the_row_that_the_kernel_reads_has_every_slot_in_its_place():
-    """The kernel itself runs on GPUs only, and compares itself there; this is its view of the memory."""
+    """The kernel itself runs, and checks itself, only on GPUs; this tests its view of the memory."""
     slots, heads, time, dim = 3, 2, 5, 8
     cache = torch.randn(4, slots, heads, time, dim)[2]
     row = slot_kernel._as_row(cache, slots)

@@ -1,4 +1,4 @@
-"""The timer of verifiers that run in the actor, beside others who use the same one."""
+"""The timer of verifiers that run in the actor, beside other users of the same timer."""
 
 import asyncio
 import math
@@ -52,7 +52,7 @@ def test_an_actor_that_was_told_to_end_ends_although_its_verifiers_are_timed(wit
 
 @pytest.fixture
 def alarms():
-    """Counts those that reach a handler of this test's, as of some library's. (pytest's own time limit is one.)"""
+    """Count the alarms that reach this test's handler, as some library would install one. (pytest's time limit is one.)"""
     heard = []
     timer = signal.setitimer(signal.ITIMER_REAL, 0)
     before = signal.signal(signal.SIGALRM, lambda number, frame: heard.append(number))
@@ -126,7 +126,7 @@ def test_a_verifier_need_not_be_a_coroutine_function(hangs):
 
 
 def test_without_a_limit_or_workers_a_verifier_in_this_process_takes_its_time():
-    """`rewards.workers=0`: for a person who steps through it."""
+    """`rewards.workers=0`: for debugging a verifier step by step."""
 
     async def slow():
         time.sleep(0.01)

@@ -15,7 +15,7 @@ from areal_like.weights.update import Update
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time passes only where the loop would sleep; `late` seconds are added to every sleep."""
+    """Time passes only when the loop would sleep; every sleep takes `late` seconds longer."""
 
     def __init__(self, late=0.0):
         super().__init__()

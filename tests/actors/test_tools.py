@@ -1,4 +1,4 @@
-"""The tools environment: calls are found, answered in order, and their mistakes told to the model."""
+"""The tools environment finds calls, answers them in order, and tells the model about its mistakes."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ def shown(*results: str) -> str:
 
 
 async def upper(text: str) -> str:
-    """A tool of the user's own."""
+    """A user's own tool."""
     await asyncio.sleep(0)
     return text.upper()
 
@@ -65,7 +65,7 @@ def test_mistakes_are_told_and_earn_nothing(action, told):
 
 @pytest.fixture(params=["python", "python_weak"])
 def python(request):
-    """What is shown of a program, and what its turn earned."""
+    """The text shown for a program, and the reward of its turn."""
     tools = Tools(tools=["calculator", request.param], turn_reward=0.5)
     try:
         step(tools, call(request.param, code="1"))
@@ -117,7 +117,7 @@ def test_an_endless_program_is_ended_and_holds_nothing_up(python, monkeypatch):
 
 
 def test_random_numbers_of_a_program_are_the_same_each_time(python):
-    """A sample that was broken off is played again up to where it was."""
+    """A sample that was broken off is replayed up to that point."""
     code = "import random\nrandom.random()"
     assert python(code) == python(code)
 

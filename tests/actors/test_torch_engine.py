@@ -1,4 +1,4 @@
-"""The embedded engine against transformers: its own `generate` and forward are the truth, whatever joins or leaves."""
+"""The embedded engine against transformers: `generate` and forward are the truth, whatever sequences join or leave."""
 
 import asyncio
 import copy
@@ -180,7 +180,8 @@ def test_equal_prompts_are_prefilled_once():
 
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
 def test_the_prompt_of_a_group_is_prefilled_once_whenever_its_samples_come(compute_dtype):
-    """Fewer slots than samples, and two groups in turns: who joins later copies from who runs."""
+    """There are fewer slots than samples, and two groups alternate: a sequence that joins later copies from a running
+    one."""
     model = new_model()
     reference = copy.deepcopy(model)
     groups = prompts_of(9, 12)
@@ -269,8 +270,8 @@ def test_knobs_are_checked():
 
 @pytest.mark.parametrize("hand_back", [False, True])
 def test_cancelled_leases_free_their_slots_within_one_decode_step(hand_back):
-    """The worker and the embedded engine together: no later decode step samples for a lease that was cancelled, and who
-    waits for a slot runs in the very next one."""
+    """The worker and the embedded engine together: no decode step after a cancel samples for that lease, and a waiting
+    sequence runs in the very next step."""
 
     class Client:
         handed_back = None
@@ -314,7 +315,7 @@ def test_cancelled_leases_free_their_slots_within_one_decode_step(hand_back):
 
 
 def test_preempted_sequences_go_on_as_if_nothing_had_happened():
-    """Too little memory for all: some are put back, and everybody gets the tokens that a large engine samples."""
+    """Memory is too small for all: some sequences are put back, and all get the tokens that a large engine samples."""
     prompts, counts = prompts_of(3, 9, 4, 4, 20, 6, 11, 2), [40, 12, 60, 30, 25, 50, 8, 33]
     most = 130
 
@@ -366,7 +367,8 @@ def test_a_preempted_sequence_that_is_aborted_hands_back_all_it_had():
 
 
 def test_others_are_heard_between_the_forwards_of_a_long_prefill(monkeypatch):
-    """An actor that could send no heartbeat for so long would be taken for dead. Who leaves meanwhile harms nobody."""
+    """An actor that sends no heartbeat for that long would be declared dead. A sequence that leaves in between harms no
+    other."""
     monkeypatch.setattr(torch_engine, "PREFILL_OPERATIONS", 1)
     monkeypatch.setattr(torch_engine, "LEAST_PREFILL_TOKENS", 8)
     model = new_model("qwen2")

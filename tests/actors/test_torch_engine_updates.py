@@ -1,4 +1,4 @@
-"""Weight updates in flight: each token is of the right weights, and the bits are the published ones."""
+"""In-flight weight updates: each token comes from the right weights, and the bits are the published ones."""
 
 import asyncio
 import copy
@@ -17,7 +17,7 @@ from tests.actors.tiny_models import greedy_of, logprobs_of, new_model, prompts_
 
 
 def kept_logprobs(old, new, prompt, response, switch):
-    """The truth of `kv_policy: keep`: the old weights read the tokens before the switch, the new ones the others."""
+    """The truth for `kv_policy: keep`: old weights read the tokens before the switch, new weights those after it."""
     tokens = torch.as_tensor(np.concatenate([prompt, response]).astype(np.int64))[None]
     fed = len(prompt) + switch - 1
     cache = DynamicCache(config=old.config)
@@ -165,7 +165,7 @@ def test_write_state_reaches_the_fused_memory():
 
 @pytest.mark.parametrize("held", [True, False])
 def test_a_sparse_update_writes_what_has_changed_and_only_onto_what_it_was_made_from(held):
-    """An element that the update does not name keeps what it has, which nobody but a test puts there."""
+    """An element that the update does not name keeps its value, which only a test could have put there."""
     model = new_model("qwen2")
     engine, state = TorchEngine(model), state_of(model, "bfloat16")
     write_state(state, dict(model.named_parameters()))

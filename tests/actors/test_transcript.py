@@ -1,4 +1,4 @@
-"""Transcript: what was said stays as it was, what was shown is masked and ages nothing."""
+"""Transcript: sampled tokens stay as they were; shown tokens are masked and have no age."""
 
 import numpy as np
 import pytest

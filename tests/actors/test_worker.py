@@ -1,4 +1,4 @@
-"""The worker in a set order of events: a workflow that ends when told, a client that records."""
+"""The worker with events in a fixed order: a workflow that ends on command, a client that records."""
 
 import asyncio
 from dataclasses import replace
@@ -171,7 +171,7 @@ def test_the_lengths_of_what_was_cut_are_told_before_the_push() -> None:
 
 
 def carried_of(said: tuple | None) -> dict[int, list[int]]:
-    """Tokens by index, as the buffer reads them."""
+    """The tokens by sample index, as the buffer reads them."""
     if said is None:
         return {}
     check_partial(*said)

@@ -1,4 +1,4 @@
-"""single_turn against an engine that plays back completions and notes what it was asked."""
+"""single_turn with an engine that plays back completions and records its requests."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tiny random models of several architectures, and what transformers itself says of them."""
+"""Tiny random models of several architectures, and what transformers computes for them."""
 
 import asyncio
 import copy
@@ -82,7 +82,7 @@ async def steps(count):
 
 
 async def started(engine, *calls):
-    """Tasks of the calls, after a few decode steps."""
+    """The tasks of the calls, after a few decode steps."""
     tasks = [asyncio.create_task(call) for call in calls]
     while engine.stats()["tokens"] < 4 * len(tasks):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""A role for tests of the launcher: does what the file `RUN/parts/NAME` says."""
+"""A role for tests of the launcher: it does what the file `RUN/parts/NAME` says."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from areal_like.process import Role, run_role
 
 
 def child(role: Role) -> None:
-    """Start a process that only a signal ends, and note its id."""
+    """Start a process that ends only by a signal, and write down its id."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
     (role.run / f"{role.name}.child").write_text(str(process.pid))
 

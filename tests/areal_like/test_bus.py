@@ -1,4 +1,4 @@
-"""Sockets over real files and ports: nothing is lost or reordered, bad messages are refused, errors name the place."""
+"""Sockets over real files and ports: nothing is lost or reordered, bad messages are refused, errors name the endpoint."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_a_dealer_tells_once_that_its_connection_was_made_anew() -> None:
 
 @pytest.mark.parametrize("kind", ["close", "swallow"])
 def test_a_connection_that_leads_nowhere_is_made_anew(kind: str) -> None:
-    """`swallow`: it looks alive; only the silence of the other side tells."""
+    """`swallow`: the connection looks alive; only the other side's silence shows that it is not."""
     router = Router("tcp://127.0.0.1:0")
     proxy = Proxy(int(router.endpoint.rpartition(":")[2]))
 
@@ -236,7 +236,7 @@ def test_a_connection_that_leads_nowhere_is_made_anew(kind: str) -> None:
 
 
 def test_one_thread_receives_while_others_send(tmp_path) -> None:
-    """Every message of every thread arrives, each thread's in its order, and no answer is slept through."""
+    """Every message of every thread arrives, in that thread's order, and no receive misses an answer."""
     router = Router(f"ipc://{tmp_path}/s")
     dealer = SharedDealer(router.endpoint, "learner", "buffer")
     threads, each = 3, 300

@@ -1,4 +1,4 @@
-"""What the learner's side makes of a batch, and of a connection that breaks."""
+"""The learner's client: how it reads a batch, and what it does when a connection breaks."""
 
 import asyncio
 from collections.abc import Iterator
@@ -76,7 +76,7 @@ def router() -> Iterator[Router]:
 
 
 def heard(router: Router, until: str) -> list[str]:
-    """The kinds of the messages that come, up to and with the kind `until`."""
+    """The kinds of the messages received, up to and including the kind `until`."""
     kinds: list[str] = []
     while until not in kinds:
         received = router.receive(30.0)

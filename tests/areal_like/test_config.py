@@ -1,4 +1,4 @@
-"""Config files, overrides, refusals. Stand-ins for the heavy components are written to a folder of the test."""
+"""Config files, overrides, refusals. Stand-ins for the heavy components are written to the test's folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Launcher:
 
 @pytest.fixture
 def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in; engines, learners, schedulers and launcher whose knobs this file knows."""
+    """A folder to work in, with engines, learners, schedulers and a launcher whose knobs this file knows."""
     (tmp_path / "config_stand_ins.py").write_text(STAND_INS)
     monkeypatch.syspath_prepend(tmp_path)
     for kind, name, attribute in (
@@ -270,7 +270,7 @@ NEEDED = {
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(layers.CONFIGS)))
 def test_every_shipped_config_loads(file: Path, tmp_path: Path) -> None:
-    """A file of a group as a choice over base; any other by itself."""
+    """A file of a config group is loaded as a choice over base; any other by itself."""
     group = file.parent.name
     is_choice = file.parent != layers.CONFIGS and group in config.Config.__annotations__
     argv = ["base", f"{group}={file.stem}"] if is_choice else [str(file)]

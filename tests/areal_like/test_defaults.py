@@ -1,4 +1,4 @@
-"""Knobs that nobody has set: what they become, by what the run trains."""
+"""Knobs that nobody has set: their values, by what the run trains."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ def test_a_value_of_the_earlier_run_that_does_not_fit_is_said_to_come_from_it() 
 
 @pytest.fixture
 def large(tmp_path: Path) -> str:
-    """The choice of a pretrained model of 50 MB."""
+    """A config that chooses a pretrained model of 50 MB."""
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(50_000_000)
     return f"model={{name: folder, path: {tmp_path}}}"
 
 
 def on(cores: int, *overrides: str, bfloat16: bool = True) -> list[object]:
-    """Threads and number format of the learner, count and threads of the actors, on a machine of so many cores."""
+    """The learner's threads and number format, and the actors' count and threads, on a machine of so many cores."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(configs, "cores", lambda: cores)
         patch.setattr(configs, "has_bfloat16", lambda: bfloat16)

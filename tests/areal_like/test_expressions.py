@@ -1,4 +1,4 @@
-"""The calculator's arithmetic: Python's own values, and nothing but arithmetic."""
+"""The calculator's arithmetic: the values are Python's, and nothing but arithmetic is accepted."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Roles that are forked from a warm process: that they are as if started by themselves, and that all end together."""
+"""Roles that are forked from a warm process behave as if started by themselves, and all end together."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PROBE = """
 
 @pytest.fixture(autouse=True)
 def quick_and_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library that nobody waits for, and no server that all tests share."""
+    """An unused library, and a fork server that other tests don't share."""
     (tmp_path / "logs").mkdir()
     monkeypatch.setattr(forks, "LIBRARIES", ("decimal",))
     monkeypatch.delenv(forks.VARIABLE, raising=False)

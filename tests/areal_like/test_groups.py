@@ -1,4 +1,4 @@
-"""Groups on the wire: what goes in comes out bit for bit, and numbers that disagree are refused with a reason."""
+"""Groups on the wire: they are decoded bit for bit, and numbers that disagree are refused with a reason."""
 
 import contextlib
 from collections import Counter
@@ -83,7 +83,7 @@ def table(row: tuple = (2, 3, 0, 0, 2, 0.5), runs: tuple = ((1, 2), (2, 1)), **c
 
 
 def read(table: dict) -> list[Head]:
-    """As of a push that anybody may have sent."""
+    """Read a push that any peer may have sent."""
     push, _ = decode([msgpack.packb([SCHEMA, "push", {"table": table}])])
     assert isinstance(push, Push)
     return unpack_heads(push.table)

@@ -1,4 +1,4 @@
-"""Keys: who is on the list is let in, nobody else is, and either side is told what is wrong."""
+"""Keys: peers on the allow-list are admitted, all others refused, and both sides are told what is wrong."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def router(request: pytest.FixtureRequest, folder: Path) -> Iterator[Router]:
 
 
 def assert_served(router: Router, folder: Path, name: str = "friend") -> None:
-    """A client of the allow-list speaks and is answered."""
+    """A client on the allow-list sends, and gets an answer."""
     dealer = Dealer(router.endpoint, name, "buffer", keys=str(folder))
     dealer.send(Status())
     received = router.receive(SECONDS)
@@ -52,7 +52,7 @@ def assert_served(router: Router, folder: Path, name: str = "friend") -> None:
 
 
 def assert_refused(dealer: Dealer, reason: str) -> None:
-    """It is told while it sends or while it waits, whichever comes first."""
+    """The client hears of the refusal while it sends or while it waits, whichever comes first."""
     with pytest.raises(BusError, match=reason):
         dealer.send(Trained(1))
         dealer.receive(SECONDS)
@@ -96,7 +96,7 @@ def test_a_stranger_is_refused_and_told_and_the_others_are_served(
 def test_who_speaks_only_after_the_refusal_is_told_as_well(
     router: Router, folder: Path, tmp_path: Path, kind: type[Dealer]
 ) -> None:
-    """The refused socket has lost its queue: a send that may block would wait for one forever."""
+    """The refused socket has lost its queue: a blocking send would wait for one forever."""
     keys.make(tmp_path / "other")
     stranger = kind(router.endpoint, "stranger", "buffer", keys=unlisted(folder, tmp_path / "other"))
     deadline = time.monotonic() + SECONDS
@@ -225,7 +225,7 @@ def test_a_role_that_is_none_lets_nobody_in(router: Router, folder: Path) -> Non
 
 
 def test_nobody_can_take_over_the_connection_of_another(router: Router, folder: Path) -> None:
-    """A routing id may be taken over, by whoever knows it."""
+    """A peer that knows another's routing id can claim it."""
     learners = [Dealer(router.endpoint, "learner", "buffer", keys=str(folder), role="learner") for _ in range(2)]
     for learner in learners:
         said(router, learner, Trained(0))

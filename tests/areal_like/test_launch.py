@@ -1,4 +1,4 @@
-"""The local launcher and the roles' side of it, with real processes: who is restarted, what is said, what is left."""
+"""The local launcher and its roles, with real processes: who is restarted, what is printed, what is left behind."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def alive(pid: int) -> bool:
 
 
 def test_a_users_folders_reach_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that the run is started in, and those that a script or notebook has added: local, Slurm and Ray alike."""
+    """The folder in which the run is started, and folders that a script or notebook has added: for local, Slurm and Ray
+    alike."""
     own = tmp_path / "modules"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path, str(own)])
@@ -82,7 +83,7 @@ def run_folder(tmp_path: Path) -> Path:
 def launcher(
     request: pytest.FixtureRequest, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[LocalLauncher]:
-    """Whose roles are forked from a warm process, or each started by itself: there is to be no difference."""
+    """Roles forked from a warm process, or each started by itself: both must behave alike."""
     monkeypatch.delenv(forks.VARIABLE, raising=False)
     monkeypatch.setattr(forks, "LIBRARIES", ("decimal",))
     monkeypatch.setattr(forks, "AVAILABLE", forks.AVAILABLE and request.param == "forked")
@@ -92,7 +93,7 @@ def launcher(
 
 
 def start(launcher: LocalLauncher, **parts: str) -> None:
-    """Roles that play `parts`; those named actor_… are the ones that may die."""
+    """Start roles that act as `parts` says; those named actor_… may die."""
     for name, part in parts.items():
         (launcher.running.run / "parts" / name).write_text(part)
     launcher.start([RoleSpec(name, MODULE, 1, not name.startswith("actor"), True) for name in parts])
@@ -109,7 +110,7 @@ def test_the_plan_starts_the_buffer_first_and_lets_only_actors_die() -> None:
 
 
 def test_the_learner_may_have_threads_of_its_own() -> None:
-    """Their number decides the last bits of a sum, so it is not changed for the sake of what actors leave idle."""
+    """The number of threads decides the last bits of a sum, so idle cores of the actors don't change it."""
     config = ["configs/quickstart.yaml", "actors.count=1", "actors.threads=3"]
     for more, threads in ([], [1, 3, 3]), (["learner.threads=2"], [1, 2, 3]):
         assert [role.threads for role in plan(configs.load([*config, *more]))] == threads
@@ -175,7 +176,7 @@ def test_the_last_actor_that_is_left_out_ends_the_run(launcher: LocalLauncher) -
 
 
 def test_an_error_that_may_pass_restarts_the_actor(launcher: LocalLauncher) -> None:
-    """TimeoutError is an OSError: neither that, nor a ValueError, is a person's fault."""
+    """TimeoutError is an OSError: neither it nor a ValueError is the user's fault."""
     start(launcher, buffer="sleep", actor_0="fail once", actor_1="sleep")
     until("the restart", lambda: launcher.running.poll() or offered(launcher, "actor_0", "actor_1"))
     assert [(death.how, death.error) for death in launcher.running.deaths] == [

@@ -1,4 +1,4 @@
-"""Cores and number formats, as the system says of them."""
+"""Cores and number formats, as the system reports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A word of another system is answered with what to write here, and that exists."""
+"""A word of another system is answered with the word to write here, and that word exists."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The plan of devices: what is given to whom, what is refused, and that processes really see their own devices only."""
+"""The plan of devices: who gets what, what is refused, and that real processes see only their own devices."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ if __name__ == "__main__":
 
 
 def seen(run: Path, launcher: LocalLauncher, *overrides: str) -> dict[str, str]:
-    """CUDA_VISIBLE_DEVICES and the order of each process of a config's plan, which ends after saying so."""
+    """CUDA_VISIBLE_DEVICES and device order in each process of a config's plan; the processes report them and end."""
     config = configs.load(["configs/quickstart.yaml", *overrides])
     configs.save(config, run / "config.yaml")
     roles = [dataclasses.replace(role, module="printing_role") for role in plan(config)]

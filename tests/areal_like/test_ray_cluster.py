@@ -1,4 +1,4 @@
-"""Ray clusters that answer, refuse, or keep silent, each played by a process; and places that there can't be."""
+"""Ray clusters that answer, refuse, or stay silent, each played by a process; and impossible placements."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_no_cluster_is_fine_unless_one_was_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_cluster_that_never_answers_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also "auto": it may be meant, and be down."""
+    """Also "auto": the user may mean a cluster that is down."""
     played(monkeypatch, SILENT)
     with pytest.raises(RunFailed, match=r"machine belongs to: no answer within 1 s.* launcher.address=local"):
         ray_cluster.answering("auto", nothing, 1.0)
@@ -99,7 +99,7 @@ time.sleep(600)
 
 
 def test_a_host_ends_when_its_starter_does_though_nobody_tells_it(tmp_path: Path) -> None:
-    """As when Ray's head has died with the starter. Nobody accepts the connection: the kernel holds it."""
+    """As when Ray's head dies with the starter. Nobody accepts the connection: the kernel keeps it open."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         command = [sys.executable, "-c", HOST, str(tmp_path / "actor-0"), str(held.getsockname()[1])]
         host = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""The registry against Python itself: what `ast` reads must be what `inspect` sees and what a call accepts."""
+"""The registry against Python itself: what it reads by `ast` must be what `inspect` sees and what a call accepts."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_building_and_binding() -> None:
 
 
 def test_a_value_that_the_component_refuses_is_the_users_error_and_no_other_is() -> None:
-    """Processes that end with a UserError are not started again."""
+    """Processes that end with a UserError are not restarted."""
 
     def component(*, error: type[Exception]) -> None:
         raise error("what it says")
@@ -264,7 +264,7 @@ def test_resolving_tells_a_wrong_name_from_a_broken_module(tmp_path: Path) -> No
 
 
 def keyword_only(component: Any) -> dict[str, inspect.Parameter]:
-    """Keyword-only parameters, those that a class passes on with `**` included."""
+    """Keyword-only parameters, including those that a class passes on with `**`."""
     parameters = inspect.signature(component).parameters.values()
     found: dict[str, inspect.Parameter] = {}
     if inspect.isclass(component) and any(p.kind is p.VAR_KEYWORD for p in parameters):

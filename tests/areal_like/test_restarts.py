@@ -24,7 +24,7 @@ def test_no_delay_is_longer_than_the_longest() -> None:
 
 
 def test_deaths_that_are_long_ago_do_not_count() -> None:
-    """Of an actor that dies once an hour, for two weeks."""
+    """An actor that dies once an hour, for two weeks."""
     clock = Clock()
     restarts = Restarts(Limits(max_restarts=1, window=3000.0), clock)
     for _ in range(24 * 14):

@@ -1,4 +1,4 @@
-"""Runs from Python, without one being made: what the command is given, and what is read from a folder."""
+"""Runs from Python, without starting one: the command's arguments, and what is read from a folder."""
 
 from collections import deque
 from pathlib import Path
@@ -14,7 +14,7 @@ from areal_like.config import ConfigError
 
 @pytest.fixture
 def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The arguments of the command, in whose place a folder is made."""
+    """The arguments of the command; instead of running it, a folder is made."""
     found: list[str] = []
 
     def follow(command: list[str], quiet: bool) -> tuple[int, deque[str]]:

@@ -1,4 +1,4 @@
-"""Samples that are kept for people: within their bytes, through a resume, whatever the disk does."""
+"""Samples kept for people stay within their byte limit, through a resume, whatever the disk does."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Spans of time that processes write down, and what a reader makes of them."""
+"""Spans of time that processes record, and how a reader joins them."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""What each tracker is told can be read back with its own package, offline."""
+"""What each tracker receives can be read back with its own package, offline."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_tensorboard_has_a_layout_hparams_and_samples(tmp_path: Path) -> None:
 
 
 def test_tensorboards_own_plugins_show_them(tmp_path: Path) -> None:
-    """Its server answers for custom scalars, hparams and text."""
+    """TensorBoard's server answers for custom scalars, hparams and text."""
     from tensorboard import default
     from tensorboard.backend import application
     from tensorboard.backend.event_processing import data_ingester
@@ -127,7 +127,7 @@ def test_tensorboards_own_plugins_show_them(tmp_path: Path) -> None:
 
 
 def log_records(data: bytes) -> list[bytes]:
-    """The records of W&B's offline file: blocks as in LevelDB's log, behind a header of 7 bytes."""
+    """The records of W&B's offline file: blocks as in LevelDB's log, after a header of 7 bytes."""
     block, at, found, parts = 32768, 7, list[bytes](), list[bytes]()
     while at + 7 <= len(data):
         if block - at % block < 7:

@@ -1,4 +1,4 @@
-"""Copies out of a device, here of a CPU: every piece arrives, in order, and is told of when it has."""
+"""Copies from a device, here a CPU: every piece arrives, in order, and is reported once it has arrived."""
 
 import numpy as np
 import torch

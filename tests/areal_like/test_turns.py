@@ -1,4 +1,4 @@
-"""Threads take turns: one at a time, in order, and none that has nothing to do."""
+"""Threads take turns: one at a time, in order; a thread with nothing to do gets no turn."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from areal_like import turns
 
 
 class Ring:
-    """Members that note what they do; this thread is the last one."""
+    """Members that record what they do; this thread is the last one."""
 
     def __init__(self) -> None:
         self.turns, self.noted = turns.Turns(), list[str]()

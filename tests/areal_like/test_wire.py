@@ -1,4 +1,4 @@
-"""The wire: what goes in comes out, and what does not fit is refused with a reason, whatever the bytes."""
+"""The wire: a message is decoded as it was sent, and what does not fit is refused with a reason, whatever the bytes."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""A controller, actors and a learner, played by hand: a fake socket, everything else real."""
+"""A controller with actors and a learner that the test plays: the socket is a fake, everything else is real."""
 
 from collections import deque
 from functools import partial
@@ -53,12 +53,12 @@ def table(*heads: Head) -> dict:
 
 
 def framed(kind: str, body: dict, *payloads: bytes) -> list[bytes]:
-    """Of what may be no message."""
+    """The frames of what may not be a message."""
     return [msgspec.msgpack.encode([SCHEMA, kind, body]), *payloads]
 
 
 def said(kind: str, body: dict, *payloads: bytes) -> Received:
-    """As it comes off the wire. Raises WireError."""
+    """Decode a message from its bytes. Raises WireError."""
     return decode(framed(kind, body, *payloads))
 
 
@@ -66,7 +66,7 @@ SIGN_OF_LIFE = {"stats": {}, "progress": {}, "heldout": {}}
 
 
 class House:
-    """A controller, two actors and a learner, played by hand."""
+    """A controller, two actors and a learner; the test plays the last two."""
 
     def __init__(
         self,
@@ -130,11 +130,11 @@ class House:
         self.say(name, "push", table(head), payload)
 
     def finish(self, group_id: int, version: int) -> None:
-        """Push a group by the actor that has its lease."""
+        """Push a group from the actor that has its lease."""
         self.push(self.state.store.entries[group_id].actor, group_id, version)
 
     def evaluate(self, reward: float, version: int) -> None:
-        """All held-out leases so far, each by the actor that has it."""
+        """Answer all held-out leases so far, each from the actor that has it."""
         for name in self.names:
             for lease in self.leases(name, "heldout"):
                 body = {"id": lease, "reward": reward, "oldest": version, "newest": version, "length": 4}

@@ -25,7 +25,7 @@ MACHINES = [
 
 
 def roll(strategy: Any, dice: random.Random) -> Any:
-    """A value of one of the few strategies that the rules use."""
+    """Draw a value from one of the few strategies that the rules use."""
     inner = getattr(strategy, "wrapped_strategy", strategy)
     match type(inner).__name__:
         case "IntegersStrategy":
@@ -41,7 +41,7 @@ def roll(strategy: Any, dice: random.Random) -> Any:
 
 
 def play(number: int) -> str:
-    """One history; the name of its machine. Whatever does not hold raises."""
+    """Play one history; returns the name of its machine. Raises if an invariant fails."""
     dice = random.Random(number)
     machine: RuleBasedStateMachine = MACHINES[number % len(MACHINES)]()
     for first in machine.setup_state().initializers:

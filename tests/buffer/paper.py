@@ -1,4 +1,5 @@
-"""A journal on paper: records as they come back from files, payloads as the real one hands them out, no files."""
+"""A journal in memory: records are encoded and decoded as on a disk, payloads are as the real journal hands them out,
+and there are no files."""
 
 from typing import Any
 
@@ -19,7 +20,7 @@ LEFT = PartialHead(0, b"", b"", b"", {})
 
 
 class Paper:
-    """`records` are those since the newest snapshot; payloads of before it are kept as well."""
+    """`records`: those since the newest snapshot; payloads from before it are kept as well."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -41,18 +42,18 @@ class Paper:
         return data
 
     def rotate(self, replay: Replay) -> None:
-        """Nothing is left but a snapshot."""
+        """Forget all records; only a snapshot is left."""
         snapshot = replay.store.snapshot()
         self.records.clear()
         self.append(snapshot)
 
     def restore(self, replay: Replay, next_batch: int) -> None:
-        """What the records say; what happens from then on is added to them."""
+        """Restore the state that the records describe; later records are added to them."""
         restore(replay, tuple(self.records), next_batch, 0.0, self.append, read=self.read)
 
     def check(self, replay: Replay, bound: Bound, *, hedged: bool = False) -> None:
-        """The events that still count make the very store that the live buffer has. `hedged`: but for who has leases,
-        since of two the one that goes on alone is not told."""
+        """The events that still count must make the same store as the live buffer has. `hedged`: leases are left out,
+        because nobody records which of two actors continues alone."""
         again = Store(Bound(bound.max_staleness, bound.groups_per_batch, bound.interval))
         again.read = self.read
         for each in standing(tuple(self.records)):
@@ -63,7 +64,7 @@ class Paper:
 
 
 def content(store: Store) -> dict[str, Any]:
-    """All that must not differ between a store and one that the same events have made."""
+    """All that must be equal in a store and in one made by the same events."""
     facts = ["slot", "stage", "actor", "lease_version", "launch", "need", "head", "pushed_by", "batch", "pushed"]
     facts += ["version_at_push", "was_deferred", "cut"]
     groups = {
@@ -79,15 +80,15 @@ def content(store: Store) -> dict[str, Any]:
 
 
 def note(said: Any) -> Snapshot:
-    """A snapshot that says this and nothing else."""
+    """A snapshot with this note and nothing else."""
     return Snapshot(0, 0, {}, {}, 0, 0, 0, 0, SlotsState(0, []), BatchesState(1, 0, [0]), said, {}, {}, [])
 
 
 def admitted(group_id: int) -> Record:
-    """That it was, to be recorded."""
+    """The record of an admission."""
     return Record(Admit(group_id, group_id, 8, 8, "a", 0))
 
 
 def rolled_out(head: Head, payload: bytes, version: int = 0) -> list[Record]:
-    """Records of a group from its admission to its push."""
+    """The records of a group from its admission to its push."""
     return [admitted(head.id), Record(Push(head, version, "a"), payload)]

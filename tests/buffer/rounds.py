@@ -25,7 +25,7 @@ SIZE = 4
 
 
 class Restless(Sizing):
-    """A controller of a user's, whose groups are of another size in each batch."""
+    """A user's own controller: each batch has another group size."""
 
     sizes = (2, 4, 8)
 
@@ -64,7 +64,7 @@ def head_of(group_id: int, version: int, samples: int, dull: bool = False, oldes
 
 
 class Run:
-    """A run of `batches` batches, played by `dice`."""
+    """A run of `batches` batches, driven by `dice`."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Run:
         self.begin()
 
     def begin(self) -> None:
-        """The first time, or after a crash of everything."""
+        """Start, for the first time or after a crash of everything."""
         knobs = {"oversample_prompts": 1.5, "max_staleness": self.staleness}
         scheduler = SyncScheduler(SIZINGS[self.sizing](), **knobs)
         resume = self.staleness > 0
@@ -158,7 +158,7 @@ class Run:
         self.listen()
 
     def listen(self) -> None:
-        """Take what the buffer has said; cancels are answered some time later."""
+        """Handle what the buffer has sent; cancels are answered some time later."""
         sent = self.house.router.sent
         while self.seen < len(sent):
             who, kind, body = sent[self.seen]
@@ -200,7 +200,7 @@ class Run:
         self.listen()
 
     def let_go(self, name: str, group_id: int) -> tuple[int, int, int]:
-        """Its sequences have ended, all of them."""
+        """Remove a group whose sequences have all ended."""
         self.end(name, self.running[name].pop(group_id))
         return self.leased[name].pop(group_id)
 
@@ -209,7 +209,7 @@ class Run:
         self.house.say(name, "credit", {"ended": self.ended[name]})
 
     def end_some(self, name: str) -> None:
-        """Of the sequences of a group that goes on; at least one does."""
+        """End some sequences of a group that continues; at least one continues."""
         group_id = self.dice.choice(list(self.running[name]))
         ended = self.dice.randint(0, self.running[name][group_id] - 1)
         self.running[name][group_id] -= ended
@@ -236,7 +236,7 @@ class Run:
         self.listen()
 
     def push_late(self) -> None:
-        """Of a group that was broken off: it had been pushed before, and comes again."""
+        """Push a group that was broken off: it had been pushed before, and arrives again."""
         name, group_id, need, version = self.late.pop(self.dice.randrange(len(self.late)))
         entry = self.house.state.store.entries.get(group_id)
         head, payload = head_of(group_id, version, need)
@@ -301,7 +301,7 @@ class Run:
         assert len(ids) == len(set(ids)), "a prompt was trained twice"
 
     def go_to_the_end(self) -> None:
-        """All go on honestly until the data is used up."""
+        """All actors are honest until the data is used up."""
         for _ in range(5000):
             if len(self.trained) == self.batches:
                 break

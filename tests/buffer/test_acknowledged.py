@@ -1,5 +1,5 @@
-"""What the buffer says rests on what the journal has: acknowledgements and batches wait for a disk that is full or
-slow, once each, and go out when it has the records."""
+"""The buffer says only what the journal has: acknowledgements and batches wait for a full or slow disk, and go out once
+when the journal has the records."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from tests.buffer.house import B, FakeRouter, House, asynchronous
 
 
 class Disk:
-    """Takes nothing while it is `full`; while it is `slow` it does not come back from a sync."""
+    """Takes nothing while `full`; while `slow`, a sync does not return."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.full, self.ready = False, threading.Event()
@@ -54,7 +54,7 @@ def disk(monkeypatch: pytest.MonkeyPatch):
 
 
 def house(folder: Path, sync: bool) -> House:
-    """One that has started, with a journal; its actors hold leases."""
+    """A started controller with a journal; its actors hold leases."""
     house = House(asynchronous(max_staleness=1))
     journal = Journal(folder, sync=sync, keep=True)
     house.state.outbox = Outbox(house.router, journal)
@@ -65,7 +65,7 @@ def house(folder: Path, sync: bool) -> House:
 
 
 def settle(house: House) -> None:
-    """Until the disk has all, and what waited for it has been sent."""
+    """Run until the disk has everything, and what waited for it is sent."""
     outbox, end = house.state.outbox, time.monotonic() + 30
     while time.monotonic() < end:
         house.controller.step(0)
@@ -101,7 +101,7 @@ def test_a_push_is_acknowledged_once_the_journal_has_it(tmp_path: Path, disk: Di
 
 @pytest.mark.parametrize(("sync", "how"), [(False, "full"), (True, "full"), (True, "slow")])
 def test_a_batch_is_sent_once_the_journal_has_it(tmp_path: Path, disk: Disk, sync: bool, how: str) -> None:
-    """Else it would be put together in another way after a crash."""
+    """Otherwise the batch could have other groups after a crash."""
     buffer = house(tmp_path, sync)
     push_all(buffer, B // 2)
     settle(buffer)
@@ -129,7 +129,7 @@ def test_a_part_of_a_batch_is_sent_once_the_journal_has_it(tmp_path: Path, disk:
 
 
 def test_pushes_that_come_again_while_the_disk_is_full_wait_once(tmp_path: Path, disk: Disk) -> None:
-    """An hour of an actor's pushes every 5 s."""
+    """An hour of an actor that pushes the same groups every 5 s."""
     buffer = house(tmp_path, sync=False)
     disk.stop("full")
     for _ in range(720):
@@ -141,7 +141,7 @@ def test_pushes_that_come_again_while_the_disk_is_full_wait_once(tmp_path: Path,
 
 
 def test_acknowledgements_of_anything_are_bounded(tmp_path: Path, disk: Disk) -> None:
-    """Also of a peer that makes up ids; what it gets no answer to it says again."""
+    """Also for a peer that invents ids; it repeats what gets no answer."""
     journal, router = Journal(tmp_path, sync=False, keep=False), FakeRouter()
     outbox = Outbox(router, journal)
     disk.stop("full")
@@ -157,7 +157,7 @@ def test_acknowledgements_of_anything_are_bounded(tmp_path: Path, disk: Disk) ->
 
 
 def test_an_acknowledgement_that_waits_for_an_earlier_push_covers_a_later_one_too(tmp_path: Path, disk: Disk) -> None:
-    """The second push of a group may be of another lease: its acknowledgement rests on its own record."""
+    """The second push of a group may belong to another lease: its acknowledgement rests on its own record."""
     journal, router = Journal(tmp_path, sync=True, keep=False), FakeRouter()
     outbox = Outbox(router, journal)
     disk.stop("slow")

@@ -1,4 +1,4 @@
-"""The loads under which an admission rule that counts groups breaks its own bound: ours holds, and goes on."""
+"""Loads under which an admission rule that counts groups breaks its own bound: ours holds, and training continues."""
 
 import pytest
 
@@ -33,12 +33,12 @@ def test_the_bound_holds_and_training_goes_on(scenario: str, policy: str, stalen
 
 @pytest.mark.parametrize("scenario", ["stragglers", "uneven"])
 def test_counting_groups_breaks_the_bound(scenario: str) -> None:
-    """If this fails, the scenario is too tame to show anything."""
+    """If this fails, the scenario is too mild to show anything."""
     assert max(simulate(CountingBuffer(), SCENARIOS[scenario], BATCHES).staleness) > BOUND
 
 
 def test_capacity_does_not_drift_when_half_is_rejected() -> None:
-    """Groups ahead of the learner stay what the bound allows, however many were rejected."""
+    """The number of groups ahead of the learner stays within the bound, however many are rejected."""
     buffer = OurBuffer(BOUND, "fifo", "drop")
     simulate(buffer, SCENARIOS["rejections"], BATCHES)
     assert buffer.replay.store.filtered["zero variance"] > 10 * BATCHES

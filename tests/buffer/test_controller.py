@@ -1,4 +1,4 @@
-"""The controller's decisions in a set order of events: who gets leases, and what is served."""
+"""The controller's decisions with events in a fixed order: who gets leases, and what is served."""
 
 import io
 import math
@@ -229,7 +229,7 @@ FROZEN = "its SGLang server was frozen (no token for 120 s), restarting"
 
 
 def test_an_engine_that_is_down_is_told_of_and_is_not_busy() -> None:
-    """Else 'busy 100 %' is all that a person sees of an engine that starts, or starts again."""
+    """Otherwise a person sees only 'busy 100 %' for an engine that starts or restarts."""
     house = House(asynchronous(max_staleness=0))
     house.start()
     for name, engine, note in (("actor-0", "restarting", FROZEN), ("actor-1", "serving", "")):
@@ -256,7 +256,7 @@ def test_only_short_words_of_an_engine_are_believed(words: dict) -> None:
 
 
 def test_the_limit_of_the_start_does_not_run_while_an_engine_starts() -> None:
-    """Engines have time limits of their own: a large model may take longer than processes need to find one another."""
+    """Engines have time limits of their own: a large model may start more slowly than the processes connect."""
     house = House(asynchronous(max_staleness=0))
     house.controller.ready_timeout = -1.0
     house.controller._born = math.inf

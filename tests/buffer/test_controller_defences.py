@@ -1,4 +1,4 @@
-"""The controller against what should not happen: wrong digests, strangers, endless failure, silence."""
+"""The controller against what should not happen: wrong digests, unknown peers, endless failure, silence."""
 
 import pytest
 
@@ -103,7 +103,7 @@ def test_a_group_is_taken_from_who_has_or_had_its_lease_and_from_nobody_else() -
 
 
 def test_leases_follow_free_slots_not_whole_groups() -> None:
-    """Two groups of 8 fill 16 slots; 8 sequences ending, of whichever groups, make room for the next group."""
+    """Two groups of 8 fill 16 slots; when any 8 sequences end, the next group has room."""
     house = House(asynchronous(max_staleness=8), actors=1)
     house.hello("learner")
     house.hello("actor-0", slots=20)

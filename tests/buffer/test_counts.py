@@ -1,4 +1,4 @@
-"""What is counted and told: means, idle shares, lost groups, and why a round is as it is."""
+"""Reported counts: means, idle shares, lost groups, and the reason for a round's size."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""A lease that makes no progress goes to another actor: the order of events, with time played by hand."""
+"""A lease without progress goes to another actor: events in a fixed order, time set by the test."""
 
 import time
 
@@ -14,14 +14,14 @@ TIMEOUT = 100.0
 
 
 class Clock:
-    """The monotonic clock, ahead by as much as was passed."""
+    """The monotonic clock plus the time that the test lets pass."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.ahead, real = 0.0, time.monotonic
         monkeypatch.setattr(time, "monotonic", lambda: real() + self.ahead)
 
     def passes(self, house: House, seconds: float, *alive: str, **said: object) -> None:
-        """Time goes by, in which the actors `alive` tell that all their leases move."""
+        """Let time pass, while the actors `alive` report progress on all their leases."""
         until = self.ahead + seconds
         while self.ahead < until:
             self.ahead = min(until, self.ahead + TIMEOUT / 10)
@@ -256,7 +256,7 @@ def test_clocks_of_held_out_prompts_stand_still_too(clock: Clock, state: str) ->
 
 @pytest.fixture
 def hedged(clock: Clock) -> House:
-    """Groups 0 and 2 hang on actor-0, and are leased to actor-1 too, which has pushed its own."""
+    """Groups 0 and 2 hang on actor-0. They are also leased to actor-1, which has pushed its own groups."""
     house = stuck_house()
     for group_id in running(house, "actor-1"):
         house.push("actor-1", group_id, 0)

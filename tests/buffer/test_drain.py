@@ -1,4 +1,4 @@
-"""A run that drains: all that was admitted is trained, and it ends."""
+"""A run that drains: every admitted group is trained, then the run ends."""
 
 import os
 import random
@@ -23,7 +23,7 @@ def stops(house: House) -> list[dict]:
 
 
 def push_all(house: House, version: int) -> int:
-    """Every group that runs is pushed. Returns how many."""
+    """Push every running group. Returns how many."""
     running = [(actor.name, each) for actor in house.state.fleet for each in sorted(actor.running)]
     for name, group_id in running:
         house.push(name, group_id, version)

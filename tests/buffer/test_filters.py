@@ -1,4 +1,4 @@
-"""Which groups the filters leave out."""
+"""Which groups the filters reject."""
 
 import pytest
 

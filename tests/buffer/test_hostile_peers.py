@@ -40,7 +40,7 @@ TURNS = 20_000
 
 
 def push_frames(group_id: int, version: int, token: int) -> list[Any]:
-    """A push of one group whose tokens say who made it."""
+    """A push of one group whose tokens name the actor that made it."""
     mask = np.ones(2, bool)
     sample = Sample(np.full(3, token, np.int32), 1, np.zeros(2, np.float32), mask, [(version, 2)], 1.0, "stop")
     head, payload = encode_group(Group(group_id, [sample] * 8, {version: f"d{version}"}))
@@ -48,7 +48,7 @@ def push_frames(group_id: int, version: int, token: int) -> list[Any]:
 
 
 class Peer:
-    """A dealer of the run that remembers what it has said, so that it can be said again."""
+    """A dealer of the run that records what it sends, so that it can be sent again."""
 
     def __init__(self, run: Run, name: str):
         self.name, self.run, self.said = name, run, []  # type: ignore[var-annotated]
@@ -68,12 +68,12 @@ class Peer:
         self.dealer.socket.send_multipart(frames)
 
     def again(self, kind: str) -> list[list[Any]]:
-        """All that it has said of `kind`."""
+        """Send again all recorded messages of `kind`."""
         return [frames for frames in self.said if msgpack.unpackb(frames[0], strict_map_key=False)[1] == kind]
 
 
 class ScriptedActor(Peer):
-    """Answers each lease at once."""
+    """Pushes a group for each lease at once."""
 
     def turn(self) -> None:
         self.say("heartbeat", **SIGN_OF_LIFE)
@@ -92,7 +92,7 @@ class ScriptedActor(Peer):
 
 
 class ScriptedLearner(Peer):
-    """Trains what it gets, `BATCHES` times."""
+    """Trains the batches that it gets, `BATCHES` times."""
 
     def __init__(self, run: Run, name: str):
         super().__init__(run, name)
@@ -114,7 +114,7 @@ class ScriptedLearner(Peer):
 
 
 class Run:
-    """Everybody in one thread, in turns."""
+    """All peers in one thread, in turns."""
 
     def __init__(self) -> None:
         self.router = Router("tcp://127.0.0.1:0")
@@ -160,7 +160,7 @@ class Run:
         self.until(lambda: self.state.learner.steps >= batches)
 
     def result(self) -> dict[str, Any]:
-        """After the last batch, when all that may start has been pushed."""
+        """The state after the last batch, once every group that may start has been pushed."""
         self.trained(BATCHES)
         self.until(lambda: self.state.store.admitted == (BATCHES + 2) * B and not self.state.store.slots.free)
         self.until(lambda: all(entry.payload for entry in self.state.store.entries.values()))
@@ -227,7 +227,7 @@ def a_connection_that_is_no_zeromq(run: Run) -> None:
 
 
 def half_a_message(run: Run) -> None:
-    """The greeting and handshake of ZeroMQ, a frame that is announced, and no more."""
+    """ZeroMQ's greeting and handshake, the announcement of a frame, and nothing more."""
     host, port = run.router.endpoint.removeprefix("tcp://").split(":")
     with socket.create_connection((host, int(port))) as raw:
         raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16 + 1 + 31))
@@ -238,7 +238,7 @@ def half_a_message(run: Run) -> None:
 
 
 def half_a_group(run: Run) -> None:
-    """Pushes with a payload that is short, missing, or too many, and another that breaks off between two frames."""
+    """Pushes with a payload that is short, missing, or too many, and one that breaks off between two frames."""
     sock = run.stranger()
     newest = max(run.leased)
     header, payload = push_frames(newest, run.state.weights.version, token=99)
@@ -263,7 +263,7 @@ def another_push_of_groups_that_are_trained(run: Run) -> None:
 
 
 def pushes_of_groups_that_others_have_and_nobody_has(run: Run) -> None:
-    """Before those answer: all of it fits, but the thief has had no lease."""
+    """They come before the owners' pushes: all of it is valid, but the sender has had no lease."""
     thief = run.stranger()
     thief.send_multipart(framed("hello", {"role": "actor", "name": "thief", "pid": 1, "slots": 8}))
     while "thief" not in run.state.fleet.by_name:
@@ -295,7 +295,7 @@ def old_words_of_an_actor(run: Run) -> None:
 
 
 def old_words_of_the_learner(run: Run) -> None:
-    """One after the other: each alone would set the run back."""
+    """The learner's earlier messages, one after the other: each alone would set the run back."""
     for kind in ("hello", "published", "trained", "checkpointed", "want"):
         frames = run.learner.again(kind)[0]
         run.learner.dealer.socket.send_multipart(frames)
@@ -338,7 +338,7 @@ def many_hellos_of_one_connection(run: Run) -> None:
 
 
 def applied_versions_that_do_not_exist(run: Run) -> None:
-    """An actor that claims weights of the future would be let beyond the bound."""
+    """An actor that claims future weights could otherwise go beyond the bound."""
     run.actors[0].dealer.send(messages.Applied(1000, "x"))
     run.turn(10)
     assert run.state.fleet.by_name["actor-0"].version < 1000
@@ -357,7 +357,7 @@ def numbers_that_are_no_numbers(run: Run) -> None:
 
 
 def a_flood(run: Run) -> None:
-    """Requests whose answers nobody reads."""
+    """Requests whose answers the peer never reads."""
     sock = run.stranger()
     for _ in range(20_000):
         sock.send_multipart(framed("status", {}))

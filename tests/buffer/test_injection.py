@@ -1,4 +1,4 @@
-"""Groups of a set age: random histories of actors, filters, failures and crashes, driven through the controller."""
+"""Groups of a set age: random histories of actors, filters, failures and crashes, through the controller."""
 
 import random
 from collections import Counter

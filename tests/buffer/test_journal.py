@@ -1,4 +1,4 @@
-"""The journal on a real disk: what was committed comes back, however the file was cut off."""
+"""The journal on a real disk: committed records are read back, wherever the file was cut off."""
 
 import errno
 import os
@@ -40,7 +40,7 @@ RECORDS = st.lists(
 
 
 def loaded(records: Iterable[Record]) -> list[Record]:
-    """With their payloads."""
+    """All records with their payloads."""
     return [Record(event, load(payload)) for event, payload in records]
 
 
@@ -124,7 +124,7 @@ def test_a_full_disk_leaves_the_file_whole_and_the_records_waiting(
     real, calls = os.writev, []
 
     def half_then_full(file: int, views: list[memoryview]) -> int:
-        """Writes half of what it is given, then the disk is full."""
+        """Write half of the data; then the disk is full."""
         calls.append(file)
         if len(calls) > 1:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -249,8 +249,7 @@ def audit(folder: Path) -> None:
 
 @pytest.mark.parametrize("use", [resume, count_batches, count, audit])
 def test_a_journal_of_another_format_is_refused_in_one_sentence_and_left_alone(tmp_path: Path, use) -> None:
-    """Format 4 had lists of fields where events are now; 5 had `takeup` and `spare` for what is `readmit` and
-    `redundant`."""
+    """Format 4 had lists of fields instead of events; format 5 said `takeup` and `spare` for `readmit` and `redundant`."""
     path = tmp_path / "000001.wal"
     for magic in (b"areal-journal-1\n", b"areal-journal-4\n", b"areal-journal-5\n"):
         path.write_bytes(magic + b"whatever")
@@ -277,7 +276,7 @@ def test_a_journal_without_its_beginning_is_not_replayed(tmp_path: Path) -> None
 
 
 def direct(folder: Path) -> bool:
-    """Is the journal in it written past the page cache?"""
+    """Does the journal in this folder bypass the page cache?"""
     journal = Journal(folder, sync=True, keep=False)
     journal.close()
     return journal._file._direct >= 0
@@ -287,7 +286,7 @@ def direct(folder: Path) -> bool:
     sizes=st.lists(st.lists(st.integers(0, 20_000), max_size=4), max_size=5), sync=st.lists(st.booleans(), max_size=5)
 )
 def test_whatever_the_sizes_each_record_comes_back_once(tmp_path_factory, sizes, sync) -> None:
-    """Commits of all sizes, by processes that sync or do not, one after another."""
+    """Commits of all sizes, one after another, by processes that sync or don't."""
     folder, written = tmp_path_factory.mktemp("journal"), []
     for number, commits in enumerate(sizes):
         journal = Journal(folder, sync=(sync + [True] * 5)[number], keep=False)
@@ -339,7 +338,7 @@ def test_a_disk_that_fills_up_past_the_cache_leaves_the_file_whole(tmp_path: Pat
 
 
 def test_a_segment_that_finds_no_room_leaves_none_of_it_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a full disk the half-written snapshot would take what the segment of now can still have."""
+    """On a full disk the half-written snapshot would take space that the current segment can still use."""
     journal = Journal(tmp_path, sync=False, keep=False)
 
     def full(file: int) -> None:
@@ -355,7 +354,7 @@ def test_a_segment_that_finds_no_room_leaves_none_of_it_taken(tmp_path: Path, mo
 def test_while_the_disk_is_full_nothing_is_started_between_two_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A write in the background ends after the call that has begun it: that call proves nothing."""
+    """A write in the background ends after the call that started it, so that call proves nothing."""
     journal = Journal(tmp_path, sync=True, keep=False)
     outbox, real, full = Outbox(FakeRouter(), journal), os.fdatasync, True
 

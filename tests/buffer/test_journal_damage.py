@@ -1,4 +1,4 @@
-"""What a crash tears is cut off; what no crash can have torn is an error, and nothing durable is hidden or lost."""
+"""What a crash can tear is cut off; any other damage is an error, and nothing durable is hidden or lost."""
 
 import os
 from contextlib import nullcontext
@@ -116,14 +116,14 @@ def test_damage_is_told_from_a_torn_tail_whatever_stands_behind_it(tmp_path: Pat
 
 
 def made_up(kind: type) -> Any:
-    """An event of that type, whatever it says."""
+    """An event of this type with any content."""
     said = {"head": make_head(1, [(1, 2, 0, 1, 0.0)], [(0, 2)], {0: "digest"}), "actor": "a", "reason": "why"}
     return kind(**{name: said.get(name, 1) for name in kind.__struct_fields__})
 
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_garbled_length_is_not_taken_for_a_torn_tail(tmp_path: Path, sync: bool) -> None:
-    """Of a record in the middle: whatever it says of itself, what follows was written later."""
+    """A record in the middle: whatever length it claims, the records after it were written later."""
     path = write(tmp_path, sync, records=3)
     whole = path.read_bytes()
     start = whole.index(segment_file._MARK, 100)
@@ -134,7 +134,7 @@ def test_a_garbled_length_is_not_taken_for_a_torn_tail(tmp_path: Path, sync: boo
 
 
 def test_a_payload_that_looks_like_records_proves_nothing(tmp_path: Path) -> None:
-    """A payload may be part of a journal, of the same one even: a record only fits its own place."""
+    """A payload may be part of a journal, even of this one: a record fits only its own place."""
     earlier = write(tmp_path / "earlier", sync=False).read_bytes()
     journal = Journal(tmp_path / "now", sync=False, keep=False)
     for _ in range(2):
@@ -149,7 +149,7 @@ def test_a_payload_that_looks_like_records_proves_nothing(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("at", [3, 20, 60])
 def test_a_segment_whose_snapshot_is_damaged_is_never_cut_off(tmp_path: Path, at: int) -> None:
-    """It was on disk before the segment got its name."""
+    """The snapshot was on disk before the segment got its name."""
     journal = Journal(tmp_path, sync=False, keep=False)
     journal.rotate(lambda: note(list(range(100))))
     journal.close()

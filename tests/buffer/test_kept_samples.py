@@ -1,4 +1,4 @@
-"""Held-out answers, and groups that are not trained, are kept for people to read."""
+"""Held-out answers and groups that are not trained are kept for people to read."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,7 +107,7 @@ def test_each_reason_to_be_lost_can_be_found_and_says_more(house: House, tmp_pat
 
 
 def partial_group(group_id: int, *answers: list[int], score: float | None = None) -> tuple[dict, bytes]:
-    """What samples said, each in one call."""
+    """The text of samples, each made by one call."""
     samples = {}
     for index, tokens in enumerate(answers):
         done = Completion(

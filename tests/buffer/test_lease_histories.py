@@ -22,7 +22,7 @@ STEPS = 60
 
 
 class History:
-    """`hung`: actors of which nothing moves; `leases`: what each actor believes that it runs."""
+    """`hung`: actors without any progress; `leases`: the leases that each actor believes it has."""
 
     def __init__(self, dice: random.Random, monkeypatch: pytest.MonkeyPatch):
         self.dice, self.ahead, real = dice, 0.0, time.monotonic
@@ -215,7 +215,7 @@ class History:
         events[self.dice.choices(list(events), [often.get(each, 3) for each in events])[0]]()
 
     def go_on(self) -> None:
-        """Everybody works: two more batches come."""
+        """Every actor works, and two more batches are trained."""
         self.hung.clear()
         for name in self.house.names:
             self.join(name)
@@ -236,7 +236,7 @@ class History:
         pytest.fail(f"stuck: {self.state.store.ledger()}")
 
     def after_a_crash(self) -> None:
-        """The journal has the same groups in the same stages, but that nothing runs."""
+        """The journal has the same groups in the same stages, except that no group runs."""
         replay = self.state.replay
         self.journal.check(replay, replay.bound, hedged=True)
         house = House(asynchronous(max_staleness=self.staleness), **self.rules)

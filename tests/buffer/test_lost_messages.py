@@ -1,4 +1,4 @@
-"""Messages that a broken connection has swallowed, said again: nothing is counted, served or trained twice."""
+"""Messages lost with a broken connection are sent again: nothing is counted, served or trained twice."""
 
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed
@@ -7,7 +7,7 @@ from tests.buffer.house import B, House, asynchronous
 
 
 def begun() -> House:
-    """Batch 0 is there."""
+    """A run that has batch 0."""
     house = House(asynchronous())
     house.start()
     for group_id in range(B):
@@ -92,7 +92,8 @@ def test_an_actor_that_says_hello_again_gives_its_groups_to_others() -> None:
 
 
 def test_a_late_push_of_a_deferred_group_takes_nothing_from_the_lease_of_now() -> None:
-    """Its first actor was only cut off and pushes what it had finished; the actor that runs it now dies after that."""
+    """Its first actor was only disconnected and pushes what it had finished; then the actor that runs the group now
+    dies."""
     house = House(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5), actors=3, last_batch=2)
     house.start()
     replay = house.state.replay

@@ -1,4 +1,4 @@
-"""Groups that are handed back unfinished: the next lease carries what the bound allows, and nothing is lost by lies."""
+"""Groups handed back unfinished: the next lease carries what the bound allows, and false claims lose nothing."""
 
 import re
 
@@ -18,7 +18,7 @@ Left = tuple[PartialHead, bytes]
 
 
 def left_of(group_id: int, *versions: int) -> Left:
-    """Of each sample three tokens, made by one version."""
+    """A partial group with three tokens of each sample, made by one version."""
     calls = [
         Completion(np.zeros(3, np.int32), np.zeros(3, np.float32), [(version, 3)], "abort") for version in versions
     ]
@@ -34,7 +34,7 @@ def hand_back(house: House, actor: str, ids: list[int], *left: Left, leaving: bo
 
 
 def carried(house: House, actor: str) -> dict[int, list[int]]:
-    """Group → samples that the leases of an actor carried."""
+    """Group → samples that an actor's leases carried."""
     sent = [body for who, kind, body in house.router.sent if kind == "lease" and who == actor]
     return {meta["id"]: usable for body in sent for meta, usable in body["partials"]}
 
@@ -62,7 +62,7 @@ def test_with_restart_nothing_is_carried() -> None:
 
 
 def overtaken(house: House) -> int:
-    """A straggler of actor-0, begun at version 0, that the others have overtaken: version 2 is published."""
+    """A straggler of actor-0, begun at version 0; the other groups are done, and version 2 is published."""
     straggler = house.leases("actor-0")[0]
     for batch in range(2):
         for _ in range(B):

@@ -1,4 +1,4 @@
-"""What each policy chooses, and what becomes of stragglers that a choice would leave behind."""
+"""What each policy chooses, and what happens to stragglers that a choice would leave behind."""
 
 from functools import partial
 
@@ -57,7 +57,7 @@ def test_a_priority_without_a_function_is_refused() -> None:
 
 
 def history(staleness_policy: str, policy=fifo) -> tuple[Replay, list[list[int]]]:
-    """Two batches' worth of quick groups per batch, and what was served. Stops when a batch is held."""
+    """What was served, with two batches' worth of quick groups per batch. Stops when a batch has to wait."""
     replay, served, next_id = Replay(Bound(1, B), policy, staleness_policy), [], 0
     for batch in range(4):
         while replay.room(batch) > 0:

@@ -1,4 +1,4 @@
-"""Crashes in a set order; random ones are in `test_replay_properties`."""
+"""Crashes with events in a fixed order; random ones are in `test_replay_properties`."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def train(replay: Replay, batch: int) -> list[int]:
 
 
 def test_a_batch_that_was_trained_before_and_after_a_crash_is_trained_once() -> None:
-    """The checkpoint is durable, the journal's new segment is not: both servings of batch 0 are in the journal."""
+    """The checkpoint is durable, the journal's new segment is not: the journal has batch 0 served twice."""
     journal = Paper()
     replay = reborn(journal, 0)
     admit_and_push(replay, 0, 1, 2, 3)
@@ -52,8 +52,8 @@ def test_a_batch_that_was_trained_before_and_after_a_crash_is_trained_once() -> 
 
 
 def test_a_resume_with_other_settings_rolls_out_anew_what_later_weights_have_made() -> None:
-    """Batch 1 is trained on its way to a checkpoint of step 2 that never comes: versions 2 and on are of other weights
-    from now on, so their groups are rolled out again, and the others trained as planned."""
+    """Batch 1 was trained, but the checkpoint of step 2 was never written. Versions from 2 on will be other weights, so
+    their groups are rolled out again; all others are trained as planned."""
     journal = Paper()
     replay = reborn(journal, 0)
     admit_and_push(replay, 0, 1)
@@ -76,7 +76,7 @@ def test_a_resume_with_other_settings_rolls_out_anew_what_later_weights_have_mad
 
 
 def made_by(group_id: int, *versions: int) -> PartialGroup:
-    """An unfinished sample, one token of each version."""
+    """An unfinished sample with one token of each version."""
     runs = [(version, 1) for version in versions]
     call = Completion(np.zeros(len(runs), np.int32), np.zeros(len(runs), np.float32), runs, "abort")
     encoded = encode_partial(group_id, {0: PartialSample({(1, 0): call})}, dict.fromkeys(versions, "digest"))
@@ -85,7 +85,7 @@ def made_by(group_id: int, *versions: int) -> PartialGroup:
 
 
 def test_an_event_that_does_not_fit_ends_the_buffer_and_is_not_taken_for_a_fault_of_a_message() -> None:
-    """The journal has been told of it by then. `Handlers` answers a ValueError or a KeyError with a refusal."""
+    """The journal already has the event. `Handlers` would answer a ValueError or a KeyError with a refusal."""
     replay = reborn(Paper(), 0)
     with pytest.raises(EventError, match=r"Drop\(id=7, reason='why'\) does not fit what has happened before"):
         replay.drop(7, "why")
@@ -93,7 +93,7 @@ def test_an_event_that_does_not_fit_ends_the_buffer_and_is_not_taken_for_a_fault
 
 
 def test_a_plan_whose_groups_have_left_is_forgotten() -> None:
-    """A run that ended drops what is active, and is then resumed for more steps."""
+    """A run that ended drops its active groups, and is then resumed for more steps."""
     journal = Paper()
     replay = reborn(journal, 0)
     admit_and_push(replay, 0, 1)
@@ -142,7 +142,7 @@ def test_a_batch_that_a_snapshot_has_as_served_is_trained_before_and_after_a_cra
 
 
 def test_a_batch_that_was_trained_before_word_of_it_was_recorded_is_recorded_at_the_restart() -> None:
-    """Else a replay of the journal would end before it."""
+    """Otherwise a replay of the journal would end before that batch."""
     journal = Paper()
     replay = reborn(journal, 0)
     admit_and_push(replay, 0, 1)
@@ -166,8 +166,8 @@ def test_a_plan_that_a_smaller_bound_forbids_is_forgotten() -> None:
 def test_on_policy_what_newer_weights_made_before_a_crash_is_rolled_out_again_where_the_way_there_changes(
     lost: bool,
 ) -> None:
-    """Batches 0 and 1 were trained, and the checkpoint has neither. Batch 0 can't be served as it was; fifo would put
-    the groups of batch 1 into it."""
+    """Batches 0 and 1 were trained, and the checkpoint has neither. Batch 0 can't be served as before; fifo would put
+    groups of batch 1 into it."""
     journal = Paper()
 
     def made() -> Replay:
@@ -199,8 +199,8 @@ def test_on_policy_what_newer_weights_made_before_a_crash_is_rolled_out_again_wh
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_no_choice_breaks_the_bound(bound: int) -> None:
-    """Whatever goes wrong before: the last check is against what was pushed. At the bound groups are served, a version
-    later they are refused and stay where they are, and one of them among young ones is enough."""
+    """The last check looks at what was pushed, whatever went wrong before. At the bound groups are served; one version
+    later they are refused and stay where they are, even a single one among young groups."""
 
     def serving(batch: int, *versions: int) -> Replay:
         replay = Replay(Bound(bound, B), fifo)
@@ -217,7 +217,7 @@ def test_no_choice_breaks_the_bound(bound: int) -> None:
 
 
 def test_a_checkpoint_that_lacks_what_the_snapshot_counts_as_trained_is_refused() -> None:
-    """The newest checkpoint was deleted: its batches are gone, and the learner would wait for ever."""
+    """The newest checkpoint was deleted: its batches are lost, and the learner would wait forever."""
     journal = Paper()
     replay = reborn(journal, 0)
     admit_and_push(replay, 0, 1, 2, 3)

@@ -1,4 +1,4 @@
-"""Groups that nobody could train on: they are refused one by one, and others roll them out again."""
+"""Groups that nobody could train on: each is refused, and other actors roll it out again."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def test_a_push_that_does_not_fit_its_lease_ends_the_lease(samples: int, version
 
 
 def bad_group(group_id: int, **changes: Any) -> tuple[Head, Any]:
-    """8 samples of 3 tokens and 2 logprobs, two turns each; one sample is changed."""
+    """8 samples of 3 tokens and 2 logprobs, with two turns each; one sample is changed."""
     fields = {"tokens": np.ones(3, np.int32), "logprobs": np.full(2, -0.5, np.float32), "reward": 1.0}
     fields |= {"prompt_length": 1, "loss_mask": np.ones(2, bool), "runs": [(0, 2)], "finish": "stop"}
     fields |= {"turn_rewards": [(0, 0.5), (1, 0.5)]}

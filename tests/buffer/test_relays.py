@@ -1,4 +1,4 @@
-"""The tree by which weights go from actor to actor."""
+"""The tree by which actors hand weights on to one another."""
 
 import random
 from collections import Counter

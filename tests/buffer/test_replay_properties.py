@@ -57,7 +57,7 @@ def head_of(group_id: int, oldest: int, newest: int, rewards: tuple[float, float
 
 
 def partial_of(group_id: int, versions: list[int]) -> PartialGroup:
-    """Sample i has been made by versions[i]; the last one by the newest as well."""
+    """versions[i] has made sample i; the newest has also made the last one."""
     made = [[(version, 2)] for version in versions]
     made[-1].append((max(versions), 1))
     calls = [Completion(np.full(9, group_id)[:n], np.zeros(n), runs, "abort") for runs in made for n in [len(runs) + 1]]
@@ -126,11 +126,11 @@ class BufferHistory(RuleBasedStateMachine):
 
     @property
     def is_awaited(self) -> bool:
-        """The next slot: by the batch that is to be trained."""
+        """The next slot belongs to the batch that is trained next."""
         return self.store.slots.next < self.bound.batches.first(self.batches + 1)
 
     def carry_on(self, entry: Entry, actor: str, version: int) -> None:
-        """A lease carries what may be trained in the group's slot, and nothing that may be is thrown away."""
+        """A lease carries exactly those samples that may be trained in the group's slot."""
         left, train_version = entry.partial, self.bound.slot_version(entry.slot)
         carried = self.replay.assign(entry, actor, version)
         made = {index: min(versions) for index, versions in versions_of(left.head).items()} if left else {}
@@ -144,7 +144,7 @@ class BufferHistory(RuleBasedStateMachine):
 
     @rule(actor=st.sampled_from(ACTORS), n=st.integers(1, 4), pick=PICK, begun=st.booleans())
     def hand_back(self, actor: str, n: int, pick: int, begun: bool) -> None:
-        """An actor that leaves or is asked to; its samples were made by any versions since the lease."""
+        """An actor leaves, or is asked for a group; any versions since the lease have made its samples."""
         for entry in self.running(actor)[pick % 3 :][:n]:
             ages = range(entry.lease_version, self.held[actor] + 1)
             versions = [ages[(pick // step) % len(ages)] for step in (1, 3, 7)]
@@ -161,7 +161,7 @@ class BufferHistory(RuleBasedStateMachine):
 
     @rule(actor=st.sampled_from(ACTORS), n=st.integers(1, 4), pick=PICK, dull=st.booleans())
     def push(self, actor: str, n: int, pick: int, dull: bool) -> None:
-        """Of its groups, any; made by any versions that the actor had since the lease."""
+        """Push any of its groups, made by any versions that the actor has had since the lease."""
         for _ in range(n):
             entries = self.running(actor)
             if not entries:
@@ -175,7 +175,7 @@ class BufferHistory(RuleBasedStateMachine):
 
     @rule(actor=st.sampled_from(ACTORS), updated=st.booleans())
     def finish_all(self, actor: str, updated: bool) -> None:
-        """All its groups end, those that have run for long after an update in flight."""
+        """All its groups end; long ones after an in-flight update."""
         if updated:
             self.apply_weights(actor)
         for entry in self.running(actor):
@@ -184,7 +184,7 @@ class BufferHistory(RuleBasedStateMachine):
 
     @rule(pick=PICK)
     def push_from_a_liar(self, pick: int) -> None:
-        """A rollout on weights that are older than its lease says: only the check at serving can catch it."""
+        """A rollout from weights older than its lease says: only the check at serving can find it."""
         entries = self.store.of(*UNFINISHED)
         if entries:
             self.honest = False
@@ -211,7 +211,8 @@ class BufferHistory(RuleBasedStateMachine):
 
     @rule(slow=st.sampled_from(ACTORS), rounds=st.integers(1, 8), pick=PICK, hand_back=st.booleans())
     def all_but_one_go_on(self, slow: str, rounds: int, pick: int, hand_back: bool) -> None:
-        """Groups of a slow actor become stragglers, while train steps go by; others may go on from what it has."""
+        """Groups of a slow actor become stragglers while the learner trains; other actors may continue from its partial
+        groups."""
         self.apply_weights(slow)
         self.admit(slow, 2)
         for _ in range(rounds):
@@ -274,7 +275,7 @@ class BufferHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.serving)
     @rule(ahead=st.booleans(), pick=PICK, lost=st.booleans())
     def set_aside(self, ahead: bool, pick: int, lost: bool) -> None:
-        """The learner can't train a batch, with another served ahead of it or not; or the disk has lost a payload."""
+        """The learner can't train a batch, whether or not a later one is served; or the disk has lost a payload."""
         if ahead and (entries := self.replay.serve(self.batches + 1)):
             self.check_bound(self.batches + 1, entries)
         self.replay.take_cancels()
@@ -290,7 +291,7 @@ class BufferHistory(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """Of everything: what is left is the journal and the learner's checkpoint."""
+        """Everything crashes: only the journal and the learner's checkpoint are left."""
         self.journal.check(self.replay, self.bound)
         admitted = self.store.admitted
         left = {e.id: content(e.partial) for e in self.store.entries.values() if e.partial}
@@ -320,7 +321,7 @@ class BufferHistory(RuleBasedStateMachine):
 
     @invariant()
     def every_slot_is_accounted_for(self) -> None:
-        """Each is held by one active group, free, or trained: capacity can't drift."""
+        """Each slot is held by one active group, free, or trained: capacity can't drift."""
         if hasattr(self, "replay"):
             held = [entry.slot for entry in self.store.entries.values()]
             assert sorted(held + self.store.slots.free) == list(range(self.store.trained, self.store.slots.end))
@@ -344,7 +345,7 @@ class BufferHistory(RuleBasedStateMachine):
             assert self.store.dropped["stale"] == 0
 
     def teardown(self) -> None:
-        """Progress: if everybody goes on honestly, the next batches can always be completed."""
+        """Progress: if all actors are honest from now on, the next batches can always be completed."""
         if not hasattr(self, "replay"):
             return
         for _ in range(self.bound.interval + 2):

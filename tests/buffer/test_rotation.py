@@ -1,5 +1,5 @@
-"""A new segment refers to the payloads of older ones, which go when nobody holds anything in them; and memory does not
-grow with what a journal holds, neither at a resume nor in a replay."""
+"""A new segment refers to payloads in older ones, which are deleted once no group needs them. Memory does not grow with
+the journal, neither in a resume nor in a replay."""
 
 import errno
 import os
@@ -35,12 +35,12 @@ def size(folder: Path) -> int:
 
 
 def refer(held: list[Stored]) -> Callable[[], Snapshot]:
-    """A snapshot that says where these lie."""
+    """A snapshot that names the places of these payloads."""
     return lambda: note([each.extent for each in held])
 
 
 def reread(folder: Path) -> list[bytes]:
-    """The payloads that the newest snapshot names."""
+    """Read the payloads that the newest snapshot names."""
     first = next(iter(since_snapshot(folder)))
     return [reader(folder)(Extent(*extent)) for extent in first.event.scheduler]
 
@@ -72,7 +72,7 @@ def test_what_has_not_been_written_yet_is_before_the_snapshot_says_where_it_lies
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_stragglers_move_on_and_their_segments_go(tmp_path: Path, monkeypatch, keep: bool) -> None:
-    """At most COPY_BYTES at a time; where all is kept, nothing need be moved."""
+    """At most COPY_BYTES at a time; with `keep` nothing needs to be moved."""
     monkeypatch.setattr(module, "COPY_BYTES", 2500)
     journal, held = Journal(tmp_path, sync=False, keep=keep), []
     for number in range(3):
@@ -107,7 +107,7 @@ def test_copies_that_find_no_room_are_done_without(tmp_path: Path, monkeypatch: 
 
 
 def test_old_segments_stay_until_the_new_one_has_been_read_back(tmp_path: Path, monkeypatch) -> None:
-    """A disk that takes everything and keeps something else."""
+    """A disk that accepts everything and stores something else."""
     journal = Journal(tmp_path, sync=False, keep=False)
     held = [journal.append(HandBack(0, LEFT), b"x" * 1000)]
     real = os.fsync
@@ -134,7 +134,7 @@ def test_old_segments_stay_until_the_new_one_has_been_read_back(tmp_path: Path, 
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_is_held_is_there_after_any_history(tmp_path: Path, monkeypatch, seed: int, sync: bool) -> None:
-    """Payloads come and go, segments are rotated, and the process dies now and then with a torn tail."""
+    """Payloads come and go, segments are rotated, and sometimes the process dies and leaves a torn tail."""
     monkeypatch.setattr(module, "COPY_BYTES", 3000)
     dice = random.Random(seed)
     journal, folder = Journal(tmp_path, sync=sync, keep=False), tmp_path
@@ -197,7 +197,7 @@ def big(group_id: int) -> tuple[Head, bytes]:
 
 
 def peak_of(work: Callable[[], object]) -> int:
-    """Most bytes that were allocated meanwhile."""
+    """The most bytes allocated during the call."""
     tracemalloc.start()
     try:
         work()

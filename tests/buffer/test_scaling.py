@@ -1,4 +1,4 @@
-"""How much is looked at per message as more groups wait, run or are lost: counted, not timed."""
+"""How much the buffer looks at per message as more groups wait, run or are lost: counted, not timed."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -20,7 +20,7 @@ LOOKS = [0]
 
 
 class Counting(Entry):
-    """Counts how often anything of a group is read."""
+    """Counts how often a group's fields are read."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""A batch that the learner can't train is set aside: others take its groups' places, and no resume serves it again."""
+"""A batch that the learner can't train is set aside: other groups take its places, and no resume serves it again."""
 
 from pathlib import Path
 
@@ -20,13 +20,13 @@ def ids_of(message: tuple) -> list[int]:
 
 
 def batches(house: House) -> list[tuple[int, int, list[int]]]:
-    """(index, batches that were set aside before, groups)."""
+    """(index, number of batches set aside before, groups)."""
     sent = [message for message in house.router.sent if message[1] == "batch"]
     return [(body["index"], body["redo"], ids_of((who, kind, body))) for who, kind, body in sent]
 
 
 def play(house: House, journal: Paper) -> None:
-    """Batch 0 is trained; 1 and, ahead of it, 2 are served, and 1 can't be trained."""
+    """Batch 0 is trained; batch 1 and, ahead of it, batch 2 are served, and batch 1 can't be trained."""
     house.state.replay.record = journal.append
     house.start()
     for group_id in range(3 * B):
@@ -107,7 +107,8 @@ def test_only_the_next_batch_can_be_set_aside_and_only_by_the_learner() -> None:
 @pytest.mark.parametrize("policy", [in_order, fifo])
 @pytest.mark.parametrize("checkpoint", [0, 1])
 def test_a_resume_does_not_serve_it_again(policy, checkpoint: int) -> None:
-    """The crash comes at any record after the batch was set aside; batch 0 is served as before where it must be."""
+    """The crash comes after any record behind the one that sets the batch aside; batch 0 is served as before where it
+    must be."""
     house, journal = House(asynchronous(max_staleness=2), policy=policy), Paper()
     play(house, journal)
     records = journal.records

@@ -1,4 +1,4 @@
-"""Batches for a learner of several ranks: who gets what, and when."""
+"""Batches for a learner of several ranks: which rank gets which groups, and when."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +40,7 @@ def want_share(house: House, index: int, rank: int = 1) -> None:
 
 
 def served(router: FakeRouter) -> list[tuple[str, list[int], list[int]]]:
-    """To whom, the groups, and their places in the whole batch."""
+    """The receiver, the groups, and their places in the whole batch."""
     sent = [(who, body) for who, kind, body in router.sent if kind == "batch"]
     return [(who, [row[0] for row in body["table"]["groups"]], body["places"]) for who, body in sent]
 

@@ -1,4 +1,4 @@
-"""Group sizes that follow stragglers: the controller against truths from simulation and by hand."""
+"""Group sizes that follow stragglers: the controller against simulated truths and values computed by hand."""
 
 import math
 
@@ -46,7 +46,8 @@ def test_cut_responses_are_lower_bounds() -> None:
 
 @pytest.mark.parametrize("hidden", [False, True])
 def test_the_long_run_share_keeps_to_the_budget_in_every_quarter(hidden: bool) -> None:
-    """Lengths drift. `hidden`: what is longer than 4 medians is cut there, and only seen to be longer than that."""
+    """Lengths drift. `hidden`: lengths beyond 4 medians are cut there, and the controller sees only that they are
+    longer."""
     sagc, random, steps = Sagc(budget=0.3), np.random.default_rng(1), 4000
     shares, sizes, seen = [], [], []
     for step in range(steps):
@@ -68,14 +69,14 @@ def test_the_long_run_share_keeps_to_the_budget_in_every_quarter(hidden: bool) -
 
 
 def closed(lengths: np.ndarray, need: int) -> Lengths:
-    """A group that takes the first `need` responses, and cuts the others at the end of the last of these."""
+    """A group that takes the first `need` responses; the others are cut when the last of these ends."""
     ordered = np.sort(lengths).tolist()
     tokens = ordered[:need] + [ordered[need - 1]] * (len(ordered) - need)
     return Lengths(tuple(tokens), (False,) * need + (True,) * (len(ordered) - need), closed=True)
 
 
 def test_what_was_cut_of_a_closed_group_counts_by_what_it_would_have_become() -> None:
-    """Lengths e^(.6 z): of ten responses three are cut at 1.4 medians. P(L > 3) / P(L > 1.4) of each is a straggler."""
+    """Lengths e^(.6 z): three of ten responses are cut at 1.4 medians. Each is a straggler with P(L > 3) / P(L > 1.4)."""
     group = Lengths((407, 549, 698, 835, 990, 1010, 1270, *(1400,) * 3), (False,) * 7 + (True,) * 3, True)
     sagc = Sagc(candidates=[8], forget=1.0)
     sagc.below, sagc.below_sum = 1e9, 1e9 * 0.6 * math.sqrt(2 / math.pi)  # the spread is known
@@ -94,7 +95,7 @@ def test_what_was_cut_of_a_closed_group_counts_by_what_it_would_have_become() ->
 
 @pytest.mark.parametrize("over", [1.25, 1.5])
 def test_closing_groups_at_the_first_responses_hides_no_straggler(over: float) -> None:
-    """The true share, of all that was started, stays near the budget though no straggler is ever seen to its end."""
+    """The true share among all started responses stays near the budget, though no straggler ever ends."""
     random, sagc, seen = np.random.default_rng(0), Sagc(), list[Lengths]()
     shares, sizes = [], []
     for step in range(2000):

@@ -162,7 +162,7 @@ def test_the_controller_is_told_of_responses_that_had_not_begun() -> None:
 
 
 class Growing(Sizing):
-    """A controller of a user's: groups of 8, then of `then`."""
+    """A user's own controller: groups of 8, then of `then`."""
 
     sizes = (8, 16, 32)
 
@@ -176,7 +176,7 @@ class Growing(Sizing):
 
 
 def first_round_done(house: House) -> None:
-    """The first round of 4 groups of 8 has ended and is trained, and the others have not come back yet."""
+    """The first round of 4 groups of 8 is done and trained; the other groups are not back yet."""
     for group_id in sorted(house.leases())[-B:]:
         house.push(owner(house, group_id), group_id, 0)
     house.say("learner", "want", {"index": 1, "version": 1 // house.state.replay.bound.interval})
@@ -196,7 +196,7 @@ def test_the_last_rounds_have_places_for_all_that_wait_whatever_the_controller_w
 
 
 def test_a_group_that_was_recalled_wins_no_place_in_the_next_round() -> None:
-    """Two train steps per version: what it has would be young enough, but groups may be of another size now."""
+    """Two train steps per version: its tokens would be young enough, but groups may have another size now."""
     house = started(SyncScheduler(Growing(then=16), oversample_prompts=1.25), interval=2)
     first_round_done(house)
     running = house.state.store.of(Stage.RECALLED, Stage.RUNNING)
@@ -212,7 +212,7 @@ def test_cut_samples_go_on_only_where_the_bound_lets_them() -> None:
 
 
 def test_groups_that_are_filtered_are_refilled_and_long_prompts_come_all_the_same() -> None:
-    """Dynamic sampling: most groups teach nothing; those that were cut are not forgotten."""
+    """Dynamic sampling: most groups teach nothing, and groups that were broken off are not forgotten."""
     dice = random.Random(1)
     run = Run(dice, "fixed", batches=12)
     first_cut: dict[int, int] = {}
@@ -254,7 +254,7 @@ def test_without_asking_batches_are_in_the_order_of_the_prompts_and_come_whole()
 
 @pytest.mark.parametrize("versions", [(0, 0), (1, 2), (2, 2)])
 def test_strict_rounds_serve_nothing_but_the_current_version(versions: tuple[int, int]) -> None:
-    """The last check, behind admission: whatever was let in, neither an older nor a newer token is trained."""
+    """The last check, after admission: whatever was admitted, neither older nor newer tokens are trained."""
     replay = Replay(Bound(0, 1), partial(in_order))
     for group_id, made in enumerate([(0, 0), versions]):
         replay.admit(group_id, group_id, 2, 2, "a", 0, 0.0)

@@ -1,4 +1,4 @@
-"""Verifiers that overrun their time: told of, from the totals of actors, and the end of a run of nothing else."""
+"""Verifiers that exceed their time: reported from the actors' totals; a run in which all do so ends."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Payloads wait, the journal is rotated, the buffer is killed and started again: a small `scripts.bench.waiting`."""
+"""Payloads wait while the journal is rotated and the buffer is killed and restarted: a small `scripts.bench.waiting`."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tests.buffer.test_acknowledged import house, push_all, said, settle
 def test_what_waits_survives_rotations_and_kills_and_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real buffer process, past the page cache. Without payloads one takes 80 MiB."""
+    """A real buffer process that bypasses the page cache. Without payloads it takes 80 MiB."""
     monkeypatch.setattr(waiting, "MOST_RESIDENT", 160 << 20)
     lives = waiting.measure(0.25, "fsync", tmp_path)
     assert waiting.check(lives) == []
@@ -31,7 +31,7 @@ def test_what_waits_survives_rotations_and_kills_and_is_not_loaded(
 
 
 def damage(buffer: House, folder: Path, held: Stored) -> None:
-    """A byte of a payload that is only in an older segment, as after a resume."""
+    """Damage one byte of a payload that only an older segment has, as after a resume."""
     buffer.say("learner", "checkpointed", {"step": 0})
     held.data = None
     path = folder / f"{held.extent.segment:06d}.wal"
@@ -44,7 +44,7 @@ def damage(buffer: House, folder: Path, held: Stored) -> None:
 def test_a_group_whose_payload_the_disk_has_lost_is_rolled_out_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, parts: bool
 ) -> None:
-    """Else no resume could go on. The others of its batch wait for it."""
+    """Otherwise no resume could continue. The other groups of its batch wait for it."""
     buffer = house(tmp_path, sync=False)
     push_all(buffer, 2)
     settle(buffer)

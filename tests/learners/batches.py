@@ -42,7 +42,7 @@ def tiny_model(kind: str = "qwen2", scale: float = 0.3) -> PreTrainedModel:
 def make_sample(
     rng: np.random.Generator, *, prompt: int, response: int, vocab: int = VOCAB, version: int = 0, masked: float = 0.0
 ) -> Sample:
-    """Random tokens and logprobs; the response is made by one or two versions, `version` the newest."""
+    """A sample of random tokens and logprobs; one or two versions made the response, `version` is the newest."""
     split = int(rng.integers(0, response)) if version else 0
     runs = [(v, n) for v, n in ((version - 1, split), (version, response - split)) if n]
     mask = rng.random(response) >= masked
@@ -69,7 +69,7 @@ def make_batch(
     max_response: int = 8,
     masked: float = 0.2,
 ) -> Batch:
-    """Groups of samples of mixed lengths."""
+    """A batch of groups with samples of mixed lengths."""
     made = []
     for g in range(groups):
         prompt = int(rng.integers(1, 7))
@@ -85,8 +85,8 @@ def make_batch(
 
 
 def assert_metrics_close(found: dict[str, Any], expected: dict[str, Any], rtol: float, atol: float) -> None:
-    """The same names; numbers that are close, and all else the same, but how many tokens were computed: which sequences
-    share their prefixes depends on how they are dealt out."""
+    """Names are the same, numbers are close, all else is equal. The count of computed tokens may differ: which
+    sequences share prefixes depends on how they are dealt out."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         if name == "computed_tokens":

@@ -37,7 +37,7 @@ class _Rotary(nn.Module):
 
 
 def exact(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with the same weights, in float64 throughout; changed in place."""
+    """Change the model in place to compute in float64 throughout, with the same weights."""
     for module in model.double().modules():
         for ending, replacement in (("RMSNorm", _Norm), ("RotaryEmbedding", _Rotary)):
             if type(module).__name__.endswith(ending):

@@ -50,13 +50,13 @@ CODINGS: dict[int, dict[str, Any]] = {
 
 
 def learner_of(ranks: int) -> TorchLearner:
-    """Weights of which a few percent change with each step; vectors of 76 elements, which no rank's shard ends well."""
+    """Weights of which each step changes a few percent; vectors of 76 elements don't divide evenly among ranks."""
     model = qwen2(0, 301, hidden_size=76, intermediate_size=101, num_attention_heads=2, num_key_value_heads=1)
     return TorchLearner(model, decoupled_ppo, partial(group), 1.0, 0, lr=1e-6, num_minibatches=1, ranks=ranks)
 
 
 class Shares:
-    """In a rank's client's place."""
+    """Stands in for a rank's client."""
 
     def __init__(self, rank: int, ranks: int):
         self._rank, self._ranks, self._asked = rank, ranks, list[int]()
@@ -73,7 +73,7 @@ class Shares:
 
 
 class Engine:
-    """Holds what it was given last."""
+    """Holds the last weights that it was given."""
 
     def __init__(self) -> None:
         self.version, self.digest, self.bits = -1, "", b""
@@ -89,7 +89,7 @@ def actor(name: str, folder: Path) -> Subscriber:
 
 
 class Spy:
-    """What goes from rank to rank in order to publish, and whether weights are put together for it."""
+    """Records what ranks exchange in order to publish, and whether weights are put together for it."""
 
     def __init__(self, others: OtherRanks):
         self._others, self.told, self.publishing = others, 0, False
@@ -186,7 +186,7 @@ def main() -> None:
 
 
 def publish_on(ranks: int, folder: Path, seconds: float = 240.0) -> dict[str, Any]:
-    """What rank 0 of so many has seen."""
+    """What rank 0 of this many ranks has seen."""
     arguments = [[str(rank), str(ranks), str(folder)] for rank in range(ranks)]
     with forked("tests.learners.publishing", arguments, folder) as running:
         assert running[0].wait(seconds) == 0, said(folder)

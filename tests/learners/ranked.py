@@ -86,7 +86,7 @@ def batches(case: Case) -> list[Batch]:
 
 
 def share(batch: Batch, rank: int, ranks: int) -> Batch:
-    """What the buffer serves a rank."""
+    """What the buffer serves one rank."""
     if ranks == 1:
         return batch
     places = split([sum(len(sample.tokens) for sample in each.samples) for each in batch.groups], ranks)[rank]
@@ -94,7 +94,7 @@ def share(batch: Batch, rank: int, ranks: int) -> Batch:
 
 
 def train(case: Case, rank: int, ranks: int) -> dict[str, Any]:
-    """Metrics of each step, and on rank 0 the weights in the end, published ones and adapters."""
+    """Train; returns each step's metrics, and on rank 0 the final weights, published weights and adapters."""
     knobs = {"lr": 1e-2, "eps": ADAMW_EPS, "num_minibatches": 1, "publish_dtype": "float32"} | case.knobs
     model = exact(tiny_model(case.model)) if case.exact else tiny_model(case.model)
     learner = TorchLearner(model, case.loss, partial(case.advantage), 1.0, 0, ranks=ranks, **knobs)
@@ -112,7 +112,7 @@ def train(case: Case, rank: int, ranks: int) -> dict[str, Any]:
 
 
 def train_on(ranks: int, folder: Path, seconds: float = 240.0) -> list[dict[str, Any]]:
-    """By rank: name of a case → what `train` gave there."""
+    """By rank: name of a case → what `train` returned there."""
     arguments = [[str(rank), str(ranks), str(folder)] for rank in range(ranks)]
     with forked("tests.learners.ranked", arguments, folder) as running:
         codes = [process.wait(seconds) for process in running]

@@ -1,4 +1,4 @@
-"""Adapters learn: a model half-trained on copying two digits is frozen, and gets better through LoRA."""
+"""Adapters learn: a model half-trained to copy two digits is frozen, and improves through LoRA."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ def prompts(rng: np.random.Generator, count: int) -> torch.Tensor:
 
 
 def half_trained(seed: int = 0, until: float = 0.5):
-    """By cross entropy, until half of the probability is on the right digits."""
+    """Train by cross-entropy until half of the probability is on the right digits."""
     model, rng = qwen2(seed, VOCAB, num_attention_heads=4, initializer_range=0.1), seeded(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(2000):

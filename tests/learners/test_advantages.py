@@ -93,7 +93,7 @@ def test_batch_normalisation(baseline):
 
 
 def episodes(seed: int = 0, values: bool = False) -> Episodes:
-    """Five samples of 1 to 5 trained tokens, one without any."""
+    """Five samples of 1 to 5 trained tokens, one of them without any."""
     rng = seeded(seed)
     sample = np.repeat([0, 1, 3, 4], [5, 1, 3, 4])
     return Episodes(

@@ -27,7 +27,7 @@ LENGTHS = {
 
 
 def sequence_by_sequence(q, k, v, starts, key_starts, longest, longest_key, *, wrong=0.0, **how):
-    """Stands in for torch's kernel, as its documentation has it, and pads nothing either."""
+    """Stands in for torch's kernel as documented; it doesn't pad either."""
     assert how["num_splits"] == 1 and starts.dtype == key_starts.dtype == torch.int32
     assert (longest, longest_key) == (int(starts.diff().max()), int(key_starts.diff().max()))
     assert len({x.dtype for x in (q, k, v)}) == 1 and all(x.is_contiguous() for x in (q, k, v))
@@ -46,7 +46,7 @@ def sequence_by_sequence(q, k, v, starts, key_starts, longest, longest_key, *, w
 
 
 def stand_in(monkeypatch, wrong=0.0) -> list[torch.dtype]:
-    """Let a kernel that needs no GPU take the place of torch's; returns the dtypes of its calls, trials included."""
+    """Replace torch's kernel by one that needs no GPU; returns the dtypes of its calls, including trial calls."""
     dtypes = []
     kernel = lambda *a, **b: (dtypes.append(a[0].dtype), sequence_by_sequence(*a, wrong=wrong, **b))[1]  # noqa: E731
     monkeypatch.setattr(varlen, "KERNEL", kernel)
@@ -56,7 +56,7 @@ def stand_in(monkeypatch, wrong=0.0) -> list[torch.dtype]:
 
 @pytest.fixture(params=["blocks", "kernel"])
 def implementation(request, monkeypatch):
-    """Both implementations of attention, in full precision; the kernel itself needs a GPU, and half precision."""
+    """Both implementations of attention, in full precision; the kernel itself needs a GPU and half precision."""
     calls = []
     if request.param == "kernel":
         monkeypatch.setattr(varlen, "KERNEL", lambda *a, **b: (calls.append(1), sequence_by_sequence(*a, **b))[1])
@@ -93,7 +93,7 @@ def test_logits_and_gradients_equal_those_of_each_sequence_alone(kind, lengths, 
 
 
 def test_no_mask_over_the_row_is_built(monkeypatch):
-    """A mask would cost S × S; transformers hands the attention function None instead."""
+    """A mask would take S × S; transformers passes None to the attention function instead."""
     seen = []
     real = packed_attention
 
@@ -111,7 +111,7 @@ def test_no_mask_over_the_row_is_built(monkeypatch):
 
 
 def test_sliding_windows_are_kept(implementation):
-    """Against scores masked by hand, in float64."""
+    """Compared with scores masked by hand, in float64."""
     rng = torch_seeded(3)
     lengths, window = [5, 9], 3
     q, k, v = (torch.randn(1, heads, 14, 4, generator=rng, dtype=torch.float64) for heads in (4, 2, 2))
@@ -137,7 +137,7 @@ def test_padding_inside_a_block_stays_below_half():
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_matrix_by_matrix_is_attention(masked):
-    """In float64, gradients too; in half precision it is what a CPU computes short sequences with."""
+    """In float64, with gradients. In half precision, a CPU computes short sequences this way."""
     rng = torch_seeded(0)
     shape = (3, 5 if masked else 9)
     q = torch.randn(3, 4, shape[1], 8, dtype=torch.float64, generator=rng, requires_grad=True)
@@ -168,7 +168,7 @@ def test_what_it_does_not_compute_is_refused(refused):
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
 def test_autocast_reaches_the_kernel_in_half_precision(kind, monkeypatch):
-    """Nothing but the device is pretended. Queries and keys leave the rotary embedding in float32."""
+    """Only the device is faked. Queries and keys leave the rotary embedding in float32."""
     lengths = LENGTHS["long tail"]
     model, generator = tiny_model(kind), torch_seeded(1)
     sequences = [torch.randint(0, VOCAB, (n,), generator=generator) for n in lengths]
@@ -188,7 +188,7 @@ def test_autocast_reaches_the_kernel_in_half_precision(kind, monkeypatch):
 
 
 def test_a_train_step_in_half_precision_is_one_of_the_kernel(monkeypatch):
-    """Samples that share prefixes among them, and activations that are recomputed."""
+    """Some samples share prefixes, and activations are recomputed."""
     batch = make_batch(seeded(0), groups=3)
     for made in batch.groups:
         for sample in made.samples:

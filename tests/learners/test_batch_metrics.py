@@ -1,4 +1,4 @@
-"""Batch metrics against numbers counted by hand."""
+"""Batch metrics against numbers computed by hand."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a step reports: by staleness, by sign of the advantage, against NumPy."""
+"""What a step reports, by staleness and by sign of the advantage, against NumPy."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -57,7 +57,7 @@ def test_a_tally_means_peaks_and_spreads():
 
 
 class Two(Ranks):
-    """The first of two ranks in a thread each, which meet at a barrier."""
+    """The first of two ranks, each in a thread; they meet at a barrier."""
 
     def __init__(self, rank, met, said):
         self.count, self.rank, self._met, self._said = 2, rank, met, said

@@ -1,4 +1,4 @@
-"""What the learner tells people of the tokens that it has trained, and of which groups."""
+"""What the learner records for people: the tokens that it has trained, and from which groups."""
 
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ def learner(loss=decoupled_ppo, **knobs) -> TorchLearner:
 
 
 def column(batch: Batch, found: list[dict[str, np.ndarray]], name: str) -> np.ndarray:
-    """One number per response token of the batch; NaN for samples of which nothing is trained."""
+    """One number per response token of the batch; NaN for samples without trained tokens."""
     pairs = zip(found, batch.samples, strict=True)
     return np.concatenate([each.get(name, np.full(s.response_length, np.nan, np.float32)) for each, s in pairs])
 

@@ -1,4 +1,4 @@
-"""Ranks wait for a command without a limit, and for one another within a step only so long."""
+"""Ranks wait without limit for a command, and for a limited time for each other within a step."""
 
 from tests.forked import forked, said
 

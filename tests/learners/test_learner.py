@@ -1,4 +1,4 @@
-"""The train step as a whole: against a plain gradient, and the contracts on bits, cuts and order."""
+"""The whole train step: against a plain gradient, and the contracts on bits, micro-batches and order."""
 
 from functools import partial
 
@@ -64,7 +64,7 @@ def test_the_gradient_is_that_of_a_plain_loop_over_samples():
 
 
 def test_published_bits_are_the_differentiated_bits():
-    """The values that the forward of step k reads, bit for bit, are those of the snapshot after step k − 1."""
+    """The values that the forward of step k reads are, bit for bit, those of the snapshot after step k − 1."""
     learner, read = learner_of(num_minibatches=1), []
     learner.model.register_forward_pre_hook(
         lambda model, args: read.append({n: p.detach().clone() for n, p in model.named_parameters()})
@@ -127,7 +127,7 @@ def test_the_cut_into_micro_batches_does_not_change_the_step(cut):
 
 
 def test_proximal_logprobs_are_those_at_the_start_of_the_step():
-    """Every minibatch gets them, although the weights have moved by the second and again by the second epoch."""
+    """Every minibatch gets them, although the weights have moved by the second minibatch and by the second epoch."""
     seen = []
 
     def spy(batch, denominator):
@@ -185,7 +185,7 @@ def test_a_batch_with_nothing_to_train_changes_nothing():
 
 
 def test_untrained_tokens_and_what_follows_do_not_matter():
-    """Filler behind the answer may hold any tokens and logprobs."""
+    """Filler after the answer may hold any tokens and logprobs."""
     plain, filled = learner_of(), learner_of()
     short, long = batches(1, masked=0.0)[0], batches(1, masked=0.0)[0]
     for sample in long.samples:
@@ -205,7 +205,7 @@ def test_more_minibatches_than_groups_is_one_per_group():
 
 
 def test_temperature_scales_the_policy():
-    """At temperature 2 the policy is flatter, so its entropy is higher; the start of both is the same."""
+    """At temperature 2 the policy is flatter, so its entropy is higher; both start from the same weights."""
     cold, hot = (learner_of(temperature=t, num_minibatches=1).train(batches(1)[0]) for t in (1.0, 2.0))
     assert hot["entropy"] > cold["entropy"] + 0.1
 
@@ -236,7 +236,7 @@ def test_a_restored_learner_goes_on_bit_for_bit(tmp_path):
 
 
 def test_it_learns():
-    """A bandit: token 3 is the right answer to any prompt. On-policy, so the engine is the model itself."""
+    """A bandit: token 3 is the right answer to every prompt. On-policy, so the engine is the model itself."""
     learner = learner_of(lr=1e-2, num_minibatches=1)
     for i in range(12):
         batch = make_batch(seeded(i), index=i, groups=4, size=16, max_response=1, masked=0.0)
@@ -265,7 +265,7 @@ def with_token(batch, token: int):
 @pytest.mark.parametrize("token", [VOCAB, -1])
 @pytest.mark.parametrize("stream", [{}, {"stream": True, "num_minibatches": 1}])
 def test_a_batch_that_cannot_be_trained_leaves_no_trace(token, stream):
-    """The faulty sample is in the last minibatch, or in a group that is taken early."""
+    """The faulty sample is in the last minibatch, or in a group that is trained early."""
     one, other = learner_of(**stream), learner_of(**stream)
     first, second = batches(2)
     for each in (one, other):

@@ -1,4 +1,5 @@
-"""Every loss through a real train step: from its yaml, whatever the cut; what plans and Kondo's gate cost and save."""
+"""Every loss through a real train step: from its yaml, for every micro-batch size; what plans and Kondo's gate cost and
+save."""
 
 from dataclasses import replace
 from functools import partial
@@ -31,7 +32,7 @@ def learner_of(loss, **knobs) -> TorchLearner:
 
 
 def near_policy(learner, batch, spread: float = 0.2):
-    """Behaviour logprobs near the learner's own, so that masks and clips let a part of the tokens through."""
+    """Behaviour logprobs near the learner's own, so that masks and clips pass a part of the tokens."""
     rng = seeded(7)
     for sample in on_policy(learner, batch).samples:
         sample.logprobs = (sample.logprobs + rng.normal(0, spread, len(sample.logprobs))).astype(np.float32)
@@ -75,7 +76,7 @@ def test_the_same_batch_gives_the_same_bits(loss):
 
 
 def differentiated(learner) -> list[int]:
-    """Input tokens of each later forward pass with gradient."""
+    """The number of input tokens of each later forward pass with gradient."""
     counts: list[int] = []
 
     def count(module, args, kwargs):
@@ -102,7 +103,7 @@ def test_other_losses_differentiate_everything():
 
 
 def test_skipping_the_dropped_tokens_leaves_the_gradient_as_it_is():
-    """Against the same plan without the skipping: dropped tokens go through the pass with weight 0."""
+    """Compared with the same plan without skipping, where dropped tokens have weight 0."""
 
     def masked(batch, denominator):
         return dg_kondo(batch, denominator, keep=0.2)

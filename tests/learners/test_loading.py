@@ -1,4 +1,4 @@
-"""Models made by shard, from a folder: the weights of one that is made whole, without ever being whole on a rank."""
+"""Models loaded by shard from a folder: the weights equal those of a whole model, which no rank ever holds."""
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ from tests.learners.batches import tiny_model
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_read_their_own_shards_alone(ranks, tmp_path):
-    """Two and four ranks; rows that do not divide evenly, and a tied embedding. A rank has its shards, and the rows of
-    one tensor beside them."""
+    """Two and four ranks; rows that do not divide evenly, and a tied embedding. A rank has its shards, and beside them
+    the rows of one tensor."""
     model = tiny_model("llama")
     if ranks == 2:
         model = qwen2(0, 300, hidden_size=64, num_hidden_layers=8, num_attention_heads=2, intermediate_size=128)

@@ -56,7 +56,7 @@ def test_entropy_gradient_agrees_with_finite_differences():
 @pytest.mark.parametrize("rows", [3, 100])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_linear_head_without_logits_in_the_graph_is_the_head(rows, bias):
-    """In float64: values and gradients of both, and of each alone, against log_softmax."""
+    """In float64: values and gradients of both together, and of each alone, against log_softmax."""
     rng = torch.Generator().manual_seed(0)
     head = torch.nn.Linear(5, 17, bias=bias, dtype=torch.float64)
     targets = torch.randint(0, 17, (10,), generator=rng)
@@ -85,7 +85,7 @@ def test_logits_are_made_in_the_dtype_of_the_weights_under_autocast():
 
 @pytest.mark.parametrize("held", ["float32", "bfloat16"])
 def test_an_fp32_head_keeps_three_digits_that_half_precision_loses_at_a_large_vocabulary(held):
-    """At Qwen's vocabulary, with logits of deviation 4; weights and states are what half precision can represent."""
+    """Qwen's vocabulary, logits of deviation 4; weights and states are representable in half precision."""
     rng, words = torch.Generator().manual_seed(0), 151_936
     head = torch.nn.Linear(16, words, bias=False)
     head.weight.data = torch.randn(words, 16, generator=rng).bfloat16().to(getattr(torch, held))
@@ -118,7 +118,7 @@ def test_an_entropy_that_nobody_differentiates_changes_nothing_else():
 
 @pytest.mark.parametrize("rows", [3, 100])
 def test_half_precision_gradients_of_the_head_are_near_and_exact_where_a_token_is_all_but_certain(rows):
-    """Of a bfloat16 probability .999 nothing would be left of 1 − p."""
+    """With a bfloat16 probability of .999, nothing would be left of 1 − p."""
     torch.manual_seed(0)
     head, states = torch.nn.Linear(64, 500, bias=False), torch.randn(20, 64, requires_grad=True)
     states.data[0] = 40 * head.weight.data[7]  # 1 − p is 2e-3 here

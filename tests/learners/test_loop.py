@@ -1,4 +1,4 @@
-"""The learner's loop in a set order of events: batches that can't be trained, and steps that fail."""
+"""The learner's loop with events in a fixed order: batches that can't be trained, and steps that fail."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.seeds import seeded
 
 
 class Client:
-    """Serves made-up batches, and remembers what it was told."""
+    """Serves synthetic batches, and records what it is told."""
 
     def __init__(self) -> None:
         self.said: list[tuple] = []
@@ -48,7 +48,7 @@ class Client:
 
 
 class Trainer:
-    """Goes through a list of what comes of its steps: metrics or an error; then all is well."""
+    """Plays back a list of step results, metrics or errors; after these, every step succeeds."""
 
     def __init__(self, outcomes: list[Any]):
         self.outcomes = outcomes

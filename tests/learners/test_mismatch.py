@@ -25,7 +25,7 @@ def learner_of(**knobs) -> TorchLearner:
 
 
 def sampled(learner: TorchLearner, index: int, version: int) -> Batch:
-    """A batch whose logprobs are those of the learner's present weights, which have this version."""
+    """A batch whose logprobs come from the learner's present weights, which have this version."""
     batch = make_batch(seeded(index), index=index, version=version)
     for sample in batch.samples:
         sample.runs, sample.logprobs = [(version, sample.response_length)], _logprobs(learner, sample)
@@ -33,7 +33,7 @@ def sampled(learner: TorchLearner, index: int, version: int) -> Batch:
 
 
 def _logprobs(learner: TorchLearner, sample: Sample) -> np.ndarray:
-    """By a model of the same weights; with adapters by the learner's own."""
+    """The logprobs of a model with the same weights; with adapters, the learner's own."""
     if learner._adapters:
         return _own_logprobs(learner, sample)
     model = tiny_model()
@@ -51,7 +51,7 @@ def _own_logprobs(learner: TorchLearner, sample: Sample) -> np.ndarray:
 
 
 def trained(learner: TorchLearner, steps: int, engine: float = 0.0) -> list[dict[str, float]]:
-    """Train steps on tokens of `ETA` versions ago, by an engine whose logprobs are too high by `engine`."""
+    """Train on tokens from `ETA` versions ago, sampled by an engine whose logprobs are too high by `engine`."""
     waiting: list[Batch] = []
     rows = []
     for step in range(steps):

@@ -1,5 +1,5 @@
-"""What several ranks publish, each its part, is what one rank would publish of the same weights: every bit and every
-digest, for actors that follow, sleep, join late, or are served by a relay. And nobody puts the weights together."""
+"""Several ranks publish their parts: together these are what one rank would publish, every bit and digest, for actors
+that follow, sleep, join late, or are served by a relay. No process puts the weights together."""
 
 import pytest
 

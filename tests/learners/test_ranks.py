@@ -1,4 +1,4 @@
-"""A learner of two ranks is the learner of one: the same losses, metrics and weights, up to rounding."""
+"""A learner with two ranks equals one with a single rank: same losses, metrics and weights, up to rounding."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def two(tmp_path_factory):
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.exact])
 def test_two_ranks_give_the_losses_and_weights_of_one(two, name):
-    """In float64; weights to the float32 in which they are published."""
+    """Computed in float64; the weights are equal as float32, in which they are published."""
     one, first = train(CASES[name], 0, 1), two[0][name]
     for step, (alone, together) in enumerate(zip(one["rows"], first["rows"], strict=True)):
         assert together == two[1][name]["rows"][step], "ranks report the same"

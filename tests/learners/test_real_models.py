@@ -1,4 +1,4 @@
-"""Hugging Face folders of three architectures: trained, served by the embedded engine, written back, loaded again."""
+"""Hugging Face folders of three architectures: trained, served by the embedded engine, saved, loaded again."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ def batch_of(index: int = 0):
 
 
 def logprobs(model, tokens, response: int) -> np.ndarray:
-    """Of the last `response` tokens, by the model's own forward."""
+    """The logprobs of the last `response` tokens, by the model's own forward."""
     with torch.no_grad():
         rows = model(torch.as_tensor(np.asarray(tokens, np.int64))[None]).logits[0].log_softmax(-1)
     chosen = torch.as_tensor(np.asarray(tokens[-response:], np.int64))
@@ -45,7 +45,7 @@ def logprobs(model, tokens, response: int) -> np.ndarray:
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_train_publish_serve_save_load(kind, lora, tmp_path):
-    """The folder that is written holds what was published, and the engine samples from just that."""
+    """The saved folder holds what was published, and the engine samples from exactly that."""
     path = write_folder(tmp_path / "base", kind)
     learner = learner_of(path, lora=lora)
     served = folder(0, 258, path=path)
@@ -109,7 +109,7 @@ def test_a_checkpoint_with_adapters_goes_on_with_the_same_bits(tmp_path):
 
 
 def test_merged_weights_compute_what_the_adapters_do(tmp_path):
-    """Published in float32 the two agree to rounding; in bfloat16 they differ by far less than training moved them."""
+    """Published in float32 the two agree up to rounding; in bfloat16 they differ by far less than training moved them."""
     import peft
 
     path = write_folder(tmp_path / "base", "llama")
@@ -129,7 +129,7 @@ def test_merged_weights_compute_what_the_adapters_do(tmp_path):
 
 
 def test_the_reference_is_the_model_without_adapters(tmp_path):
-    """KL to the reference agrees with that of full training, which holds a copy of the initial weights."""
+    """KL to the reference equals that of full training, which holds a copy of the initial weights."""
     path = write_folder(tmp_path / "base", "qwen2")
     light, full = (learner_of(path, kl_loss=0.1, num_minibatches=1, lora=lora) for lora in (LORA, None))
     assert light._reference is light.model

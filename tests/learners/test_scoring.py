@@ -1,4 +1,4 @@
-"""Scores against the gradients of real train steps, and against NumPy; what must not change, does not."""
+"""Scores against the gradients of real train steps, and against NumPy; scoring changes nothing else."""
 
 from functools import partial
 

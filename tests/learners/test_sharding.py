@@ -1,4 +1,4 @@
-"""Options that change how a step is computed, and not what: each against the plain learner, on one rank."""
+"""Options that change how a step is computed, but not its result: each against the plain learner, on one rank."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -125,7 +125,7 @@ def test_weights_in_bfloat16_that_would_be_rounded_are_refused(wrong):
 
 
 class Waits(TorchDispatchMode):
-    """Counts the numbers that Python asks a device for."""
+    """Counts how often Python reads a number from a device."""
 
     count = 0
 
@@ -146,7 +146,8 @@ def test_nothing_waits_for_the_device_once_per_micro_batch(loss):
 
 
 def numbers_of_graphs(learner: TorchLearner, graphs: list) -> list[int]:
-    """After each of some batches of other shapes: equal lengths, one sample, shared prompts, long ones."""
+    """The number of graphs after each of several batches of other shapes: equal lengths, one sample, shared prompts,
+    long ones."""
     counts = []
     for index in range(9):
         batch = make_batch(seeded(index), index=index, groups=1 + index % 4)
@@ -160,7 +161,7 @@ def numbers_of_graphs(learner: TorchLearner, graphs: list) -> list[int]:
 
 @pytest.mark.parametrize("kernel", [False, True])
 def test_compiled_layers_have_as_many_graphs_whatever_the_batch(kernel, monkeypatch):
-    """Blocks stay outside of graphs; the kernel, here with a stand-in for what it does on a GPU, is inside: a layer is
+    """Blocks are outside of the graphs. The kernel is inside (here a stand-in for what runs on a GPU), so a layer is
     one graph."""
     graphs = []
     backend = {"backend": lambda graph, inputs: (graphs.append(graph), graph.forward)[1]}
@@ -181,7 +182,7 @@ def test_compiled_layers_have_as_many_graphs_whatever_the_batch(kernel, monkeypa
 
 
 def kernel_on_cpu() -> None:
-    """Register stand-ins for the kernel's forward and backward pass on a CPU."""
+    """Register stand-ins on a CPU for the kernel's forward and backward pass."""
 
     def attend(q, k, v, starts, key_starts, *more):
         most, most_keys, scale, window = more

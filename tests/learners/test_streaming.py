@@ -1,4 +1,5 @@
-"""Gradients taken group by group, while others still run, make the step of the whole batch; arrival changes no bit."""
+"""Gradients computed group by group, while other groups run, give the step of the whole batch; the order of arrival
+changes no bit."""
 
 from dataclasses import replace
 from functools import partial
@@ -26,7 +27,7 @@ def learner_of(loss=decoupled_ppo, advantage=group, model=None, **knobs) -> Torc
 
 
 def uneven(index: int = 0) -> Batch:
-    """A batch as tail batching and group control leave it: groups of a size of its own, of very different lengths."""
+    """A batch as tail batching and group sizing make it: groups of their own sizes, with very different lengths."""
     rng = seeded(index)
     made = make_batch(rng, index=index, version=index, groups=6, size=(2, 4, 8)[index % 3], max_response=30)
     made.groups[2].samples[0].loss_mask[:] = False
@@ -54,7 +55,7 @@ KNOBS = [
 
 @pytest.mark.parametrize("knobs", KNOBS, ids=lambda knobs: "-".join(knobs) or "plain")
 def test_the_streamed_update_is_the_one_shot_update(knobs):
-    """In float64: the gradient, the critic's, the weights after several steps, and what is said of them."""
+    """In float64: the gradient, the critic's, the weights after several steps, and the metrics."""
     knobs = {"publish_dtype": "float32", "clip_grad": 0.5, "eps": ADAMW_EPS, **knobs}
     streamed, whole = (learner_of(model=exact(tiny_model()), stream=stream, **knobs) for stream in (True, False))
     for batch in [uneven(0), uneven(1), uneven(2)]:
@@ -85,7 +86,7 @@ def test_float32_loses_no_more_in_a_streamed_gradient_than_in_a_one_shot_one(kno
 @pytest.mark.parametrize("at_once", [1, 2, 4])
 @pytest.mark.parametrize("cuts", [(), (6,), (1, 2, 3, 4, 5, 6), (5,)])
 def test_when_groups_came_changes_no_bit(cuts, at_once):
-    """So a batch that is trained again, whole, after a crash or in a replay ends in the same weights."""
+    """A batch that is trained again as a whole, after a crash or in a replay, gives the same weights."""
     early, late = (learner_of(stream=True, stream_groups=at_once) for _ in range(2))
     for batch in [uneven(0), uneven(1)]:
         for part in parts(batch, *cuts):

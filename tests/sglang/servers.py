@@ -121,7 +121,7 @@ def engine_for(published, folder, **knobs):
 
 @asynccontextmanager
 async def serving(engine):
-    """The engine, watched, with its servers ready; closed at the end."""
+    """The engine under watch, with its servers ready; closed at the end."""
     watch = asyncio.create_task(engine.watch())
     try:
         ready = asyncio.gather(*(server.ready.wait() for server in engine._servers))
@@ -137,7 +137,7 @@ async def serving(engine):
 
 
 async def slow_down(engine, seconds):
-    """Make every forward pass of the servers take that much longer: windows for updates to land in."""
+    """Make every forward pass of the servers slower, so that updates arrive during passes."""
     for server in engine._servers:
         await server.post("/slow_down", {"forward_sleep_time": seconds or None})
 

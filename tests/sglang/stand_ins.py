@@ -45,7 +45,7 @@ class Nothing:
 
 
 class Inert(type):
-    """The class of stand-in classes, which answer for attributes that they do not have."""
+    """The class of stand-in classes; they answer for attributes that they do not have."""
 
     def __getattr__(cls, name):
         if name.startswith("__") and name.endswith("__"):

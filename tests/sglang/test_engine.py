@@ -1,4 +1,4 @@
-"""One server per architecture: tokens, logprobs and versions against transformers, through many updates in flight."""
+"""One server per architecture: tokens, logprobs and versions against transformers, through many in-flight updates."""
 
 import asyncio
 from functools import partial
@@ -93,8 +93,8 @@ def test_a_stop_token_ends_a_completion_and_is_part_of_it(bench):
 
 
 def test_fifty_updates_under_sixteen_requests(bench):
-    """Each is applied in flight as a patch, its digest is compared inside the server, and every token's logprob is that
-    of the version it is filed under (with `retract` nothing of older weights is left in the KV cache)."""
+    """Each update is applied in flight as a patch, the server compares its digest, and every token's logprob is that of
+    the version it is recorded under (with `retract`, the KV cache keeps nothing of older weights)."""
     engine, published, at = bench.engine, bench.published, {}
 
     async def request(i, going):
@@ -139,8 +139,8 @@ def test_fifty_updates_under_sixteen_requests(bench):
 
 @pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
 def test_tokens_are_filed_under_the_weights_that_made_them(bench, mode):
-    """The first token after an update sees the new weights, whatever the mode: new weights without any old KV where the
-    sequence is computed anew, and in any case the version says so."""
+    """The first token after an update comes from the new weights in every mode: without any old KV where the sequence
+    is computed again; in any case its version says so."""
     engine, published = bench.engine, bench.published
 
     async def check():
@@ -168,7 +168,7 @@ def test_tokens_are_filed_under_the_weights_that_made_them(bench, mode):
 
 
 def test_what_is_kept_of_prompts_is_not_used_under_newer_weights(bench):
-    """Also with `in_place`, where the server can't drop it."""
+    """Also with `in_place`, where the server can't drop its cache."""
     engine, published = bench.engine, bench.published
 
     async def check():
@@ -188,7 +188,7 @@ def test_what_is_kept_of_prompts_is_not_used_under_newer_weights(bench):
 
 
 def test_what_a_request_leaves_while_an_update_begins_is_not_used_under_the_newer_weights(bench, monkeypatch):
-    """It comes after `load` has begun and before the server stands still: its prompt is computed with old weights."""
+    """The request arrives after `load` has begun and before the server pauses: its prompt is computed with old weights."""
     engine, published = bench.engine, bench.published
     server = engine._servers[0]
     post = server.post
@@ -214,7 +214,7 @@ def test_what_a_request_leaves_while_an_update_begins_is_not_used_under_the_newe
 
 
 def test_kept_prompts_are_used_where_that_is_asked_for(bench):
-    """`kv_policy: keep` is another answer than `flush`: else the test above would prove nothing."""
+    """`kv_policy: keep` answers differently than `flush`; otherwise the test above would prove nothing."""
     engine, published = bench.engine, bench.published
 
     async def check():
@@ -276,7 +276,7 @@ def test_requests_that_make_no_sense_are_refused(bench):
 
 
 def test_train_steps_reach_the_server(bench):
-    """The learner trains on what the server samples, and finds its logprobs to be its own; the server follows."""
+    """The learner trains on what the server samples, and its own logprobs agree; the server follows the weights."""
     engine, published = bench.engine, bench.published
     learner = TorchLearner(published.frozen(), decoupled_ppo, partial(group), 1.0, 0, lr=3e-3)
 
@@ -308,7 +308,7 @@ def test_train_steps_reach_the_server(bench):
 
 
 def test_a_patch_that_does_not_fit_ends_in_all_weights(bench):
-    """The server's answer is a failure, not its end, and before it goes on it has the right weights."""
+    """The server's answer is an error, but the server stays alive, and it holds the right weights before it continues."""
     engine, published = bench.engine, bench.published
 
     async def check():

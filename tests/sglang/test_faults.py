@@ -1,4 +1,4 @@
-"""Servers that die, that can't start, that outlive an actor, that somebody else has started."""
+"""Servers that die, can't start, outlive an actor, or were started by someone else."""
 
 import asyncio
 import os
@@ -50,8 +50,8 @@ def wait_until_gone(pids, seconds=30):
 
 
 def test_a_server_that_is_killed_comes_back_with_the_newest_weights(tmp_path):
-    """Requests under way are answered all the same, updates that come meanwhile are what it begins with. Another engine
-    then joins it by its address, and takes it over with weights of its own. At the end nothing is left of it."""
+    """Running requests are answered all the same, and the new server starts with the newest weights. Another engine
+    then joins it by its address and loads its own weights. At the end no process is left."""
     published = Published("qwen2")
 
     async def check():

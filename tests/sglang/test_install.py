@@ -1,4 +1,4 @@
-"""The versions in `constraints-sglang.txt` are such that SGLang, and what comes with it, can be had with them."""
+"""SGLang and its dependencies can be installed with the versions in `constraints-sglang.txt`."""
 
 import importlib.util
 from importlib.metadata import distribution, distributions
@@ -21,7 +21,7 @@ def pins():
 
 
 def test_no_pin_contradicts_what_another_package_asks_for():
-    """Here SGLang is installed without its dependencies, so pip would not notice."""
+    """SGLang is installed without its dependencies here, so pip would not notice."""
     pinned, asked = pins(), []
     assert pinned["sglang"] == distribution("sglang").version
     for package in distributions():

@@ -11,8 +11,8 @@ pytestmark = pytest.mark.integration
 
 
 def test_fewer_requests_go_to_a_server_whose_memory_runs_out(tmp_path):
-    """Room for three of eight, and SGLang is told to hope for the best: it has to put sequences back. (Of requests
-    without a stop token, or many that come at once, it knows better. The stop token here is never sampled.)"""
+    """Room for three of eight, and SGLang is told to be optimistic: it has to put sequences back. (It plans better for
+    requests without a stop token, or many at once. The stop token here is never sampled.)"""
     published = Published("qwen2")
     short = {"max-total-tokens": 700, "schedule-conservativeness": 0.05}
 

@@ -1,4 +1,4 @@
-"""Two servers behind one engine: updates reach both, cut sequences go on on either, agents' traffic is versioned."""
+"""Two servers behind one engine: updates reach both, cut sequences continue on either, agents' requests have versions."""
 
 import asyncio
 from typing import Any
@@ -83,7 +83,7 @@ def test_updates_in_flight_reach_both_servers(bench):
 
 
 def hold(runs, logprobs, prompt, response, models):
-    """Each token's logprob is that of the version that it is filed under (`retract`: keys and values are made anew)."""
+    """Each token's logprob is that of its recorded version (`retract`: keys and values are computed again)."""
     at = 0
     for version, count in runs:
         expected = logprobs_of(models[version], prompt, response)

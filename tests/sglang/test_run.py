@@ -1,4 +1,4 @@
-"""A whole run with `engine=sglang`: buffer, learner, an actor with its server, which is killed, and later frozen."""
+"""A whole run with `engine=sglang`: buffer, learner, an actor with its server, which is killed and later frozen."""
 
 import os
 import re
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.integration
 
 
 def listed():
-    """Of all processes: id, parent's id, title."""
+    """Id, parent's id and title of all processes."""
     text = subprocess.run(["ps", "-eo", "pid=,ppid=,args=", "-ww"], capture_output=True, text=True, check=True).stdout
     return [line.split(maxsplit=2) for line in text.splitlines()]
 
 
 def server_of(run):
-    """The process of the run's server, a child of the actor; None where there is none."""
+    """The process of the run's server, a child of the actor; None if there is none."""
     actors = [pid for pid, _, title in listed() if title.startswith("actor-0 ") and str(run) in title]
     return next((int(pid) for pid, parent, title in listed() if parent in actors and "sglang" in title), None)
 

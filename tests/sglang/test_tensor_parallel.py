@@ -1,4 +1,4 @@
-"""One server over two processes (`tp_size: 2`): patches reach every shard, in flight, and both agree on the digest."""
+"""One server over two processes (`tp_size: 2`): patches reach every shard in flight, and both agree on the digest."""
 
 import asyncio
 

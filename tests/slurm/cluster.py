@@ -63,7 +63,7 @@ PartitionName=debug Nodes={names} Default=YES MaxTime=INFINITE State=UP
 
 
 def missing() -> str:
-    """Why there can't be a cluster here; empty if there can."""
+    """Why there can't be a cluster on this machine; empty if there can."""
     absent = [name for name in PROGRAMS if not _find(name)]
     if absent:
         return f"no Slurm here ({', '.join(absent)}); as root: apt-get install slurm-wlm munge"
@@ -85,7 +85,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 class Cluster:
-    """`nodes` nodes of `cpus` processors each, below `folder`. Used as a context."""
+    """`nodes` nodes of `cpus` processors each, in `folder`. Used as a context."""
 
     def __init__(self, folder: Path, nodes: int = 3, cpus: int = 8):
         self.folder, self.cpus = folder, cpus
@@ -144,7 +144,7 @@ class Cluster:
         self._start("slurmd", "-D", "-N", node, name=node)
 
     def kill_node(self, node: str) -> None:
-        """Its slurmd dies; what it has started lives on, as when a node is cut off from the controller."""
+        """Kill a node's slurmd; what it has started lives on, as when a node is cut off from the controller."""
         daemon = self._daemons.pop(node)
         daemon.kill()
         daemon.wait(PATIENCE)
@@ -181,7 +181,7 @@ class Cluster:
         return "\n".join(f"--- {name}\n{text}" for name, text in texts)
 
     def __exit__(self, *_: object) -> None:
-        """Jobs are cancelled first, so that no process of theirs is left; then the daemons end."""
+        """Cancel jobs first, so that none of their processes is left; then end the daemons."""
         if "slurmctld" in self._daemons:
             subprocess.run(["scancel", "-f", "-u", "root"], env=self.environment, capture_output=True, timeout=PATIENCE)
             with contextlib.suppress(AssertionError):

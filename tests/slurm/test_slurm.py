@@ -30,14 +30,14 @@ TRAINED = ["run.target_reward=null", "eval.prompts=8", "eval.every=0", "groups_p
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """A folder that is seen by "all nodes", with a short path for the daemons' sockets."""
+    """A folder that "all nodes" see, with a short path for the daemons' sockets."""
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="module")
 def cluster(place: Path) -> Iterator[Cluster]:
-    """Four processors per node, whatever the machine has: jobs are cut over nodes."""
+    """Four processors per node, whatever the machine has, so that jobs spread over nodes."""
     (place / "cluster").mkdir()
     with Cluster(place / "cluster", cpus=4) as cluster:
         yield cluster
@@ -45,14 +45,14 @@ def cluster(place: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(cluster: Cluster) -> Iterator[None]:
-    """A test that fails must not leave its job on the nodes of the next one."""
+    """A failed test must not leave its job on the nodes of the next one."""
     yield
     cluster.run("scancel", "--user=root")
     cluster.until("the end of all jobs", lambda: not cluster.run("squeue", "-h"))
 
 
 class Job:
-    """A run that was submitted by `scripts.train`."""
+    """A run submitted by `scripts.train`."""
 
     def __init__(self, cluster: Cluster, place: Path, name: str, *overrides: str):
         self.cluster, self.folder = cluster, place / name
@@ -67,7 +67,7 @@ class Job:
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def until(self, what: str, event: Any, seconds: float = 120.0) -> None:
-        """Raises AssertionError, with the job's own words, also if the job fails meanwhile."""
+        """Raises AssertionError, with the job's own output, also if the job fails in between."""
 
         def happened() -> bool:
             return event() or self.state() in ("FAILED", "CANCELLED", "TIMEOUT")
@@ -91,7 +91,7 @@ class Job:
         return (self.folder / "logs" / f"slurm-{self.id}.log").read_text()
 
     def nodes_of(self) -> dict[str, str]:
-        """Process → the node on which its step runs. Of a heterogeneous job, all parts."""
+        """Process → the node of its step. For a heterogeneous job, all parts."""
         listed = self.cluster.run("squeue", "-h", "-s", "-o", "%j %N").splitlines()
         return dict(line.split() for line in listed)
 
@@ -133,7 +133,7 @@ def test_a_heterogeneous_job_has_the_learner_here_and_the_actors_there(cluster: 
 
 
 def test_usr1_makes_a_checkpoint_and_the_job_goes_on_by_itself(cluster: Cluster, place: Path) -> None:
-    """The end is that of an undisturbed run over the same batches, bit for bit."""
+    """It ends like an undisturbed run over the same batches, bit for bit."""
     job = Job(cluster, place, "requeued", *TRAINED, "run.steps=40", "checkpoint.every=1000", "buffer.keep_journal=true")
     job.until("some train steps", lambda: job.steps() >= 5)
     cluster.run("scancel", "--signal=USR1", job.id)
@@ -148,8 +148,8 @@ def test_usr1_makes_a_checkpoint_and_the_job_goes_on_by_itself(cluster: Cluster,
 
 
 def test_a_node_that_fails_takes_its_actors_along_and_no_more(cluster: Cluster, place: Path) -> None:
-    """Its slurmd and all that this has started are killed at once. Leases return, and the actors begin anew elsewhere,
-    or wait until there is room."""
+    """Its slurmd and all of its processes are killed at once. Leases return, and the actors restart elsewhere, or wait
+    for room."""
     more = ["actors.count=6", "run.steps=100000", "buffer.heartbeat_timeout=3", "actors.max_restarts=5"]
     run = (cluster, place, "failing", *TIMED, *more, "buffer.keep_journal=true", "groups_per_batch=4")
     job, victim, lost = with_a_node_of_actors_alone(*run)
@@ -173,8 +173,8 @@ def test_a_node_that_fails_takes_its_actors_along_and_no_more(cluster: Cluster, 
 
 
 def test_actors_of_a_node_that_was_cut_off_go_on_under_their_names(cluster: Cluster, place: Path) -> None:
-    """Its slurmd alone is killed, as when Slurm's network fails: Slurm gives the node up, and the actors that it starts
-    in place of the others take other names, so that both work."""
+    """Only its slurmd is killed, as when Slurm's network fails: Slurm gives the node up, and the actors that it starts
+    instead take other names, so that both work."""
     more = ["actors.count=4", "run.steps=100000", "actors.max_restarts=5", "groups_per_batch=4"]
     run = (cluster, place, "cut", *TIMED, *more, "buffer.keep_journal=true")
     job, victim, lost = with_a_node_of_actors_alone(*run)
@@ -197,8 +197,8 @@ def test_actors_of_a_node_that_was_cut_off_go_on_under_their_names(cluster: Clus
 
 
 def with_a_node_of_actors_alone(cluster: Cluster, place: Path, name: str, *overrides: str) -> tuple[Job, str, set[str]]:
-    """A run that trains, a node that it can do without, and the processes there. Slurm decides where steps go, and may
-    spread buffer, learner and batch script over all nodes: then the next one."""
+    """A running run, a node that it can do without, and the processes there. Slurm decides where steps go, and may
+    spread buffer, learner and batch script over all nodes: then the next node is tried."""
     for attempt in range(12):
         job = Job(cluster, place, f"{name}{attempt}", *overrides)
         job.until("train steps", lambda job=job: job.steps() > 5)
@@ -224,7 +224,8 @@ def pids(folder: Path, names: set[str]) -> dict[int, int]:
 
 
 def kill_with_parents(folder: Path, names: set[str]) -> None:
-    """The roles, and Slurm's processes that watch over them; the roles are held until nobody can tell of their end."""
+    """Kill the roles and the Slurm processes that watch them; the roles are stopped first, so that none can report its
+    end."""
     found = pids(folder, names)
     for pid in found:
         os.kill(pid, signal.SIGSTOP)
@@ -233,7 +234,7 @@ def kill_with_parents(folder: Path, names: set[str]) -> None:
 
 
 def test_an_ablation_of_two_configs_and_two_seeds_becomes_one_table(cluster: Cluster, place: Path) -> None:
-    """As an array of four tasks; one is told by USR1 that its time is over, and is queued again."""
+    """An array of four tasks; USR1 tells one that its time is over, and it is queued again."""
     small = {"groups_per_batch": 2, "engine.median": 4, "learner.base": 0.02, "run.steps": 15}
     timed = {"engine": "timed", "learner": "timed", "run.target_reward": None, "eval.prompts": 2, "actors.count": 1}
     study = {

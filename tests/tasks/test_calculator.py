@@ -1,4 +1,4 @@
-"""The calculator task and its desk."""
+"""The calculator task and its environment."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Copy, Reverse, Arithmetic: prompts that depend on (seed, split, row) alone, disjoint splits, known rewards."""
+"""Copy, Reverse, Arithmetic: prompts depend only on (seed, split, row), splits are disjoint, rewards are known."""
 
 import asyncio
 import operator

@@ -1,4 +1,4 @@
-"""Jsonl against a tokenizer made here, math-verify's judgement on known answers, and bad files."""
+"""Jsonl with a tokenizer made here, math-verify's verdict on known answers, and bad files."""
 
 import asyncio
 import json

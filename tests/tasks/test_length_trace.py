@@ -1,4 +1,4 @@
-"""The trace against the distribution it promises."""
+"""Lengths from the trace follow its distribution."""
 
 import numpy as np
 import pytest

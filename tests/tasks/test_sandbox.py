@@ -1,4 +1,4 @@
-"""Programs that err and programs that attack; none may get more than a wrong answer."""
+"""Programs with errors and programs that attack; none gets more than a wrong answer."""
 
 import os
 import socket
@@ -111,7 +111,7 @@ def test_its_own_files_are_few_and_small_and_not_on_the_disk():
 
 
 def test_no_network():
-    """By system calls, since modules that are not loaded cannot be imported anyway."""
+    """By system calls, since other modules can't be imported anyway."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = b"\x02\x00" + server.getsockname()[1].to_bytes(2, "big") + bytes([127, 0, 0, 1]) + bytes(8)
         body = f"import ctypes\nLIBC = ctypes.CDLL(None)\nreturn LIBC.connect(LIBC.socket(2, 1, 0), {address!r}, 16)"
@@ -121,7 +121,7 @@ def test_no_network():
 
 
 def test_no_socket_is_made_of_families_without_namespaces_either():
-    """vsock (40) reaches the host of a virtual machine out of an empty network namespace."""
+    """vsock (40) reaches the host of a virtual machine from an empty network namespace."""
     body = "import ctypes\nLIBC = ctypes.CDLL(None)\n"
     body += "return [LIBC.socket(family, kind, 0) for family in range(46) for kind in (1, 2, 3, 5)]"
     assert answer(body) == [[-1] * 46 * 4]
@@ -137,7 +137,7 @@ def test_no_other_process_is_seen_and_no_right_is_left():
 
 
 def test_what_is_expected_is_not_there():
-    """All that a program can reach, searched for a value that only the caller has."""
+    """Everything that a program can reach is searched for a value that only the caller has."""
     body = (
         "import gc, sys\nfound = []\nframe = sys._getframe()\nwhile frame:\n    found.append(repr(frame.f_globals))\n"
     )
@@ -167,7 +167,7 @@ def gone(pids: list[int], deadline: float) -> bool:
 
 
 def test_nothing_is_left_behind_when_the_caller_is_killed_while_the_sandbox_is_set_up():
-    """The kernel forgets the signal of a parent's death when the user changes: right then the caller dies."""
+    """The kernel forgets the parent-death signal when the user changes: the caller dies right then."""
     inside = (
         "import os, sys, time; from areal_like.tasks import sandboxed; caller, fork = os.getppid(), os.fork\n"
         "def forked():\n"

@@ -1,4 +1,4 @@
-"""A tiny model that speaks in characters, agents that talk to it over real HTTP, and the workflow between them."""
+"""A tiny model whose tokens are characters, agents that call it over real HTTP, and the workflow between them."""
 
 import asyncio
 from types import SimpleNamespace
@@ -39,7 +39,7 @@ def engine_of(**knobs: Any) -> TorchEngine:
 
 
 async def post(base_url: str, key: str, body: Any, path: str = "/chat/completions") -> tuple[int, Any]:
-    """(status, answer), by a client of its own."""
+    """POST by a new client; returns (status, answer)."""
     async with (
         aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session,
         session.post(base_url + path, json=body) as answer,
@@ -48,7 +48,7 @@ async def post(base_url: str, key: str, body: Any, path: str = "/chat/completion
 
 
 async def said(base_url: str, key: str, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-    """The message that the model answers with, to go behind `messages`."""
+    """The model's answer, as the message to append to `messages`."""
     status, answer = await post(base_url, key, {"model": "any", "messages": messages, **fields})
     assert status == 200, answer
     return answer["choices"][0]["message"]
@@ -58,14 +58,14 @@ AGENTS = SimpleNamespace()
 
 
 def named(function: Any) -> str:
-    """The name by which a config would call this async function."""
+    """The import path of this async function, as a config writes it."""
     name = f"f{len(vars(AGENTS))}"
     setattr(AGENTS, name, function)
     return f"{__name__}:AGENTS.{name}"
 
 
 async def rollout(function: Any, engine: Any, limits: Limits | None = None, prompt: Prompt | None = None, **knobs: Any):
-    """The sample of one agent, a function or a command."""
+    """Run one agent, a function or a command, and return its sample."""
     agent = function if isinstance(function, list | str) else named(function)
     filler = knobs.pop("filler", 0)
     run = workflow(engine, verifier, prompt or prompt_of(), limits or limits_of(), "r", filler, agent=agent, **knobs)

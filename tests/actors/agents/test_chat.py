@@ -1,4 +1,4 @@
-"""Bodies of chat completions: what is taken, what is refused and why."""
+"""Bodies of chat completions: which are accepted, which are refused, and why."""
 
 import json
 import re
@@ -110,7 +110,7 @@ def test_messages_become_plain() -> None:
     ],
 )
 def test_what_was_served_is_known_again(text: str) -> None:
-    """However a client writes the arguments of a call down."""
+    """A call is recognised in whatever form a client writes its arguments."""
     message = spoken(text, 3, [{"type": "function"}], MARKS)
     reply = Reply(3, message, "stop", 5, 2)
     served = json.loads(json.dumps(completion(chat_of(), reply)))["choices"][0]["message"]
@@ -122,7 +122,7 @@ def test_what_was_served_is_known_again(text: str) -> None:
 
 
 def test_what_is_nested_without_end_is_text() -> None:
-    """A model that repeats itself: Python's reader of JSON gives up by an error of its own."""
+    """A model that repeats itself: Python's JSON reader fails with an error of a kind of its own (RecursionError)."""
     text = "<tool_call>" + "[" * 100_000
     assert spoken(text, 1, [{"type": "function"}], MARKS) == {"role": "assistant", "content": text}
 

@@ -1,4 +1,4 @@
-"""Traffic of agents over real HTTP as trajectories: against multi_turn, branches, stops, limits, a chat template."""
+"""Agents over real HTTP as trajectories: compared with multi_turn; branches, stops, limits, a chat template."""
 
 import asyncio
 import copy
@@ -25,7 +25,7 @@ REPLIES = ["12", "xyz", "0"]
 
 
 class Three:
-    """Says the replies one after the other, and changes the weights behind the first turn. Rewards of every turn."""
+    """Sends the replies in turn; the weights change after the first turn. Every turn has a reward."""
 
     engine: Any = None
 
@@ -43,7 +43,7 @@ class Three:
 
 
 async def three(base_url: str, key: str, row: dict[str, Any]) -> list[float]:
-    """The same as an agent."""
+    """The same conversation, held by an agent."""
     messages = [*row["messages"]]
     for reply in [*REPLIES, None]:
         messages.append(await said(base_url, key, messages, max_tokens=6))
@@ -154,7 +154,7 @@ def test_the_last_turn_is_by_the_order_of_requests():
 
 
 class Speaker:
-    """Says a text whatever it is asked, one token per character, under two versions."""
+    """An engine that answers every prompt with the same text, one token per character, from two versions."""
 
     version, digest = 0, ""
 
@@ -306,7 +306,7 @@ def test_the_example_of_the_docs_works():
 
 
 def test_other_tools_are_another_conversation():
-    """They stand at its beginning."""
+    """The tools stand at the beginning of a conversation."""
 
     async def changing(base_url, key, row):
         talk = [*row["messages"], await said(base_url, key, row["messages"])]
@@ -330,7 +330,7 @@ def test_calls_that_can_not_be_read_stay_text():
 
 
 def test_what_the_model_says_is_never_encoded_again():
-    """Random bytes: no text that could be encoded back to the same tokens."""
+    """The model says random bytes: as text they could not be encoded to the same tokens again."""
 
     async def talking(base_url, key, row):
         messages = [*row["messages"]]

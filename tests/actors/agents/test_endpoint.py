@@ -1,4 +1,4 @@
-"""The endpoint over real HTTP: keys, many samples at once, clients that hang up, cut samples; OpenAI's client."""
+"""The endpoint over real HTTP: keys, concurrent samples, clients that hang up, cut samples; OpenAI's client."""
 
 import asyncio
 import json
@@ -90,7 +90,7 @@ def test_a_request_that_breaks_the_endpoint_is_answered_and_the_next_one_too(mon
 
 
 def test_samples_at_once_are_told_apart():
-    """Each as it is alone: tokens, masks, and rewards that the agent says."""
+    """Each has the tokens, masks and rewards that it would have alone."""
 
     async def echoes(base_url, key, row):
         text = row["messages"][0]["content"]
@@ -172,7 +172,7 @@ def test_an_aborted_sample_is_rejected_and_its_agent_ends():
 
 
 async def counting(base_url: str, key: str, row: dict[str, Any]) -> float:
-    """Four turns; what it says depends on what it hears, and on nothing else."""
+    """An agent of four turns; what it says depends only on the answers it gets."""
     messages = [*row["messages"]]
     for _ in range(4):
         messages.append(await said(base_url, key, messages, max_tokens=8))

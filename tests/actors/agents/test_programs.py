@@ -1,4 +1,4 @@
-"""Agents as commands and functions: what they are told, what they say, how they are ended."""
+"""Agents as commands and functions: their input, their output, and how they are ended."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ row = json.load(sys.stdin)
 
 @pytest.fixture
 def program(tmp_path: Path) -> Any:
-    """Writes a program; gives its command."""
+    """Write a program; returns its command."""
 
     def write(source: str) -> list[str]:
         path = tmp_path / "agent.py"
@@ -128,7 +128,7 @@ os.rename(row["answer"] + ".new", row["answer"])
 
 
 async def family(path: Path) -> list[int]:
-    """The process ids of the program and its child, once they are there."""
+    """The process ids of the program and its child, as soon as both run."""
     async with asyncio.timeout(SECONDS):
         while not path.exists():
             await asyncio.sleep(0.01)
@@ -147,7 +147,7 @@ async def until_gone(pids: list[int]) -> None:
     "ending", ["time.sleep(600)", "chat(row['messages'])", "os.setpgid(0, 0); time.sleep(600)", "pass"]
 )
 def test_a_cancelled_command_is_killed_with_what_it_has_started(program, tmp_path, ending):
-    """Whatever it does at that moment: sleep, wait for an answer, have left its group; or if it has ended by itself."""
+    """In each state: it sleeps, waits for an answer, has left its process group, or has ended by itself."""
 
     async def scenario():
         task = asyncio.create_task(

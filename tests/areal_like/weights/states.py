@@ -1,4 +1,4 @@
-"""Random weights and changes to them, for the tests of this room."""
+"""Random weights and changes to them, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def random_state(specs: list[TensorSpec], rng: np.random.Generator) -> State:
 
 
 def changed(state: State, density: float, rng: np.random.Generator, small: float = 0.9) -> State:
-    """A copy with that share of the elements changed: `small` of them by one step, the others to any bits."""
+    """A copy with this share of the elements changed: `small` of them by one step, the others to any bits."""
     after = State(state.specs, state.buffer.copy())
     for spec, bits in after.tensors():
         width = 8 * spec.itemsize
@@ -58,7 +58,7 @@ def message(before: State, after: State, layout: Layout, base: int = 0, version:
 
 
 def applied(data: bytes, before: State, layout: Layout) -> tuple[State, str]:
-    """A copy of `before` after the delta, and the digest that was kept up to date."""
+    """A copy of `before` after the delta, and its incremental digest."""
     state, lanes = State(before.specs, before.buffer.copy()), Lanes(layout, before.words)
     return state, advance(read(data, layout), layout, state, lanes)
 

@@ -1,4 +1,4 @@
-"""What an engine writes after deltas: enough for the bits of a full load, and nothing that has not changed."""
+"""What an engine writes after deltas: enough for the bits of a full load, and nothing that is unchanged."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What goes in comes out, bit for bit, whatever the bits; and both sides' digests are those of a full sweep."""
+"""Deltas are decoded bit for bit, whatever the bits; and both sides' digests are those of a full sweep."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_every_bit_arrives(kernels, dtype: str, density: float) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_bits_to_any_bits(data) -> None:
-    """Widths, densities, special values and sizes that hypothesis likes."""
+    """Widths, densities, special values and sizes drawn by hypothesis."""
     width = data.draw(st.sampled_from([8, 16, 32]))
     dtype = {8: "float8_e5m2", 16: "bfloat16", 32: "float32"}[width]
     count = data.draw(st.integers(4096, 4300))
@@ -99,7 +99,7 @@ def test_steps_lead_from_any_bits_to_any_other(width: int) -> None:
 
 
 def test_a_step_of_one_is_the_next_number() -> None:
-    """The code of ±1 leads to the neighbours that NumPy knows, across zero as well."""
+    """A code of ±1 leads to the neighbours that NumPy knows, across zero as well."""
     values = np.array([1.0, -1.0, 0.5, 6.1e-5, -3.0], np.float16)
     for code, towards in ((1, np.inf), (0, -np.inf)):
         moved = plain.stepped(values.view(np.uint16), np.full(values.size, code))
@@ -146,7 +146,7 @@ def test_the_coding_that_is_chosen_is_about_the_smallest(density: float) -> None
 
 @pytest.mark.parametrize(("far", "coding"), [(200, "dense"), (0, "mask")])
 def test_large_steps_are_sent_as_bits(kernels, far: int, coding: str) -> None:
-    """Where most of an 8-bit tensor has moved far, a mask and escapes would be longer than the bits."""
+    """If most of an 8-bit tensor has moved far, a mask and escapes would be longer than the bits."""
     before = random_state([TensorSpec("w", "float8_e5m2", (100, 100))], seeded(0))
     after, layout = State(before.specs, before.buffer.copy()), Layout(before.specs, 1 << 20)
     bits = next(after.tensors())[1][:8000]
@@ -172,7 +172,7 @@ def test_large_steps_are_sent_as_bits(kernels, far: int, coding: str) -> None:
     ],
 )
 def test_the_coding_follows_the_density(kernels, density: float, dense_above: float, coding: str) -> None:
-    """Small steps everywhere, in two blocks: gaps below a twelfth, then a mask, the bits above `dense_above`."""
+    """Small steps everywhere, in two blocks: gaps below a twelfth, then a mask, and the bits above `dense_above`."""
     rng = seeded(8)
     before = random_state([TensorSpec("v", "bfloat16", (300, 300)), TensorSpec("w", "bfloat16", (300, 300))], rng)
     after, layout = changed(before, density, rng, small=1.0), Layout(before.specs, 1 << 17)

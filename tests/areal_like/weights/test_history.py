@@ -1,5 +1,5 @@
-"""The core of publisher and subscriber without sockets: whatever is lost, broken, skipped or restarted, who holds a
-version holds its bits."""
+"""The core of publisher and subscriber without sockets: whatever is lost, broken, skipped or restarted, an actor that
+reports a version holds its bits."""
 
 import threading
 
@@ -26,7 +26,7 @@ BLOCK = 8192
 
 
 class Learner:
-    """Versions of weights that change as told, in a history; or in several parts, each with a history of its own."""
+    """Versions of weights that change on command, in one history, or in several parts with a history each."""
 
     def __init__(self, keep: int = 4, snapshot_every: int = 20, seed: int = 0, parts: int = 1):
         self.rng, self.version = seeded(seed), 0
@@ -51,7 +51,7 @@ class Learner:
             Layout(SPECS, BLOCK, part, len(states)).copy_out(self.whole.buffer, state.buffer)
 
     def step(self, density: float) -> None:
-        """The next version. As in a publication, the state of the version before the last is written over."""
+        """Make the next version. As in a publication, it overwrites the state of the version before the last."""
         for _, bits in self.whole.tensors():
             bits[self.rng.random(bits.size) < density] ^= bits.dtype.type(self.rng.choice([1, 2, 0x8000, 0x7F80]))
         for history, spare in zip(self.histories, self._spares, strict=True):
@@ -76,7 +76,7 @@ class Actor:
         self.replica.shape(SPECS, BLOCK, parts)
 
     def sync(self, learner: Learner, version: int, spoil=lambda hop, data: data) -> bool:
-        """Go to a version; `spoil` may change what arrives, or lose it (None). Did it work?"""
+        """Go to a version; `spoil` may change what arrives, or lose it (None). Returns whether it worked."""
         routes = []
         for part, history in enumerate(learner.histories):
             route = self._fetched(part, history, version, spoil)
@@ -114,7 +114,7 @@ def holds(actor: Actor, learner: Learner) -> bool:
 
 
 class Mishaps:
-    """Changes what arrives, or loses it (None): flipped and missing bytes, messages of before."""
+    """Changes what arrives, or loses it (None): flipped bytes, missing bytes, earlier messages."""
 
     def __init__(self, chance: np.random.Generator):
         self.chance, self.old = chance, []
@@ -137,7 +137,7 @@ class Mishaps:
 
 
 def disturbed(actor: Actor, chance: np.random.Generator) -> Actor | None:
-    """The actor after what may happen to it; None: asleep, or busy."""
+    """The actor after a mishap; None: it sleeps or is busy."""
     event = chance.random()
     if event < 0.01:
         return Actor(len(actor.replica.layouts))
@@ -150,7 +150,7 @@ def disturbed(actor: Actor, chance: np.random.Generator) -> Actor | None:
 @pytest.mark.parametrize("parts", [1, 3])
 def test_hundreds_of_versions_with_every_mishap(parts: int) -> None:
     """Joins, restarts, sleep, losses, broken messages, bits that rot: after each acknowledged version the actor's bits
-    are the learner's, and at every other moment it knows that it holds nothing, or what."""
+    are the learner's; at every other moment it knows which version it holds, or that it holds none."""
     learner, chance = Learner(parts=parts), seeded(1)
     actors, acknowledged, spoil = [Actor(parts) for _ in range(3)], 0, Mishaps(chance)
     reasons: set[str] = set()
@@ -174,7 +174,8 @@ def test_hundreds_of_versions_with_every_mishap(parts: int) -> None:
 
 
 def test_fifty_versions_asleep() -> None:
-    """A few bytes where the deltas are there, in one merged message; else a base snapshot, and from there on alike."""
+    """A few bytes in one merged message if the deltas are still there; otherwise a base snapshot, and the same from
+    there on."""
     learner = Learner(keep=60)
     actor, late = Actor(), Actor()
     assert actor.sync(learner, 0) and late.sync(learner, 0)
@@ -211,7 +212,7 @@ def test_late_joiners_share_a_base_snapshot_until_it_is_old() -> None:
 
 
 def test_the_version_before_the_newest_can_still_be_had() -> None:
-    """Actors may be told of a version later than the learner goes on (injected ages)."""
+    """An actor may hear of a version after the learner has made the next one (injected ages)."""
     learner, newcomer, follower = Learner(), Actor(), Actor()
     learner.step(0.01)
     assert follower.sync(learner, 1)
@@ -224,7 +225,7 @@ def test_the_version_before_the_newest_can_still_be_had() -> None:
 
 
 def test_another_base_is_never_built_on() -> None:
-    """Same version number, other bits: the plan is whole weights; and a delta that is forced on is refused."""
+    """Same version number, other bits: the plan is whole weights, and a delta applied by force is refused."""
     learner, actor = Learner(), Actor()
     assert actor.sync(learner, 0)
     learner.step(0.01)
@@ -262,7 +263,7 @@ def test_what_is_kept_stays_bounded() -> None:
 
 
 def asleep(monkeypatch, merge) -> tuple[Learner, Actor]:
-    """An actor that is six versions behind, where deltas are merged by `merge`."""
+    """An actor that is six versions behind, with deltas merged by `merge`."""
     monkeypatch.setattr(history_module, "merge", merge)
     monkeypatch.setattr(history_module, "BESIDE_FROM", 0)
     learner, actor = Learner(keep=60), Actor()
@@ -293,7 +294,7 @@ def test_nobody_waits_while_deltas_are_merged(monkeypatch) -> None:
 
 
 def test_a_merged_delta_can_be_fetched_while_the_learner_goes_on(monkeypatch) -> None:
-    """Else an actor with a slow link would begin again with each version; but not all of them for ever."""
+    """Otherwise an actor with a slow link would start again with each version; but not all deltas are kept forever."""
     learner, actor = asleep(monkeypatch, history_module.merge)
     history, held = learner.history, actor.replica.held(0)
     (hop,) = history.plan(6, *held)
@@ -308,7 +309,7 @@ def test_a_merged_delta_can_be_fetched_while_the_learner_goes_on(monkeypatch) ->
 
 
 def test_a_merged_delta_that_is_longer_than_the_weights_is_not_asked_for_again(monkeypatch) -> None:
-    """Else it and the one from the base snapshot push one another out of memory, and no plan is ever made."""
+    """Otherwise it and the delta from the base snapshot push each other out of memory, and no plan is ever made."""
     merge, merged = history_module.merge, []
 
     def counted(*args) -> bytes:
@@ -357,7 +358,7 @@ def test_where_merging_fails_the_chain_is_sent(monkeypatch, caplog) -> None:
 
 
 def test_a_released_state_is_read_no_more() -> None:
-    """A publication writes over it at once, while actors may ask for the newest version."""
+    """A publication overwrites it at once, while actors may ask for the newest version."""
     learner, actor = Learner(), Actor()
     learner.step(0.1)
     learner.history.release(learner._spares[0])

@@ -35,7 +35,7 @@ def test_no_part_of_a_delta_is_taken_for_a_whole() -> None:
 
 @pytest.mark.parametrize("numpy_only", [False, True])
 def test_changed_bytes_are_refused_or_stay_within_the_weights(monkeypatch, numpy_only: bool) -> None:
-    """The state lies between two guards; kernels check no bounds, so what is accepted must not need them."""
+    """The state lies between two guard areas; kernels check no bounds, so accepted deltas must not need them."""
     compile_from(monkeypatch, 1 << 62 if numpy_only else 0)
     chance = random.Random(0)
     outcomes = {"refused": 0, "taken": 0}
@@ -106,7 +106,7 @@ def test_the_last_element_is_still_within() -> None:
 
 
 def test_a_plane_that_would_unpack_to_more_is_refused_before_it_takes_memory(monkeypatch) -> None:
-    """A frame of a few bytes that claims, or is, a gigabyte."""
+    """A frame of a few bytes that claims to be, or unpacks to, a gigabyte."""
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 30))
     stream = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 20))
     opened = []
@@ -120,7 +120,7 @@ def test_a_plane_that_would_unpack_to_more_is_refused_before_it_takes_memory(mon
 
 
 def test_an_encoder_is_not_fooled_by_its_own_scratch() -> None:
-    """Blocks encoded one after the other do not leak into one another."""
+    """Blocks that are encoded one after the other do not leak into each other."""
     rng = seeded(1)
     before = random_state(specs_of("bfloat16"), rng)
     layout = Layout(before.specs, 16384)

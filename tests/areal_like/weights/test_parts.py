@@ -1,5 +1,5 @@
-"""Weights in parts, one per rank of a learner: each is compared and encoded where it is, and together they are what one
-rank would have published, to the bit and to the digest."""
+"""Weights in parts, one per rank of a learner: each part is compared and encoded on its rank; together they equal what
+one rank would publish, to the bit and to the digest."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_parts_tile_the_weights_and_their_digests_add_up(shapes, dtype, parts) -
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("rows", [0, 1, 5, 8, 12])
 def test_shards_are_those_of_torch(rows: int, ranks: int) -> None:
-    """FSDP cuts by torch.chunk; a rank that gets no chunk has nothing."""
+    """FSDP splits by torch.chunk; a rank that gets no chunk has nothing."""
     rows_of = [len(chunk) for chunk in torch.arange(rows).chunk(ranks)] if rows else []
     expected = np.cumsum([0, *rows_of, *[0] * (ranks - len(rows_of))]) * 6
     assert TensorSpec("w", "bfloat16", (rows, 2, 3)).shards(ranks) == expected.tolist()

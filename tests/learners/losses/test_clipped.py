@@ -56,7 +56,7 @@ def test_decoupled_ppo_weighs_by_proximal_over_behaviour_and_clips_current_over_
 
 
 def test_interpolated_proximal_lies_between_behaviour_and_current_by_version():
-    """Staleness 3 at the start of a step that makes the next version: 3 of 4 versions have passed."""
+    """Staleness 3 at the start of a step that makes the next version: 3 of 4 versions are past."""
     batch = batch_of()
     current, behaviour, _, advantages = arrays(batch)
     staleness = batch.staleness[batch.mask].numpy()
@@ -72,7 +72,7 @@ def test_interpolated_proximal_lies_between_behaviour_and_current_by_version():
 
 
 def test_interpolation_is_exact_where_the_policy_moves_evenly():
-    """log π(v) linear in v: the interpolated policy is the one at the start of the step."""
+    """log π(v) is linear in v: the interpolated policy is the one at the start of the step."""
     batch = batch_of(masked=0.0)
     drift = batch.proximal - batch.behaviour
     per_version = torch.where(batch.staleness > 0, drift / batch.staleness, 0.1)

@@ -81,7 +81,7 @@ def test_masked_tokens_have_no_say_whatever_they_hold(loss):
 
 @every_loss
 def test_padding_behind_each_sequence_changes_nothing(loss):
-    """Three masked tokens of rubbish behind every sequence, as a padded batch has them."""
+    """Three masked tokens of junk after every sequence, as in a padded batch."""
     batch = batch_of()
     index = torch.arange(60).view(-1, LENGTH)
     padded = rows(batch, torch.cat([index, index[:, :3]], dim=1).flatten())
@@ -96,7 +96,7 @@ def test_padding_behind_each_sequence_changes_nothing(loss):
 
 @every_loss
 def test_equal_shares_only_scale_the_sum(loss):
-    """A share of a quarter on every token is a denominator four times as large."""
+    """A share of 1/4 on every token equals a denominator four times as large."""
     batch = batch_of()
     plain = with_plan(loss, batch)
     shared = replace(plain, share=torch.full((60,), 0.25, dtype=torch.float64))

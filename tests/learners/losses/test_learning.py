@@ -1,4 +1,4 @@
-"""Every loss makes a two-armed softmax bandit better, on-policy."""
+"""Every loss improves a two-armed softmax bandit, on-policy."""
 
 import pytest
 import torch

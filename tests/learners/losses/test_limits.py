@@ -1,4 +1,4 @@
-"""Exactly at a limit: which knobs are refused, and what becomes of a token that sits on a cap, a clip or a tie."""
+"""Values exactly at a limit: which knobs are refused, and what happens to a token on a cap, a clip or a tie."""
 
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from tests.learners.losses.token_batches import batch_of, value_and_gradient
 
 
 def named(case: partial) -> str:
-    """The same in each worker of the tests."""
+    """An id that is the same in each worker of the tests."""
     return f"{case.func.__name__} {case.keywords}"
 
 

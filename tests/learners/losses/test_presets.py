@@ -19,7 +19,7 @@ RESPONSE_LIMIT = 8
 
 
 def advantages(rewards: list[float], std: bool) -> np.ndarray:
-    """Of one group, as all four papers define them, with or without the deviation."""
+    """The advantages of one group, as all four papers define them, with or without the deviation."""
     centred = np.array(rewards) - np.mean(rewards)
     spread = np.std(rewards)
     return centred / (spread + 1e-6) if std and spread else centred
@@ -61,7 +61,7 @@ def paper(name: str, groups: list[list[dict]]) -> float:
 
 
 def trainer_of(name: str):
-    """As `loss=NAME` builds it, with one minibatch and no other term."""
+    """A trainer as `loss=NAME` builds it, with one minibatch and no other term."""
     knobs = ["learner.num_minibatches=1", "learner.entropy_bonus=0", "model.initializer_range=0.3"]
     return build_trainer(load(["quickstart", f"loss={name}", *knobs]))
 

@@ -1,4 +1,4 @@
-"""PMPO against its two means, TPO against the gradient of the cross-entropy itself."""
+"""PMPO against its two means, TPO against the gradient of the cross-entropy."""
 
 from dataclasses import replace
 from functools import partial
@@ -42,7 +42,7 @@ def test_pmpo_without_one_of_the_signs(sign):
 
 
 def cross_entropy(current: torch.Tensor, batch, temperature: float) -> torch.Tensor:
-    """TPO's loss, group by group: −Σ q log p over the two sequences of a group, meaned over groups."""
+    """TPO's loss: −Σ q log p over the two sequences of a group, averaged over groups."""
     losses = []
     for first in range(0, len(batch.mask), 2 * LENGTH):
         members = [slice(s, s + LENGTH) for s in (first, first + LENGTH)]
@@ -65,7 +65,7 @@ def test_tpo_has_the_gradient_of_the_cross_entropy_to_its_target(temperature):
 
 
 def test_tpo_rests_at_its_target():
-    """Behaviour such that the target is the current policy: z is ±1, so the sums must differ by 2 less."""
+    """The behaviour is such that the target is the current policy: z is ±1, so the sums must differ by 2 less."""
     batch = batch_of(masked=0.0)
     behaviour = batch.current.detach().clone()
     for first in range(0, 60, 2 * LENGTH):

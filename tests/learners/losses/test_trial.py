@@ -1,4 +1,4 @@
-"""The trial of a loss before a run: all that are shipped pass, and what can't be trained with is refused by name."""
+"""Trying a loss before a run: every shipped loss passes, and one that can't be trained with is refused by name."""
 
 import pytest
 import torch

@@ -35,7 +35,8 @@ def test_exact_weights_are_products_over_the_sequence():
 
 
 def test_exact_weights_make_the_gradient_of_another_policy_unbiased():
-    """Two-token sequences over two arms: the mean over ALL sequences under behaviour is the current policy's own."""
+    """Two-token sequences over two arms: the mean over ALL sequences under the behaviour policy is the current policy's
+    gradient."""
     behaviour, current = np.array([0.8, 0.2]), np.array([0.3, 0.7])
     reward = np.array([[0.0, 1.0], [3.0, -2.0]])
     own = sum(current[a] * current[b] * reward[a, b] for a in (0, 1) for b in (0, 1))

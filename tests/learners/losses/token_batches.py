@@ -1,4 +1,4 @@
-"""Made-up batches of tokens for the losses' tests, and every loss with knobs that make its cases occur."""
+"""Synthetic batches of tokens for the losses' tests, and every loss with knobs that make its cases occur."""
 
 from dataclasses import fields, replace
 from functools import partial
@@ -49,7 +49,7 @@ LENGTH = 6
 
 
 def batch_of(tokens: int = 60, seed: int = 0, spread: float = 0.4, masked: float = 0.2) -> LossBatch:
-    """Random logprobs in float64 whose ratios fall on both sides of every clip and cap; an advantage per sequence."""
+    """Random float64 logprobs whose ratios lie on both sides of every clip and cap; one advantage per sequence."""
     rng = seeded(seed)
     behaviour = -rng.exponential(1.5, tokens)
     proximal = behaviour + rng.normal(0, spread, tokens)
@@ -75,7 +75,7 @@ def rows(batch: LossBatch, index: torch.Tensor) -> LossBatch:
 
 
 def pieces_of(batch: LossBatch, counts: list[int]) -> list[LossBatch]:
-    """The batch cut into pieces of so many sequences, in a shuffled order, each numbering its sequences from 0."""
+    """The batch in pieces of this many sequences, in shuffled order; each piece numbers its sequences from 0."""
     number = int(batch.sequence.max()) + 1
     pieces = []
     for chosen in torch.randperm(number, generator=torch_seeded(3)).split(counts):
@@ -86,14 +86,14 @@ def pieces_of(batch: LossBatch, counts: list[int]) -> list[LossBatch]:
 
 
 def arrays(batch: LossBatch) -> tuple[np.ndarray, ...]:
-    """current, behaviour, proximal, advantages of the trained tokens."""
+    """Arrays of the trained tokens: current, behaviour, proximal, advantages."""
     assert batch.proximal is not None
     tensors = (batch.current, batch.behaviour, batch.proximal, batch.advantages)
     return tuple(t.detach().numpy()[batch.mask.numpy()] for t in tensors)
 
 
 def value_and_gradient(loss: Any, batch: LossBatch, denominator: float) -> tuple[float, np.ndarray, dict[str, Any]]:
-    """Of a loss after its plan: its value, its gradient on the trained tokens' logprobs, what it observed there."""
+    """A loss after its plan: its value, its gradient by the trained tokens' logprobs, and its observations."""
     value, observed = loss(with_plan(loss, batch), denominator)
     (gradient,) = torch.autograd.grad(value, batch.current)
     mask = batch.mask
