@@ -1,4 +1,4 @@
-"""The loader inside SGLang servers, on models that fuse, split, rebind or derive weights: what it applies and confirms."""
+"""The loader inside SGLang servers, on models that fuse, split, rebind or derive weights: what it applies."""
 
 import logging
 

@@ -52,7 +52,7 @@ def test_an_actor_that_was_told_to_end_ends_although_its_verifiers_are_timed(wit
 
 @pytest.fixture
 def alarms():
-    """Count the alarms that reach this test's handler, as some library would install one. (pytest's time limit is one.)"""
+    """Count the alarms that reach this test's handler, as a library may install one. (pytest's limit is one.)"""
     heard = []
     timer = signal.setitimer(signal.ITIMER_REAL, 0)
     before = signal.signal(signal.SIGALRM, lambda number, frame: heard.append(number))

@@ -1,4 +1,4 @@
-"""Sockets over real files and ports: nothing is lost or reordered, bad messages are refused, errors name the endpoint."""
+"""Sockets over real files and ports: nothing is lost or reordered, bad messages are refused."""
 
 from __future__ import annotations
 

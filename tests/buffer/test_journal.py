@@ -249,7 +249,7 @@ def audit(folder: Path) -> None:
 
 @pytest.mark.parametrize("use", [resume, count_batches, count, audit])
 def test_a_journal_of_another_format_is_refused_in_one_sentence_and_left_alone(tmp_path: Path, use) -> None:
-    """Format 4 had lists of fields instead of events; format 5 said `takeup` and `spare` for `readmit` and `redundant`."""
+    """Format 4 had lists of fields, not events; format 5 said `takeup` and `spare` for `readmit` and `redundant`."""
     path = tmp_path / "000001.wal"
     for magic in (b"areal-journal-1\n", b"areal-journal-4\n", b"areal-journal-5\n"):
         path.write_bytes(magic + b"whatever")

@@ -1,4 +1,4 @@
-"""Payloads wait while the journal is rotated and the buffer is killed and restarted: a small `scripts.bench.waiting`."""
+"""Payloads wait while the journal rotates and the buffer is killed and restarted: a small `scripts.bench.waiting`."""
 
 from pathlib import Path
 

@@ -109,7 +109,7 @@ def test_a_checkpoint_with_adapters_goes_on_with_the_same_bits(tmp_path):
 
 
 def test_merged_weights_compute_what_the_adapters_do(tmp_path):
-    """Published in float32 the two agree up to rounding; in bfloat16 they differ by far less than training moved them."""
+    """In float32 the two agree up to rounding; in bfloat16 they differ by far less than training moved them."""
     import peft
 
     path = write_folder(tmp_path / "base", "llama")

@@ -188,7 +188,7 @@ def test_what_is_kept_of_prompts_is_not_used_under_newer_weights(bench):
 
 
 def test_what_a_request_leaves_while_an_update_begins_is_not_used_under_the_newer_weights(bench, monkeypatch):
-    """The request arrives after `load` has begun and before the server pauses: its prompt is computed with old weights."""
+    """The request arrives after `load` begins and before the server pauses: old weights compute its prompt."""
     engine, published = bench.engine, bench.published
     server = engine._servers[0]
     post = server.post
@@ -308,7 +308,7 @@ def test_train_steps_reach_the_server(bench):
 
 
 def test_a_patch_that_does_not_fit_ends_in_all_weights(bench):
-    """The server's answer is an error, but the server stays alive, and it holds the right weights before it continues."""
+    """The server answers with an error but stays alive, and it holds the right weights before it continues."""
     engine, published = bench.engine, bench.published
 
     async def check():

@@ -1,4 +1,4 @@
-"""Two servers behind one engine: updates reach both, cut sequences continue on either, agents' requests have versions."""
+"""Two servers behind one engine: updates reach both, cut sequences continue on either, requests have versions."""
 
 import asyncio
 from typing import Any
