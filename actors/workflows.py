@@ -49,7 +49,7 @@ async def single_turn(
             return None
         score = await scoring
     finally:
-        scoring.cancel()  # where the filler was cut or failed, nobody waits for the score; else it is done by now
+        scoring.cancel()  # if the filler was cut or failed, the score is not needed; otherwise it is done by now
     return transcript.sample(score, answer.finish)
 
 

@@ -12,7 +12,7 @@ of ranks.
 A rank that loses another one ends with an error, a little later than the lost rank, so the launcher sees the cause
 first. No rank continues alone.
 
-Ranks wait for the next command without a limit, since rank 0 may wait long for a batch. Within a step nobody waits
+Ranks wait for the next command without a limit, since rank 0 may wait long for a batch. Within a step no rank waits
 longer than `learner.collective_timeout` for a rank that lives: all then end, and say which one did not come.
 """
 

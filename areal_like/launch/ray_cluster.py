@@ -41,7 +41,7 @@ def answering(address: str, check: Callable[[], None], seconds: float = ANSWER_S
     if code == _NONE and address == "auto":
         return None
     which = "the Ray cluster that this machine belongs to" if address == "auto" else f"launcher.address={address}"
-    last = said[1][-1] if said[1] else "it said nothing"
+    last = said[1][-1] if said[1] else "it printed nothing"
     how = f"no answer within {seconds:.0f} s" if code is None else f"no Ray cluster answers there ({last})"
     token = "Unauthenticated" in last or "AuthToken" in " ".join(said[1])
     more = "; it wants a token (RAY_AUTH_MODE, RAY_AUTH_TOKEN): is it another user's?" if token else ""

@@ -36,7 +36,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 def missing() -> str:
-    """Why there can be no such hosts here; empty: there can."""
+    """Why there can be no such hosts here; empty if there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     name = f"areal-{os.getpid()}-try"
@@ -94,7 +94,7 @@ class Network:
         self._port_of[bytes(map(int, address.split(".")))] = (name, port)
 
     def part(self, *island: str) -> None:
-        """From now on nothing passes between these hosts and the others."""
+        """Stop all traffic between these hosts and the others."""
         self._islands = [set(island)]
 
     def heal(self) -> None:
@@ -144,7 +144,7 @@ class HostsLauncher:
         self.running = Children(run, limits, self._spawn)
 
     def submission(self, roles: list[RoleSpec]) -> None:
-        """It starts all of them."""
+        """The command that starts all processes."""
 
     def placement(self, roles: list[RoleSpec]) -> str:
         return ""

@@ -11,7 +11,7 @@ from areal_like.run_folder import RENDEZVOUS
 
 
 class ProxiedLauncher(LocalLauncher):
-    """`proxy` is the endpoint to put in place of the buffer's own. The plan starts the buffer first."""
+    """`proxy` is the endpoint to use instead of the buffer's own. The plan starts the buffer first."""
 
     def __init__(self, run, limits: Limits, *, proxy: str):
         super().__init__(run, limits)

@@ -25,7 +25,7 @@ _TITLE = re.compile(r"(actor-\d+|learner) areal_like ")
 
 
 def role_at(port: int) -> str:
-    """The role whose process has this local port of TCP; empty if it is none's."""
+    """The role whose process has this local TCP port; empty if it is no role's."""
     for each in psutil.net_connections("tcp4"):
         if each.laddr.port == port and each.pid:
             with contextlib.suppress(psutil.Error):
@@ -35,7 +35,7 @@ def role_at(port: int) -> str:
 
 
 class Link:
-    """One connection: `client` connected to the proxy, `server` is the proxy's own connection to where it leads."""
+    """One connection: `client` connected to the proxy, `server` is the proxy's own connection to the buffer."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter | None):
         self.client, self.server = client, server
@@ -52,7 +52,7 @@ class Link:
 
 
 class Proxy:
-    """Listens on `port` of 127.0.0.1 and leads to `to_port`. Methods may be called from any thread."""
+    """Listens on `port` of 127.0.0.1 and forwards to `to_port`. Methods may be called from any thread."""
 
     def __init__(self, to_port: int):
         self.to_port, self.port = to_port, 0
@@ -64,13 +64,13 @@ class Proxy:
         self._call(self._listen)
 
     def links(self, who: str) -> int:
-        """How many links, of those whose name begins with `who`, lead somewhere."""
+        """The number of open links of peers whose name begins with `who`."""
         for link in list(self._links):
             link.name = link.name or role_at(link.port)  # a process may have had no title yet when it connected
         return sum(link.name.startswith(who) and not link.swallows for link in list(self._links))
 
     def cut(self, kind: str, who: str = "") -> None:
-        """Cut the links of those whose name begins with `who`, and all that are new, until `heal`."""
+        """Cut the links of peers whose name begins with `who`, and all new ones, until `heal`."""
         self._call(self._do_cut, kind, who)
 
     def heal(self) -> None:

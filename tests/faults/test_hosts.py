@@ -1,4 +1,4 @@
-"""A run over hosts with addresses of their own, a slow network that loses packets, and one that falls in two."""
+"""A run over hosts with their own addresses: a slow network that loses packets, and one that is split in two."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def network() -> Iterator[Network]:
 
 
 def test_a_network_that_falls_in_two_for_10_seconds(network: Network, tmp_path: Path) -> None:
-    """The learner and an actor are cut off from the buffer and the other actor for longer than the time-out. Weights
-    are real ones, and go from the learner to the actors over the same network."""
+    """The learner and an actor lose the buffer and the other actor for longer than the time-out. The weights are real,
+    and go from the learner to the actors over the same network."""
     run = ["groups_per_batch=4", "eval.prompts=4", "eval.every=5", "run.target_reward=null", f"run.steps={NO_END}"]
     run += [f"buffer.heartbeat_timeout={TIMEOUT}", "buffer.keep_journal=true", "checkpoint.every=10", "resume=auto"]
     launcher = {"name": "tests.faults.hosts:HostsLauncher", "namespaces": network.namespaces}

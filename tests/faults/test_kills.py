@@ -1,4 +1,4 @@
-"""Processes that are killed and stopped at random moments, many times in one run. A long one is in docs/results.md."""
+"""Processes killed and stopped at random moments, many times in one run. A long one is in docs/results.md."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def test_each_role_killed_in_one_run_leaves_the_weights_of_an_undisturbed_one(tm
 
 
 def test_a_buffer_that_dies_again_and_again_under_load(tmp_path: Path, capsys) -> None:
-    """Out of order, and each record synced: batches of before each crash are served again as they were."""
+    """Out of order, each record synced: batches served before a crash are served again unchanged."""
     order = ["policy=windowed", "buffer.journal=fsync", "scheduler.max_staleness=2"]
     assert wreak(tmp_path, *TIMED, *order, "--kills", "3", "--victims", "buffer", "--spread", "0.5") == 0, (
         capsys.readouterr().out
@@ -31,7 +31,7 @@ def test_a_buffer_that_dies_again_and_again_under_load(tmp_path: Path, capsys) -
 
 
 def test_an_actor_that_stands_still_longer_than_the_time_out(tmp_path: Path, capsys) -> None:
-    """Its groups go to others; when it goes on it joins again, and what it finishes late is not trained twice."""
+    """Its groups go to others; when it continues it joins again, and its late groups are not trained twice."""
     stop = ["buffer.heartbeat_timeout=2", "--kills", "0", "--stops", "1", "--stop-seconds", "4"]
     assert wreak(tmp_path, *TIMED, *stop, "--more", "40") == 0, capsys.readouterr().out
     log = (tmp_path / "run" / "logs" / "buffer.log").read_text()

@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 class Net:
-    """A run whose processes speak to the buffer through a proxy."""
+    """A run whose processes reach the buffer through a proxy."""
 
     def __init__(self, place: Path):
         port = free_port()
@@ -95,7 +95,7 @@ def test_cuts_shorter_and_longer_than_the_time_out(net: Net, kind: str) -> None:
 
 
 def test_a_storm_of_broken_connections(net: Net) -> None:
-    """Whatever message is lost at whatever moment: the run goes on."""
+    """Whatever message is lost, and whenever: the run continues."""
     dice = random.Random(0)
     net.until_steps(5)
     for _ in range(25):

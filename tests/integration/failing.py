@@ -1,4 +1,4 @@
-"""An engine that dies of what only it can find."""
+"""An engine that fails with an error that only a real start can find."""
 
 from actors.engines.timed_engine import TimedEngine
 

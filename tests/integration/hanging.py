@@ -1,4 +1,4 @@
-"""An engine that hangs in one actor of a run, while that actor's event loop lives and sends heartbeats."""
+"""An engine that hangs in one actor of a run, while that actor's event loop runs and sends heartbeats."""
 
 import contextlib
 from collections.abc import Iterable
@@ -8,9 +8,9 @@ from actors.engines.timed_engine import TimedEngine
 
 
 class Hanging(TimedEngine):
-    """Decodes like the timed engine, up to the `after`-th request of the first actor that gets there: the file `marker`
-    tells others, and the same actor started anew, that it has happened. From then on no request gets a token, and none
-    can be ended."""
+    """Decodes like the timed engine, until the first actor makes its `after`-th request. The file `marker` tells the
+    others, and the restarted actor, that this has happened. From then on no request gets a token, and none can be
+    ended."""
 
     def __init__(self, *, marker: str = "", after: int = 100, median: float = 8.0):
         super().__init__(median=median)

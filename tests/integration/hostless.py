@@ -1,4 +1,4 @@
-"""A Ray launcher whose hosts can't start, as on nodes that lack the project."""
+"""A Ray launcher whose hosts can't start, as on nodes without the project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that lives, in a folder of its own, with all of its processes: to be watched, and killed."""
+"""A live run in its own folder, with all of its processes: to be watched and killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE = 60.0
 
 
 def processes(place: Path) -> dict[int, str]:
-    """Process id → command line of all that have `place` in it and have not ended."""
+    """Process id → command line of all live processes that name `place`."""
     listed = subprocess.run(["ps", "-ww", "-eo", "pid=,stat=,args="], capture_output=True, text=True, check=True)
     split = [line.split(maxsplit=2) for line in listed.stdout.splitlines()]
     return {int(pid): text for pid, state, text in split if str(place) in text and not state.startswith("Z")}
@@ -67,11 +67,11 @@ class Run:
         self.until(f"step {step}", reached)
 
     def until_starting(self) -> None:
-        """All processes are there; none has come far."""
+        """Wait until all processes exist; none has come far."""
         self.until("the last actor's process", lambda: self.pid("actor-1"))
 
     def until_forking(self) -> None:
-        """Torch is being imported, for roles that are not there yet."""
+        """Wait until torch is being imported, for roles that don't exist yet."""
         self.until("the fork server", lambda: any(text.startswith("forks") for text in self.processes().values()))
 
     def end(self) -> int:
@@ -82,7 +82,7 @@ class Run:
             raise AssertionError(f"the run did not end:\n{self.text()}\n{logs}") from None
 
     def processes(self) -> dict[int, str]:
-        """All that belong to this run, the one that was started here excepted."""
+        """All processes of this run, except the one started here."""
         return {pid: command for pid, command in processes(self.folder.parent).items() if pid != self.process.pid}
 
     def pid(self, name: str) -> int | None:
@@ -95,7 +95,7 @@ class Run:
         return pid
 
     def assert_nothing_is_left(self) -> None:
-        """No process, no socket, no rendezvous; and no traceback was shown to the person."""
+        """No process, socket or rendezvous is left, and the user saw no traceback."""
         assert self.processes() == {}
         assert list(self.temporary.iterdir()) == []
         assert not (self.folder / "rendezvous").exists()

@@ -1,4 +1,4 @@
-"""Components of a run that a person, or an error, interrupts: each does so once in a process."""
+"""Components of a run that a person, or an error, interrupts: each does so once per process."""
 
 from areal_like.tasks.copying import Copy
 from buffer.schedulers import SyncScheduler
@@ -28,7 +28,7 @@ def verifier(given, answer):
 
 
 class Verified(Copy):
-    """Its verifier would be in another process, if there were one."""
+    """Its verifier would run in another process, if there were one."""
 
     def verification(self, prompt, tokens):
         return f"{__name__}:verifier", (tokens.tolist(), list(map(int, prompt.answer)))
@@ -43,7 +43,7 @@ async def workflow(engine, reward, prompt, limits, request, filler=0):
 
 
 def is_trial(batch) -> bool:
-    """Of a batch of a few tokens, before the run."""
+    """Is it the trial batch of a few tokens, before the run?"""
     return len(batch.mask) <= TOKENS
 
 
@@ -60,7 +60,7 @@ def broken(batch, denominator):
 
 
 def endless(batch, denominator):
-    """It computes for ever."""
+    """A verifier that never returns."""
     while not is_trial(batch):
         pass
     return ppo(batch, denominator)

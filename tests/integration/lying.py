@@ -1,4 +1,4 @@
-"""Components of a run in which an actor names wrong digests, and the buffer does not look: what says the learner?"""
+"""Components of a run in which an actor names wrong digests, and the buffer does not check them: the learner must."""
 
 import os
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ LIE = "f" * 32
 
 
 def blind(rewards: Sequence[float], lengths: Sequence[int]) -> str:
-    """A filter, which the buffer calls: from its first group on digests are believed."""
+    """A filter, which the buffer calls: from its first group on, digests are not checked."""
     from buffer import checks
 
     checks._check_digests = lambda *_: None
@@ -15,7 +15,7 @@ def blind(rewards: Sequence[float], lengths: Sequence[int]) -> str:
 
 
 async def lying(engine, reward, prompt, limits, request, filler=0):
-    """A workflow; the actors call it. In one of them later groups get a wrong digest for version 2."""
+    """A workflow, which the actors call. In one of them later groups get a wrong digest for version 2."""
     from actors.workflows import single_turn
     from areal_like.client import ActorClient
 

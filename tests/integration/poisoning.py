@@ -1,4 +1,4 @@
-"""Components of a run in which an actor pushes what can't be trained, past a buffer that does not look."""
+"""Components of a run in which an actor pushes groups that can't be trained, and the buffer does not check them."""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ BAD_TOKEN = 1_000_000
 
 
 def blind(rewards: Sequence[float], lengths: Sequence[int]) -> str:
-    """A filter, which the buffer calls: from its first group on nothing of a push is looked at."""
+    """A filter, which the buffer calls: from its first group on, pushes are not checked."""
     from buffer import checks
 
     checks.check_payload = lambda *_: None
@@ -19,8 +19,8 @@ def blind(rewards: Sequence[float], lengths: Sequence[int]) -> str:
 
 
 async def poisoning(engine, reward, prompt, limits, request, filler=0):
-    """A workflow; the actors call it. One group of actor-1, made by version 2 or a later one, gets a token that no
-    model knows."""
+    """A workflow, which the actors call. One group of actor-1, from version 2 or later, gets a token that no model
+    knows."""
     from actors.workflows import single_turn
     from areal_like.client import ActorClient
 

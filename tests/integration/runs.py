@@ -1,4 +1,4 @@
-"""Runs for tests, and what they leave behind."""
+"""Runs for tests, and the files that they leave."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
 def train(folder: Path, name: str, *overrides: str, config: str = "configs/quickstart.yaml") -> Path:
-    """Run a config in this process, to its end; returns the run folder. Raises what a role has raised."""
+    """Run a config in this process, to its end; returns the run folder. Raises what a role raises."""
     inline(str(REPOSITORY / config), f"run.dir={folder}", f"run.name={name}", *overrides)
     return folder / name
 

@@ -1,4 +1,4 @@
-"""Components of runs that look alive and learn nothing."""
+"""Components of runs that look alive but learn nothing."""
 
 import asyncio
 import itertools
@@ -17,6 +17,6 @@ class Hanging(Copy):
 
 
 def broken_later(batch, denominator):
-    """A loss that is fine in its trial and two train steps of two minibatches each, and NaN from then on."""
+    """A loss that works in its trial and in two train steps of two minibatches each, and is NaN from then on."""
     loss, observed = ppo(batch, denominator)
     return loss * (1.0 if next(_calls) < 5 else float("nan")), observed

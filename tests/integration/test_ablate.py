@@ -1,4 +1,4 @@
-"""Ablations of real, tiny runs: interrupted and gone on with; tuned; through Slurm's array script."""
+"""Ablations of real, tiny runs: interrupted and resumed; tuned; through Slurm's array script."""
 
 import csv
 import os
@@ -46,7 +46,7 @@ def ablate(*arguments: object, **more) -> str:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Command lines that name the folder."""
+    """The command lines that name the folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -115,7 +115,7 @@ def test_a_run_that_fails_is_told_and_does_not_stop_the_others(tmp_path: Path) -
 
 @pytest.mark.integration
 def test_tuning_and_a_failing_run_through_slurm(tmp_path: Path) -> None:
-    """`sbatch` is a stand-in that runs what it is given at once, array tasks one after the other."""
+    """`sbatch` is a stand-in that runs its script at once, array tasks one after the other."""
     out, bin = tmp_path / "out", tmp_path / "bin"
     bin.mkdir()
     fake = f"""#!/bin/bash

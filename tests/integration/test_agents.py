@@ -1,4 +1,4 @@
-"""Whole runs whose samples come from agents that talk to the endpoint: they learn, and crashes are accounted for."""
+"""Whole runs whose samples come from agents at the endpoint: they learn, and crashes are in the ledger."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,8 @@ pytestmark = pytest.mark.integration
 
 
 def test_an_agent_that_speaks_openais_protocol_learns_without_being_rewritten(tmp_path: Path) -> None:
-    """One digit, to have few samples. Held-out prompts would be other digits: the reward in training is looked at."""
+    """One digit, so that few samples are enough. Held-out prompts would be other digits: the test looks at the reward
+    in training."""
     small = ["task.digits=1", "groups_per_batch=8", "run.steps=80", "run.target_reward=null", "eval.every=0"]
     small += ["actors.count=1"]
     run = train(tmp_path, "run", *small, "eval.prompts=4", config="configs/agent.yaml")
@@ -35,7 +36,7 @@ agent_program.main()
 
 
 def test_programs_are_agents_and_their_crashes_are_in_the_ledger(tmp_path: Path) -> None:
-    """Each sample is a process; half of them crash, so some groups (of 2 samples, with 3 tries each) are given up."""
+    """Each sample is a process. Half of them crash, so some groups (of 2 samples, with 3 attempts each) are dropped."""
     program = tmp_path / "agent.py"
     program.write_text(CRASHES)
     run = train(

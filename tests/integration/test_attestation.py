@@ -1,4 +1,4 @@
-"""Runs with an actor that pushes what must not be trained, past a buffer that believes it."""
+"""Runs with an actor that pushes groups that must not be trained, to a buffer that doesn't check them."""
 
 import re
 from pathlib import Path
@@ -15,8 +15,8 @@ CONFIG = ["groups_per_batch=4", "run.target_reward=null", "eval.prompts=4", "eva
 
 
 def set_aside(run: Path, broken: tuple[str, ...] = ()) -> list[tuple]:
-    """(batch, reason, groups) of each batch of a finished run that was set aside; all is accounted for, and no rule of
-    the audit is broken but these."""
+    """(batch, reason, groups) of each batch of a finished run that was set aside. The ledger balances, and the audit
+    finds no other violation."""
     kept = [read(path) for path in sorted((run / "untrainable").iterdir())]
     assert summary(run)["ledger"]["dropped"]["untrainable"] == sum(len(groups) for _, _, groups in kept)
     findings = audit(run).findings

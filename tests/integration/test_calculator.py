@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.mark.timeout(900)
 def test_calls_are_learned(tmp_path: Path) -> None:
-    """By 200 steps calls are right and answers begin to be. Without credit for calls the reward stays near 0."""
+    """By 200 steps calls are right and answers begin to be right. Without credit for calls the reward stays near 0."""
     options = ["run.seed=1", "task.digits=2", "run.steps=200", "learner.lr=2e-3", "eval.every=0", "eval.prompts=16"]
     options += ["actors.count=1"]
     run = train(tmp_path, "run", *options, config="configs/calculator.yaml")

@@ -1,4 +1,4 @@
-"""Every command that the README and the docs show: run here, scaled down, or by the test that `ELSEWHERE` names."""
+"""Every command in the README and the docs: it runs here, scaled down, or in the test that `ELSEWHERE` names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OTHERS = (".", "tensorboard", "pip", "git", "cd", "sbatch", "export", "mlflow", 
 
 
 def documented() -> dict[str, str]:
-    """Each command of a block of shell, on one line → the page that shows it first."""
+    """Each shell command, on one line → the page that shows it first."""
     found: dict[str, str] = {}
     for page in PAGES:
         for block in re.findall(r"```(?:bash|sh)\n(.*?)```", page.read_text(), re.DOTALL):
@@ -74,7 +74,7 @@ def test_the_tests_that_run_the_others_are_there() -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's folder, with what the commands take for granted."""
+    """A user's folder, with the files that the commands expect."""
     folder = tmp_path_factory.mktemp("user")
     (folder / "configs").symlink_to(ROOT / "configs")
     write_folder(folder / "MODEL_FOLDER", "qwen2")
@@ -90,7 +90,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A clone whose environment is this one: `scripts/setup.sh`, which CI runs, would install it anew."""
+    """A clone with this environment: `scripts/setup.sh`, which CI runs, would install a new one."""
     (tmp_path / "scripts").mkdir()
     for file in (*ROOT.iterdir(), *(ROOT / "scripts").iterdir()):
         if file.name not in ("scripts", "setup.sh", "runs", "models", "data", ".git") and not file.name.startswith("."):
@@ -122,7 +122,7 @@ def test_the_quickstarts_run_to_their_end(clone: Path, script: str) -> None:
 
 
 def scaled(words: list[str], folder: Path) -> list[str]:
-    """The command as it is run here."""
+    """The command as it runs here, scaled down."""
     module = words[0] if words[0] == "areal-like" else words[2].removeprefix("scripts.")
     verb, arguments = (words[1], words[2:]) if module == "areal-like" else (module, words[3:])
     start = [sys.executable, "-m", "scripts.cli", verb.replace("-", "_")]
@@ -152,7 +152,7 @@ ORDER = sorted(HERE, key=lambda command: ("keep_journal" not in command, "run.na
 @pytest.mark.integration
 @pytest.mark.parametrize("command", ORDER)
 def test_every_other_command_runs(place: Path, command: str) -> None:
-    """One after the other: later ones use the runs of earlier ones."""
+    """One after the other: later commands use the runs of earlier ones."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
     words = scaled(shlex.split(command), place)
     done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, input="", timeout=200)

@@ -43,7 +43,7 @@ def test_the_weights_are_those_of_processes_and_each_resumes_the_other(tmp_path:
 
 
 def test_several_actors_with_relays_over_files(tmp_path: Path) -> None:
-    """`buffer.transport` may be one that lets others look in."""
+    """`buffer.transport` may be one that other processes can join."""
     many = ["actors.count=3", "weights.fanout=1", "run.steps=3", "buffer.transport=ipc"]
     run = train(tmp_path, "run", *many, *ALONE[1:])
     assert summary(run)["staleness_max"] <= summary(run)["staleness_bound"]
@@ -99,7 +99,7 @@ def test_ctrl_c_ends_a_loss_that_computes_for_ever(tmp_path: Path, monkeypatch: 
 
 
 def at_a_terminal(arguments: list[str], answers: list[tuple[str, str]]) -> tuple[int, str]:
-    """Run a command at a terminal of its own; whenever it says the next thing that is expected, answer."""
+    """Run a command at a terminal of its own; whenever the next expected text appears, send the answer."""
     ours, theirs = pty.openpty()
     # Ray, where a test before this one used it, has its own debugger answer to breakpoint().
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}
@@ -127,7 +127,7 @@ def at_a_terminal(arguments: list[str], answers: list[tuple[str, str]]) -> tuple
 
 
 def test_breakpoints_work_in_a_scheduler_a_workflow_a_reward_and_a_loss(tmp_path: Path) -> None:
-    """At a terminal, where other runs have a live display; the debugger is asked, and the run goes on to its end."""
+    """At a terminal, where other runs have a live display; the debugger answers, and the run continues to its end."""
     components = [f"scheduler.name={HERE}:LookedInto", f"workflow={HERE}:workflow", f"loss={HERE}:loss"]
     components += [f"task.name={HERE}:Verified", "task.digits=4"]
     run = [f"run.dir={tmp_path}", "run.name=run", "run.steps=2", *ALONE, *components]

@@ -1,4 +1,4 @@
-"""Runs that are looked into, joined, stopped and drained from outside, with real processes."""
+"""Runs that are inspected, joined, stopped and drained from outside, with real processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL = [*TIMED, "run.target_reward=null", "eval.prompts=4", "eval.every=0", "ru
 
 
 class Live:
-    """A `scripts.train` that runs until somebody ends it."""
+    """A `scripts.train` that runs until it is ended from outside."""
 
     def __init__(self, place: Path, *overrides: str):
         self.folder = place / "run"
@@ -113,7 +113,7 @@ def test_a_stopped_run_goes_on_and_a_drained_one_has_trained_all_that_it_admitte
 
 
 def test_an_actor_whose_engine_hangs_loses_its_leases_and_is_started_anew(tmp_path: Path) -> None:
-    """It sends heartbeats all the while: only the deadline of its leases tells."""
+    """It still sends heartbeats: only the deadline of its leases shows the hang."""
     marker = tmp_path / "hangs"
     engine = ["engine=tests.integration.hanging:Hanging", f"engine.marker={marker}", "buffer.lease_timeout=2"]
     live = Live(tmp_path, *engine)
@@ -139,12 +139,13 @@ def _told(live: Live) -> str:
 
 
 def resident(pid: int) -> int:
-    """Bytes."""
+    """Resident memory in bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def flood(endpoint: str, mechanism: bytes, most: int, look: Callable[[], None]) -> None:
-    """One message that never ends, to whoever speaks ZMTP with this mechanism; anew when the connection breaks."""
+    """Send one endless message to a peer that speaks ZMTP with this mechanism; connect again when the connection
+    breaks."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
     frame = b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)  # more frames follow
@@ -275,7 +276,7 @@ def test_guests_work_leave_gently_and_end_with_the_run(live: Live) -> None:
 def test_guests_of_a_run_that_was_killed_say_so_or_wait_until_it_goes_on(
     live: Live, capsys: pytest.CaptureFixture
 ) -> None:
-    """Its rendezvous is still there: nobody was left to remove it."""
+    """Its rendezvous is still there: no process was left to remove it."""
     live.until_steps(1)
     live.process.kill()
     live.end()
@@ -302,7 +303,7 @@ def test_no_guests_are_no_guests(count: str, capsys: pytest.CaptureFixture) -> N
 
 
 def test_actors_come_go_and_are_killed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """1 → 6 → 2 → 1 actors, half of the six killed. Ten times, until a reward: docs/results.md."""
+    """1 → 6 → 2 → 1 actors, half of the six killed. docs/results.md has ten repetitions, up to a reward."""
     repeats = os.environ.get("ELASTIC_REPEATS", "1")
     run = [f"run.dir={tmp_path}", "run.name=run", *TIMED, "eval.prompts=4", "eval.every=0"]
     assert elastic.main(["configs/quickstart.yaml", *run, "--repeats", repeats]) == 0, capsys.readouterr().out

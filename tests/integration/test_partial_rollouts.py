@@ -1,4 +1,5 @@
-"""An actor that is told to end hands its groups back unfinished; the others go on from there, and nothing changes."""
+"""An actor that is told to end hands its groups back unfinished; other actors continue them, and the result is the
+same."""
 
 import os
 import re
@@ -19,7 +20,7 @@ LONG = ["task.length_trace={median: 400, sigma: 0.3, max: 600}", "groups_per_bat
 
 
 def broken_off(folder: Path, *overrides: str) -> Path:
-    """A run one of whose actors is told to end in the middle of a round."""
+    """A run in which one actor is told to end in the middle of a round."""
     process = start(folder, "broken", *overrides)
     run = folder / "broken"
     wait_for_step(run, 2, process)
@@ -32,7 +33,7 @@ def broken_off(folder: Path, *overrides: str) -> Path:
 
 
 def wait_for_work(run: Path, actor: str) -> None:
-    """Until it has groups to roll out: it has none between two rounds."""
+    """Wait until the actor has groups to roll out: between two rounds it has none."""
     running, deadline = Running(run), time.monotonic() + 60
     try:
         while not running.report()["actors"][actor]["running"]:

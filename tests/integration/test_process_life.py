@@ -34,7 +34,7 @@ WITH_MODEL = ["run.target_reward=null", "run.steps=100000", "eval.prompts=8"]
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder with a short path, as sockets want it."""
+    """A folder with a short path, as sockets need it."""
     folder = Path(tempfile.mkdtemp(prefix="life-", dir="/tmp"))
     yield folder
     for pid in processes(folder):  # of a test that failed
@@ -109,7 +109,7 @@ MOMENTS = ["starting", "training", "importing", "training a model"]
 
 
 def at(moment: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A run that has come so far."""
+    """A run that has come to this point."""
     if moment == "importing":
         monkeypatch.delenv(forks.VARIABLE, raising=False)
     run = Run(place, *(ENDLESS if moment in MOMENTS[:2] else WITH_MODEL))
@@ -200,7 +200,7 @@ def test_a_learner_that_is_told_to_end_has_not_ended_well(place: Path) -> None:
 
 
 class BrokenEngine:
-    """An engine that can't be made."""
+    """An engine that can't be built."""
 
     def __init__(self) -> None:
         raise RuntimeError("no accelerator\nhere")
@@ -296,7 +296,7 @@ def test_a_name_that_exists(place: Path) -> None:
 
 
 def test_a_file_that_can_not_grow(place: Path) -> None:
-    """As a full disk does, a limit on the size of files lets the learner's metrics fail in the middle of a row."""
+    """A limit on file size acts like a full disk: the learner's metrics fail in the middle of a row."""
     limited = ("bash", "-c", 'ulimit -f 32; exec "$@"', "limited")
     run = Run(place, *ENDLESS, "buffer.journal=off", wrapper=limited)
     assert_one_error(run, 1, "learner", "File too large", "metrics.jsonl")
@@ -304,7 +304,7 @@ def test_a_file_that_can_not_grow(place: Path) -> None:
 
 
 def test_a_journal_that_can_not_grow_makes_everybody_wait_and_says_so(place: Path) -> None:
-    """Nothing is acknowledged that is not recorded: a full disk stops the run, and it ends in order when told to."""
+    """Nothing is acknowledged that is not recorded: on a full disk the run waits, and ends cleanly when told to."""
     limited = ("bash", "-c", 'ulimit -f 64; exec "$@"', "limited")
     run = Run(place, *ENDLESS, "checkpoint.every=0", wrapper=limited)
     run.until("the word about the disk", lambda: "wait for the journal's disk" in run.text())

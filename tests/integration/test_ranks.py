@@ -1,5 +1,5 @@
-"""Runs whose learner has two ranks. One is killed, the run is gone on with, and it was the run of one rank; what both
-publish is followed by actors, relays, and who comes late."""
+"""Runs whose learner has two ranks. One rank is killed, the run is resumed, and the result equals the run with one
+rank. Actors, relays and late joiners follow what both publish."""
 
 import contextlib
 import os
@@ -67,7 +67,8 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_gone_on_with_is_that_of_
 @pytest.mark.integration
 @pytest.mark.timeout(900)
 def test_an_actor_follows_two_ranks_and_one_that_joins_late_follows_it(tmp_path: Path) -> None:
-    """Both sides hold every digest against all bits; the buffer takes no other. What is saved is what was published."""
+    """Both sides compare every digest with all bits; the buffer accepts no other digest. The saved model is the
+    published one."""
     knobs = ["learner.ranks=2", "actors.count=1", "weights.fanout=1", "weights.sweep_every=1", "run.steps=100000"]
     process = start(tmp_path, "run", *FEW, *knobs, "checkpoint.every=100000")
     run = tmp_path / "run"

@@ -1,5 +1,4 @@
-"""Real Ray: a cluster of three nodes on this machine, runs placed on it by `launcher=ray`, and what happens when parts
-of it die."""
+"""Real Ray: a cluster of three nodes on this machine, runs that `launcher=ray` places on it, and deaths of parts."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ PATIENCE = 240.0
 
 
 def patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
-    """As `get_node`, but for a node that is not there yet."""
+    """Like `get_node`, but waits for a node that is not there yet."""
 
     def get(*arguments: Any) -> Any:
         deadline = time.monotonic() + PATIENCE
@@ -101,7 +100,7 @@ class Run:
         return summary(self.folder)
 
     def roles(self) -> dict[str, psutil.Process]:
-        """Those that live, by the name of the process: that of the role, and ".2" and so on if it was started again."""
+        """The live roles by process name: the role's own, with ".2" and so on after a restart."""
         found = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -113,7 +112,7 @@ class Run:
 
 @pytest.fixture
 def start(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """Starts runs in one folder, on a whole cluster. One of a test that fails must not keep the places of the next."""
+    """Start runs in one folder, on the whole cluster. A failed test's run must not keep resources of the next."""
     started: list[Run] = []
     for _ in range(NODES - len(cluster.list_all_nodes())):
         cluster.add_node(num_cpus=CPUS)
@@ -130,7 +129,7 @@ def start(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 def places(strategy: str) -> dict[int, str]:
-    """Of the one placement group that is in use: place → node."""
+    """Bundle → node, of the only placement group in use."""
     table = ray.util.placement_group_table().values()
     (group,) = [each for each in table if each["state"] != "REMOVED" and each["strategy"] == strategy]
     return group["bundles_to_node_id"]
@@ -208,7 +207,7 @@ def test_a_node_that_lacks_the_project_ends_the_run_with_a_word(start: Callable[
 
 
 def test_ctrl_c_is_heard_while_places_are_waited_for(start: Callable[..., Run]) -> None:
-    """There would be time to wait in: ten minutes."""
+    """Without Ctrl-C it would wait for ten minutes."""
     run = start(*TIMED, "launcher.actor_place={CPU: 1, unheard_of: 1}", "launcher.ready_timeout=600")
     pending = lambda: any(each["state"] == "PENDING" for each in ray.util.placement_group_table().values())  # noqa: E731
     run.until("its wish", pending)
@@ -217,7 +216,7 @@ def test_ctrl_c_is_heard_while_places_are_waited_for(start: Callable[..., Run]) 
 
 
 def test_a_cluster_of_its_own_lets_in_nobody_else_and_ends_with_the_run(start: Callable[..., Run]) -> None:
-    """Ray binds to all addresses of a host: who reaches them could have it run anything."""
+    """Ray binds to all addresses of a host: any peer that reaches them could have it run anything."""
     run = start(*TIMED, "run.steps=100000", "launcher.address=local")
     run.until("its first step", run.steps)
     ours = psutil.Process(run.process.pid).children(recursive=True)

@@ -1,4 +1,4 @@
-"""A run from a Hugging Face folder with a chat template, and the folder that it leaves behind."""
+"""A run from a Hugging Face folder with a chat template, and the folder that it writes at the end."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.mark.parametrize(("kind", "lora"), [("qwen3", "null"), ("qwen2", "{rank: 4}")], ids=["full", "lora"])
 def test_a_run_from_a_folder_ends_as_a_folder(kind: str, lora: str, tmp_path: Path) -> None:
-    """Actors attest the digest of what they sample from; the folder at the end holds the bits of the last version."""
+    """Actors attest the digest of the weights that they sample from; the last folder holds the last version's bits."""
     path = write_folder(tmp_path / "base", kind)
     lines = [json.dumps({"prompt": f"{i} + 1?", "answer": str(i + 1)}) for i in range(40)]
     (tmp_path / "sums.jsonl").write_text("\n".join(lines))

@@ -1,4 +1,4 @@
-"""Weights that go from actor to actor: with how few bytes of the learner, past relays that die, and under keys."""
+"""Weights that actors hand on: how few bytes the learner sends, what happens when relays die, and keys."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ SECONDS = 60.0
 
 
 class Actor:
-    """A subscriber that is a relay as well, at a place in the buffer's tree."""
+    """A subscriber that is also a relay, at its place in the buffer's tree."""
 
     def __init__(self, folder: Path, number: int, tree: Relays, keys_folder: str | None = None):
         self.name, self.tree, self.engine = f"a{number}", tree, RecordingEngine()
@@ -74,7 +74,7 @@ def egress(source: Source) -> int:
 
 @pytest.mark.parametrize("coding", ["delta", "full"])
 def test_sixteen_actors_cost_the_learner_as_much_as_its_fan_out(tmp_path: Path, coding: str) -> None:
-    """The same versions with and without relays; then one joins, and costs the learner nothing."""
+    """The same versions with and without relays; then one more actor joins, and costs the learner nothing."""
     sent = [weights()]
     for version in range(1, 4):
         sent.append(moved(sent[-1], version))
@@ -146,7 +146,7 @@ def test_relays_that_wait_for_one_another_are_left(tmp_path: Path, monkeypatch) 
 
 
 class Liar:
-    """In the place of a relay: answers each `sync` and `fetch` as `lie` says."""
+    """Replaces a relay: answers each `sync` and `fetch` as `lie` says."""
 
     def __init__(self, folder: Path, lie: str):
         self.lie, self._router, self._ending = lie, Router(f"ipc://{folder}/liar"), threading.Event()
@@ -188,7 +188,7 @@ def xxhash_of_zeros() -> str:
 
 @pytest.mark.parametrize("lie", ["rubbish", "gone", "nothing", "elsewhere", "bits", "many"])
 def test_a_relay_that_lies_is_left(tmp_path: Path, monkeypatch, lie: str) -> None:
-    """The last version that is announced arrives all the same: no other announcement will come to the rescue."""
+    """The last announced version arrives all the same, though no later announcement follows."""
     monkeypatch.setattr("actors.sources.PATIENCE_SECONDS", 0.3)
     source, liar, engine = Source(tmp_path), Liar(tmp_path, lie), RecordingEngine()
 
@@ -216,7 +216,7 @@ def test_a_relay_that_lies_is_left(tmp_path: Path, monkeypatch, lie: str) -> Non
 
 
 def test_a_relay_is_a_server_with_a_key_of_its_own(tmp_path: Path, monkeypatch) -> None:
-    """Who is on the list is served, who has no keys or expects another key is not."""
+    """A peer on the allow-list is served; one without keys, or that expects another key, is not."""
     monkeypatch.setattr("actors.sources.RELAY_SECONDS", 0.5)
     folder = tmp_path / "keys"
     keys.make(folder)
@@ -318,8 +318,8 @@ def processes(tmp_path: Path) -> Iterator[list[Process]]:
 
 @pytest.mark.integration
 def test_a_relay_that_is_killed_is_routed_around(tmp_path: Path, processes: list[Process]) -> None:
-    """It dies while two others wait for what it has not been told of itself; both end with the right bits, and the
-    next time they do not wait for it."""
+    """It dies while two others wait for a version that it has not heard of; both end with the right bits, and next time
+    they do not wait for it."""
     source, (relay, *others) = Source(tmp_path), processes
     sent = weights()
     manifest = source.publish(0, sent)

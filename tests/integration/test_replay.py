@@ -1,4 +1,4 @@
-"""A recorded run, trained on again without actors: bit for bit, or under another loss."""
+"""A recorded run is trained again without actors: bit for bit, or with another loss."""
 
 from pathlib import Path
 
@@ -25,8 +25,8 @@ def test_a_replay_repeats_the_learner_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 def test_encoding_beside_training_changes_no_bit(tmp_path: Path) -> None:
-    """The same batches with weights that go out while training goes on, and with a learner that waits for them; of a
-    model that is large enough for a thread of its own."""
+    """The same batches, with weights encoded while training continues, and with a learner that waits; the model is
+    large enough for a thread of its own."""
     model = ["model.hidden_size=192", "model.intermediate_size=384", "learner.lr=1e-5"]
     config = [*model, "run.steps=4", "run.target_reward=null", "eval.prompts=4", "eval.every=0", "groups_per_batch=2"]
     config += ["actors.count=1"]

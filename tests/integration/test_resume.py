@@ -1,4 +1,4 @@
-"""Runs that are killed and gone on with: nothing is trained twice or skipped, and the result agrees."""
+"""Runs that are killed and resumed: nothing is trained twice or skipped, and the result is the same."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def pid_of(run: Path, role: str) -> int:
 
 
 def trained_ids(run: Path) -> list[list[int]]:
-    """The groups of each batch, as the journal has them; a batch that was served again must be the same."""
+    """The groups of each batch, from the journal; a batch that was served again must be the same."""
     batches: dict[int, list[int]] = {}
     for event, _ in scan(run / "journal"):
         if isinstance(event, Serve):
@@ -84,7 +84,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, victim: str) -> None:
 
 @pytest.mark.integration
 def test_a_resumed_learner_ends_with_the_weights_of_an_undisturbed_one(tmp_path: Path) -> None:
-    """Synchronous, one actor: the same tokens are sampled, so every loss agrees with those of a run without a crash."""
+    """Synchronous, one actor: it samples the same tokens, so every loss equals that of a run without a crash."""
     overrides = ["mode=sync", "actors.count=1", "run.steps=9", "eval.prompts=8", "eval.every=0", "checkpoint.every=4"]
     undisturbed = train(tmp_path, "undisturbed", "run.target_reward=null", *overrides)
     process = start(tmp_path, "killed", *overrides)

@@ -1,4 +1,4 @@
-"""A reward that can be cheated: whoever looks at the samples sees it."""
+"""A reward that can be cheated: the samples show it."""
 
 import json
 import re
@@ -21,7 +21,7 @@ IN_SIGHT = (
 
 
 def any_character(answer: str, response: str) -> float:
-    """Pays for anything that is said."""
+    """Pays for any answer."""
     return 0.5 * bool(response)
 
 

@@ -1,4 +1,4 @@
-"""Runs that learn nothing end with the reason, and tell of it before."""
+"""Runs that learn nothing warn first, and then end with the reason."""
 
 import subprocess
 import sys

@@ -27,15 +27,15 @@ STREAM = [
 
 
 def heads_of(run: Path) -> dict[int, Head]:
-    """Of all groups that were pushed; the newest push of each."""
+    """The heads of all pushed groups; the newest push of each."""
     heads = (event.head for event, _ in scan(run / "journal") if isinstance(event, Push))
     return {head.id: head for head in heads}
 
 
 @pytest.mark.integration
 def test_a_streamed_run_that_was_killed_within_a_round_ends_as_its_replay(tmp_path: Path) -> None:
-    """Groups come early and in another order than that of the prompts; the
-    replay gets whole batches: the same bits."""
+    """Groups come early and not in the order of their prompts; the replay gets whole batches, and ends with the same
+    bits."""
     overrides = [*STREAM, "run.steps=12", "checkpoint.every=4"]
     process = start(tmp_path, "run", *overrides)
     run = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Publishers that each have a part of the weights, and subscribers to all, over sockets; threads stand for ranks."""
+"""Publishers with a part of the weights each, and subscribers to all, over sockets; threads play the ranks."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ SPECS = [
 
 
 class Meeting:
-    """Where threads that stand for ranks give their reports."""
+    """Where the threads that play ranks exchange their reports."""
 
     def __init__(self, count: int):
         self._reports: list[Any] = [None] * count
@@ -52,7 +52,7 @@ class Others:
 
 
 class Learner:
-    """Publishes whole states in `parts`, and waits for each to be announced."""
+    """Publishes whole states in `parts`, and waits until each is announced."""
 
     def __init__(self, folder: Path, parts: int, **coding: Any):
         self.manifests: list[dict[str, Any]] = []
@@ -89,7 +89,7 @@ class Learner:
 
 
 def ignore(*_: Any) -> None:
-    """Ranks but the first announce nothing."""
+    """Only the first rank announces anything."""
 
 
 def weights() -> State:
@@ -125,7 +125,7 @@ def test_parts_arrive_as_one_version_whoever_asks_and_when(tmp_path: Path, parts
 
 
 def test_parts_of_which_one_can_only_be_had_newer_are_brought_to_the_same_version(tmp_path: Path) -> None:
-    """Part 0 changes wholly, so deltas to the version that was asked for are gone there; part 1 still has them."""
+    """Part 0 changes completely, so its deltas to the requested version are gone; part 1 still has them."""
     learner, engine, now = Learner(tmp_path, 2, keep=8), RecordingEngine(), weights()
     subscriber = subscriber_of(engine)
 

@@ -46,7 +46,7 @@ def moved(before: State, seed: int, density: float = 0.01) -> State:
 
 
 class Source:
-    """A publisher that is given whole states, and waits for each to be announced."""
+    """A publisher that gets whole states, and waits until each is announced."""
 
     def __init__(self, folder: Path, keys: str | None = None, **coding):
         self.manifests: list[dict] = []
@@ -100,7 +100,7 @@ def test_every_byte_arrives(tmp_path: Path, nbytes: int, coding: str) -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_chain_of_deltas_is_the_weights(tmp_path: Path, overlap: bool) -> None:
-    """2 M weights in blocks, in order and with versions left out: compiled kernels, a thread on each side."""
+    """2 M weights in blocks, in order and with skipped versions: compiled kernels, a thread on each side."""
     source, engine = Source(tmp_path, overlap=overlap, block_bytes=1 << 20), RecordingEngine()
     specs = [
         TensorSpec("norm", "bfloat16", (999,)),
@@ -131,7 +131,7 @@ def test_a_chain_of_deltas_is_the_weights(tmp_path: Path, overlap: bool) -> None
 
 
 def test_bits_that_the_engine_begins_with_are_built_on(source: Source) -> None:
-    """An actor that has made the same initial weights needs no whole weights at all."""
+    """An actor that has made the same initial weights needs no whole weights."""
     before = state(1, 100_000)
     engine, subscriber = RecordingEngine(), None
     engine.digest = before.digest()
@@ -180,7 +180,7 @@ def test_the_same_bits_under_a_new_version_are_not_sent_again(source: Source) ->
 
 
 def test_a_version_that_is_gone_is_skipped_for_the_newest(source: Source) -> None:
-    """The loop is told of an overtaken version, then of the newest: it must end at the newest, with its bits."""
+    """The loop hears of an overtaken version, then of the newest: it must end at the newest, with its bits."""
     engine, told = RecordingEngine(), []
     manifests = [source.publish(version, state(version, 5000)) for version in range(4)]
 
@@ -203,7 +203,7 @@ def test_a_version_that_is_gone_is_skipped_for_the_newest(source: Source) -> Non
 
 
 class SpoilingServer(WeightServer):
-    """Loses the first `lost` chunks, as a connection that breaks does, and flips a bit in the first `spoilt` deltas."""
+    """Loses the first `lost` chunks, like a broken connection, and flips a bit in the first `spoilt` deltas."""
 
     lost = spoilt = 0
 
@@ -253,7 +253,7 @@ def test_a_spoilt_delta_ends_in_whole_weights(tmp_path: Path, monkeypatch) -> No
 
 
 def test_fetching_blocks_no_decode_step(tmp_path: Path) -> None:
-    """While a large update is fetched, checked and applied to the replica the event loop goes round."""
+    """While a large update is fetched, checked and applied to the replica, the event loop keeps turning."""
     source, engine, before = Source(tmp_path), RecordingEngine(), state(1, 8 << 20)
     turns: list[int] = []
 
@@ -279,7 +279,7 @@ def test_fetching_blocks_no_decode_step(tmp_path: Path) -> None:
 
 
 class Gate:
-    """A snapshot that stops half-way until it is told to go on."""
+    """A snapshot that stops half-way until it is released."""
 
     def __init__(self, sent: State):
         self.sent, self.go = sent, threading.Event()
@@ -295,7 +295,7 @@ class Gate:
 
 
 def test_blocks_are_encoded_while_others_are_still_cast(tmp_path: Path, monkeypatch) -> None:
-    """The first block is through before the last is cast; nothing is announced before all are."""
+    """The first block is encoded before the last is cast; nothing is announced before all are."""
     source = Source(tmp_path, block_bytes=1 << 16)
     before = State([TensorSpec("w", "bfloat16", (1024, 256))])
     source.publish(0, before)

@@ -50,7 +50,7 @@ def test_the_gradient_is_that_of_the_chosen_mean(normalise):
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_at_the_start_the_kl_to_the_reference_is_nothing(estimator):
-    """So the first gradient is the plain one, save k1's, which is the score itself."""
+    """So the first gradient is the plain one, except for k1's, which is the score itself."""
     batch = on_policy(learner_of(), batches(1)[0])
     knobs = {"num_minibatches": 1}
     plain = learner_of(**knobs)
@@ -63,7 +63,7 @@ def test_at_the_start_the_kl_to_the_reference_is_nothing(estimator):
 
 
 def test_a_strong_kl_in_the_loss_holds_the_policy_at_its_start():
-    """Ten steps towards a reward, with and without it; the reference stays what it was."""
+    """Ten steps towards a reward, with and without the KL; the reference does not change."""
     free, held = learner_of(lr=1e-2), learner_of(lr=1e-2, kl_loss=5.0)
     start = held.snapshot().digest()
     for batch in batches(10):
@@ -164,7 +164,7 @@ def test_a_critic_that_is_kept_out_of_the_trunk_does_not_move_the_policy():
 
 @pytest.mark.parametrize("loss", [decoupled_ppo, tpo], ids=["proximal", "plan"])
 def test_a_critics_pass_gives_the_logprobs_at_the_start_as_well(loss):
-    """The batch goes through the model once without gradient; by a plan, later minibatches do so again."""
+    """The batch goes through the model once without gradient; with a plan, later minibatches do so again."""
     learner = learner_of(loss, gae, critic_lr=0.1, num_minibatches=2, lr=1e-2)
     batch = on_policy(learner, batches(1)[0])
     forwards = []

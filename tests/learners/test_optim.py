@@ -63,7 +63,7 @@ def test_equals_torch_adamw_with_clipping_warm_up_and_decay_of_matrices():
 
 
 def test_parameters_are_the_rounded_master_and_small_steps_add_up():
-    """1e-4 steps round away in bfloat16 near 1; on the master they add up to a visible one."""
+    """Steps of 1e-4 round away in bfloat16 near 1; on the master weights they add up to a visible one."""
     model = nn.Linear(4, 4, bias=False)
     with torch.no_grad():
         model.weight.fill_(1.0)

@@ -1,4 +1,4 @@
-"""Algorithm 1's properties for any lengths, and packed rows against the samples that they came from."""
+"""Algorithm 1's properties for any lengths, and packed rows against their samples."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_every_sequence_once_and_none_over_the_limit(lengths, max_tokens, minimu
 
 @given(LENGTHS, st.integers(60, 200), st.integers(1, 6))
 def test_a_micro_batch_is_opened_only_when_it_must(lengths, max_tokens, minimum):
-    """Each one beyond the minimum was opened by a sequence that fitted into none of those before it."""
+    """Each one beyond the minimum was opened by a sequence that fitted into none of the earlier ones."""
     cuts = pack(lengths, max_tokens=max_tokens, min_microbatches=minimum)
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     for m, cut in enumerate(cuts[minimum:], minimum):
@@ -115,7 +115,7 @@ def test_samples_whose_arrays_disagree_are_refused():
 
 
 def test_a_part_of_the_tokens_is_what_a_batch_with_those_tokens_would_be():
-    """Rows of `only` equal those of a batch whose masks say so, and still count places from the whole batch."""
+    """Rows of `only` equal those of a batch with these masks, and still count places from the whole batch."""
     batch = make_batch(seeded(3), groups=3)
     columns = Columns(batch)
     kept = seeded(4).random(len(columns.sample)) < 0.3

@@ -18,7 +18,7 @@ def test_estimators_are_right_on_average_over_a_small_vocabulary():
 
 
 def test_as_a_loss_k2_has_the_kls_gradient_and_k1_none():
-    """Means under the policy of the estimators' gradients against the gradient of the KL itself."""
+    """Means of the estimators' gradients under the policy, against the gradient of the KL."""
     logits = torch.tensor([0.3, -0.4, 1.0], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log()
     logprobs = logits.log_softmax(0)

@@ -1,4 +1,4 @@
-"""Shared prefixes: the tree has each token once, and a model, a loss and a train step can't tell that it is one."""
+"""Shared prefixes: the tree has each token once, and model, loss and train step give the same results."""
 
 from functools import partial
 
@@ -60,7 +60,7 @@ def test_runs_stay_below_the_limit_and_lose_nothing(sequences, most):
 
 
 def family(rng, prompt, responses, turns=1):
-    """Samples of one prompt; with `turns`, later ones go on from a part of the first one's response, as branches do."""
+    """Samples of one prompt; with `turns`, later ones continue from part of the first one's response, as branches."""
     begin = rng.integers(0, VOCAB, prompt)
     made: list[Sample] = []
     for number, response in enumerate(responses):
@@ -109,7 +109,7 @@ def attention_inputs(row, layout_tokens, window):
 @pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 def test_attention_over_a_tree_is_that_of_each_sequence_alone(shapes, window, lean):
-    """In float64, where both are the same numbers; gradients too."""
+    """In float64, where both give the same numbers and gradients."""
     columns = Columns(batch_of(shapes))
     samples = np.flatnonzero(columns.lengths)
     order, shared = columns.forest.among(samples)
@@ -140,7 +140,7 @@ def test_attention_over_a_tree_is_that_of_each_sequence_alone(shapes, window, le
 
 
 def never(*_):
-    """In place of `is_worth`: nothing is shared."""
+    """Replaces `is_worth`: nothing is shared."""
     return False
 
 
@@ -166,8 +166,8 @@ MODELS = ["qwen2", "llama", "qwen3"]
 
 
 def assert_a_step_is_that_of_plain_sequences(monkeypatch, shapes, most, **knobs):
-    """In float64: the gradient, and all that is said of the step but how many tokens it computed: less than `most` of
-    the plain ones."""
+    """In float64: the gradient and all metrics are equal, except for the count of computed tokens, which is below
+    `most` of the plain ones."""
     shared, plain = learner_of(**knobs), learner_of(**knobs)
     batch = batch_of(shapes)
     found = shared.train(batch)
@@ -209,7 +209,7 @@ def test_compiled_layers_share_prefixes_of_any_length(monkeypatch):
 
 
 class Alive(TorchDispatchMode):
-    """Bytes of the tensors that were made inside and still live: `now()`, and their `peak`."""
+    """Bytes of live tensors made inside: `now()`, and their `peak`."""
 
     def __init__(self):
         super().__init__()
@@ -239,7 +239,7 @@ def group_of(prompt, answer, size):
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(300, 6, 30), (60, 40, 6)], ids=["long prompt", "long answers"])
 def test_attention_over_paths_of_more_than_max_tokens_needs_the_memory_of_a_plain_row(shape, half):
-    """Per token in the row, kept for the backward pass and at most."""
+    """Per token of the row: memory kept for the backward pass, and peak memory."""
 
     def bytes_per_token(shape, limit):
         columns, samples = group_of(*shape)

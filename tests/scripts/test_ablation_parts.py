@@ -1,5 +1,4 @@
-"""The parts of an ablation without runs: what a study is refused for, which runs it comes to, what is measured, what
-tuning picks, what is written."""
+"""The parts of an ablation without runs: refusals, planned runs, measurements, what tuning picks, written files."""
 
 import csv
 import json
@@ -119,7 +118,7 @@ def test_a_wrong_study_is_refused_before_anything_starts(tmp_path: Path, change:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_study_loads_and_tunes(path: Path) -> None:
-    """One that measures seconds alone has nothing to tune: no learning rate changes them."""
+    """A study that measures only seconds has nothing to tune: no learning rate changes them."""
     found = study.load(path)
     if "reward" in found.measures:
         assert len(found.seeds) >= 5 and found.tune and not set(found.tune.seeds) & set(found.seeds)
@@ -133,7 +132,7 @@ def test_every_shipped_study_loads_and_tunes(path: Path) -> None:
 
 @pytest.fixture
 def outcome(tmp_path: Path) -> Outcome:
-    """4 train steps of 16 groups × 8 samples, weights published at every second."""
+    """4 train steps of 16 groups × 8 samples, weights published at every second step."""
     evaluations = [
         {"reward": r, "version": v, "seconds": s} for r, v, s in ((0.1, 0, 0.5), (0.6, 1, 4.0), (0.5, 2, 7.0))
     ]
@@ -225,7 +224,7 @@ def test_results_have_every_run_what_was_picked_and_what_is_missing(tmp_path: Pa
 
 
 def drawn(found: Study, finished: bool = True) -> dict[str, Plot]:
-    """The plots of runs whose reward is their number; the last one may be missing."""
+    """The plots of runs whose reward is their number; the last run may be missing."""
     runs = found.main_runs({})
     evaluations = [{"reward": 0.5, "version": 0, "seconds": 1.0}, {"reward": 0.9, "version": 2, "seconds": 2.0}]
     made = []

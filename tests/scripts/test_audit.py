@@ -1,4 +1,4 @@
-"""The audit finds each way in which a journal can show that a prompt was lost, doubled, or trained too late."""
+"""The audit finds each way in which a journal can show that a prompt was lost, trained twice, or trained too late."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""The bench of copy-4 gives TRL what a run of ours begins with."""
+"""The copy-4 bench starts TRL from the same model and data as our run."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The bench for a borrowed GPU, on the CPU: its items with tiny shapes, failures as rows, and how it continues."""
+"""The bench for a borrowed GPU, on the CPU: its items with tiny shapes, failures as rows, and how it resumes."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The learner's bench compares like with like: one gradient whatever the padding, and lengths that are as is said."""
+"""The learner's bench compares like with like: one gradient whatever the padding, and lengths as stated."""
 
 from functools import partial
 
@@ -50,7 +50,7 @@ def test_the_batch_has_rewards_that_differ_within_each_group():
 
 
 def test_the_flops_that_sharing_leaves_are_those_of_the_tokens_that_are_left():
-    """Groups of 4 with 16 tokens of prompt and 64 of answer; a tree with a first turn for each pair."""
+    """Groups of 4 with 16 prompt tokens and 64 answer tokens; a tree with a shared first turn for each pair."""
     learner = prefixes.learner_of(qwen2(0, 5000, hidden_size=8, intermediate_size=8), "float32", 1)
     made = prefixes.batches(5000, 16)
     for name, left in (("1:4 x4", (16 + 4 * 63) / (4 * 79)), ("tool x8", (64 + 4 * 40 + 8 * 15) / (8 * 119))):

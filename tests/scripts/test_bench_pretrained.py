@@ -1,4 +1,4 @@
-"""What the bench of a pretrained model counts: tokens that are computed, and the memory of all of its processes."""
+"""What the bench of a pretrained model counts: computed tokens, and the memory of all of its processes."""
 
 import json
 import os
@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 
 
 def prefixed_batch():
-    """Samples of a group share a prompt of 20 tokens, and no token behind it."""
+    """The samples of a group share a prompt of 20 tokens, and no token after it."""
     batch = make_batch(np.random.default_rng(0))
     for number, one in enumerate(batch.groups):
         for i, sample in enumerate(one.samples):

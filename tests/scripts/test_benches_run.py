@@ -1,4 +1,4 @@
-"""Benches that README and results name run to their end, made small; their numbers are not looked at."""
+"""Benches that README and results name run to their end, scaled down; the test doesn't look at their numbers."""
 
 from __future__ import annotations
 

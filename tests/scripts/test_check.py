@@ -1,4 +1,4 @@
-"""`scripts.check`: what is shipped keeps its contracts, and each broken component is found out."""
+"""`scripts.check`: shipped components keep their contracts, and each broken one is found."""
 
 import random
 import time
@@ -249,7 +249,7 @@ def test_a_broken_component_is_found_out(component: Any, kind: str, claim: str) 
 
 
 def good_loss(batch: LossBatch, denominator: float, *, power: float = 1.0):
-    """A policy gradient weighed by a power of the ratio."""
+    """A policy gradient weighted by a power of the ratio."""
     moved = ratio(batch.current, batch.behaviour, batch.mask)
     return total(moved * batch.advantages * power, batch, denominator), {"ratio": moved.detach()}
 

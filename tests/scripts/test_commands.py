@@ -1,4 +1,4 @@
-"""Every module of `scripts`, called as a command: help at once, refusals before the work, an end that is told."""
+"""Every module of `scripts` as a command: quick help, refusals before any work, a clear end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def python(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
 
 @contextlib.contextmanager
 def own_signals() -> Iterator[None]:
-    """What a command sets for itself is undone."""
+    """Undo the settings that a command makes for its process."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     before = {number: signal.getsignal(number) for number in numbers}
     try:
@@ -74,7 +74,7 @@ def test_each_module_is_a_command_or_a_known_part_of_one() -> None:
 
 
 def test_help_says_something_and_imports_nothing_heavy() -> None:
-    """Benches and claims, too: they parse their arguments before they import what they measure."""
+    """Benches and claims too: they parse their arguments before they import what they measure."""
     done = python("-c", WALK, *COMMANDS)
     assert done.returncode == 0, done.stderr
     for name, (code, text, heavy) in json.loads(done.stdout).items():
@@ -83,7 +83,7 @@ def test_help_says_something_and_imports_nothing_heavy() -> None:
 
 
 def test_help_names_commands_as_the_user_calls_them() -> None:
-    """Where the package is installed there is no `python -m scripts.NAME`."""
+    """An installed package has no `python -m scripts.NAME`."""
     walk = "import contextlib, sys\nfrom scripts import cli\nfor verb in cli.VERBS:\n"
     walk += "    with contextlib.suppress(SystemExit):\n        cli.main([verb, '--help'])\n"
     done = python("-c", walk + "cli.main(['config'])\ncli.main(['samples', 'no run'])")
@@ -94,7 +94,7 @@ def test_help_names_commands_as_the_user_calls_them() -> None:
 
 @pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("a run", 2)])
 def test_a_part_of_a_command_names_the_command_and_imports_nothing(argument: str, code: int) -> None:
-    """`estimate` imports torch: that would show in the list of modules that Python tells of."""
+    """`estimate` imports torch: the list of modules that Python prints would show it."""
     done = python("-X", "importtime", "-m", "scripts.estimate", argument)
     assert done.returncode == code
     assert "scripts.estimate is not a command but part of one: python -m scripts.train --dry-run" in done.stdout

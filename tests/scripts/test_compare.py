@@ -1,4 +1,4 @@
-"""Runs side by side: what differs, means over seeds, curves."""
+"""Runs side by side: differences, means over seeds, curves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_seeds_are_taken_together(runs: list[Path], tmp_path: Path, capsys: pyte
 
 
 def test_runs_that_differ_are_never_taken_for_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """However many keys differ between others."""
+    """However many keys differ between other runs."""
     far = ["mode=sync", "groups_per_batch=4", "sizing.group_size=4", "sampling.max_tokens=9", "advantage=rloo"]
     far += ["loss=dg", "eval.every=3", "learner.weight_decay=0.5"]
     folders = [written_run(tmp_path / "far", *far, steps=2)]

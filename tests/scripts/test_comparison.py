@@ -1,4 +1,4 @@
-"""Intervals against SciPy and against the truth they claim to hold; bands, tables."""
+"""Intervals against SciPy and against the truth that they claim to cover; bands, tables."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_for_many_values_it_is_students_interval() -> None:
 
 
 def test_with_five_seeds_it_holds_the_truth_nearly_as_often_as_it_says() -> None:
-    """The plain percentile interval would hold it in 84 % of cases. Each point of a band is a draw of its own."""
+    """The plain percentile interval would cover it in 84 % of cases. Each point of a band is a draw of its own."""
     places = range(CURVE_POINTS)
     bands = [band([(places, draw) for draw in draws]) for draws in rng().normal(size=(20, 5, CURVE_POINTS))]
     held = np.mean([(found.low <= 0) & (found.high >= 0) for found in bands])

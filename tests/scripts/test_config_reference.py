@@ -34,7 +34,7 @@ def test_every_key_and_knob_stands_there_with_its_meaning(capsys: pytest.Capture
 
 
 def numeric_without_range() -> list[str]:
-    """Knobs and keys that are numbers of which nobody says which ones are allowed."""
+    """Numeric knobs and keys without a stated range."""
     found = []
     for kind, names in COMPONENTS.items():
         for name in names:

@@ -1,4 +1,4 @@
-"""The dry run, device by device: what fits a card of 80 GB, and that what it says to change is enough."""
+"""The dry run, device by device: what fits a card of 80 GB, and whether its suggestions are enough."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHIPPED = sorted(file for file in CONFIGS.rglob("*.yaml") if file.parent.name no
 
 
 def table(*overrides: str, devices: int = 8, memory: int = H100, base: str = "configs/qwen2.5/math.yaml") -> str:
-    """What the dry run says of the devices."""
+    """The dry run's table of devices."""
     config = placed(configs.load([base, *overrides]), Gpus("stated", devices))
     return describe(Devices(config, plan(config), model_of(plain_of(config)), memory))
 

@@ -1,4 +1,4 @@
-"""Who may go on with a run folder, and when."""
+"""Who may continue a run folder, and when."""
 
 import fcntl
 import threading
@@ -157,7 +157,7 @@ def test_processes_that_read_the_config_to_come_are_waited_for(tmp_path: Path, m
 
 
 def test_a_job_that_resumes_begins_with_the_config_of_that_resume(tmp_path: Path, monkeypatch) -> None:
-    """However often it is queued: what it resumes with stays where the job's command line says."""
+    """However often the job is queued: it resumes with the config that its command line names."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     folder, roles = made(tmp_path), plan(configs.load(["configs/quickstart.yaml"]))
 
@@ -217,7 +217,7 @@ def test_a_whole_journal_stays_whole(tmp_path: Path) -> None:
 
 
 def test_what_a_resume_leaves_open_is_as_it_was(tmp_path: Path) -> None:
-    """A rate that the first command set, and the second one does not."""
+    """A learning rate that the first command sets and the second one does not."""
     folder = made(tmp_path, "learner.lr=5e-4", "learner.schedule=linear", "run.steps=50")
     argv = ["configs/quickstart.yaml", f"resume={folder}", "learner.schedule=linear"]
     for more, told in (([], "50"), (["run.steps=70"], "70")):

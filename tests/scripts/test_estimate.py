@@ -1,4 +1,4 @@
-"""The dry run's estimate, held against real architectures' sizes and against what a small run really holds."""
+"""The dry run's estimate against the sizes of real architectures and against the memory of a small run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SIZES = {
 
 
 def write_config(folder: Path, size: str) -> str:
-    """Qwen2.5's config.json and nothing else."""
+    """Write Qwen2.5's config.json and nothing else."""
     large = size in ("7b", "32b")
     vocab, kv_heads = (152064, {"7b": 4, "32b": 8}[size]) if large else (151936, 2)
     shape = {
@@ -133,7 +133,7 @@ def test_payloads_and_caches_are_exact():
 
 
 def peak_of(step: Callable[[], object]) -> int:
-    """Bytes that torch's allocator gives out beyond those before the step, where they are most."""
+    """The peak of bytes that torch's allocator holds, above those before the step."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         step()
     held = most = 0

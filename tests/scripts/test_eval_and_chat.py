@@ -1,5 +1,5 @@
-"""`scripts.eval` and `scripts.chat` on tiny random models: every figure is recomputed from the answers, and a
-conversation is what the model would have been given token by token."""
+"""`scripts.eval` and `scripts.chat` on tiny random models: every figure is computed again from the answers, and a
+conversation is what the model would get token by token."""
 
 import io
 import itertools

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer, and proof that it would see what it looks for."""
+"""A short run of the fuzzer, and proof that it would find what it looks for."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def test_a_few_thousand_deltas() -> None:
 
 
 def test_a_delta_that_is_not_checked_is_found() -> None:
-    """In a process of its own: what is not checked may end it."""
+    """In its own process: an unchecked delta may end it."""
     code = (
         "from areal_like.weights import planes; planes._check_places = lambda rows, coded: None\n"
         "from scripts.verify import fuzz; fuzz.fuzz_deltas(3000)"
@@ -66,7 +66,7 @@ def test_lists_in_lists_that_claim_to_be_long_are_refused_before_memory_is_taken
 
 
 def unbounded(found: msgspec.inspect.Type, depth: int = 0) -> Iterator[msgspec.inspect.Type]:
-    """What in a type may be as long, or as deep, as its sender likes."""
+    """The fields of a type whose length or depth the sender chooses without limit."""
     if isinstance(found, msgspec.inspect.AnyType) or depth > MOST_DEEP:
         yield found
     if isinstance(found, msgspec.inspect.CollectionType | msgspec.inspect.DictType) and found.max_length is None:

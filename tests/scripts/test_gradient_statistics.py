@@ -1,4 +1,4 @@
-"""Variance, noise and cosines of made-up gradients against NumPy."""
+"""Variance, noise and cosines of synthetic gradients against NumPy."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def gradients() -> np.ndarray:
 
 
 def statistics_of(gradients: np.ndarray) -> GradientStatistics:
-    """The second bucket is there in every other batch only."""
+    """The second bucket occurs only in every other batch."""
     statistics = GradientStatistics(["a", "b"])
     for number, (a, b) in enumerate(gradients):
         there = ["", "/staleness_0", *(["/staleness_4"] if number % 2 else [])]

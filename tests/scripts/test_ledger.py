@@ -1,4 +1,4 @@
-"""The ledger's books agree with the buffer's own, whether the journal is whole or was cut at a checkpoint."""
+"""The ledger agrees with the buffer's own, whether the journal is whole or was cut at a checkpoint."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ def group(group_id: int, length: int, reward: float) -> tuple[Head, bytes]:
 
 
 def played() -> tuple[Replay, list[Record], int]:
-    """A buffer that has seen every fate, its records, and how many of them came before a checkpoint."""
+    """A buffer whose groups have met every fate, its records, and how many of them came before a checkpoint."""
     replay, journal = Replay(Bound(3, 2), partial(in_order)), Paper()
     replay.record, records = journal.append, journal.records
     for group_id in range(6):

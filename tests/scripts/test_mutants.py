@@ -1,4 +1,4 @@
-"""Faults that `scripts.verify.mutants` puts in, and what it says of tests that notice them or do not."""
+"""The faults that `scripts.verify.mutants` inserts, and its report about tests that notice them or don't."""
 
 from __future__ import annotations
 

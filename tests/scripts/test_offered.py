@@ -1,4 +1,4 @@
-"""The lengths that cut responses would have had: held against made-up ones whose whole lengths are known."""
+"""The lengths that cut responses would have had, against synthetic ones whose whole lengths are known."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from scripts.offered import Offer, lengths
 
 
 def made(prompts: int, launch: int, need: int, seed: int = 0) -> tuple[list[Offer], np.ndarray]:
-    """Each prompt is closed at its first `need` responses; and all whole lengths."""
+    """Each prompt is closed at its first `need` responses; returned with all whole lengths."""
     random = np.random.default_rng(seed)
     whole = np.exp(4.6 + 0.9 * random.standard_normal((prompts, 1)) + 0.5 * random.standard_normal((prompts, launch)))
     whole = np.sort(np.maximum(1, np.rint(whole)), axis=1)
@@ -23,7 +23,7 @@ def test_the_mean_of_what_was_offered_is_found_though_the_longest_were_cut() -> 
 
 
 def test_prompts_of_which_nothing_is_whole_count_as_long_ones() -> None:
-    """A queue of cut prompts: they have no whole response at all."""
+    """A queue of cut prompts: they have no whole response."""
     offers, whole = made(400, 8, 8)
     last = whole.max(1)
     closed_at = np.quantile(last, 0.8)

@@ -1,4 +1,4 @@
-"""Runs whose config another version wrote: readers fill what it lacks; a resume asks what it cannot know."""
+"""Runs whose config another version wrote: readers fill in missing keys; a resume asks for what it cannot know."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAME = ["quickstart", "run.steps=20"]
 
 
 def age(folder: Path, *lacking: str, **more: object) -> Path:
-    """Make the run's config that of a version that lacks keys, and has others."""
+    """Make the run's config one of a version that lacks some keys and has others."""
     path = folder / "config.yaml"
     tree = yaml.safe_load(path.read_text())
     for key in lacking:
@@ -129,7 +129,7 @@ def test_a_knob_that_is_said_now_and_has_its_default_is_no_change(tmp_path: Path
 def test_a_config_that_was_cut_off_is_not_filled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: Callable[[list[str]], int]
 ) -> None:
-    """The run's answers would be shown beside those of another task."""
+    """Otherwise the run's answers would be shown beside those of another task."""
     run = written_run(tmp_path / "a")
     other = written_run(tmp_path / "b")
     (run / "checkpoints" / "final").mkdir(parents=True)

@@ -1,5 +1,5 @@
-"""Plots keep the rules for outsiders: a title that says something, units, shared axes, labels at the lines, seeds, no
-intervals of a few seeds. And the published ones come from the data in the repository."""
+"""Plots follow the rules for outside readers: a title that states the finding, units, shared axes, labels at the lines,
+seeds, no intervals from a few seeds. The published ones come from the data in the repository."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_a_published_picture_shows_its_data(data: Path) -> None:
 
 @pytest.mark.parametrize("data", DATA, ids=lambda path: path.stem)
 def test_published_data_are_the_numbers_of_the_results(data: Path) -> None:
-    """Where single seeds are not known: each mean with its interval stands in a table."""
+    """If single seeds are not known, each mean stands in a table with its interval."""
     text = re.sub(r"(?<=\d),(?=\d)", "", (ROOT / "docs" / "results.md").read_text())
     told = {
         tuple(map(float, triple))

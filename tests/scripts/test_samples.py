@@ -1,4 +1,4 @@
-"""Samples in the terminal: whatever the model wrote, whatever is asked, wherever the task is."""
+"""Samples in the terminal: whatever the model wrote, whatever the user asks, wherever the task is."""
 
 from __future__ import annotations
 

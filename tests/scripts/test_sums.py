@@ -1,4 +1,4 @@
-"""The prompts of configs/smollm2: right answers, and nothing held out that is trained on."""
+"""The prompts of configs/smollm2: answers are right, and no held-out prompt is trained."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The timeline of a run: shares, cuts, pictures, trace events; of a run that was really made."""
+"""The timeline of a run: shares, sections, pictures, trace events; from a real run."""
 
 import json
 import subprocess

@@ -26,12 +26,12 @@ SAID = [
 
 
 def answered(said: str) -> str:
-    """By the environment that answers calls in a run."""
+    """Answered by the environment that answers calls in a run."""
     return asyncio.run(Tools().step(said)).observation
 
 
 def talk(folder: Path, *, ends: bool = True) -> Kept:
-    """A sample of four turns, the last without a call; `ends`: its last call is not answered."""
+    """A sample of four turns, the last without a call; `ends`: its last call has no answer."""
     parts = [
         (text, shown) for said in SAID for text, shown in ((said, True), (f"\nuser\n{answered(said)}\nmodel\n", False))
     ]

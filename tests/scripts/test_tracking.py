@@ -1,4 +1,4 @@
-"""Trackers are fed from a run's files; one that fails harms neither the run nor the others."""
+"""Trackers read a run's files; one that fails harms neither the run nor the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = "tests.scripts.test_tracking"
 
 
 class Recorder:
-    """Remembers what it is told."""
+    """Records what it is told."""
 
     made: ClassVar[list[Recorder]] = []
 

@@ -1,4 +1,4 @@
-"""The command line of `scripts.train` up to the moment at which processes would start."""
+"""The command line of `scripts.train`, up to the point where processes would start."""
 
 from __future__ import annotations
 

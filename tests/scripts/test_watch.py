@@ -1,4 +1,4 @@
-"""What a person sees: the same facts as in `metrics.jsonl`, whole at any width, and nothing twice."""
+"""What a person sees: the facts of `metrics.jsonl`, complete at any width, and nothing twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders as a run leaves them, written by the classes that write them in a run, without one being made."""
+"""Run folders as runs leave them, written by the classes that runs use, without a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Bytes:
 
 
 class Apples:
-    """A task for the report alone: one question, whose answer is 12."""
+    """A task for the report alone: one question, with the answer 12."""
 
     vocab_size, pad_token, stop_tokens = 256, 0, ()
 

@@ -1,4 +1,4 @@
-"""The digits bandit: who acts with which weights, and what the true digit earns."""
+"""The digits bandit: who acts with which weights, and the reward of the true digit."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Many learners in one tensor compute what each would alone: Adam, the transformer with its cache, the losses."""
+"""Many learners in one tensor compute what each would compute alone: Adam, the cached transformer, the losses."""
 
 from functools import partial
 

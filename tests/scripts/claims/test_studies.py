@@ -1,4 +1,4 @@
-"""Tuning and keeping: the same grid for all, fresh seeds, no work twice. And the exact sums of the single arm."""
+"""Tuning and keeping results: one grid for all, fresh seeds, no work twice; and the exact sums of the single arm."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""Token reversal: rewards, what goes wrong with actors, exact staleness, and that it learns."""
+"""Token reversal: rewards, faults of actors, exact staleness, and that it learns."""
 
 import pytest
 import torch
@@ -87,7 +87,7 @@ def test_a_run_depends_on_its_seed_and_not_on_its_neighbours():
 
 
 def test_groups_without_an_advantage_may_be_left_out():
-    """With and without the short cut: the same gradient."""
+    """With and without the shortcut: the same gradient."""
     task = Task(length=2, samples=2)
     stack = tokens.Stack(tokens.transformer([0, 1], task.shape), torch.tensor([1e-3, 1e-3]))
     batch = roll_out(stack.views(stack.flat), task, Frictions(), Draws([0, 1]))
