@@ -19,6 +19,7 @@ from actors.rewards import reward_function
 from actors.session import Session, Stuck
 from actors.subscriber import Subscriber
 from actors.worker import Rollout, Worker
+from actors.workflows import for_tasks
 from areal_like import turns
 from areal_like.client import ActorClient
 from areal_like.config import heldout_workflow
@@ -131,7 +132,8 @@ async def serve(role: Role) -> None:
         slack=rewards.slack,
         memory_limit=rewards.memory_limit,
     )
-    workflow, heldout = bind("workflow", config.workflow), bind("workflow", heldout_workflow(config))
+    specs = config.workflow, heldout_workflow(config)
+    workflow, heldout = (for_tasks(bind("workflow", spec), task) for spec in specs)
     sampling = config.sampling
     told = config.run.samples_bytes > 0
     rollout = Rollout(config.run.seed, sampling.temperature, sampling.max_tokens, workflow, heldout, told)

@@ -37,7 +37,18 @@ def reward_function(
     timeout, step_timeout: seconds of a verifier in this process, in all and of what it computes between two awaits,
         for which the actor stands still (see `actors.time_limit`). The pool has limits of its own.
     """
+    members = getattr(task, "members", None)
+    if members is None:
+        return _of_one(task, pool, timeout, step_timeout)
+    each = {name: _of_one(member, pool, timeout, step_timeout) for name, member in members.items()}
 
+    async def of_its_task(prompt: Prompt, tokens: np.ndarray) -> float:
+        return await each[prompt.task](prompt, tokens)
+
+    return of_its_task
+
+
+def _of_one(task: Task, pool: RewardPool, timeout: float, step_timeout: float) -> RewardFunction:
     name = f"{type(task).__module__}:{type(task).__qualname__}.reward"
 
     async def pooled(prompt: Prompt, tokens: np.ndarray) -> float:

@@ -21,7 +21,7 @@ from actors.resumption import Recorder
 from actors.reward_pool import RewardError
 from areal_like.client import ActorClient, Said
 from areal_like.groups import LARGEST_REWARD
-from areal_like.interfaces import RewardFunction, RolloutEngine, Task
+from areal_like.interfaces import RewardFunction, RolloutEngine, Task, Workflow
 from areal_like.partials import encode_partial
 from areal_like.sampling import stream_key
 from areal_like.spans import Busy, Spans
@@ -46,8 +46,8 @@ class Rollout:
     seed: int
     temperature: float
     max_tokens: int | None
-    workflow: partial
-    heldout: partial
+    workflow: Workflow
+    heldout: Workflow
     told: bool = True
 
 

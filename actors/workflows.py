@@ -19,8 +19,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from actors.transcript import Transcript
-from areal_like.interfaces import RewardFunction, RolloutEngine
-from areal_like.registry import build
+from areal_like.interfaces import RewardFunction, RolloutEngine, Task, Workflow
+from areal_like.registry import as_spec, bind, build
 from areal_like.types import Completion, Finish, Limits, Outcome, Prompt, Sample
 
 
@@ -141,6 +141,18 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
             break
         transcript.shown(answer)
     return transcript.sample(None, finish) if await fill(engine, transcript, request, filler) else None
+
+
+def for_tasks(usual: Workflow, task: Task) -> Workflow:
+    """The workflow `usual`, or that of the task which made the prompt, if it is of a mixture and has one of its own."""
+    own = {name: bind("workflow", as_spec(spec)) for name, spec in getattr(task, "workflows", {}).items()}
+    if not own:
+        return usual
+
+    async def chosen(engine: RolloutEngine, reward: RewardFunction, prompt: Prompt, *rest: Any) -> Sample | None:
+        return await own.get(prompt.task, usual)(engine, reward, prompt, *rest)
+
+    return chosen
 
 
 async def fill(engine: RolloutEngine, transcript: Transcript, request: str, filler: int) -> bool:

@@ -150,6 +150,7 @@ def _checked(tree: Tree) -> Config:
     config = _typed(tree)
     for kind in sorted(COMPONENTS.keys() & {field.name for field in dataclasses.fields(Config)}):
         check(kind, getattr(config, kind))
+    _check_mixture(config)
     _check_heldout(config)
     _refuse_outside(config)
     count = config.actors.count or max(1, config.actors.min_alive)  # None: as many as suit
@@ -202,6 +203,13 @@ def _check_heldout(config: Config) -> None:
         check("workflow", heldout_workflow(config))
     except ConfigError as error:
         raise ConfigError(f"eval.{error}", f"eval.{error.key}") from None
+
+
+def _check_mixture(config: Config) -> None:
+    if config.task["name"] == "mixture":
+        from areal_like.tasks.mixture import check_members
+
+        check_members(select(config, "task"))
 
 
 def _settle_mode(layers: Layers) -> None:

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     Facts = dict[str, Any]
 else:
     Fact = Plain = None | bool | int | float | str
-    for _ in range(4):
+    for _ in range(5):
         Facts = Annotated[dict[str | int, Fact], Meta(max_length=MOST)]
         Fact = Plain | Facts | Annotated[list[Fact], Meta(max_length=MOST)]
-"""Metrics and reports: plain data, nested four deep at most. (A type that names itself has no limit of depth.)"""
+"""Metrics and reports: plain data, nested five deep at most. (A type that names itself has no limit of depth.)"""
 
 ROLES = ("learner", "actor", "operator", "observer")
 LEARNER, ACTOR, OPERATOR, OBSERVER = (frozenset({role}) for role in ROLES)

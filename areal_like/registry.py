@@ -36,6 +36,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "calculator": "areal_like.tasks.calculator:Calculator",
         "jsonl": "areal_like.tasks.jsonl:Jsonl",
         "code": "areal_like.tasks.code:Code",
+        "mixture": "areal_like.tasks.mixture:Mixture",
     },
     "reward": {
         "math_verify": "areal_like.tasks.maths:math_verify",

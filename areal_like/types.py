@@ -24,7 +24,8 @@ class Prompt:
     sense. `filler` [samples] holds, where the task has a `length_trace`, how many loss-masked tokens each sample
     decodes after its answer (sample i takes `filler[i % len(filler)]`); empty means none. `codec` turns text into
     tokens and back (`areal_like.interfaces.Codec`); None where the task has no text. `messages` is the prompt as chat
-    messages `{role, content}`, of which the codec's `opening` makes `tokens`; empty where the task has no text.
+    messages `{role, content}`, of which the codec's `opening` makes `tokens`; empty where the task has no text. `task`
+    names the task of a mixture that made it.
     """
 
     tokens: np.ndarray
@@ -33,6 +34,7 @@ class Prompt:
     filler: tuple[int, ...] = ()
     codec: Any = None
     messages: tuple[dict[str, str], ...] = ()
+    task: str = ""
 
 
 class Outcome(NamedTuple):

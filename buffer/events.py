@@ -2,6 +2,7 @@
 
 A record is written as msgpack, [tag, field, ...]; its payload is kept beside it. Readers check the types of all fields.
 If you change a field or its meaning, raise `buffer.segment_file.FORMAT`: an older journal is then refused, not misread.
+Fields that are only added, at the end and with a default, leave older records readable: `READABLE` has their formats.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class _Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=s
 
 class Admit(_Record):
     """A new group is leased to `actor`, which holds `version`. It starts `launch` samples; the first `need` that finish
-    make the group. `redundant`: the group gets no slot of its own."""
+    make the group. `redundant`: the group gets no slot of its own. `task`: the task of a mixture that its prompt is
+    from (else "")."""
 
     id: int
     row: int
@@ -34,6 +36,7 @@ class Admit(_Record):
     actor: str
     version: int
     redundant: bool = False
+    task: str = ""
 
 
 class Lease(_Record):
@@ -220,10 +223,12 @@ class Held(msgspec.Struct, array_like=True):
     head: Head | None
     stored: Extent | None
     left: tuple[PartialHead, Extent] | None
+    task: str = ""
 
 
 class Snapshot(_Record):
-    """The whole state after all earlier events. A reader of the journal starts at the newest snapshot."""
+    """The whole state after all earlier events. A reader of the journal starts at the newest snapshot. `tasks`: of a
+    mixture's tasks, how many groups were admitted, trained, "filtered: REASON" and "dropped: REASON"."""
 
     admitted: int
     trained: int
@@ -239,6 +244,7 @@ class Snapshot(_Record):
     decided: dict[int, object]
     planned: dict[int, list[int]]
     groups: list[Held]
+    tasks: dict[str, dict[str, int]] = {}
 
 
 Event = (

@@ -76,15 +76,19 @@ class Gauges:
         self._staleness_sum += _sum(flight) + _sum(queue)
         self._staleness_count += samples
         fresh, self._told = self.evaluations[self._told :], len(self.evaluations)
-        return {
-            "evaluations": fresh,
-            "staleness/in_flight_mean": _sum(flight) / max(1, samples),
-            "staleness/in_flight_histogram": _histogram(flight),
-            "staleness/in_queue_mean": _sum(queue) / max(1, samples),
-            "staleness/in_queue_histogram": _histogram(queue),
-            "buffer/flight_seconds": sum(e.pushed_at - e.admitted_at for e in entries) / len(entries),
-            "buffer/queue_seconds": sum(now - e.pushed_at for e in entries) / len(entries),
-        } | idle_shares([entry.head for entry in entries if entry.head])
+        return (
+            {
+                "evaluations": fresh,
+                "staleness/in_flight_mean": _sum(flight) / max(1, samples),
+                "staleness/in_flight_histogram": _histogram(flight),
+                "staleness/in_queue_mean": _sum(queue) / max(1, samples),
+                "staleness/in_queue_histogram": _histogram(queue),
+                "buffer/flight_seconds": sum(e.pushed_at - e.admitted_at for e in entries) / len(entries),
+                "buffer/queue_seconds": sum(now - e.pushed_at for e in entries) / len(entries),
+            }
+            | idle_shares([entry.head for entry in entries if entry.head])
+            | by_task(entries)
+        )
 
     def measure_rates(self, now: float) -> None:
         """Tokens per second pushed since the last call."""
@@ -95,6 +99,17 @@ class Gauges:
             "rollout/tokens_per_second": rate,
             "rollout/tokens": self.tokens_pushed,
         }
+
+
+def by_task(entries: list[Entry]) -> dict[str, float]:
+    """Of each task of a mixture: its groups in a batch, their mean reward and mean length (tokens)."""
+    found: dict[str, float] = {}
+    for task in sorted({entry.task for entry in entries if entry.task}):
+        heads = [entry.head for entry in entries if entry.task == task and entry.head]
+        found[f"groups/{task}"] = len(heads)
+        found[f"reward/{task}"] = float(np.mean([reward for head in heads for reward in head.rewards]))
+        found[f"response_length/{task}"] = float(np.mean([length for head in heads for length in head.lengths]))
+    return found
 
 
 def idle_shares(heads: list[Head]) -> dict[str, float]:

@@ -120,8 +120,9 @@ def _start(state: RunState, actor: Actor, plan: GroupPlan, now: float) -> tuple[
     if entry is not None:
         replay.readmit(entry, plan.launch, plan.need)
         return entry, replay.assign(entry, actor.name, actor.version)
-    group_id, row = state.prompts.next()
-    return replay.admit(group_id, row, plan.launch, plan.need, actor.name, actor.version, now, plan.redundant), {}
+    group_id, row, task = state.prompts.next()
+    held = actor.name, actor.version, now
+    return replay.admit(group_id, row, plan.launch, plan.need, *held, plan.redundant, task), {}
 
 
 def _open_batch(state: RunState) -> None:

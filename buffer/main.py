@@ -26,7 +26,7 @@ from buffer.journal import Journal, JournalError, Recorded, check_payloads, read
 from buffer.kept_samples import KeptSamples
 from buffer.outbox import Outbox
 from buffer.playback import Playback
-from buffer.prompts import PromptCursor
+from buffer.prompts import PromptCursor, shares_of
 from buffer.relays import Relays
 from buffer.replay import Replay
 from buffer.run_state import Learner, RunState
@@ -111,7 +111,7 @@ def main(role: Role) -> None:
         Outbox(router, journal),
         replay,
         scheduler,
-        PromptCursor(task.size("train"), config.run.seed, position=replay.store.admitted),
+        PromptCursor(shares_of(task), config.run.seed, position=replay.store.admitted),
         Evaluation(config.eval.every, heldout, config.eval.temperature),
         configs.actors_of(config),
         config.buffer.max_bytes,

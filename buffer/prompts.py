@@ -1,30 +1,91 @@
 """The order of prompts: every row once per epoch, shuffled again for each epoch, fixed by the seed.
 
-A group's id is its prompt's place in this order. So the id determines epoch and row, and the cursor is one number.
+A group's id is its prompt's place in this order. So the id determines task, epoch and row, and the cursor is one
+number. In a mixture the tasks take turns in blocks, which are shuffled, too: each block has as many prompts of a task
+as its ratio says, so the ratios hold after every block, and each task has epochs of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
+
+from areal_like.interfaces import Task
+
+
+class Share(NamedTuple):
+    """A task's part of the training rows: its name ("": the only task), its first row, how many rows, and how many
+    prompts of each block."""
+
+    name: str
+    first: int
+    size: int
+    per_block: int
+
+
+def shares_of(task: Task) -> list[Share]:
+    """The parts of a task's training rows: one, or those of a mixture's tasks."""
+    members = getattr(task, "members", None)
+    if members is None:
+        return [Share("", 0, task.size("train"), 1)]
+    mixture, sizes = task, [each.size("train") for each in members.values()]
+    names = zip(members, sizes, strict=True)
+    return [Share(n, sum(sizes[:at]), size, mixture.ratios[n]) for at, (n, size) in enumerate(names)]  # type: ignore[attr-defined]
+
+
+class Place(NamedTuple):
+    """A prompt's place in the order: the id of its group, its row, and its task's name in a mixture (else "")."""
+
+    group_id: int
+    row: int
+    task: str = ""
 
 
 class PromptCursor:
-    """Iterates over `size` training rows, epoch after epoch, from `position` on."""
+    """Iterates over training rows, epoch after epoch, from `position` on: over those of `shares`, or a number of them
+    that belong to a single task."""
 
-    def __init__(self, size: int, seed: int, position: int = 0):
-        if size < 1:
-            raise ValueError("the task has no training prompts")
-        self.size = size
+    def __init__(self, shares: int | Sequence[Share], seed: int, position: int = 0):
+        self.shares = [Share("", 0, shares, 1)] if isinstance(shares, int) else list(shares)
+        for share in self.shares:
+            if share.size < 1:
+                raise ValueError(f"the task {share.name} has no training prompts".replace("  ", " "))
         self.seed = seed
         self.position = position
-        self._epoch = -1
-        self._order = np.empty(0, np.int64)
+        self._block = sum(share.per_block for share in self.shares)
+        self._turns: tuple[int, np.ndarray] = -1, np.empty(0, np.int64)
+        self._orders: dict[int, tuple[int, np.ndarray]] = {}  # by share: its epoch, and the order of its rows
 
-    def next(self) -> tuple[int, int]:
-        """(group id, row) of the next prompt."""
+    def next(self) -> Place:
+        """The next prompt."""
         group_id, self.position = self.position, self.position + 1
-        epoch, place = divmod(group_id, self.size)
-        if epoch != self._epoch:
-            self._order = np.random.default_rng([self.seed, epoch]).permutation(self.size)
-            self._epoch = epoch
-        return group_id, int(self._order[place])
+        return self.at(group_id)
+
+    def at(self, group_id: int) -> Place:
+        """The prompt of a group."""
+        block, place = divmod(group_id, self._block)
+        turns = self._turns_of(block)
+        number = int(turns[place])
+        share = self.shares[number]
+        before = block * share.per_block + int(np.count_nonzero(turns[:place] == number))  # its prompts so far
+        epoch, place = divmod(before, share.size)
+        return Place(group_id, share.first + int(self._order_of(number, epoch)[place]), share.name)
+
+    def _turns_of(self, block: int) -> np.ndarray:
+        """Which share each place of a block belongs to."""
+        if self._turns[0] != block:
+            turns = np.repeat(np.arange(len(self.shares)), [share.per_block for share in self.shares])
+            if len(self.shares) > 1:
+                turns = np.random.default_rng([self.seed, block, 0, 1]).permutation(turns)
+            self._turns = block, turns
+        return self._turns[1]
+
+    def _order_of(self, number: int, epoch: int) -> np.ndarray:
+        known, order = self._orders.get(number, (-1, self._turns[1]))
+        if known != epoch:
+            key = [self.seed, epoch, *([number] if number else [])]
+            order = np.random.default_rng(key).permutation(self.shares[number].size)
+            self._orders[number] = epoch, order
+        return order

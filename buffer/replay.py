@@ -80,7 +80,7 @@ class Replay:
         """How many groups an actor with weights of `version` may start within the bound (may be inf)."""
         return self.store.slots.open_to(version, self.bound.deadline(version))
 
-    def admit(
+    def admit(  # noqa: PLR0913 (all of them are one event)
         self,
         group_id: int,
         row: int,
@@ -90,9 +90,10 @@ class Replay:
         version: int,
         now: float,
         redundant: bool = False,
+        task: str = "",
     ) -> Entry:
         """A new group, RUNNING on an actor that holds `version`, in the next slot or, `redundant`, in none."""
-        self.commit(events.Admit(group_id, row, launch, need, actor, version, redundant), now=now)
+        self.commit(events.Admit(group_id, row, launch, need, actor, version, redundant, task), now=now)
         entry = self.store.entries[group_id]
         self._note_age(entry)
         return entry

@@ -31,10 +31,12 @@ import xxhash
 from buffer.events import Copy, Event, Padding, Written, decode, encode
 from buffer.payloads import Bytes, Extent, JournalError, Payload, Read, Stored, load
 
-FORMAT = 6
+FORMAT = 7
 """Version of the format: of the records (`buffer.events`) and of their layout in a file."""
 _NAME = b"areal-journal-"
 MAGIC = _NAME + b"%d\n" % FORMAT
+READABLE = [MAGIC, _NAME + b"6\n"]
+"""First lines of files that are read: format 6 has no tasks of mixtures."""
 MAX_FIELDS_BYTES, MAX_PAYLOAD_BYTES = 1 << 30, 1 << 32
 _MARK = b"\xd7JR\x04"
 _HEAD = struct.Struct("<4sIQQQ")
@@ -251,7 +253,7 @@ def read(path: Path, read_payload: Read, *, check: bool = True) -> Generator[Rec
     when it is loaded. Raises JournalError for another format."""
     with path.open("rb") as file:
         size, magic = os.fstat(file.fileno()).st_size, file.read(len(MAGIC))
-        if magic != MAGIC:
+        if magic not in READABLE:
             if len(magic) == len(MAGIC) and magic.startswith(_NAME):
                 raise JournalError(
                     f"{path} was written by another version of this program (its format is "

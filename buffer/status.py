@@ -23,6 +23,8 @@ def levels(state: RunState, now: float) -> dict[str, object]:
     found |= {"ledger/admitted": store.admitted, "ledger/trained": store.trained, "ledger/active": len(store.entries)}
     found |= {f"ledger/filtered/{reason}": n for reason, n in store.filtered.items()}
     found |= {f"ledger/dropped/{reason}": n for reason, n in store.dropped.items()}
+    for task, counts in store.tasks.items():
+        found |= {f"ledger_of/{task}/{fate.replace(': ', '/')}": n for fate, n in counts.items()}
     found |= {f"refused/{column}": n for column, n in state.gauges.refused.items()}
     found |= {"buffer/bytes": state.store.bytes, "buffer/max_bytes": state.max_bytes, "seconds": state.age(now)}
     found |= {"rollout/lease_timeouts": state.lease_timeouts, "rollout/hedges": state.hedges.made}

@@ -30,11 +30,11 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from areal_like.groups import Head
 from buffer import events
@@ -101,6 +101,7 @@ class Entry:
     batch: int = -1
     partial: PartialGroup | None = None  # from earlier leases, until the group is pushed
     was_deferred: bool = False
+    task: str = ""  # of a mixture
     cut: tuple[int, ...] = ()  # tokens of samples that it did not wait for
 
     # About its leases; set by `buffer.handlers`, `buffer.deadlines` and `buffer.fleet`; not kept over a restart.
@@ -146,13 +147,26 @@ class Entry:
 
 
 class Ledger(TypedDict):
-    """Where every admitted group is: admitted = trained + sum(filtered) + sum(dropped) + active."""
+    """Where every admitted group is: admitted = trained + sum(filtered) + sum(dropped) + active. `tasks`: the same of
+    each task of a mixture."""
 
     admitted: int
     trained: int
     filtered: dict[str, int]
     dropped: dict[str, int]
     active: int
+    tasks: NotRequired[dict[str, Ledger]]
+
+
+def ledger_of(counts: Mapping[str, int], active: int) -> Ledger:
+    """The ledger of one task, from its counts by fate."""
+    by_kind: dict[str, dict[str, int]] = {"filtered": {}, "dropped": {}}
+    for fate, count in counts.items():
+        kind, colon, reason = fate.partition(": ")
+        if colon:
+            by_kind[kind][reason] = count
+    admitted, trained = (counts.get(fate, 0) for fate in ("admitted", "trained"))
+    return {"admitted": admitted, "trained": trained, "active": active, **by_kind}  # type: ignore[typeddict-item]
 
 
 Key = tuple[int, int]
@@ -215,6 +229,7 @@ class Store:
         self.admitted = self.trained = self.requeued = self.resumed = 0
         self.filtered: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
+        self.tasks: dict[str, Counter[str]] = {}  # of a mixture → fates
         self.pushes = self.bytes = self.staleness_max = 0
         self.scheduler: object = None
         self.decided: dict[int, object] = {}
@@ -270,13 +285,21 @@ class Store:
         return (slot, held) if free is None or slot < free else (free, None)
 
     def ledger(self) -> Ledger:
-        return {
+        found: Ledger = {
             "admitted": self.admitted,
             "trained": self.trained,
             "filtered": dict(self.filtered),
             "dropped": dict(self.dropped),
             "active": len(self.entries),
         }
+        if self.tasks:
+            active = Counter(entry.task for entry in self.entries.values())
+            found["tasks"] = {task: ledger_of(counts, active[task]) for task, counts in self.tasks.items()}
+        return found
+
+    def _count(self, entry: Entry, fate: str) -> None:
+        if entry.task:
+            self.tasks.setdefault(entry.task, Counter())[fate] += 1
 
     def payloads(self) -> list[Stored]:
         """All payloads of groups that are in the journal."""
@@ -288,9 +311,10 @@ class Store:
     def _admit(self, event: events.Admit, _: Payload, now: float) -> None:
         slot, stage = (NO_SLOT, Stage.REDUNDANT) if event.redundant else (self.slots.take(), Stage.RUNNING)
         entry = Entry(event.id, event.row, slot, event.launch, event.need, stage, admitted_at=now)
-        entry.lease_version = event.version
+        entry.lease_version, entry.task = event.version, event.task
         entry.leased_to(event.actor)
         self.entries[entry.id] = entry
+        self._count(entry, "admitted")
         self._enter(entry)
         self.admitted += 1
 
@@ -366,19 +390,20 @@ class Store:
         self._move(entry, Stage.QUEUED, self.slots.take())
 
     def _drop(self, event: events.Drop, *_: object) -> None:
-        self._remove(event.id)
+        self._count(self._remove(event.id), f"dropped: {event.reason}")
         self.dropped[event.reason] += 1
 
     def _filter(self, event: events.Filter, *_: object) -> None:
-        self._remove(event.id)
+        self._count(self._remove(event.id), f"filtered: {event.reason}")
         self.filtered[event.reason] += 1
 
-    def _remove(self, group_id: int) -> None:
+    def _remove(self, group_id: int) -> Entry:
         entry = self.entries.pop(group_id)
         self._leave(entry)
         self.bytes -= entry.size
         if entry.slot != NO_SLOT:
             self.slots.release(entry.slot)
+        return entry
 
     def _keep(self, entry: Entry, left: PartialGroup | None) -> None:
         """Keep `left` for the next lease, in place of an earlier partial group."""
@@ -429,6 +454,7 @@ class Store:
                 self._leave(entry)
                 self.bytes -= entry.size
                 self.trained += 1
+                self._count(entry, "trained")
         self.decided.pop(event.batch, None)
         self.bound.batches.forget(event.batch + 1)
 
@@ -467,6 +493,7 @@ class Store:
         for name in COUNTED:
             setattr(self, name, getattr(event, name))
         self.filtered, self.dropped = Counter(event.filtered), Counter(event.dropped)
+        self.tasks = {task: Counter(counts) for task, counts in event.tasks.items()}
         self.slots.load(event.slots)
         self.bound.batches.load(event.batches)
         self._clear()
@@ -485,7 +512,7 @@ class Store:
 
     def snapshot(self) -> events.Snapshot:
         """The whole store as an event. All payloads must be written before: the snapshot has their places."""
-        facts = {name: getattr(self, name) for name in (*COUNTED, "filtered", "dropped")}
+        facts = {name: getattr(self, name) for name in (*COUNTED, "filtered", "dropped", "tasks")}
         groups = [_held(entry) for entry in self.of(*Stage)]  # by stage, to keep the order of the queue
         return events.Snapshot(slots=self.slots.state(), batches=self.bound.batches.state(), groups=groups, **facts)
 

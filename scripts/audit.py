@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,10 @@ from areal_like.config import ConfigError
 from areal_like.registry import build
 from buffer.events import Admit, Branch, Drop, Event, Filter, Finish, HandBack, Push, Serve, Snapshot
 from buffer.journal import JournalError, Record, Recorded, scan
-from buffer.prompts import PromptCursor
+from buffer.prompts import PromptCursor, shares_of
 from buffer.recovery import standing
 from buffer.staleness import Bound
-from buffer.store import LEASED, UNFINISHED, Stage, Store
+from buffer.store import LEASED, UNFINISHED, Stage, Store, ledger_of
 
 from . import output
 from .arguments import command, refuse
@@ -95,8 +96,9 @@ class Audit:
 
     def _admit(self, event: Admit) -> None:
         expected = self.prompts.next()
-        if (event.id, event.row) != expected:
-            self._find("prompts", f"group {event.id} of row {event.row} was admitted, but {expected} was next")
+        if (event.id, event.row, event.task) != expected:
+            row = f"row {event.row}{event.task and f' (of {event.task})'}"
+            self._find("prompts", f"group {event.id} of {row} was admitted, but {tuple(expected)} was next")
         if event.id in self.store.entries or event.id in self.gone:
             self._find("prompts", f"group {event.id} was admitted twice")
 
@@ -145,6 +147,9 @@ class Audit:
     def _compare(self, event: Snapshot) -> None:
         said = {"admitted": event.admitted, "trained": event.trained, "filtered": event.filtered}
         said |= {"dropped": event.dropped, "active": len(event.groups)}
+        if event.tasks:
+            active = Counter(held.task for held in event.groups)
+            said["tasks"] = {task: ledger_of(counts, active[task]) for task, counts in event.tasks.items()}
         if said != (ours := self.store.ledger()):
             self._find("ledger", f"a snapshot says {said}, but the records say {ours}")
         if wrong := {held.id for held in event.groups} ^ self.store.entries.keys():
@@ -156,7 +161,7 @@ def audit(run: Path) -> Audit:
     config = older_configs.load(run / "config.yaml", tell=True)
     task = build("task", config.task, config.run.seed)
     scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
-    prompts = PromptCursor(task.size("train"), config.run.seed)
+    prompts = PromptCursor(shares_of(task), config.run.seed)
     bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
     for _ in scan(run / "journal"):
         pass  # reading checks the payloads' checksums

@@ -86,6 +86,14 @@ def _ledger(report: dict[str, Any]) -> Iterator[Any]:
         for reason, count in ledger[kind].items():
             family.add_metric([reason], count)
         yield family
+    if tasks := ledger.get("tasks"):
+        family = CounterMetricFamily(f"{PREFIX}groups_of_task", "groups by task and fate", labels=["task", "fate"])
+        for task, counts in tasks.items():
+            for fate in ("admitted", "trained"):
+                family.add_metric([task, fate], counts[fate])
+            for kind in ("filtered", "dropped"):
+                family.add_metric([task, kind], sum(counts[kind].values()))
+        yield family
 
 
 def _actors(report: dict[str, Any]) -> Iterator[Any]:

@@ -2,8 +2,8 @@
 
 Reads the run's journal: how many groups were trained, filtered, dropped (why), or are still active; and lengths and
 rewards of those that were rolled out. If untrained groups are biased towards long or short answers, the ratio of mean
-lengths shows it. If the journal was cut at a checkpoint (`buffer.keep_journal=false`), the counts are complete, and the
-distributions cover the time since then.
+lengths shows it. A mixture of tasks has a table for each task as well. If the journal was cut at a checkpoint
+(`buffer.keep_journal=false`), the counts are complete, and the distributions cover the time since then.
 
 Below the table: how much shorter the trained responses are than all offered ones, including those that wait in a queue
 or were cut (`scripts.offered` estimates the whole length of a cut one). `--steps N` looks at the first N train steps
@@ -64,6 +64,7 @@ class Books:
 
     def __init__(self) -> None:
         self.accounts: dict[str, Account] = {}
+        self.tasks: dict[str, dict[str, Account]] = {}  # the same of each task of a mixture
         self.offers: list[Offer] = []
         self.admitted: list[tuple[int, int, int]] = []  # group, row of the task, samples that were started
         self._store = Store(Bound(math.inf, 1))
@@ -84,8 +85,9 @@ class Books:
             self._close(ACTIVE, entry)
         return self.accounts
 
-    def account(self, fate: str) -> Account:
-        return self.accounts.setdefault(fate, Account())
+    def account(self, fate: str, task: str = "") -> Account:
+        """The account of a fate: of all groups, or of those of a task."""
+        return (self.tasks.setdefault(task, {}) if task else self.accounts).setdefault(fate, Account())
 
     def _enter(self, event: Event) -> None:
         """Count an event before it is applied."""
@@ -104,14 +106,22 @@ class Books:
                     if entry.batch == event.batch:
                         self._close(TRAINED, entry)
             case Snapshot():  # a journal may begin with one: its counts replace the events before it
-                self.account(TRAINED).count = event.trained
-                for kind, counts in (("filtered", event.filtered), ("dropped", event.dropped)):
-                    for reason, count in counts.items():
-                        self.account(f"{kind}: {reason}").count = count
+                self._carry_over(event)
+
+    def _carry_over(self, event: Snapshot) -> None:
+        self.account(TRAINED).count = event.trained
+        for kind, counts in (("filtered", event.filtered), ("dropped", event.dropped)):
+            for reason, count in counts.items():
+                self.account(f"{kind}: {reason}").count = count
+        for task, fates in event.tasks.items():
+            for fate in fates.keys() - {"admitted"}:
+                self.account(fate, task).count = fates[fate]
 
     def _close(self, fate: str, entry: Entry) -> None:
         """Record a group's fate."""
-        self.account(fate).add(entry.head, len(entry.cut), self._redrawn.pop(entry.id, ()))
+        redrawn = self._redrawn.pop(entry.id, ())
+        for task in {"", entry.task}:
+            self.account(fate, task).add(entry.head, len(entry.cut), redrawn)
         if entry.head:
             self.offers.append(Offer(entry.head.lengths, list(entry.cut)))
         elif entry.partial:
@@ -119,11 +129,11 @@ class Books:
             self.offers.append(Offer([n for n, cut in pairs if not cut], [n for n, cut in pairs if cut]))
 
 
-def table(accounts: dict[str, Account]) -> Table:
+def table(accounts: dict[str, Account], title: str = "ledger") -> Table:
     """A row per fate; the last row is the sum: the number of groups admitted."""
     more = [name for name in ("cut", "redrawn") if any(getattr(account, name) for account in accounts.values())]
     found = output.table(
-        "ledger", "fate", "groups", "samples", *more, "length mean", "p50", "p95", "reward mean", "length / trained"
+        title, "fate", "groups", "samples", *more, "length mean", "p50", "p95", "reward mean", "length / trained"
     )
     trained = np.mean(accounts[TRAINED].lengths) if accounts.get(TRAINED, Account()).lengths else np.nan
     for fate, account in sorted(accounts.items(), key=lambda item: -item[1].count):
@@ -192,6 +202,8 @@ def main() -> int:
         refuse(error)
     console = output.console()
     console.print(table(accounts))
+    for task, of_task in sorted(books.tasks.items()):
+        console.print(table(of_task, f"ledger of {task}"))
     if told := reasons(accounts):
         console.print("samples drawn again, because")
         console.print("\n".join(told), highlight=False, markup=False)

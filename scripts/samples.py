@@ -28,7 +28,7 @@ from areal_like.registry import ConfigError, build, nearest
 from areal_like.run_folder import CONFIG
 from areal_like.samples import DROPPED, FOLDER, HELDOUT, TRAINED, Fate, Kept, read
 from areal_like.types import Prompt
-from buffer.prompts import PromptCursor
+from buffer.prompts import PromptCursor, shares_of
 
 from .arguments import command, refuse
 from .output import console, shortened, visible
@@ -77,7 +77,7 @@ class Texts:
         self._task = build("task", config["task"], seed)
         self.stops = bool(self._task.stop_tokens)
         self._codec = self._task.prompt("train", 0).codec
-        self._cursor = PromptCursor(self._task.size("train"), seed)  # shared, because it knows an epoch's order
+        self._cursor = PromptCursor(shares_of(self._task), seed)  # shared, because it knows an epoch's order
 
     def of(self, tokens: Sequence[int]) -> str:
         if self._codec:
@@ -96,9 +96,7 @@ class Texts:
     def _prompt(self, record: Kept) -> Prompt:
         if record.fate == HELDOUT:
             return self._task.prompt("heldout", record.group)
-        self._cursor.position = record.group
-        _, row = self._cursor.next()
-        return self._task.prompt("train", row)
+        return self._task.prompt("train", self._cursor.at(record.group).row)
 
     def both(self, record: Kept) -> str:
         return self.prompt(record) + "\n" + self.of(record.response)

@@ -26,7 +26,7 @@ from . import output
 from .arguments import command, port, refuse
 from .exporter import serve
 from .running import Running, View, add_arguments
-from .watch import ledger_line, print_summary
+from .watch import ledger_lines, print_summary
 
 REFRESH_SECONDS = 1.0
 WIDTH = 120
@@ -66,7 +66,8 @@ def render(found: dict[str, Any], steps: int) -> Group:
         "staleness",
         f"max {report['staleness_max']}, {bound}; mean {report['staleness_mean']:.2f}{since}",
     )
-    facts.add_row("groups", ledger_line(report["ledger"]))
+    for name, line in ledger_lines(report["ledger"]).items():
+        facts.add_row(name, line)
     facts.add_row(
         "buffer",
         f"{report['buffer/waiting']} wait, {report['buffer/running']} run, {report['buffer/queued']} queued, "

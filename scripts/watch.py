@@ -264,7 +264,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         f"{show('trained_tokens_per_second', '{:,.0f}')} trained",
         "idle share": f"actors {show('actor_idle_share', '{:.0%}')}{since}, "
         f"learner {show('learner_idle_share', '{:.0%}')}",
-        "groups": ledger_line(summary["ledger"]) if "ledger" in summary else "-",
+        **(ledger_lines(summary["ledger"]) if "ledger" in summary else {"groups": "-"}),
         **({"faults": found} if (found := faults(summary.get("faults", {}))) else {}),
         "actor restarts": str(summary.get("restarts", 0)),
         **{f"{name} was left out": words.splitlines()[0] for name, words in summary.get("left_out", {}).items()},
@@ -285,6 +285,12 @@ def ledger_line(ledger: dict[str, Any]) -> str:
         parts += [f"{kind} {count} ({reason})" for reason, count in ledger[kind].items()]
     parts += [f"active {ledger['active']}"] if ledger["active"] else []
     return f"admitted {ledger['admitted']} = {' + '.join(parts)}"
+
+
+def ledger_lines(ledger: dict[str, Any]) -> dict[str, str]:
+    """`ledger_line` under "groups", and under "groups of NAME" for each task of a mixture."""
+    tasks = {f"groups of {task}": ledger_line(each) for task, each in ledger.get("tasks", {}).items()}
+    return {"groups": ledger_line(ledger), **tasks}
 
 
 # ---- in the browser -------------------------------------------------------------------------------------------------

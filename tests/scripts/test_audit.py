@@ -38,7 +38,7 @@ def push(group_id: int, version: int = 0, digest: str = "d") -> Push:
 
 def admit(group_id: int) -> Admit:
     cursor = PromptCursor(ROWS, seed=0, position=group_id)
-    return Admit(*cursor.next(), 1, 1, "a", 0)
+    return Admit(*cursor.next()[:2], 1, 1, "a", 0)
 
 
 def serve(batch: int, *ids: int) -> Serve:
@@ -64,7 +64,7 @@ def test_a_run_that_crashed_and_trained_a_batch_again_is_in_order() -> None:
     replay.record = journal.append
     cursor = PromptCursor(ROWS, seed=0)
     for _ in range(8):
-        replay.admit(*cursor.next(), 1, 1, "a", 0, 0.0)
+        replay.admit(*cursor.next()[:2], 1, 1, "a", 0, 0.0)
     for group_id in range(4):
         replay.push(make_head(group_id, [(1, 2, 0, 1, 0.5)], [(0, 2)], {0: "d0"}), b"", 0, 0.0)
     for batch in (0, 1):

@@ -1,0 +1,184 @@
+"""Several tasks in one run, with ratios: `task={name: mixture, tasks: {sums: {name: ...}, copy: {name: ...}}}`.
+
+Each task keeps its prompts, its verifier and its held-out rows; a prompt says whose it is (`Prompt.task`). The rows of
+a split are those of the first task, then those of the second, and so on. `buffer.prompts` draws from them by ratio.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from itertools import accumulate
+
+import numpy as np
+
+from areal_like.interfaces import Task
+from areal_like.registry import ConfigError, as_spec, build, check
+from areal_like.types import Prompt
+
+LONGEST_BLOCK = 1000
+"""Most prompts until the ratios hold exactly."""
+ROWS = 256
+"""Rows of a task that can't tell which of its rows are long, for a check of lengths."""
+RESERVED = ("mean", "std", "p50", "p95", "max", "histogram", "train", "heldout")
+"""Names that would be mistaken: of metrics (`reward/NAME`) and of splits."""
+_NAME = re.compile(r"[A-Za-z][\w-]*")
+
+
+class Mixture:
+    """Mixes tasks of one vocabulary: `members` by name, `ratios` as the smallest whole numbers.
+
+    tasks: name → task, `{name: ..., knobs}` or its bare name. ratios: name → prompts of it, relative to the others'
+        (default: 1 each). workflows: name → workflow of its samples, where it is not the run's, e.g. a `multi_turn`
+        with an environment of its own; evaluations use it as it stands.
+
+    Raises ConfigError for names, ratios or workflows that don't fit, and for tasks whose tokens differ: one model reads
+    them all.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        tasks: Mapping[str, str | Mapping[str, object]],
+        ratios: Mapping[str, float] | None = None,
+        workflows: Mapping[str, object] | None = None,
+    ):
+        check_members({"tasks": tasks, "ratios": ratios, "workflows": workflows})
+        self.members: dict[str, Task] = {name: _built(name, spec, seed) for name, spec in tasks.items()}
+        self.ratios = whole_ratios({name: (ratios or {}).get(name, 1) for name in tasks})
+        self.workflows = dict(workflows or {})
+        first, *others = self.members
+        for name in others:
+            refuse_other_tokens(self.members[first], self.members[name], f"task.tasks: {first} and {name}")
+        self.vocab_size, self.pad_token = self.members[first].vocab_size, self.members[first].pad_token
+        self.stop_tokens = tuple(self.members[first].stop_tokens)
+        self._ends = {s: [*accumulate(m.size(s) for m in self.members.values())] for s in ("train", "heldout")}
+
+    def size(self, split: str) -> int:
+        if split not in self._ends:
+            raise ValueError(f"unknown split {split!r}; the splits are {', '.join(self._ends)}")
+        return self._ends[split][-1]
+
+    def prompt(self, split: str, row: int) -> Prompt:
+        name, inner = self.member(split, row)
+        return replace(self.members[name].prompt(split, inner), task=name)
+
+    def member(self, split: str, row: int) -> tuple[str, int]:
+        """The task of a row, and the row within that task. Raises IndexError."""
+        if not 0 <= row < self.size(split):
+            raise IndexError(f"row {row} of split {split!r}, which has {self.size(split)}")
+        place = bisect_right(self._ends[split], row)
+        return list(self.members)[place], row - self.first(split, place)
+
+    def first(self, split: str, place: int) -> int:
+        """The first row of the task at this place."""
+        return self._ends[split][place - 1] if place else 0
+
+    async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
+        """For callers without a reward pool; actors use the members' own (`actors.rewards`)."""
+        return await self.members[prompt.task].reward(prompt, tokens)
+
+    def place(self, split: str, row: int) -> str:
+        """Where a row's prompt stands, in words."""
+        name, inner = self.member(split, row)
+        task = self.members[name]
+        return f"{name}: {task.place(split, inner) if hasattr(task, 'place') else f'row {inner} of {split}'}"
+
+    def rows_beyond(self, split: str, tokens: int) -> Iterator[int]:
+        """The rows whose prompt may have more than `tokens` tokens: the first `ROWS` of a task that can't tell."""
+        for place, task in enumerate(self.members.values()):
+            few = range(min(task.size(split), ROWS))
+            rows = task.rows_beyond(split, tokens) if hasattr(task, "rows_beyond") else few
+            yield from (self.first(split, place) + row for row in rows)
+
+    def save_tokenizer(self, folder: str) -> None:
+        """Beside a model, of the first task that has one."""
+        found = next((task for task in self.members.values() if hasattr(task, "save_tokenizer")), None)
+        if found:
+            found.save_tokenizer(folder)
+
+
+def _built(name: str, spec: str | Mapping[str, object], seed: int) -> Task:
+    try:
+        task: Task = build("task", as_spec(spec), seed)
+        return task
+    except ConfigError as error:
+        raise ConfigError(f"task.tasks.{name}: {error}", "task.tasks") from None
+
+
+def check_members(knobs: Mapping[str, object]) -> None:
+    """Check a mixture's knobs, as far as their text tells. Raises ConfigError."""
+    tasks = knobs.get("tasks")
+    if not isinstance(tasks, Mapping) or not tasks:
+        raise ConfigError("task.tasks: want name → task, e.g. {sums: {name: arithmetic}}", "task.tasks")
+    for name, spec in tasks.items():
+        _check_name(name)
+        _check_one("task", f"task.tasks.{name}", spec)
+        if as_spec(spec)["name"] == "mixture":
+            raise ConfigError(f"task.tasks.{name}: a mixture within a mixture; name its tasks here", "task.tasks")
+    ratios, workflows = (_of_some("task." + key, knobs.get(key) or {}, tasks) for key in ("ratios", "workflows"))
+    whole_ratios({name: ratios.get(name, 1) for name in tasks})
+    for name, spec in workflows.items():
+        _check_one("workflow", f"task.workflows.{name}", spec)
+
+
+def _of_some(key: str, values: object, tasks: Mapping[str, object]) -> Mapping[str, object]:
+    """The values of a knob that has one for some of the tasks. Raises ConfigError."""
+    if not isinstance(values, Mapping) or (unknown := [name for name in values if name not in tasks]):
+        wrong = f"there is no task {unknown[0]!r}" if isinstance(values, Mapping) else f"got {values!r}"
+        raise ConfigError(f"{key}: {wrong}; want a value for some of {', '.join(tasks)}", key)
+    return values
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in RESERVED:
+        raise ConfigError(
+            f"task.tasks: {name!r} can't name a task: letters, digits, _ and -, a letter first, and none of "
+            f"{', '.join(RESERVED)}",
+            "task.tasks",
+        )
+
+
+def _check_one(kind: str, key: str, spec: object) -> None:
+    if not isinstance(spec, str | Mapping):
+        raise ConfigError(f"{key}: want {{name: ..., knobs}}, got {spec!r}", key)
+    try:
+        check(kind, as_spec(spec))
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}", key) from None
+
+
+def whole_ratios(ratios: Mapping[str, object]) -> dict[str, int]:
+    """The smallest whole numbers with the same ratios. Raises ConfigError."""
+    for name, ratio in ratios.items():
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < math.inf:
+            raise ConfigError(f"task.ratios.{name}: must be a number above 0, got {ratio!r}", "task.ratios")
+    exact = {name: Fraction(str(ratio)) for name, ratio in ratios.items()}
+    scale = math.lcm(*(each.denominator for each in exact.values()))
+    counts = {name: int(each * scale) for name, each in exact.items()}
+    shared = math.gcd(*counts.values())
+    if (block := sum(counts.values()) // shared) > LONGEST_BLOCK:
+        raise ConfigError(
+            f"task.ratios: {dict(ratios)} would hold after {block} prompts only; use rounder numbers (at most "
+            f"{LONGEST_BLOCK})",
+            "task.ratios",
+        )
+    return {name: count // shared for name, count in counts.items()}
+
+
+def refuse_other_tokens(one: Task, other: Task, where: str) -> None:
+    """Raises ConfigError unless both tasks write the same tokens: one model, and one list of stop tokens, serves
+    both."""
+    for what in ("vocab_size", "pad_token", "stop_tokens"):
+        ours, theirs = getattr(one, what), getattr(other, what)
+        if ours != theirs:
+            raise ConfigError(
+                f"{where} can't be mixed: {what} is {ours} and {theirs}. One model reads the prompts of both: give "
+                "them the same tokenizer (or the same kind of answer)",
+                where.partition(":")[0],
+            )
