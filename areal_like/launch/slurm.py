@@ -31,6 +31,9 @@ SCRIPT = "train.sbatch"
 GPUS = "gpus-per-task"
 WORDS_FOR_GPUS = {GPUS, "gpus", "gpus-per-node", "gpus-per-socket", "gres", "tres-per-task"}
 """sbatch's options that ask for GPUs."""
+OF_THE_JOB = ("GPUS", "GPUS_PER_NODE", "GPUS_PER_SOCKET", "GPUS_PER_TASK", "GRES", "TRES_PER_TASK", "NTASKS_PER_GPU")
+"""What the job asked for, as srun finds it in SLURM_…: a step that reads it takes all GPUs of its node, and the next
+one waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +70,9 @@ class Submission:
 class SlurmLauncher:
     """`options`: of the job, as on sbatch's command line, e.g. {partition: gpu, time: "04:00:00"}. `learner_part` (for
     the learner and the buffer) or `actors_part` make the job heterogeneous: options of each part; so do processes that
-    compute on GPUs. Each of them gets as many as it needs (`areal_like.placement`), or `gpus-per-task` of its part; the
-    buffer gets none. `script`: the batch script to submit. `container`: a command in
-    front of `python` (null: the Python that submits), such as "apptainer exec --nv image.sif"."""
+    compute on GPUs. Each of them gets as many as it needs (`areal_like.placement`), or `gpus-per-task` of its part, in
+    whatever words the job asks for them; other processes get none. `script`: the batch script to submit. `container`:
+    a command in front of `python` (null: the Python that submits), such as "apptainer exec --nv image.sif"."""
 
     ACROSS_HOSTS = True
     ONE_PROCESS = False
@@ -91,7 +94,7 @@ class SlurmLauncher:
         self.running = Children(
             run, limits, self._spawn, on_nodes=True, end_signal=signal.SIGUSR2, meaning=self._meaning
         )
-        self.options, self._shares_gpus = dict(options or {}), False
+        self.options, self._has_gpus = dict(options or {}), False
         self.learner_part, self.actors_part = (
             None if learner_part is None else dict(learner_part),
             None if actors_part is None else dict(actors_part),
@@ -117,7 +120,7 @@ class SlurmLauncher:
         # One task holds the learner's ranks and the buffer, so it asks for the GPUs of all.
         asked = [sum(self._gpus_of(role) for role in core), max(map(self._gpus_of, actors), default=0)]
         for part, gpus in zip(options, asked, strict=True):
-            part |= {GPUS: gpus} if gpus else {}
+            part |= {GPUS: gpus} if gpus and not (WORDS_FOR_GPUS - {GPUS}) & part.keys() else {}
         parts = [Part(names[0], 1, sum(role.threads for role in core), options[0])]
         most = max((role.threads for role in actors), default=1)
         return [*parts, Part(names[1], len(actors), most, options[1])] if actors else parts
@@ -143,7 +146,7 @@ class SlurmLauncher:
     # ---- inside of the job ------------------------------------------------------------------------------------------
 
     def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
-        self._shares_gpus = any(self._gpus_of(role) for role in roles if role.essential)
+        self._has_gpus = any(map(self._gpus_of, roles)) or any(f"SLURM_{name}" in os.environ for name in OF_THE_JOB)
         self.running.start(roles)
 
     def stop(self) -> None:
@@ -154,7 +157,8 @@ class SlurmLauncher:
         return spawn(self._command(role, name), role.threads, self.run / "logs" / f"{role.name}.log")
 
     def _command(self, role: RoleSpec, name: str) -> list[str]:
-        step = ["srun", "--nodes=1", "--ntasks=1", f"--cpus-per-task={role.threads}", "--exact", "--mem=0"]
+        step = ["env", *(f"--unset=SLURM_{name}" for name in OF_THE_JOB), "srun"]
+        step += ["--nodes=1", "--ntasks=1", f"--cpus-per-task={role.threads}", "--exact", "--mem=0"]
         step += ["--input=none", "--open-mode=append", f"--job-name={name}"]
         step += [f"--output={self.run.resolve()}/logs/{name}.%N.log", *self._het_group(role), *self._gpus(role)]
         command = [*self.container, self.python, "-m", role.module, "--name", name, "--run", str(self.run.resolve())]
@@ -168,14 +172,12 @@ class SlurmLauncher:
     def _gpus(self, role: RoleSpec) -> list[str]:
         if gpus := self._gpus_of(role):
             return flags({GPUS: gpus})  # Slurm chooses which, and says so in the process's CUDA_VISIBLE_DEVICES
-        return ["--gres=none"] if role.name == "buffer" and self._shares_gpus else []
+        return ["--gres=none"] if self._has_gpus else []  # a step that asks for none takes all of its node
 
     def _gpus_of(self, role: RoleSpec) -> int:
-        """How many a process asks for; 0 also where the user's options ask in other words."""
+        """How many a process asks for."""
         options = (self.learner_part if role.essential else self.actors_part) or {}
-        if role.name == "buffer" or (WORDS_FOR_GPUS - {GPUS}) & options.keys():
-            return 0
-        return int(options.get(GPUS, role.gpus))
+        return 0 if role.name == "buffer" else int(options.get(GPUS, role.gpus))
 
     def _meaning(self, role: RoleSpec, code: int) -> int:
         """The role's own exit code. srun also ends with 0 when the node has failed. Only the learner itself may end

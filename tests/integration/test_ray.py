@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 
 TIMED = ["engine=timed", "learner=timed", "learner.base=0.05", "run.target_reward=null", "eval.prompts=4"]
 TIMED += ["eval.every=0", "actors.count=1"]
-NODES, CPUS = 3, 3
+NODES, CPUS, GPUS = 3, 3, 4
 """Of the cluster, and of each node, whatever the machine has."""
 
 
@@ -54,7 +54,8 @@ def cluster() -> Iterator[Any]:
 
     services.get_node = patient(services.get_node)
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": CPUS, "include_dashboard": False})
+    head = {"num_cpus": CPUS, "num_gpus": GPUS, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     yield cluster
     ray.shutdown()
@@ -115,7 +116,7 @@ def start(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Start runs in one folder, on the whole cluster. A failed test's run must not keep resources of the next."""
     started: list[Run] = []
     for _ in range(NODES - len(cluster.list_all_nodes())):
-        cluster.add_node(num_cpus=CPUS)
+        cluster.add_node(num_cpus=CPUS, num_gpus=GPUS)
 
     def begin(*overrides: str) -> Run:
         started.append(Run(cluster, tmp_path, *overrides))
@@ -185,19 +186,23 @@ def test_a_learner_that_dies_ends_the_run_and_a_resume_goes_on(start: Callable[.
 
 
 def test_ctrl_c_ends_every_process_and_leaves_the_cluster(start: Callable[..., Run]) -> None:
-    run = start(*TIMED, "run.steps=100000")
+    """Until then each process has GPUs of its own, as many as planned; those that Ray was told of."""
+    run = start(*TIMED, "run.steps=100000", "placement={learner: 0, actors: [1-4]}", "actors.count=2")
     run.until("its first step", run.steps)
+    devices = {name: process.environ().get("CUDA_VISIBLE_DEVICES", "") for name, process in run.roles().items()}
+    counts = {name: len(set(seen.split(",")) - {""}) for name, seen in devices.items()}
+    assert counts == {"buffer": 0, "learner": 1, "actor-0": 2, "actor-1": 2}, devices
     run.process.send_signal(signal.SIGINT)
     assert "ended by" in run.said() and not run.roles()
     assert len([node for node in ray.nodes() if node["Alive"]]) == NODES
 
 
 def test_a_run_that_finds_no_place_says_what_it_asked_for(start: Callable[..., Run]) -> None:
-    wish = ["launcher.learner_place={CPU: 1, GPU: 3}", "launcher.ready_timeout=2"]
+    wish = ["launcher.learner_place={CPU: 1, GPU: 5}", "launcher.ready_timeout=2"]
     run = start(*TIMED, *wish)
     said = run.said()
     assert run.process.returncode == 1
-    assert "no place for buffer, learner for 2 s" in said and "3 GPU" in said and "the cluster has 9 CPU" in said
+    assert "no place for buffer, learner for 2 s" in said and "5 GPU" in said and "the cluster has 9 CPU" in said
 
 
 def test_a_node_that_lacks_the_project_ends_the_run_with_a_word(start: Callable[..., Run]) -> None:

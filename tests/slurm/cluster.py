@@ -13,6 +13,7 @@ import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -57,6 +58,7 @@ SlurmctldPidFile={here}/slurmctld.pid
 SlurmdPidFile={here}/slurmd.%n.pid
 SlurmctldLogFile={here}/slurmctld.log
 SlurmdLogFile={here}/slurmd.%n.log
+GresTypes=gpu
 {nodes}
 PartitionName=debug Nodes={names} Default=YES MaxTime=INFINITE State=UP
 """
@@ -85,10 +87,11 @@ def _free_ports(count: int) -> list[int]:
 
 
 class Cluster:
-    """`nodes` nodes of `cpus` processors each, in `folder`. Used as a context."""
+    """`nodes` nodes of `cpus` processors and `gpus` GPUs each, in `folder`. Used as a context. The GPUs are copies of
+    /dev/null: Slurm only deals them out."""
 
-    def __init__(self, folder: Path, nodes: int = 3, cpus: int = 8):
-        self.folder, self.cpus = folder, cpus
+    def __init__(self, folder: Path, nodes: int = 3, cpus: int = 8, gpus: int = 0):
+        self.folder, self.cpus, self.gpus = folder, cpus, gpus
         self.nodes = [f"n{i + 1}" for i in range(nodes)]
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         self.environment.pop(forks.VARIABLE, None)  # a job's processes are the job's
@@ -111,13 +114,18 @@ class Cluster:
 
     def _write_conf(self) -> None:
         host, ports = socket.gethostname().partition(".")[0], _free_ports(1 + len(self.nodes))
+        more = f" Gres=gpu:{self.gpus}" if self.gpus else ""
         lines = [
-            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={self.cpus} RealMemory=4000"
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={self.cpus} RealMemory=4000{more}"
             for node, port in zip(self.nodes, ports[1:], strict=True)
         ]
         values: dict[str, Any] = {"host": host, "address": "127.0.0.1", "ports": ports, "here": self.folder}
         values |= {"timeout": SLURMD_TIMEOUT, "nodes": "\n".join(lines), "names": ",".join(self.nodes)}
         (self.folder / "slurm.conf").write_text(CONF.format(**values))
+        for number in range(self.gpus):
+            os.mknod(self.folder / f"gpu{number}", stat.S_IFCHR | 0o666, os.stat("/dev/null").st_rdev)
+        devices = f"Name=gpu File={self.folder}/gpu[0-{self.gpus - 1}]\n" if self.gpus else ""
+        (self.folder / "gres.conf").write_text(devices)
 
     def _start_munge(self) -> None:
         key = self.folder / "munge.key"

@@ -17,7 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
+from areal_like.launch.plan import limits, plan
+from areal_like.registry import build
 from scripts.audit import audit
+from tests import placed
 from tests.integration.runs import REPOSITORY, rows, summary, train
 from tests.slurm.cluster import SLURMD_TIMEOUT, Cluster, missing
 
@@ -37,9 +40,9 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def cluster(place: Path) -> Iterator[Cluster]:
-    """Four processors per node, whatever the machine has, so that jobs spread over nodes."""
+    """Four processors and four GPUs per node, whatever the machine has, so that jobs spread over nodes."""
     (place / "cluster").mkdir()
-    with Cluster(place / "cluster", cpus=4) as cluster:
+    with Cluster(place / "cluster", cpus=4, gpus=4) as cluster:
         yield cluster
 
 
@@ -130,6 +133,27 @@ def test_a_heterogeneous_job_has_the_learner_here_and_the_actors_there(cluster: 
     found = job.finish()
     assert found["stopped_because"] == "it was drained" and not found["ledger"]["dropped"]
     assert_balanced(found["ledger"])
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [[], ["launcher.options={nodes: 2, gpus-per-node: 4, exclusive: true}"]],
+    ids=["asked by the plan", "whole nodes"],
+)
+def test_each_process_sees_gpus_of_its_own_as_many_as_planned(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, knobs: list[str]
+) -> None:
+    """By the launcher's own submission; the processes only look (`tests.placed`)."""
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+    script, folder = tmp_path / "look.sbatch", tmp_path / "run"
+    script.write_text('#!/bin/bash\nexec "$PYTHON" -m tests.placed "$1"\n')
+    config = placed.prepared(folder, "launcher=slurm", f"launcher.script={script}", *knobs)
+    submission = build("launcher", config.launcher, folder, limits(config)).submission(plan(config))
+    job = submission.submit()
+    cluster.until("its end", lambda: cluster.jobs().get(job) in ("COMPLETED", "FAILED"), 150.0)
+    told = placed.seen(folder)
+    assert placed.agree(told), "\n".join([str(told), *(path.read_text() for path in folder.glob("logs/*.log"))])
 
 
 def test_usr1_makes_a_checkpoint_and_the_job_goes_on_by_itself(cluster: Cluster, place: Path) -> None:
