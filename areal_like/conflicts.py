@@ -104,6 +104,23 @@ def refuse_odd_training(config: Config) -> None:
     if "needs_values" in marks("advantage", advantage) and known.get("critic_lr") == 0:
         key = "learner.critic_lr"
         raise ConfigError(f"advantage={advantage} needs a critic: set {key} above 0", key)
+    _refuse_odd_shaping(config, known)
+
+
+def _refuse_odd_shaping(config: Config, learner: Mapping[str, object]) -> None:
+    """Knobs that would do nothing, for lack of another."""
+    advantage = settled("advantage", config.advantage)
+    key, problem = "", ""
+    if learner.get("critic_clip") is not None and learner.get("critic_lr") == 0:
+        key, problem = "learner.critic_clip", "there is no critic whose values it could clip: set learner.critic_lr"
+    if learner.get("kl_cut") is not None and not (learner.get("kl_loss") or learner.get("kl_reward")):
+        key, problem = "learner.kl_cut", "there is no KL to cut: set learner.kl_loss or learner.kl_reward"
+    if advantage.get("bootstrap") is True and learner.get("overlong_filter") is True:
+        key, problem = "advantage.bootstrap", "learner.overlong_filter leaves cut answers out: choose one of the two"
+    if advantage.get("deviation_of") == "rewards" and advantage.get("std") is False:
+        key, problem = "advantage.deviation_of", "advantage.std=false divides by no deviation: leave one of them out"
+    if key:
+        raise ConfigError(f"{key}: {problem}", key)
 
 
 def _refuse_warmup(learner: Mapping[str, int]) -> None:

@@ -18,15 +18,15 @@ from learners.collectives import Ranks
 
 class Critic:
     """`lr` > 0 is the head's learning rate. `trunk` scales the value loss's gradient into the policy's weights; 0: only
-    the policy loss trains the policy."""
+    the policy loss trains the policy. `clip` bounds how far a value moves in a train step (None: not at all)."""
 
-    def __init__(self, model: PreTrainedModel, ranks: Ranks, *, lr: float, trunk: float):
+    def __init__(self, model: PreTrainedModel, ranks: Ranks, *, lr: float, trunk: float, clip: float | None = None):
         dtype = torch.promote_types(model.dtype, torch.float32)
         self._head = nn.Linear(model.config.hidden_size, 1, device=model.device, dtype=dtype)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
         self._optimizer = torch.optim.AdamW(self._head.parameters(), lr=lr, weight_decay=0.0)
-        self._trunk, self._ranks = trunk, ranks
+        self._trunk, self._clip, self._ranks = trunk, clip, ranks
 
     def values(self, hidden: Tensor) -> Tensor:
         """Values [N] of states [N, hidden size]."""
@@ -35,10 +35,22 @@ class Critic:
             inputs = inputs + self._trunk * (hidden - inputs)
         return self._head(inputs.to(self._head.weight.dtype))[:, 0]
 
-    def loss(self, values: Tensor, targets: Tensor, share: Tensor | None, denominator: float) -> Tensor:
-        """Half the squared error, summed over tokens with their shares and divided: a scalar."""
-        errors = 0.5 * (values - targets) ** 2
-        return (errors if share is None else errors * share).sum() / denominator
+    def loss(
+        self, values: Tensor, before: Tensor, targets: Tensor, share: Tensor | None, denominator: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Half the squared error, summed over tokens with their shares and divided: a scalar; and what it observes.
+
+        With `clip`, a token's error is the larger one of its value and of that value within `before` ± clip, the values
+        at the start of the step: a value that has moved by more, towards its target, has no gradient. This is PPO2's
+        value clipping (OpenAI baselines), as in TRL, verl and AReaL.
+        """
+        errors = (values - targets) ** 2
+        observed = {"value_error": errors.detach()}
+        if self._clip is not None:
+            clipped = (before + (values - before).clamp(-self._clip, self._clip) - targets) ** 2
+            observed["value_clip_share"] = clipped.detach() > errors.detach()
+            errors = torch.maximum(errors, clipped)
+        return 0.5 * (errors if share is None else errors * share).sum() / denominator, observed
 
     def zero_grad(self) -> None:
         self._optimizer.zero_grad()

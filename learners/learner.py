@@ -31,11 +31,12 @@ from areal_like.models import specs_of
 from areal_like.types import Batch, Group
 from areal_like.weights.state import State
 from learners.adapters import Adapters
-from learners.advantages import Episodes, marked, turns_of
+from learners.advantages import Episodes, bootstraps, marked, turns_of
 from learners.attention import use_packed_attention
 from learners.batch_metrics import batch_metrics
 from learners.collectives import Ranks
 from learners.critic import Critic
+from learners.cut_answers import one_token_further, without_cut_answers
 from learners.diagnostics import buckets, zero_variance_by_staleness
 from learners.logprobs import forward_logprobs, forward_with_states
 from learners.losses.contract import LossFunction, is_single_pass, needs_proximal, needs_uniform, plan_of
@@ -63,7 +64,8 @@ class TorchLearner:
     `warmup_steps` (optimizer steps) and `schedule_steps` (train steps) see `learners.schedules`; configs fill in what
     is None by the kind of model (`areal_like.defaults`). `clip_grad` 0: off. `publish_dtype` is the dtype of the
     published weights, and of the values (held in float32) that are differentiated. `critic_lr` > 0 trains a critic
-    (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the policy.
+    (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the policy, and
+    `critic_clip` bounds how far a value moves in a train step (None: not at all).
     `grad_norm_by_staleness` measures the gradient's norm per bucket of staleness as well, for one more pass per bucket.
     After `mismatch_every` train steps without tokens of staleness 0 a group is scored by the weights that sampled it
     (0: never; `learners.mismatch`).
@@ -106,6 +108,7 @@ class TorchLearner:
         publish_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
         critic_lr: Annotated[float, "[0, inf)"] = 0.0,
         critic_trunk: Annotated[float, "[0, inf)"] = 0.0,
+        critic_clip: Annotated[float, "(0, inf)"] | None = None,
         grad_norm_by_staleness: bool = False,
         mismatch_every: Annotated[int, "[0, inf)"] = 8,
         lora: Mapping[str, Any] | None = None,
@@ -125,7 +128,7 @@ class TorchLearner:
     ):
         self.objective, self.ranks = Objective(**objective), Ranks(ranks)
         torch.set_num_threads(threads or torch.get_num_threads())
-        _check(loss, advantage, temperature, num_minibatches, num_minibatch_epochs, critic_lr)
+        _check(loss, advantage, temperature, num_minibatches, num_minibatch_epochs, critic_lr, critic_clip)
         self._num_minibatches, self._num_epochs = passes = num_minibatches, num_minibatch_epochs
         self.streams = check_stream(stream, loss, advantage, *passes, grad_norm_by_staleness, stream_groups)
         self._stream_groups, self._taken, self._waiting = stream_groups, list[Step](), list[Group]()
@@ -139,7 +142,8 @@ class TorchLearner:
         adamw = partial(MasterAdamW, schedule=rates, betas=betas, eps=eps, weight_decay=weight_decay)
         dtype = self.model.dtype if self._adapters else dtype
         self.optimizer = adamw(self.model, clip_grad=clip_grad, publish_dtype=dtype, ranks=self.ranks, hold_in=half)
-        self._critic = Critic(self.model, self.ranks, lr=critic_lr, trunk=critic_trunk) if critic_lr else None
+        head = partial(Critic, lr=critic_lr, trunk=critic_trunk, clip=critic_clip)
+        self._critic = head(self.model, self.ranks) if critic_lr else None
         self._probe = MismatchProbe(self.optimizer, self.ranks, mismatch_every)
         self.saving = Saving(self.model, specs, self.optimizer, self._adapters, self._critic, self.ranks)
         self._autocast = compute_dtype == "bfloat16" and half is None
@@ -190,12 +194,15 @@ class TorchLearner:
             return self._train(batch)
 
     def _train(self, batch: Batch) -> dict[str, Any]:
-        lr = self.optimizer.current_lr
+        lr, batch = self.optimizer.current_lr, self._filtered(batch)
         probed = self._probe.look(batch, self._logprobs)
         step = self._streamed(batch) if self.streams else self._in_minibatches(batch)
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
         batch = batch if self.streams else step.batch  # that of all ranks
         return batch_metrics(batch) | zero_variance_by_staleness(batch) | probed | step.metrics(self.ranks) | more
+
+    def _filtered(self, batch: Batch) -> Batch:
+        return without_cut_answers(batch) if self.objective.overlong_filter else batch
 
     def numbers(self, group_id: int) -> list[dict[str, np.ndarray]]:
         """What the last step computed per token of one of its groups (`Step.numbers`)."""
@@ -214,6 +221,7 @@ class TorchLearner:
         time (fewer wait for more). Only with `stream`. The weights stay as they are. A later batch of other groups,
         which no buffer serves, starts over."""
         with self._or_untrainable(part):
+            part = self._filtered(part)
             self._waiting += part.groups
             while len(groups := self._waiting[: self._stream_groups]) == self._stream_groups:
                 self._waiting = self._waiting[self._stream_groups :]
@@ -286,7 +294,7 @@ class TorchLearner:
                     step.reference[part.trained] = logprobs
             step.reference = self.ranks.sum_disjoint(step.reference, step.own)
         if self._critic:
-            step.values = self.ranks.sum_disjoint(self._values(step, trained, self._critic), step.own)
+            self._set_values(step, self._critic)
         if needs_uniform(self._loss):
             step.draw(self._seed)
         self._advantages(step)
@@ -295,11 +303,12 @@ class TorchLearner:
     def _advantages(self, step: Step) -> None:
         penalties = self.objective.token_penalties(step.behaviour, step.reference)
         values = None if step.values is None else step.values.double().cpu().numpy()
-        columns, earned = step.columns, [sample.turn_rewards for sample in step.batch.samples]
-        turns = turns_of(earned, columns.sample, columns.place)
-        rewards = self.objective.rewards(step.batch)
-        step.note_penalties(rewards, penalties)
-        episodes = Episodes(rewards, step.groups, columns.sample, penalties, values, turns)
+        behind = None if step.behind is None else step.behind.double().cpu().numpy()
+        columns, less = step.columns, self.objective.length_penalties(step.batch)
+        turns = turns_of(self.objective.turn_rewards(step.batch), columns.sample, columns.place)
+        step.note_penalties(less, penalties)
+        rewards = self.objective.rewards(step.batch, less)
+        episodes = Episodes(rewards, step.groups, columns.sample, penalties, values, turns, behind)
         if marked(self._advantage, "per_token"):
             advantages = self._advantage(episodes)
         else:
@@ -333,14 +342,24 @@ class TorchLearner:
                     yield part, forward_logprobs(model or self.model, part, self._temperature)[0]
 
     @torch.no_grad()
-    def _values(self, step: Step, minibatches: list[np.ndarray], critic: Critic) -> Tensor:
-        """Values of this rank's tokens. Logprobs come with the same pass: they become the step's proximal ones."""
-        values = torch.zeros_like(step.behaviour)
-        for part in self._microbatches(step.columns, np.concatenate(minibatches)):
+    def _set_values(self, step: Step, critic: Critic) -> None:
+        """Values of all tokens and, where the advantage asks for them, of the states behind cut samples. Logprobs of
+        this rank's tokens come with the same pass: they become the step's proximal ones."""
+        columns, behind = step.columns, np.zeros(len(step.columns.sample), bool)
+        if bootstraps(self._advantage):
+            further, behind = one_token_further(step.batch)
+            columns = Columns(further, columns.own)
+        values, logprobs = step.behaviour.new_zeros(len(behind)), step.behaviour.new_full((len(behind),), torch.nan)
+        for part in self._microbatches(columns, np.flatnonzero(columns.lengths)):
             with self._precision():
-                step.proximal[part.trained], _, hidden = forward_with_states(self.model, part, self._temperature)
-            values[part.trained] = critic.values(hidden)
-        return values
+                logprobs[part.trained], _, hidden = forward_with_states(self.model, part, self._temperature)
+            values[part.trained] = critic.values(hidden).to(values.dtype)
+        values = self.ranks.sum_disjoint(values, step.on_device(columns.own[columns.sample]))
+        of_tokens = step.on_device(~behind)
+        step.proximal, step.values = logprobs[of_tokens], values[of_tokens]
+        if bootstraps(self._advantage):
+            step.behind = values.new_zeros(len(columns.own))
+            step.behind[step.on_device(columns.sample[behind])] = values[~of_tokens]
 
     def _precision(self) -> torch.autocast:
         """Inside, matrices are multiplied in `compute_dtype`, whatever dtype weights have."""
@@ -414,10 +433,11 @@ class TorchLearner:
         reference = None if step.reference is None else step.reference[part.trained]
         loss, observed = self.objective.with_terms(loss, current, entropy, reference, batch.share, denominator)
         step.observe(observed, part.trained)
-        if self._critic and values is not None and step.targets is not None:
-            targets = step.targets[part.trained]
-            loss = loss + self._critic.loss(values, targets, batch.share, denominator)
-            step.observe({"value_error": (values - targets) ** 2}, part.trained)
+        if self._critic and values is not None and step.values is not None and step.targets is not None:
+            before, targets = step.values[part.trained], step.targets[part.trained]
+            error, observed = self._critic.loss(values, before, targets, batch.share, denominator)
+            loss = loss + error
+            step.observe(observed, part.trained)
         return loss, outputs
 
     def _outputs(self, part: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -446,7 +466,13 @@ class TorchLearner:
 
 
 def _check(
-    loss: LossFunction, advantage: Advantage, temperature: float, minibatches: int, epochs: int, critic_lr: float
+    loss: LossFunction,
+    advantage: Advantage,
+    temperature: float,
+    minibatches: int,
+    epochs: int,
+    critic_lr: float,
+    critic_clip: float | None,
 ) -> None:
     """Raise ValueError for knobs that make no sense, alone or together."""
     if temperature <= 0:
@@ -457,3 +483,5 @@ def _check(
         raise ValueError("this loss diverges when a batch is gone through again: num_minibatch_epochs must be 1")
     if marked(advantage, "needs_values") and not critic_lr:
         raise ValueError("this advantage needs a critic: set learner.critic_lr above 0")
+    if critic_clip is not None and not critic_lr:
+        raise ValueError("critic_clip needs a critic: set learner.critic_lr above 0")

@@ -31,10 +31,14 @@ class Objective:
     `entropy_bonus` × the entropy (nats) is added to the objective. `kl_loss` × the KL to the reference is subtracted
     from it, with the gradient of `kl_loss_estimator`; `kl_reward` × the KL of the behaviour policy to the reference is
     subtracted from the reward, token by token, estimated by `kl_reward_estimator` (see `learners.penalties`). The
-    reference is the model's initial weights, held frozen in memory where one of the two is not 0.
+    reference is the model's initial weights, held frozen in memory where one of the two is not 0. Both estimates are
+    cut at ± `kl_cut`, if that is a number.
 
     `overlong_penalty` × DAPO's punishment of answers near `overlong_limit` tokens is subtracted from the reward; it
-    grows over the last `overlong_buffer` tokens. Raises ValueError for senseless knobs.
+    grows over the last `overlong_buffer` tokens. With `overlong_filter` answers that were cut at the limit of length
+    are not trained (`learners.cut_answers`). What is left of the reward is multiplied by `reward_scale`, then cut at
+    ± `reward_clip`, if that is a number: AReaL's order, without its bias; advantages see the result, metrics and
+    samples the reward itself. Raises ValueError for senseless knobs.
     """
 
     def __init__(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters
@@ -50,6 +54,10 @@ class Objective:
         overlong_penalty: Annotated[float, "[0, inf)"] = 0.0,
         overlong_limit: Annotated[int, "[0, inf)"] = 0,
         overlong_buffer: Annotated[int, "[0, inf)"] = 0,
+        overlong_filter: bool = False,
+        reward_scale: Annotated[float, "(0, inf)"] = 1.0,
+        reward_clip: Annotated[float, "(0, inf)"] | None = None,
+        kl_cut: Annotated[float, "(0, inf)"] | None = None,
     ):
         if normalise not in ("token_mean", "sequence_mean") and not (
             isinstance(normalise, int | float) and normalise > 0
@@ -60,9 +68,13 @@ class Objective:
                 raise ValueError(f"a KL estimator is k1, k2 or k3, got {estimator!r}")
         if overlong_penalty and not 0 <= overlong_buffer <= overlong_limit != 0:
             raise ValueError("overlong_penalty needs overlong_limit, and an overlong_buffer within it")
+        if reward_scale <= 0 or (reward_clip or 1.0) <= 0 or (kl_cut or 1.0) <= 0:
+            raise ValueError("reward_scale, reward_clip and kl_cut must be above 0")
         self.normalise, self.entropy_bonus = normalise, entropy_bonus
         self.kl_loss, self.kl_loss_estimator = kl_loss, kl_loss_estimator
         self.kl_reward, self.kl_reward_estimator = kl_reward, kl_reward_estimator
+        self.kl_cut, self.overlong_filter = kl_cut, overlong_filter
+        self.reward_scale, self.reward_clip = reward_scale, np.inf if reward_clip is None else reward_clip
         self.overlong_penalty, self.overlong = overlong_penalty, (overlong_limit, overlong_buffer)
 
     @property
@@ -87,20 +99,28 @@ class Objective:
         sequences = float(np.count_nonzero(columns.trained_counts()[samples]))
         return sequences if isinstance(self.normalise, str) else sequences * self.normalise
 
-    def rewards(self, batch: Batch) -> np.ndarray:
-        """The samples' rewards minus the penalty on length: float64 [n]."""
-        rewards = np.array([s.reward for s in batch.samples], np.float64)
-        if not self.overlong_penalty:
-            return rewards
+    def length_penalties(self, batch: Batch) -> np.ndarray:
+        """The penalty on each sample's length, to subtract from its reward: float64 [n]."""
         lengths = np.array([s.response_length for s in batch.samples])
+        if not self.overlong_penalty:
+            return np.zeros(len(lengths))
         limit, buffer = self.overlong
-        return rewards - self.overlong_penalty * overlong_penalty(lengths, limit=limit, buffer=buffer)
+        return self.overlong_penalty * overlong_penalty(lengths, limit=limit, buffer=buffer)
+
+    def rewards(self, batch: Batch, penalties: np.ndarray) -> np.ndarray:
+        """The samples' rewards minus these penalties, scaled and cut: float64 [n]."""
+        rewards = np.array([s.reward for s in batch.samples], np.float64) - penalties
+        return np.clip(rewards * self.reward_scale, -self.reward_clip, self.reward_clip)
+
+    def turn_rewards(self, batch: Batch) -> list[list[tuple[int, float]]]:
+        """The samples' rewards of turns, scaled. What a cut takes of the whole stands at the end of the sample."""
+        return [[(place, self.reward_scale * earned) for place, earned in s.turn_rewards] for s in batch.samples]
 
     def token_penalties(self, behaviour: Tensor, reference: Tensor | None) -> np.ndarray:
         """The penalty at each trained token, to subtract from the reward: float64 [N]."""
         if reference is None or not self.kl_reward:
             return np.zeros(len(behaviour))
-        kl = kl_estimate(behaviour.double(), reference.double(), self.kl_reward_estimator)
+        kl = kl_estimate(behaviour.double(), reference.double(), self.kl_reward_estimator, self.kl_cut)
         return self.kl_reward * kl.cpu().numpy()
 
     def with_terms(
@@ -115,7 +135,7 @@ class Objective:
             shared = entropy if share is None else entropy * share
             loss = loss - self.entropy_bonus / by * shared.sum()
         if reference is not None:
-            kl = kl_estimate(logprobs, reference, self.kl_loss_estimator)
+            kl = kl_estimate(logprobs, reference, self.kl_loss_estimator, self.kl_cut)
             observed["reference_kl"] = kl_estimate(logprobs.detach(), reference, "k3")
             if self.kl_loss:
                 loss = loss + self.kl_loss / by * (kl if share is None else kl * share).sum()

@@ -17,7 +17,7 @@ from learners.losses.contract import IMPOSSIBLE, LOG_RATIO_LIMIT
 KlEstimator = Literal["k1", "k2", "k3"]
 
 
-def kl_estimate(policy: Tensor, reference: Tensor, estimator: str) -> Tensor:
+def kl_estimate(policy: Tensor, reference: Tensor, estimator: str, cut: float | None = None) -> Tensor:
     """Per-token estimates [N] of KL(policy ‖ reference) from logprobs [N] of tokens that the policy sampled, in nats.
 
     Schulman's (joschu.net/blog/kl-approx.html), with d = log policy − log reference within ±20: k1 = d (unbiased, may
@@ -25,17 +25,21 @@ def kl_estimate(policy: Tensor, reference: Tensor, estimator: str) -> Tensor:
 
     As losses they have other gradients (arXiv 2506.09477): k2's is the KL's own; k1's is zero on average and trains
     nothing; k3's is the KL's gradient to first order near the reference. Raises ValueError for another name.
+
+    Estimates are cut at ± `cut`, where they have no gradient (verl cuts its k3 at 10).
     """
     difference = policy.clamp(min=IMPOSSIBLE) - reference.clamp(min=IMPOSSIBLE)
     difference = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     match estimator:
         case "k1":
-            return difference
+            estimate = difference
         case "k2":
-            return 0.5 * difference**2
+            estimate = 0.5 * difference**2
         case "k3":
-            return torch.exp(-difference) - 1.0 + difference
-    raise ValueError(f"a KL estimator is k1, k2 or k3, got {estimator!r}")
+            estimate = torch.exp(-difference) - 1.0 + difference
+        case _:
+            raise ValueError(f"a KL estimator is k1, k2 or k3, got {estimator!r}")
+    return estimate if cut is None else estimate.clamp(-cut, cut)
 
 
 def overlong_penalty(lengths: np.ndarray, *, limit: int, buffer: int) -> np.ndarray:

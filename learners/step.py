@@ -28,9 +28,10 @@ class Step:
     that this rank computes.
 
     `proximal` [N] is each trained token's logprob before the first update (NaN where nobody asked for it); `reference`
-    [N], `values` [N], `targets` [N] (of the values), `share` [N], `uniform` [N] and `weights` [N] are None where the
-    step has no use for them. `penalties`, by name, were subtracted from the reward at each trained token. `losses` and
-    `norms` have one entry per optimizer step. `denominator`: the sums must still be divided by it (0: by nothing; see
+    [N], `values` [N], `behind` [n] (values behind cut samples), `targets` [N] (of the values), `share` [N], `uniform`
+    [N] and `weights` [N] are None where the step has no use for them. `penalties`, by name, were subtracted from the
+    reward at each trained token. `losses` and `norms` have one entry per optimizer step. `denominator`: the sums must
+    still be divided by it (0: by nothing; see
     `learners.streaming`).
     """
 
@@ -49,6 +50,7 @@ class Step:
         self.advantages = torch.zeros_like(self.behaviour)
         self.reference: Tensor | None = None
         self.values: Tensor | None = None
+        self.behind: Tensor | None = None
         self.targets: Tensor | None = None
         self.uniform: Tensor | None = None
         self.weights: Tensor | None = None
@@ -68,10 +70,9 @@ class Step:
         """`advantages` [N], per trained token."""
         self.advantages = self.on_device(advantages).to(self.behaviour.dtype)
 
-    def note_penalties(self, rewards: np.ndarray, by_token: np.ndarray) -> None:
-        """For `numbers`: `rewards` [n] are what is left of the samples' own, `by_token` [N] is taken from the tokens.
-        What is taken from a whole sample stands at its last trained token."""
-        less = np.array([sample.reward for sample in self.batch.samples]) - rewards
+    def note_penalties(self, less: np.ndarray, by_token: np.ndarray) -> None:
+        """For `numbers`: `less` [n] is taken from the samples' rewards, `by_token` [N] from the tokens. What is taken
+        from a whole sample stands at its last trained token."""
         if less.any():
             last = np.flatnonzero(np.diff(self.columns.sample, append=-1))
             taken = self.penalties["penalty/length"] = np.full(len(by_token), np.nan)

@@ -41,7 +41,8 @@ REPLAYS_WITH = ("run.seed", "task", "model", "groups_per_batch", "weight_sync_in
 LEARNER_MAY_CHANGE = (
     *("lr", "schedule", "warmup_steps", "schedule_steps", "weight_decay", "betas", "eps", "clip_grad"),
     *("entropy_bonus", "kl_loss", "kl_loss_estimator", "kl_reward", "kl_reward_estimator", "normalise"),
-    *("overlong_penalty", "overlong_limit", "overlong_buffer", "num_minibatches", "num_minibatch_epochs"),
+    *("overlong_penalty", "overlong_limit", "overlong_buffer", "overlong_filter", "reward_scale", "reward_clip"),
+    *("kl_cut", "critic_clip", "num_minibatches", "num_minibatch_epochs"),
     *("max_tokens", "min_microbatches", "max_logits", "checkpoint_activations", "compile", "compute_dtype", "device"),
     *("threads", "grad_norm_by_staleness", "param_dtype", "fp32_head", "collective_timeout"),
 )

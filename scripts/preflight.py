@@ -63,6 +63,7 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
     task = build("task", config.task, config.run.seed)
     check_batch(config, sizing.group_size)
     check_texts(task, config)
+    check_ends(task, config)
     check_lengths(task, config, model)
     if model is not None:
         check_model(config.model["path"], model, task.vocab_size)
@@ -179,6 +180,15 @@ def check_texts(task: Task, config: Config) -> None:
             raise ConfigError(
                 f"{prefix}={spec['name']} needs a task with text, e.g. jsonl; task={name} has none", prefix
             )
+
+
+def check_ends(task: Task, config: Config) -> None:
+    """Check that answers can end before they are cut, where cut ones are treated apart."""
+    knobs = {"learner.overlong_filter": config.learner, "advantage.bootstrap": config.advantage}
+    for key, spec in knobs.items():
+        if spec.get(key.rpartition(".")[2]) and not task.stop_tokens:
+            name = config.task["name"]
+            raise ConfigError(f"{key}: answers of task={name} have a fixed length, so each of them is cut", key)
 
 
 def check_lengths(task: Task, config: Config, model: dict[str, Any] | None) -> None:

@@ -337,6 +337,11 @@ STREAMED = ["mode=sync", "learner.stream=true", "learner.num_minibatches=1"]
         (["learner.threads=0"], "learner.threads: must be at least 1"),
         (["learner.clip_grad=-1"], "learner.clip_grad: must be at least 0"),
         (["advantage=maxrl", "learner.kl_reward=0.1"], "learner.kl_reward: advantage=maxrl"),
+        (["learner.critic_clip=0.2"], "learner.critic_clip: there is no critic"),
+        (["learner.kl_cut=10"], "learner.kl_cut: there is no KL to cut"),
+        (["advantage=gae", "advantage.bootstrap=true", "learner.overlong_filter=true"], "advantage.bootstrap: learner"),
+        (["advantage={name: batch, std: false, deviation_of: rewards}"], "advantage.deviation_of: advantage.std=false"),
+        (["advantage.std=bessel"], "advantage.std: expected"),
         (["advantage=maxrl", "learner={overlong_penalty: 1, overlong_limit: 8}"], "overlong_penalty: advantage=maxrl"),
         (
             ["engine=sglang", "engine.url=http://127.0.0.1:30000", "actors.count=2"],
@@ -354,6 +359,8 @@ def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: s
     [
         ["advantage=gae"],
         ["advantage=maxrl", "learner.kl_loss=0.1", "learner.clip_grad=0"],
+        ["advantage.std=sample", "learner.kl_loss=0.1", "learner.kl_cut=10"],
+        ["advantage=gae", "advantage.bootstrap=true", "learner.critic_clip=0.2"],
         ["engine=sglang", "engine.url=http://127.0.0.1:30000", "actors.count=1"],
         ["loss=ppo", "learner.num_minibatch_epochs=2"],
         ["learner.lora={rank: 4, targets: [q_proj]}"],

@@ -39,7 +39,8 @@ STEPS = 2
 @dataclass(frozen=True)
 class Case:
     """`knobs` of a learner over `model`; its batches have `groups` groups, whose samples have one prompt if `shared`.
-    `exact`: computed in float64. `stale`: each batch is trained by the version after the one that sampled it."""
+    `exact`: computed in float64. `cut`: every third sample was cut at the limit of length. `stale`: each batch is
+    trained by the version after the one that sampled it."""
 
     loss: Callable[..., Any] = decoupled_ppo
     advantage: Callable[..., Any] = group
@@ -47,6 +48,7 @@ class Case:
     groups: int = 5
     exact: bool = True
     shared: bool = False
+    cut: bool = False
     stale: bool = False
     knobs: dict[str, Any] = field(default_factory=dict)
 
@@ -58,6 +60,12 @@ CASES = {
     "minibatches gone through again": Case(ppo, knobs={"num_minibatches": 3, "num_minibatch_epochs": 2}),
     "reference": Case(knobs={"kl_loss": 0.1, "kl_reward": 0.05, "normalise": "sequence_mean"}),
     "critic": Case(advantage=gae, knobs={"critic_lr": 1e-2, "critic_trunk": 0.1}),
+    "cut answers": Case(
+        advantage=partial(gae, bootstrap=True),
+        cut=True,
+        knobs={"critic_lr": 1e-1, "critic_clip": 0.05, "num_minibatches": 2, "reward_scale": 2.0},
+    ),
+    "cut answers left out": Case(cut=True, knobs={"overlong_filter": True}),
     "plan that skips": Case(partial(dg_kondo, keep=0.3)),
     "plan over groups": Case(tpo, model="llama"),
     "ranks without a group": Case(model="qwen3", groups=1),
@@ -82,6 +90,8 @@ def batches(case: Case) -> list[Batch]:
         made = [replace(make_batch(seeded(i), index=i, version=i + 1), version=i + 2) for i in range(STEPS)]
     for sample, prompt in [(s, g.samples[0]) for b in made if case.shared for g in b.groups for s in g.samples]:
         sample.tokens[: sample.prompt_length] = prompt.tokens[: prompt.prompt_length]
+    for sample in [sample for b in made if case.cut for sample in b.samples[::3]]:
+        sample.finish = "length"
     return made
 
 

@@ -1,5 +1,7 @@
 """Advantages against loops over groups, samples and tokens."""
 
+import statistics
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -89,6 +91,40 @@ def test_batch_normalisation(baseline):
         batch(rewards, groups, baseline="none")
 
 
+@given(st.lists(st.tuples(st.floats(-5, 5, width=16), st.integers(0, 3)), min_size=1, max_size=30))
+def test_the_sample_deviation_is_that_of_the_standard_library(pairs):
+    """As TRL and verl divide; groups of one, or of equal rewards, get 0."""
+    rewards, groups = np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs])
+    expected = []
+    for reward, name in pairs:
+        own = [r for r, g in pairs if g == name]
+        spread = statistics.stdev(own) if len(set(own)) > 1 else 1.0
+        expected.append((reward - statistics.fmean(own)) / (spread + 1e-6) if len(set(own)) > 1 else 0.0)
+    np.testing.assert_allclose(group(rewards, groups, std="sample"), expected, atol=1e-9, rtol=1e-6)
+    np.testing.assert_array_equal(group(rewards, groups, std="population"), group(rewards, groups, std=True))
+
+
+def test_a_group_of_eight_has_advantages_that_are_6_5_percent_smaller():
+    rewards, groups = seeded(1).random(8), np.zeros(8, int)
+    found = group(rewards, groups, std="sample", eps=0.0) / group(rewards, groups, std="population", eps=0.0)
+    np.testing.assert_allclose(found, 0.935, atol=5e-4)
+    with pytest.raises(ValueError, match="std must be"):
+        group(rewards, groups, std="bessel")
+
+
+@pytest.mark.parametrize("std", ["population", "sample"])
+def test_a_batch_divides_by_the_deviation_of_its_rewards_if_asked(std):
+    """TRL's scale_rewards="batch"; by hand, against the standard library."""
+    rewards, groups = seeded(2).random(24) + np.arange(24) // 6, np.arange(24) // 6
+    centred = rewards - rewards.reshape(4, 6).mean(1)[groups]
+    spread = {"population": statistics.pstdev, "sample": statistics.stdev}[std]
+    for of, values in (("centred", centred), ("rewards", rewards)):
+        found = batch(rewards, groups, baseline="group", std=std, deviation_of=of)
+        np.testing.assert_allclose(found, centred / (spread(values.tolist()) + 1e-6))
+    with pytest.raises(ValueError, match="deviation_of"):
+        batch(rewards, groups, deviation_of="groups")
+
+
 # Per token
 
 
@@ -137,6 +173,21 @@ def test_gae_is_the_sum_of_discounted_temporal_differences(gamma, lam):
         delta = [r[t] + gamma * (v[t + 1] if t + 1 < len(v) else 0.0) - v[t] for t in range(len(v))]
         expected += [sum((gamma * lam) ** k * d for k, d in enumerate(delta[t:])) for t in range(len(v))]
     np.testing.assert_allclose(gae(e, gamma=gamma, lam=lam), expected)
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.8)])
+def test_gae_continues_behind_samples_that_were_cut(gamma, lam):
+    e, expected = episodes(values=True), []
+    e = replace(e, behind=np.array([0.7, 0.0, 0.0, -0.3, 0.0]))
+    for i in (0, 1, 3, 4):
+        v, r = [*e.values[e.sample == i], e.behind[i]], -e.penalties[e.sample == i]
+        r[-1] += e.rewards[i]
+        delta = [r[t] + gamma * v[t + 1] - v[t] for t in range(len(r))]
+        expected += [sum((gamma * lam) ** k * d for k, d in enumerate(delta[t:])) for t in range(len(r))]
+    np.testing.assert_allclose(gae(e, gamma=gamma, lam=lam, bootstrap=True), expected)
+    np.testing.assert_array_equal(gae(e), gae(replace(e, behind=None)))
+    with pytest.raises(ValueError, match="behind"):
+        gae(replace(e, behind=None), bootstrap=True)
 
 
 def test_gae_at_lambda_one_is_the_return_minus_the_value():

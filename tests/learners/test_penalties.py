@@ -17,6 +17,21 @@ def test_estimators_are_right_on_average_over_a_small_vocabulary():
     torch.testing.assert_close(kl_estimate(policy.log(), reference.log(), "k2"), (policy / reference).log() ** 2 / 2)
 
 
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_a_cut_estimate_is_within_its_bounds_and_has_no_gradient_beyond(estimator):
+    """verl's k3 in a loop over tokens: kl = reference - policy within ±20, then exp(kl) - kl - 1 within ±10."""
+    policy = torch.tensor([-0.1, -9.0, -30.0, -1.0], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([-0.2, -1.0, -0.5, -20.0], dtype=torch.float64)
+    found = kl_estimate(policy, reference, estimator, cut=10.0)
+    expected = []
+    for p, r in zip(policy.tolist(), reference.tolist(), strict=True):
+        d = min(max(r - p, -20.0), 20.0)
+        expected.append({"k1": -d, "k2": d * d / 2, "k3": np.exp(d) - d - 1}[estimator])
+    np.testing.assert_allclose(found.detach(), np.clip(expected, -10, 10))
+    (gradient,) = torch.autograd.grad(found.sum(), policy)
+    assert not gradient[np.abs(expected) > 10].any() and gradient[0]
+
+
 def test_as_a_loss_k2_has_the_kls_gradient_and_k1_none():
     """Means of the estimators' gradients under the policy, against the gradient of the KL."""
     logits = torch.tensor([0.3, -0.4, 1.0], dtype=torch.float64, requires_grad=True)
