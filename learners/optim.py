@@ -30,8 +30,8 @@ from learners.collectives import Ranks
 from learners.schedules import Schedule
 from learners.sharding import own_part, reshard
 
-ROUNDED = 1 << 20
-"""Weights that are rounded at once."""
+ROUNDED = {"cpu": 1 << 20, "cuda": 1 << 27}
+"""Weights that are rounded at once: on a CPU as many as stay in its cache."""
 
 
 class MasterAdamW:
@@ -155,8 +155,9 @@ class MasterAdamW:
 
     @torch.no_grad()
     def _round(self) -> None:
-        for start in range(0, len(self._master), ROUNDED):  # as many as stay in a CPU's cache
-            some = slice(start, start + ROUNDED)
+        step = ROUNDED[self._master.device.type]
+        for start in range(0, len(self._master), step):
+            some = slice(start, start + step)
             self._weights[some] = self._master[some].to(self._dtype)
         self._copy_out()
 

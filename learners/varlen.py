@@ -27,7 +27,7 @@ except ImportError:  # an older torch
     varlen_attn = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
-NEEDED = {"scale", "window_size", "enable_gqa", "num_splits"}
+NEEDED = {"scale", "window_size"}
 """Keyword parameters that some versions lack."""
 TOLERANCE = 2e-2
 """The largest difference of a token's output or gradient, relative to its norm or that of an average token: half
@@ -44,6 +44,17 @@ def _usable(kernel: Any) -> bool:
 
 
 KERNEL: Callable[..., Any] | None = varlen_attn if _usable(varlen_attn) else None
+NEWER = {
+    name: value
+    for name, value in {"enable_gqa": True, "num_splits": 1}.items()
+    if KERNEL and name in inspect.signature(KERNEL).parameters
+}
+"""Keyword arguments that torch 2.11 does not have: its kernel does so unasked."""
+
+
+def _how(scale: float | None, window: int | None) -> dict[str, Any]:
+    """The kernel's keyword arguments. Each query sees the last `window` keys up to its own (None: all)."""
+    return {"scale": scale, "window_size": (-1 if window is None else window - 1, 0), **NEWER}
 
 
 def runs_on(device: torch.device) -> bool:
@@ -69,9 +80,7 @@ def attend(inputs: tuple[Tensor, Tensor, Tensor], layout: Layout, scaling: float
     if layout.paths is not None and layout.path_ends is not None:
         k, v = k[layout.paths], v[layout.paths]
         key_ends, longest_key = layout.path_ends, layout.longest_path
-    left = -1 if window is None else window - 1
-    how = {"scale": scaling, "window_size": (left, 0), "enable_gqa": q.shape[1] != k.shape[1], "num_splits": 1}
-    return KERNEL(q, k, v, layout.ends, key_ends, layout.longest, longest_key, **how)
+    return KERNEL(q, k, v, layout.ends, key_ends, layout.longest, longest_key, **_how(scaling, window))
 
 
 @torch.compiler.assume_constant_result
@@ -108,9 +117,7 @@ def _difference(
     q, k, v, pull = (torch.randn(shape, generator=rng).to(like) for shape in shapes)
     inputs = [x.requires_grad_() for x in (q, k, v)]
     ends = [torch.tensor([0, *counts]).cumsum(0).to(like.device, torch.int32) for counts in (queries, keys)]
-    left = -1 if window is None else window - 1
-    how = {"scale": width**-0.5, "window_size": (left, 0), "enable_gqa": True, "num_splits": 1}
-    output = kernel(q, k, v, *ends, max(queries), max(keys), **how)
+    output = kernel(q, k, v, *ends, max(queries), max(keys), **_how(width**-0.5, window))
     truth = _attention(q, k, v, ends[0].tolist(), ends[1].tolist(), window)
     found = [output, *torch.autograd.grad(output, inputs, pull)]
     expected = [truth, *torch.autograd.grad(truth, inputs, pull.float())]

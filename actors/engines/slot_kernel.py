@@ -7,20 +7,15 @@ bucket. The two are compared once per process, before the first use.
 
 from __future__ import annotations
 
-import inspect
 import logging
 
 import torch
 import torch.nn.functional as F
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # an older torch
-    varlen_attn = None  # type: ignore[assignment]
-
 log = logging.getLogger(__name__)
-AVAILABLE = varlen_attn is not None and "seqused_k" in inspect.signature(varlen_attn).parameters
-"""Whether this torch's kernel takes sequences that do not fill their slots."""
+KERNEL = torch.ops.aten._flash_attention_forward.default
+"""What `torch.nn.attention.varlen` calls; before torch 2.12 that could not say how far slots are filled."""
+AVAILABLE = any(argument.name == "seqused_k" for argument in KERNEL._schema.arguments)
 TOLERANCE = 2e-2
 """Half precision has three digits."""
 AMPERE = (8, 0)
@@ -54,19 +49,9 @@ def attend(
     n, heads, _, dim = query.shape
     kv_heads, time = keys.shape[1:3]
     ends = torch.arange(n + 1, dtype=torch.int32, device=query.device)
-    out = varlen_attn(
-        query.reshape(n, heads, dim),
-        _as_row(keys, n),
-        _as_row(values, n),
-        ends,
-        ends * (kv_heads * time),
-        1,
-        time,
-        scale=scale,
-        enable_gqa=heads != kv_heads,
-        seqused_k=lengths,
-    )
-    assert isinstance(out, torch.Tensor)
+    q, k, v = query.reshape(n, heads, dim), _as_row(keys, n), _as_row(values, n)
+    starts, whole = ends * (kv_heads * time), {"scale": scale, "seqused_k": lengths}
+    out = KERNEL(q, k, v, ends, starts, 1, time, 0.0, False, False, **whole)[0]  # no dropout, no mask, no debugging
     return out.view(n, heads, 1, dim)
 
 
@@ -92,9 +77,11 @@ def _agrees(keys: torch.Tensor) -> bool:
     try:
         found = attend(query, k, v, lengths, dim**-0.5)
     except Exception as error:  # whatever it does not support here
-        log.warning("torch's varlen_attn does not run over slots here (%s): attending with masks", error)
+        log.warning("torch's flash attention does not run over slots here (%s): attending with masks", error)
         return False
     agrees = torch.allclose(found.float(), truth, rtol=TOLERANCE, atol=TOLERANCE)
     if not agrees:
-        log.warning("torch's varlen_attn disagrees with scaled_dot_product_attention over slots: attending with masks")
+        log.warning(
+            "torch's flash attention disagrees with scaled_dot_product_attention over slots: attending with masks"
+        )
     return agrees

@@ -8,8 +8,9 @@ the next one runs. FILE (gpu.json) and the table beside it (gpu.md) are written 
 same FILE, the command continues: items without a row first, then those that failed. Exit code 1 if a row has failed.
 
 It downloads nothing: all models have random weights. Beside torch, transformers, numpy, numba, msgpack, rich it needs
+packages of 7 MB in all, which can travel as wheels (docs/gpu.md):
 
-    pip install pyzmq omegaconf xxhash zstandard setproctitle
+    pip install pyzmq omegaconf antlr4-python3-runtime msgspec xxhash zstandard setproctitle
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ Row = dict[str, Any]
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = bench_parser("gpu", __doc__)
     parser.epilog = (
-        "needs: pip install pyzmq omegaconf xxhash zstandard setproctitle (beside torch, transformers, numba)"
+        "needs: pip install pyzmq omegaconf msgspec xxhash zstandard setproctitle (beside torch, transformers, numba)"
     )
     parser.set_defaults(json=Path("gpu.json"))
     parser.add_argument("--minutes", type=float, default=8.0, help="for all items (default: 8)")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
@@ -273,3 +274,30 @@ def test_the_row_that_the_kernel_reads_has_every_slot_in_its_place():
     for slot in range(slots):
         start = slot * heads * time
         torch.testing.assert_close(row[start : start + time].transpose(0, 1), cache[slot])
+
+
+def test_the_kernel_gets_each_slot_from_its_start_to_its_length(monkeypatch):
+    """With torch's own signature, and what a kernel must make of these arguments."""
+    slots, heads, time, dim = 3, 2, 5, 8
+    keys, values = torch.randn(2, slots, heads, time, dim)
+    query, lengths = torch.randn(slots, 2 * heads, 1, dim), torch.tensor([5, 1, 3], dtype=torch.int32)
+
+    def flash(query, key, value, starts, key_starts, *more, scale, seqused_k):
+        assert more == (1, time, 0.0, False, False)  # queries, keys, dropout, causal, debugging
+        assert starts.tolist() == [0, 1, 2, 3]
+        rows = []
+        for one, start, used in zip(query, key_starts.tolist(), seqused_k.tolist(), strict=False):
+            k, v = (x[start : start + used].transpose(0, 1).repeat_interleave(2, 0) for x in (key, value))
+            rows.append((torch.einsum("hd,htd->ht", one, k) * scale).softmax(-1).unsqueeze(1) @ v)
+        return torch.cat(rows, 1).transpose(0, 1), None
+
+    real = slot_kernel.KERNEL
+    monkeypatch.setattr(slot_kernel, "KERNEL", flash)
+    found = slot_kernel.attend(query, keys, values, lengths, 0.3)
+    hidden = (torch.arange(time) >= lengths[:, None])[:, None, None]
+    wide = [each.repeat_interleave(2, 1) for each in (keys, values)]
+    truth = F.scaled_dot_product_attention(query, *wide, attn_mask=~hidden, scale=0.3)
+    torch.testing.assert_close(found, truth)
+    monkeypatch.setattr(slot_kernel, "KERNEL", real)
+    halves = [each.to("meta", torch.bfloat16) for each in (query, keys, values)]
+    assert slot_kernel.attend(*halves, lengths.to("meta"), 0.3).shape == query.shape

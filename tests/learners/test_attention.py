@@ -28,7 +28,8 @@ LENGTHS = {
 
 def sequence_by_sequence(q, k, v, starts, key_starts, longest, longest_key, *, wrong=0.0, **how):
     """Stands in for torch's kernel as documented; it doesn't pad either."""
-    assert how["num_splits"] == 1 and starts.dtype == key_starts.dtype == torch.int32
+    assert how.keys() - varlen.NEWER == {"scale", "window_size"} and how.get("num_splits", 1) == 1
+    assert starts.dtype == key_starts.dtype == torch.int32
     assert (longest, longest_key) == (int(starts.diff().max()), int(key_starts.diff().max()))
     assert len({x.dtype for x in (q, k, v)}) == 1 and all(x.is_contiguous() for x in (q, k, v))
     pieces = []
@@ -40,7 +41,7 @@ def sequence_by_sequence(q, k, v, starts, key_starts, longest, longest_key, *, w
             x[at].transpose(0, 1)[None]
             for x, at in ((q, slice(first, last)), *((x, slice(begin, end)) for x in (k, v)))
         )
-        done = scaled_dot_product_attention(*parts, attn_mask=mask, scale=how["scale"], enable_gqa=how["enable_gqa"])
+        done = scaled_dot_product_attention(*parts, attn_mask=mask, scale=how["scale"], enable_gqa=True)
         pieces.append(done[0].transpose(0, 1) + wrong)
     return torch.cat(pieces)
 
