@@ -27,7 +27,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from areal_like.transfer import Outbound
+from areal_like.transfer import Inbound, Outbound
 from areal_like.weights.changes import Changes
 from areal_like.weights.state import ALIGN, State, TensorSpec
 
@@ -175,6 +175,7 @@ def read_state(tensors: Mapping[str, torch.Tensor], state: State, done: Callable
 def write_state(state: State, tensors: dict[str, torch.Tensor], changes: Changes | None = None) -> None:
     """Copy published bits into tensors of the same names and shapes; the values are exact in float32. With `changes`
     only what those name."""
+    inbound: Inbound | None = None
     for index, (spec, bits) in enumerate(state.tensors()):
         source, target = _as_torch(spec, bits), tensors[spec.name]
         if changes is None:
@@ -182,11 +183,21 @@ def write_state(state: State, tensors: dict[str, torch.Tensor], changes: Changes
             continue
         flat = target.view(-1)
         for where in changes.tensors.get(index, ()):
-            if isinstance(where, slice):
+            if in_batches(flat):
+                inbound = inbound or Inbound(flat.device)
+                inbound.put(source, flat, where)
+            elif isinstance(where, slice):
                 flat[where].copy_(source[where])
             else:
                 places = torch.from_numpy(where)
-                flat[places.to(flat.device)] = source[places].to(flat.device, flat.dtype)
+                flat[places] = source[places].to(flat.dtype)
+    if inbound:
+        inbound.flush()
+
+
+def in_batches(tensor: torch.Tensor) -> bool:
+    """Is it faster to write into it by `Inbound`?"""
+    return tensor.is_cuda
 
 
 def save_as_published(model: PreTrainedModel, state: State, folder: str) -> None:

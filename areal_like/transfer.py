@@ -13,6 +13,10 @@ from torch import Tensor
 
 PIECE = 64 << 20
 """Bytes that are copied out at once, with one such buffer in flight while another is emptied."""
+INBOUND = 16 << 20
+"""Bytes that are sent in at once."""
+ALIGNED = 8
+"""Bytes at whose multiples the parts of a buffer begin."""
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
@@ -70,6 +74,68 @@ class Outbound:
         """Wait until everything has arrived."""
         while self._flying:
             self._flying.pop(0)()
+
+
+class Inbound:
+    """Writes elements of tensors in main memory into tensors of a device, however many these are: places and values are
+    collected in pinned memory, and travel together. All is on its way after `flush`; later work of the device's
+    current stream sees it, and the sources may change."""
+
+    def __init__(self, device: torch.device, piece: int = INBOUND):
+        gpu = device.type == "cuda"
+        self._here = [torch.empty(piece, dtype=torch.uint8, pin_memory=gpu) for _ in range(2)]
+        self._there = torch.empty(piece, dtype=torch.uint8, device=device)
+        self._sent: list[torch.cuda.Event | None] = [None, None]
+        self._used = 0
+        self._parts: list[tuple[Tensor, slice | None, int, torch.dtype]] = []  # target, where, how many, of what type
+
+    def put(self, source: Tensor, target: Tensor, where: slice | np.ndarray) -> None:
+        """Elements of the flat `source`, of any dtype, into the same places (int64, each once) of the flat `target`."""
+        first, count = (where.start, where.stop - where.start) if isinstance(where, slice) else (0, len(where))
+        each = source.element_size() + (0 if isinstance(where, slice) else 8)
+        while count:
+            now = min(count, (len(self._there) - self._used - 2 * ALIGNED) // each)
+            if now <= 0:
+                self.flush()
+                continue
+            stretch = slice(first, first + now)
+            if isinstance(where, slice):
+                self._append(source[stretch])
+                self._parts.append((target, stretch, now, source.dtype))
+            else:
+                places = torch.from_numpy(where[stretch])
+                self._append(places)
+                self._append(source.index_select(0, places))
+                self._parts.append((target, None, now, source.dtype))
+            first, count = first + now, count - now
+
+    def _append(self, values: Tensor) -> None:
+        self._here[0][self._used : self._used + values.nbytes].view(values.dtype).copy_(values)
+        self._used += -(-values.nbytes // ALIGNED) * ALIGNED
+
+    def flush(self) -> None:
+        """Send what has been collected."""
+        if not self._used:
+            return
+        self._send(self._here[0][: self._used])
+        at = 0
+        for target, where, count, dtype in self._parts:
+            places: slice | Tensor | None = where
+            if places is None:
+                places, at = self._there[at : at + 8 * count].view(torch.int64), at + 8 * count
+            size = count * dtype.itemsize
+            values = self._there[at : at + size].view(dtype).to(target.dtype)
+            at += -(-size // ALIGNED) * ALIGNED
+            target[places] = values
+        self._parts, self._used = [], 0
+        self._here.reverse()
+        self._sent.reverse()
+        if before := self._sent[0]:
+            before.synchronize()  # this memory is written next
+
+    def _send(self, pinned: Tensor) -> None:
+        self._there[: len(pinned)].copy_(pinned, non_blocking=True)
+        self._sent[0] = torch.cuda.current_stream(self._there.device).record_event() if self._there.is_cuda else None
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:

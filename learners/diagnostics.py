@@ -53,10 +53,7 @@ class Tally:
         quantiles are wanted."""
         if ranks.count == 1:
             return
-        own = {
-            name: [torch.cat(column).cpu().numpy() for column in zip(*pieces, strict=True)]
-            for name, pieces in self._pieces.items()
-        }
+        own = self._in_host_memory()
         gathered = ranks.gathered([sorted(own), {name: columns for name, columns in own.items() if name in SPREAD}])
         self._pieces = {}
         for _, spread in gathered:
@@ -64,6 +61,21 @@ class Tally:
                 values, staleness, advantages = (torch.from_numpy(column) for column in columns)
                 self._pieces.setdefault(name, []).append((values, staleness, advantages))
         self._reduced = _reduced(own, sorted({name for names, _ in gathered for name in names} - SPREAD), ranks)
+
+    def _in_host_memory(self) -> dict[str, list[np.ndarray]]:
+        """Name → values float64 [N], staleness int64 [N], advantages float64 [N]. One copy for all names: names that
+        were added together share two of the three."""
+        known = {id(part): part for pieces in self._pieces.values() for piece in pieces for part in piece}
+        if not known:
+            return {}
+        every = torch.cat([part.flatten().double() for part in known.values()]).cpu().numpy()
+        ends = np.cumsum([part.numel() for part in known.values()])[:-1]
+        found = dict(zip(known, np.split(every, ends), strict=True))
+        columns = {
+            name: [np.concatenate([found[id(part)] for part in column]) for column in zip(*pieces, strict=True)]
+            for name, pieces in self._pieces.items()
+        }
+        return {name: [values, stale.astype(np.int64), gains] for name, (values, stale, gains) in columns.items()}
 
     def join(self, other: Tally) -> None:
         """Add what another tally observed."""
@@ -74,9 +86,7 @@ class Tally:
         metrics: dict[str, float] = {}
         for name, table in self._reduced.items():
             metrics |= _of_reduced(name, *table)
-        for name, pieces in self._pieces.items():
-            values, staleness, advantages = (torch.cat(column).cpu().numpy() for column in zip(*pieces, strict=True))
-            values = values.astype(np.float64)
+        for name, (values, staleness, advantages) in self._in_host_memory().items():
             if not len(values):
                 continue
             for suffix, members in [("", np.ones(len(values), bool)), *buckets(staleness)]:

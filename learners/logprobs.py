@@ -203,12 +203,13 @@ class LogprobHead:
         self._head, self._forward, self._rows = head, head.forward, max(1, max_logits // vocabulary)
         self._entropy_gradient, self._fp32 = entropy_gradient, fp32
         self.targets: Tensor | None = None
+        self.states: Tensor | None = None  # of the last forward pass, [1, N, H], until they are taken
         self.temperature = 1.0
 
     def __call__(self, states: Tensor) -> Tensor:
         if self.targets is None:
             return self._forward(states)
-        targets, temperature = self.targets, self.temperature
+        targets, temperature, self.states = self.targets, self.temperature, states
         if type(self._head) is nn.Linear and len(targets):
             weight, bias = self._head.weight, self._head.bias
             how = (temperature, self._rows, torch.is_grad_enabled(), self._entropy_gradient, self._fp32)
@@ -256,13 +257,10 @@ def forward_with_states(
     model: PreTrainedModel, microbatch: MicroBatch, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `forward_logprobs`, and the last hidden states [N, hidden size] from which each token was chosen."""
-    logprobs, entropy, output = _forward(model, microbatch, temperature, output_hidden_states=True)
-    return logprobs, entropy, output.hidden_states[-1][0][microbatch.outputs]
+    return _forward(model, microbatch, temperature)
 
 
-def _forward(
-    model: PreTrainedModel, microbatch: MicroBatch, temperature: float, **more: Any
-) -> tuple[Tensor, Tensor, Any]:
+def _forward(model: PreTrainedModel, microbatch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     head: nn.Module = model.get_output_embeddings()
     state: LogprobHead = head.forward  # type: ignore[assignment]
     state.targets, state.temperature = microbatch.targets, temperature
@@ -273,9 +271,9 @@ def _forward(
             use_cache=False,
             logits_to_keep=microbatch.outputs,
             layout=microbatch.layout,
-            **more,
         )
     finally:
-        state.targets = None
+        state.targets, states, state.states = None, state.states, None
     logprobs, entropy = output.logits[0].unbind(-1)
-    return logprobs, entropy, output
+    assert states is not None
+    return logprobs, entropy, states[0]

@@ -111,7 +111,6 @@ class Columns:
         runs = np.array([run for s in samples for run in s.runs], np.int64).reshape(-1, 2)
         self.version = np.repeat(runs[:, 0], runs[:, 1])[trained]
         self.in_flight = self.version != np.array([s.runs[0][0] for s in samples])[self.sample]
-        self.in_flight = self.version != np.array([s.runs[0][0] for s in samples])[self.sample]
         self._outputs = place - 1
         self._targets = self._tokens[self._starts[self.sample] + place]
         self._places = np.arange(len(place))
@@ -124,7 +123,6 @@ class Columns:
         part = copy.copy(self)
         part.sample, part.place = self.sample[kept], self.place[kept]
         part.behaviour, part.version = self.behaviour[kept], self.version[kept]
-        part.in_flight = self.in_flight[kept]
         part.in_flight = self.in_flight[kept]
         part._outputs, part._targets, part._places = self._outputs[kept], self._targets[kept], self._places[kept]
         part._count()

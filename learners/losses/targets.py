@@ -36,9 +36,9 @@ def preference_weights(batch: LossBatch, *, alpha: float = 0.5, beta: float = 0.
     share = shares(batch)
     good, bad = batch.mask & (batch.advantages > 0), batch.mask & (batch.advantages < 0)
     everything = share.sum()
-    up = alpha * everything / share[good].sum() if good.any() else 0.0
-    down = (1.0 - alpha) * everything / share[bad].sum() if bad.any() else 0.0
     zeros = torch.zeros_like(share)
+    up = alpha * everything / torch.where(good, share, zeros).sum()  # by 0 only where nothing is good
+    down = (1.0 - alpha) * everything / torch.where(bad, share, zeros).sum()
     return torch.where(good, up, zeros) - torch.where(bad, down, zeros), {}
 
 
@@ -73,18 +73,21 @@ def target_weights(batch: LossBatch, *, temperature: float = 1.0) -> tuple[Tenso
     if temperature <= 0.0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     group = required(batch.group, "group numbers", "tpo")
-    mask, share = batch.mask, shares(batch)
-    firsts, of_token, group_of = _sequences(batch.sequence[mask], group[mask])
-    if not len(firsts):
+    mask, share, owner, most = batch.mask, shares(batch), batch.sequence, batch.most_sequences
+    if not len(share):
         return torch.zeros_like(share), {}
-    current = _sums(current_logprobs(batch)[mask].double(), of_token)
-    behaviour = _sums(batch.behaviour[mask].double().clamp(min=IMPOSSIBLE), of_token)
-    score = batch.advantages[mask].double()[firsts]
-    target = _softmax(behaviour + _standardised(score, group_of) / temperature, group_of)
-    pull = target - _softmax(current, group_of)
-    weights = torch.zeros_like(share)
-    weights[mask] = (pull[of_token] * share.sum() / (int(group_of.max()) + 1)).to(share.dtype)
-    return weights, {"target_gap": torch.zeros_like(share).masked_scatter(mask, pull.abs().to(share.dtype)[of_token])}
+    places = torch.arange(len(owner), device=owner.device).masked_fill(~mask, len(owner))
+    firsts = places.new_full((most,), len(owner)).scatter_reduce(0, owner, places, "amin")
+    there, firsts = firsts < len(owner), firsts.clamp(max=len(owner) - 1)  # sequences with a trained token
+    group_of = group[firsts] - group.min()  # less than `most`: the numbers of a batch's groups have no gaps
+    current = _sums(torch.where(mask, current_logprobs(batch).double(), 0.0), owner, most)
+    behaviour = _sums(torch.where(mask, batch.behaviour.double().clamp(min=IMPOSSIBLE), 0.0), owner, most)
+    score = batch.advantages.double()[firsts]
+    target = _softmax(behaviour + _standardised(score, group_of, there) / temperature, group_of, there)
+    pull = target - _softmax(current, group_of, there)
+    groups = (_sums(there.double(), group_of, most) > 0).sum().clamp(min=1)
+    weights = torch.where(mask, pull[owner] * share.sum() / groups, 0.0).to(share.dtype)
+    return weights, {"target_gap": torch.where(mask, pull.abs()[owner], 0.0).to(share.dtype)}
 
 
 @planned(Plan(target_weights))
@@ -105,30 +108,24 @@ def tpo(
     return score_loss(weights, batch, denominator), {}
 
 
-def _sequences(sequence: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of trained tokens: the place of each sequence's first one, each token's sequence from 0, each sequence's group
-    from 0."""
-    numbers, of_token = sequence.unique(return_inverse=True)
-    places = torch.arange(len(sequence), device=sequence.device)
-    firsts = torch.full_like(numbers, len(sequence)).scatter_reduce(0, of_token, places, "amin")
-    return firsts, of_token, group[firsts].unique(return_inverse=True)[1]
+def _sums(values: Tensor, owner: Tensor, most: int) -> Tensor:
+    """Sum per owner: [most]."""
+    return values.new_zeros(most).index_add(0, owner, values)
 
 
-def _sums(values: Tensor, owner: Tensor) -> Tensor:
-    """Sum per owner: [owners]."""
-    return values.new_zeros(int(owner.max()) + 1).index_add(0, owner, values)
-
-
-def _standardised(scores: Tensor, group: Tensor) -> Tensor:
-    """(score − mean)/standard deviation within each group; 0 where a group's scores are equal up to 1e-6."""
-    counts = _sums(torch.ones_like(scores), group)[group]
-    centred = scores - _sums(scores, group)[group] / counts
-    deviation = (_sums(centred**2, group)[group] / counts).sqrt()
+def _standardised(scores: Tensor, group: Tensor, there: Tensor) -> Tensor:
+    """(score − mean)/standard deviation within each group of what is `there`; 0 where a group's scores are equal up to
+    1e-6."""
+    most, scores = len(scores), torch.where(there, scores, 0.0)
+    counts = _sums(there.to(scores.dtype), group, most)[group].clamp(min=1.0)
+    centred = torch.where(there, scores - _sums(scores, group, most)[group] / counts, 0.0)
+    deviation = (_sums(centred**2, group, most)[group] / counts).sqrt()
     return torch.where(deviation > 1e-6, centred / deviation, 0.0)
 
 
-def _softmax(logits: Tensor, group: Tensor) -> Tensor:
-    """Softmax within each group."""
-    highest = torch.full_like(logits, -torch.inf)[: int(group.max()) + 1].scatter_reduce(0, group, logits, "amax")
-    weights = (logits - highest[group]).exp()
-    return weights / _sums(weights, group)[group]
+def _softmax(logits: Tensor, group: Tensor, there: Tensor) -> Tensor:
+    """Softmax within each group of what is `there`; 0 elsewhere."""
+    logits = logits.masked_fill(~there, -torch.inf)
+    highest = torch.full_like(logits, -torch.inf).scatter_reduce(0, group, logits, "amax")
+    weights = torch.where(there, (logits - highest[group]).exp(), 0.0)
+    return weights / _sums(weights, group, len(logits))[group].clamp(min=torch.finfo(logits.dtype).tiny)

@@ -76,6 +76,17 @@ class Two(Ranks):
         tensor.copy_(torch.maximum(*self.gathered(tensor.clone())))
 
 
+def test_a_tally_is_one_copy_however_many_names_it_has(monkeypatch):
+    tally, copies, cpu = Tally(), [], torch.Tensor.cpu
+    for _ in range(3):
+        numbers, staleness = torch.rand(4), torch.tensor([0, 1, 2, 5])
+        tally.add({"a": numbers, "b": numbers > 0.5}, staleness, torch.ones(4))
+        tally.add({"loss/gate": numbers}, staleness, torch.ones(4))
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: (copies.append(tensor.shape), cpu(tensor))[1])
+    assert set(tally.metrics()) >= {"a", "b", "loss/gate/mean", "a/staleness_4"}
+    assert len(copies) == 1
+
+
 def test_ranks_reduce_what_needs_no_quantiles_and_report_what_one_would():
     rng, met, said = seeded(1), threading.Barrier(2), [None, None]
     columns = {name: rng.random(40) for name in ("ratio", "gate", "clip_share")}

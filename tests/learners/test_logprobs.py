@@ -6,7 +6,14 @@ import torch
 
 from learners import logprobs
 from learners.attention import use_packed_attention
-from learners.logprobs import LogprobHead, _Chosen, forward_logprobs, token_logprobs, use_logprob_head
+from learners.logprobs import (
+    LogprobHead,
+    _Chosen,
+    forward_logprobs,
+    forward_with_states,
+    token_logprobs,
+    use_logprob_head,
+)
 from learners.packing import Columns
 from tests.learners.batches import make_batch, tiny_model
 from tests.seeds import seeded
@@ -149,3 +156,15 @@ def test_the_other_product_is_float32_too(monkeypatch):
     found = logprobs._logits(states, weight, bias)
     truth = states.double() @ weight.double().t() + bias.double()
     torch.testing.assert_close(found.double(), truth, rtol=1e-6, atol=1e-5)
+
+
+def test_states_are_those_that_the_head_gets_and_no_others_are_kept(monkeypatch):
+    model, batch = tiny_model(), make_batch(seeded(0))
+    use_packed_attention(model)
+    use_logprob_head(model, 1 << 20)
+    columns = Columns(batch)
+    part = columns.microbatch(np.flatnonzero(columns.lengths), torch.device("cpu"))
+    whole = model.base_model(input_ids=part.input_ids, position_ids=part.position_ids, layout=part.layout)
+    found = forward_with_states(model, part, 1.0)
+    torch.testing.assert_close(found[2], whole.last_hidden_state[0][part.outputs], rtol=0, atol=0)
+    assert model.get_output_embeddings().forward.states is None

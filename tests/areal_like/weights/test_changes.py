@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from areal_like import models
 from areal_like.models import write_state
+from areal_like.transfer import Inbound
 from areal_like.weights.layout import Layout
 from areal_like.weights.replica import Replica, Route
 from areal_like.weights.state import State
@@ -24,9 +26,15 @@ def tensors_of(state: State) -> dict[str, torch.Tensor]:
     return tensors
 
 
+@pytest.mark.parametrize("in_batches", [False, True], ids=["one by one", "in batches"])
 @pytest.mark.parametrize("compiled_from", [0, 1 << 60])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn"])
-def test_a_chain_of_deltas_is_written_as_a_full_load_would(dtype, compiled_from, monkeypatch) -> None:
+def test_a_chain_of_deltas_is_written_as_a_full_load_would(dtype, compiled_from, in_batches, monkeypatch) -> None:
+    """On a device in batches: one copy per update here, of places and values of all tensors."""
+    copies = []
+    send = Inbound._send
+    monkeypatch.setattr(Inbound, "_send", lambda self, pinned: (copies.append(1), send(self, pinned)))
+    monkeypatch.setattr(models, "in_batches", lambda _: in_batches)
     compile_from(monkeypatch, compiled_from)
     rng, layout = seeded(0), Layout(specs_of(dtype), BLOCK)
     before = random_state(layout.specs, rng)
@@ -43,7 +51,9 @@ def test_a_chain_of_deltas_is_written_as_a_full_load_would(dtype, compiled_from,
         replica.take([Route(None, messages)], version, before.digest())
         changes = replica.changes()
         assert changes is not None and changes.since == start.digest()
+        copies.clear()
         write_state(replica.state, tensors, changes)
+        assert len(copies) == (in_batches and bool(changes.tensors))
         assert bits_of(tensors) == bits_of(tensors_of(before))
         named = sum(
             where.stop - where.start if isinstance(where, slice) else where.size

@@ -1,6 +1,6 @@
 """PMPO against its two means, TPO against the gradient of the cross-entropy."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from learners.losses.contract import with_plan
-from learners.losses.targets import pmpo, target_weights, tpo
+from learners.losses.targets import pmpo, preference_weights, target_weights, tpo
 from tests.learners.losses.token_batches import LENGTH, arrays, batch_of, value_and_gradient
 
 
@@ -75,6 +75,16 @@ def test_tpo_rests_at_its_target():
     np.testing.assert_allclose(value_and_gradient(tpo, at_rest, 60.0)[1], 0.0, atol=1e-12)
     np.testing.assert_allclose(target_weights(replace(at_rest, current=current))[1]["target_gap"], 0.0, atol=1e-12)
     assert target_weights(replace(batch, current=current))[1]["target_gap"].max() > 0.1
+
+
+@pytest.mark.parametrize("weigh", [target_weights, preference_weights])
+def test_plans_ask_the_device_nothing(weigh):
+    """On the meta device there are no values, so whatever asks for one fails."""
+    batch = batch_of()
+    known = {each.name: getattr(batch, each.name) for each in fields(batch)}
+    there = {name: x.detach().to("meta") if isinstance(x, torch.Tensor) else x for name, x in known.items()}
+    weights, _ = weigh(replace(batch, **there | {"sequences": int(batch.sequence.max()) + 1}))
+    assert weights.shape == batch.mask.shape and weights.is_meta
 
 
 def test_senseless_knobs_are_refused():
