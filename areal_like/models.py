@@ -22,6 +22,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
+    PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -65,9 +66,13 @@ def qwen2(  # noqa: PLR0913 - the knobs are those of Qwen2Config
         eos_token_id=None,
         pad_token_id=None,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)
+
+    def made() -> PreTrainedModel:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return Qwen2ForCausalLM(config)
+
+    return _handed_on(config, made) or made()
 
 
 def pretrained(model: Callable[..., PreTrainedModel]) -> Callable[..., PreTrainedModel]:
@@ -82,22 +87,24 @@ def folder(seed: int, vocab_size: int, *, path: str) -> PreTrainedModel:
     """A causal language model from a local Hugging Face folder. Raises FileNotFoundError, ValueError (vocabulary)."""
     if not (Path(path) / "config.json").is_file():
         raise FileNotFoundError(f"model.path: no Hugging Face model in {path!r} (config.json is missing)")
-    model = (_skeleton(Path(path)) if _DEFERRED.get() else None) or AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, local_files_only=True
+    whole = functools.partial(AutoModelForCausalLM.from_pretrained, path, dtype=torch.float32, local_files_only=True)
+    model = (_skeleton(Path(path)) if _DEFERRED.get() is not None else None) or (
+        _handed_on(AutoConfig.from_pretrained(path, local_files_only=True), whole) or whole()
     )
     if model.config.vocab_size < vocab_size:
         raise ValueError(f"model in {path!r} knows {model.config.vocab_size} token ids; the task uses {vocab_size}")
     return model
 
 
-_DEFERRED = contextvars.ContextVar("deferred", default=False)
+_DEFERRED: contextvars.ContextVar[bool | None] = contextvars.ContextVar("deferred", default=None)
 
 
 @contextlib.contextmanager
-def deferred_weights() -> Iterator[None]:
+def deferred_weights(maker: bool = True) -> Iterator[None]:
     """Models that are made within may come without memory for their weights, on the device `meta`: `weight_files` then
-    says where their weights are. Only models of a folder can."""
-    token = _DEFERRED.set(True)
+    says where their weights are. Where no file has them as they are (random ones, files that name them otherwise), one
+    process, the `maker`, makes them, for `HandedOn` to give to others."""
+    token = _DEFERRED.set(maker)
     try:
         yield
     finally:
@@ -107,6 +114,38 @@ def deferred_weights() -> Iterator[None]:
 def weight_files(model: PreTrainedModel) -> dict[str, Path]:
     """Parameter name → the safetensors file that holds it, of a model without weights; empty for one that has them."""
     return getattr(model, "_weight_files", {})
+
+
+class HandedOn:
+    """Weights of a model on `meta` that one process has made: there `tensors` are they, by name; None elsewhere. Copies
+    of the model share them."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor] | None):
+        self.tensors = tensors
+
+    def __deepcopy__(self, _: object) -> HandedOn:
+        return self
+
+
+def handed_on(model: PreTrainedModel) -> HandedOn | None:
+    """The weights of a model that came without; None where files or the model itself have them."""
+    return getattr(model, "_handed_on", None)
+
+
+def _handed_on(config: PretrainedConfig, made: Callable[[], PreTrainedModel]) -> PreTrainedModel | None:
+    """The model on `meta`; None where nobody asks for it, or it has buffers that are saved."""
+    maker = _DEFERRED.get()
+    if maker is None:
+        return None
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if set(model.state_dict()) & {name for name, _ in model.named_buffers()}:
+        return None
+    whole = made() if maker else None
+    if whole is not None:
+        model.generation_config = whole.generation_config
+    model._handed_on = HandedOn(None if whole is None else {n: p.detach() for n, p in whole.named_parameters()})
+    return model
 
 
 def _skeleton(path: Path) -> PreTrainedModel | None:

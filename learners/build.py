@@ -13,8 +13,9 @@ RESPONSE_LIMIT = "response_limit"
 """A value of `learner.normalise` that stands for a number of the task's."""
 
 
-def build_trainer(config: Any) -> Trainer:
-    """Build the learner that the config names; if it needs a model, with model, loss and advantage."""
+def build_trainer(config: Any, rank: int = 0) -> Trainer:
+    """Build the learner that the config names; if it needs a model, with model, loss and advantage. `rank` of a learner
+    of several, which have joined."""
     learner = resolve("learner", config.learner.name)
     if not getattr(learner, "needs_model", False):
         return build("learner", config.learner)
@@ -28,7 +29,7 @@ def build_trainer(config: Any) -> Trainer:
     spec = select(config, "learner")
     # Adapters are made from whole weights.
     apart = spec.get("ranks", 1) > 1 and spec.get("lora") is None
-    with deferred_weights() if apart else nullcontext():
+    with deferred_weights(maker=rank == 0) if apart else nullcontext():
         model = build("model", config.model, config.run.seed, task.vocab_size)
     loss, advantage = bind("loss", config.loss), bind("advantage", config.advantage)
     try_loss(loss, config.loss.name)

@@ -52,7 +52,7 @@ def build_rank(role: Role, rank: int) -> TorchLearner:
     seconds = role.config.learner.get("collective_timeout", knobs("learner", "torch")["collective_timeout"])
     with naming_lost_ranks():
         join(rank, ranks_of(role.config), role.run / RENDEZVOUS / "ranks", local=not across, seconds=seconds)
-    trainer = build_trainer(role.config)
+    trainer = build_trainer(role.config, rank)
     if not isinstance(trainer, TorchLearner):
         raise ValueError("learner.ranks needs learner.name=torch")
     return trainer

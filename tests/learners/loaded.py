@@ -1,4 +1,4 @@
-"""A learner of several ranks over a model folder, made whole on each rank and made by shard.
+"""A learner of several ranks over a model folder or a random model, made whole on each rank and made by shard.
 
     python -m tests.learners.loaded RANK RANKS FOLDER MODEL
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from areal_like.models import deferred_weights, folder
+from areal_like.models import deferred_weights, folder, qwen2
 from learners.advantages import group
 from learners.collectives import Ranks, join
 from learners.learner import TorchLearner
@@ -28,20 +28,22 @@ from tests.learners.ranked import share
 from tests.learners.test_prefixes import Alive
 from tests.seeds import seeded
 
+RANDOM: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 8, "intermediate_size": 128}
 
-def made(path: str, by_shard: bool) -> PreTrainedModel:
-    with deferred_weights() if by_shard else nullcontext():
-        model = folder(0, 13, path=path)
+
+def made(path: str, by_shard: bool, rank: int) -> PreTrainedModel:
+    with deferred_weights(rank == 0) if by_shard else nullcontext():
+        model = folder(0, 13, path=path) if path != "random" else qwen2(0, 300, **RANDOM)
     assert (model.device.type == "meta") is by_shard
     return model
 
 
 def train(path: str, rank: int, ranks: int, by_shard: bool) -> dict[str, Any]:
     with Alive() as alive:
-        model = made(path, by_shard)
+        model = made(path, by_shard, rank)
         held = sum(p.numel() for p in model.parameters() if not p.is_meta)
         prepare([model], Ranks(ranks), Computing(1 << 20))
-    model = made(path, by_shard)
+    model = made(path, by_shard, rank)
     learner = TorchLearner(model, decoupled_ppo, partial(group), 1.0, 0, ranks=ranks, lr=1e-2, kl_loss=0.1)
     start = learner.snapshot().digest()
     row = learner.train(share(make_batch(seeded(0), groups=5), rank, ranks))

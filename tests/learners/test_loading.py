@@ -3,9 +3,31 @@
 import pytest
 import torch
 
-from areal_like.models import deferred_weights, folder, qwen2, weight_files
+from areal_like.models import deferred_weights, folder, handed_on, qwen2, weight_files
 from tests.forked import forked, said
 from tests.learners.batches import tiny_model
+from tests.learners.loaded import RANDOM
+
+
+@pytest.mark.parametrize("renamed", [False, True], ids=["random", "renamed"])
+def test_weights_that_no_file_has_as_they_are_come_from_rank_0(renamed, tmp_path):
+    """Bit for bit those of whole models. Rank 0 has them once in main memory, other ranks one tensor at a time."""
+    path, model = "random", qwen2(0, 300, **RANDOM)
+    if renamed:
+        path = str(tmp_path / "model")
+        model.save_pretrained(path, state_dict={n.removeprefix("model."): p for n, p in model.named_parameters()})
+    arguments = [[str(rank), "2", str(tmp_path), path] for rank in range(2)]
+    with forked("tests.learners.loaded", arguments, tmp_path) as running:
+        assert [process.wait(240.0) for process in running] == [0, 0], said(tmp_path)
+    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    assert all(
+        rank[True]["row"] == rank[False]["row"] and rank[True]["start"] == rank[False]["start"] for rank in found
+    )
+    assert found[0][True]["digest"] == found[0][False]["digest"]
+    sizes = [4 * p.numel() for p in model.parameters()]
+    whole, largest = sum(sizes), max(sizes)
+    assert found[1][True]["peak"] < whole / 2 + 2 * largest, (found[1][True]["peak"], whole, largest)
+    assert found[0][True]["peak"] < 1.5 * whole + 2 * largest
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -40,5 +62,6 @@ def test_a_model_without_weights_names_their_files_and_one_that_is_stored_otherw
     assert weight_files(made).keys() == dict(made.named_parameters()).keys()
     assert not weight_files(folder(0, 13, path=str(tmp_path)))
     model.save_pretrained(tmp_path, state_dict={f"other.{name}": p for name, p in model.named_parameters()})
-    with deferred_weights():
-        assert not weight_files(folder(0, 13, path=str(tmp_path)))
+    with deferred_weights(maker=False):
+        made = folder(0, 13, path=str(tmp_path))
+    assert not weight_files(made) and handed_on(made) is not None and handed_on(made).tensors is None
