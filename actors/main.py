@@ -16,6 +16,7 @@ from actors.agents import counts
 from actors.relay import Relay
 from actors.reward_pool import RewardPool
 from actors.rewards import reward_function
+from actors.served import ServedProbe
 from actors.session import Session, Stuck
 from actors.subscriber import Subscriber
 from actors.worker import Rollout, Worker
@@ -81,17 +82,21 @@ async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber
         said = measures.of_engine(worker.engine, wall) | pool.stats() | counts.stats()
         said |= measures.of_weights(subscriber.stats(), said.get("sum:rollout/updates", 0.0))
         said["sum:rewards/resamples"] = float(worker.resampled)
-        client.heartbeat(said | _engine_words(worker.engine), *worker.moved())
+        if subscriber.probe:
+            said |= subscriber.probe.stats()
+        client.heartbeat(said | _engine_words(worker.engine, subscriber.probe), *worker.moved())
         worker.note_spans()
         await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
-def _engine_words(engine: Any) -> dict[str, Any]:
-    """The health of an engine with processes of its own; empty for others."""
+def _engine_words(engine: Any, probe: ServedProbe | None) -> dict[str, Any]:
+    """The health of an engine with processes of its own, and of one that serves other weights than it should; else
+    nothing."""
+    wrong = probe.note if probe else ""
     if not hasattr(engine, "condition"):
-        return {}
+        return {"engine_note": wrong} if wrong else {}
     state, note = engine.condition
-    return {"engine": state, "engine_note": note}
+    return {"engine": state, "engine_note": note or wrong}
 
 
 async def _subscribe(engine: Any, subscriber: Subscriber) -> None:
@@ -152,6 +157,7 @@ async def serve(role: Role) -> None:
         spans=spans,
     )
     subscriber.relay = build_relay(role, subscriber)
+    subscriber.probe = ServedProbe(engine, role.name, config.weights.probe_error)
     client.relay = subscriber.relay.offer if subscriber.relay else None
     timeout = rewards.timeout if rewards.workers else math.inf
     # A verifier that computes here keeps the actor from sending heartbeats.

@@ -8,7 +8,7 @@ a relay: `actors.sources`), for each part of the weights: there is one per rank 
 does the engine see the update, between two decode steps, so no token is sampled from a half-updated model. A thread
 applies large updates to the replica, so generation continues. Overtaken versions are skipped. Each mismatch (a
 checksum, a base, a digest) is counted by reason, and leads to whole weights. A `relay`, if there is one, passes the
-held weights on to others.
+held weights on to others, and a `probe` asks the engine what it computes with them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import xxhash
 
 from actors import sources
 from actors.relay import Relay
+from actors.served import ServedProbe
 from actors.sources import Row, Sources, Superseded, Unreachable
 from areal_like.bus import AsyncDealer
 from areal_like.interfaces import RolloutEngine
@@ -66,6 +67,7 @@ class Subscriber:
         self._spans = spans or Spans()
         self.sources = Sources(name, partial(AsyncDealer, link_timeout=link_timeout, keys=keys, role="actor"))
         self.relay: Relay | None = None
+        self.probe: ServedProbe | None = None
         self._newest: Manifest | None = None
         self._news = asyncio.Event()
         self._sweep_every = sweep_every
@@ -110,6 +112,8 @@ class Subscriber:
                 self._news.set()  # a relay has brought it half-way
             await asyncio.sleep(0)  # generation continues first, then the buffer hears of it
             self.applied(self.engine.version, self.engine.digest)
+            if self.probe and self.engine.version == manifest["version"]:
+                self.probe.begin(manifest)
 
     async def _overtaken(self) -> None:
         """A version that overtook this one is announced soon. If not, a relay was wrong; ask again in any case."""
@@ -238,6 +242,8 @@ class Subscriber:
         self.sources.close()
         if self.relay:
             self.relay.close()
+        if self.probe:
+            self.probe.close()
 
 
 def _put(layout: Layout, buffer: np.ndarray, offset: int, chunk: np.ndarray) -> None:

@@ -110,9 +110,11 @@ class RolloutEngine(Protocol):
     `Engine(model, folder, *, knobs)`, a folder for files of its own processes. `slots` is how many sequences it takes
     at once.
 
-    One method is optional. `progress() -> dict[str, int]`: the tokens so far of each request that is being decoded, by
-    name; others wait. If a request gets no token for `buffer.lease_timeout`, the buffer gives its lease to another
-    actor. An engine without this method must detect its own hangs."""
+    Two methods are optional. `progress() -> dict[str, int]`: the tokens so far of each request that is being decoded,
+    by name; others wait. If a request gets no token for `buffer.lease_timeout`, the buffer gives its lease to another
+    actor. An engine without this method must detect its own hangs. `async logprobs_of(sequences) -> list[Scored]`: what
+    each of its servers says of token sequences; with it the engine is probed (`actors.served`), and has an attribute
+    `dtype`, in which it multiplies matrices."""
 
     version: int
     digest: str
@@ -152,10 +154,12 @@ class Trainer(Protocol):
     `Trainer(model, loss, advantage, temperature, seed, *, knobs)`: a transformers model, a loss and an advantage whose
     knobs are bound (`learners.losses.contract`, `learners.advantages`), `sampling.temperature` and `run.seed`.
 
-    Three attributes are optional. If `streams` is true, the trainer also has `take(part: Batch) -> None`: it gets
+    Some attributes are optional. If `streams` is true, the trainer also has `take(part: Batch) -> None`: it gets
     groups of the next batch as they finish, in batch order, and computes their gradients without applying them. If
     `vocab_size` is a number, the buffer refuses groups with token ids that are not below it. `numbers(group_id)`
-    returns what the last step computed per token (`learners.step.Step.numbers`), for people to read."""
+    returns what the last step computed per token (`learners.step.Step.numbers`), for people to read. A fourth one,
+    `logprobs_of(sequences)`, returns logprobs at temperature 1 of each token behind the first, row by row, and the
+    dtype of their precision: with it, engines are probed (`learners.served`)."""
 
     def train(self, batch: Batch) -> Mapping[str, object]:
         """One train step on one batch; returns metrics."""

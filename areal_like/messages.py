@@ -64,10 +64,19 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     digests: Digests
 
 
+class Probe(TypedDict):
+    """A few sequences of token ids, and what the learner's own forward says of each token behind the first: its
+    logprob at temperature 1, under the manifest's version. `dtype`: in which the learner multiplies matrices."""
+
+    tokens: Annotated[list[Annotated[list[Count], Meta(min_length=2, max_length=1 << 12)]], Meta(max_length=64)]
+    logprobs: Annotated[list[Annotated[list[Finite], Meta(max_length=1 << 12)]], Meta(max_length=64)]
+    dtype: Name
+
+
 class Manifest(TypedDict, total=False):
     """A version of the weights, and where to fetch it. The buffer reads the first two fields, actors read all. `bytes`:
     in total. `tensors`: (name, dtype, shape) of each. `parts`: endpoint of each part's publisher. `relays`: (endpoint,
-    public key) of the sources to ask first."""
+    public key) of the sources to ask first. `probe`: now and then, what engines must say under these weights."""
 
     version: Required[Version]
     digest: Required[str]
@@ -76,6 +85,7 @@ class Manifest(TypedDict, total=False):
     block_bytes: Count
     parts: Annotated[list[str], Meta(max_length=MOST)]
     relays: Annotated[list[tuple[str, str]], Meta(max_length=MOST)]
+    probe: Probe
 
 
 class PartialHead(msgspec.Struct, forbid_unknown_fields=True):

@@ -51,6 +51,8 @@ RANGES = {
     "weights.keep": "[1, inf)",
     "weights.snapshot_every": "[1, inf)",
     "weights.sweep_every": "[1, inf)",
+    "weights.probe_every": "[0, inf)",
+    "weights.probe_error": "(0, inf]",
     "weights.fanout": "[0, inf)",
     "checkpoint.every": "[0, inf)",
     "checkpoint.keep": "[1, inf)",

@@ -83,6 +83,8 @@ class Weights:
     keep: int
     snapshot_every: int
     sweep_every: int
+    probe_every: int
+    probe_error: float | None
     overlap: bool
     fanout: int | None
 

@@ -73,6 +73,16 @@ class Completion:
     finish: Finish
 
 
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a server ("": the embedded engine) says of some sequences: per sequence the logprobs, float32 [n - 1], at
+    temperature 1, of each token behind the first (NaN: not known); under the weights of `version`."""
+
+    server: str
+    version: int
+    logprobs: list[np.ndarray]
+
+
 @dataclass(slots=True)
 class PartialSample:
     """What is known of an interrupted sample, by request: enough for its workflow to continue. `calls` maps (digest of

@@ -3,6 +3,7 @@
     rank 0: train k             → all: fetch their share of batch k from the buffer, make the same train step together
     rank 0: publish version v   → all: each encodes and serves its own part of the weights, beside the next train step
     rank 0: save_state or load  → all: each its own part
+    rank 0: logprobs_of         → all: the same forward pass together
     rank 0: save                → all: hand over their parts of the weights, tensor by tensor
 
 Rank 0 broadcasts each command first (`Ranks.broadcast`), so all ranks enter the same collectives in the same order.
@@ -108,6 +109,10 @@ class LeadingTrainer:
         with self._all("load_state", folder):
             self._trainer.load_state(folder)
 
+    def logprobs_of(self, sequences: list[list[int]]) -> tuple[list[list[float]], str]:
+        with self._all("logprobs_of", sequences):
+            return self._trainer.logprobs_of(sequences)
+
     @contextlib.contextmanager
     def _all(self, what: str, about: Any = None) -> Iterator[None]:
         with naming_lost_ranks():
@@ -157,6 +162,8 @@ def follow(trainer: TorchLearner, client: LearnerClient, publisher: Publisher) -
                 trainer.train(batch)
         elif what == "hand_over":
             trainer.saving.hand_over()
+        elif what == "logprobs_of":
+            trainer.logprobs_of(about)
         else:
             {"save_state": trainer.save_state, "load_state": trainer.load_state}[what](Path(about))
         trainer.ranks.barrier()

@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from areal_like.models import specs_of
-from areal_like.types import Batch, Group
+from areal_like.types import Batch, Group, Sample
 from areal_like.weights.state import State
 from learners.adapters import Adapters
 from learners.advantages import Episodes, bootstraps, marked, turns_of
@@ -147,6 +147,7 @@ class TorchLearner:
         self._probe = MismatchProbe(self.optimizer, self.ranks, mismatch_every)
         self.saving = Saving(self.model, specs, self.optimizer, self._adapters, self._critic, self.ranks)
         self._autocast = compute_dtype == "bfloat16" and half is None
+        self._rounds = compute_dtype == "bfloat16" or self._adapters is not None  # see `logprobs_of`
         self._loss, self._plan, self._advantage = loss, plan_of(loss), advantage
         self._temperature, self._seed, self._norm_by_staleness = temperature, seed, grad_norm_by_staleness
         self._max_tokens, self._min_microbatches = max_tokens, min_microbatches
@@ -203,6 +204,17 @@ class TorchLearner:
 
     def _filtered(self, batch: Batch) -> Batch:
         return without_cut_answers(batch) if self.objective.overlong_filter else batch
+
+    def logprobs_of(self, sequences: list[list[int]]) -> tuple[list[list[float]], str]:
+        """Logprobs, at temperature 1, of each token behind the first of some sequences; and the dtype to whose
+        precision they are those of the published weights (adapters are published merged and rounded). All ranks must
+        call this, with the same sequences."""
+        columns = Columns(Batch(0, 0, [Group(i, [_whole(tokens)]) for i, tokens in enumerate(sequences)]))
+        found = np.zeros(len(columns.sample), np.float32)
+        for part, logprobs in self._logprobs(columns, [np.arange(len(sequences))], temperature=1.0):
+            found[part.trained.cpu().numpy()] = logprobs.float().cpu().numpy()
+        ends = np.cumsum([len(tokens) - 1 for tokens in sequences])[:-1]
+        return [row.tolist() for row in np.split(found, ends)], "bfloat16" if self._rounds else "float32"
 
     def numbers(self, group_id: int) -> list[dict[str, np.ndarray]]:
         """What the last step computed per token of one of its groups (`Step.numbers`)."""
@@ -333,13 +345,18 @@ class TorchLearner:
 
     @torch.no_grad()
     def _logprobs(
-        self, columns: Columns | None, minibatches: list[np.ndarray], model: PreTrainedModel | None = None
+        self,
+        columns: Columns | None,
+        minibatches: list[np.ndarray],
+        model: PreTrainedModel | None = None,
+        temperature: float | None = None,
     ) -> Iterator[tuple[MicroBatch, Tensor]]:
-        """Logprobs of all trained tokens of some minibatches, micro-batch by micro-batch, without gradient."""
+        """Logprobs of all trained tokens of some minibatches, micro-batch by micro-batch, without gradient. At the
+        run's temperature, if no other is given."""
         if minibatches:
             for part in self._microbatches(columns, np.concatenate(minibatches)):
                 with self._precision():
-                    yield part, forward_logprobs(model or self.model, part, self._temperature)[0]
+                    yield part, forward_logprobs(model or self.model, part, temperature or self._temperature)[0]
 
     @torch.no_grad()
     def _set_values(self, step: Step, critic: Critic) -> None:
@@ -463,6 +480,12 @@ class TorchLearner:
             self.optimizer.zero_grad()
             torch.autograd.backward([t for t, _ in pairs], [torch.where(inside, g, 0.0) for _, g in pairs])
             sums[suffix] = sums.get(suffix, 0.0) + self.optimizer.collect()
+
+
+def _whole(tokens: list[int]) -> Sample:
+    """A sample of which all tokens but the first count."""
+    n = len(tokens) - 1
+    return Sample(np.array(tokens, np.int32), 1, np.zeros(n, np.float32), np.ones(n, bool), [(0, n)], 0.0, "length")
 
 
 def _check(

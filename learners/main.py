@@ -22,7 +22,7 @@ from typing import Any
 from areal_like import checkpoints
 from areal_like.client import LearnerClient, Stopped
 from areal_like.config import ranks_of
-from areal_like.interfaces import Trainer
+from areal_like.interfaces import Task, Trainer
 from areal_like.messages import Manifest
 from areal_like.metrics import MetricsLog
 from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, run_role
@@ -35,6 +35,7 @@ from learners.attestation import Attestation
 from learners.build import build_trainer
 from learners.kept_samples import KeptSamples
 from learners.publication import Alone, Coding, Others, Publisher
+from learners.served import Reference, sequences_of
 from learners.untrainable import Untrainable
 
 log = logging.getLogger(__name__)
@@ -84,9 +85,11 @@ class TrainLoop:
         publisher: Publisher,
         attestation: Attestation,
         metrics: MetricsLog,
+        reference: Reference,
     ):
         self.run_folder, self.config, self.trainer, self.client = role.run, role.config, trainer, client
         self.publisher, self.attestation, self.metrics = publisher, attestation, metrics
+        self.reference = reference
         self.spans = Spans(role.run, role.name)
         self.progress = Progress()
         self.digest = ""
@@ -256,8 +259,10 @@ class TrainLoop:
     def _publish(self, version: int | None = None) -> float:
         """Publish the current weights as the current version (or another), while training continues. Returns the
         seconds for which training waited."""
+        version = self.version if version is None else version
         with self.spans.during("publish"):
-            return self.publisher.publish(self.version if version is None else version, self.trainer.snapshot)
+            self.reference.take(version)
+            return self.publisher.publish(version, self.trainer.snapshot)
 
     def _write(self, row: dict[str, Any], info: dict[str, Any]) -> None:
         progress, evaluations = self.progress, info.pop("evaluations")
@@ -304,17 +309,20 @@ class TrainLoop:
             "update_pause_seconds": report.get("rollout/update_pause_seconds"),
             "weights_digest": self.digest,
             "ledger": report["ledger"],
-            "faults": {name: value for name, value in report.items() if name.startswith(("rewards/", "refused/"))}
+            "faults": {
+                name: value
+                for name, value in report.items()
+                if name.startswith(("rewards/", "refused/", "served/alarms"))
+            }
             | {"train/nonfinite_steps": progress.nonfinite},
             "evaluations": evaluations,
         }
 
 
-def save_model(role: Role, trainer: Trainer) -> None:
+def save_model(role: Role, trainer: Trainer, task: Task) -> None:
     """Save the trained model, with the task's tokenizer if it has one, as a folder that others can load."""
     folder = str(role.run / "checkpoints" / "final")
     trainer.save(folder)
-    task = build("task", role.config.task, role.config.run.seed)
     if hasattr(task, "save_tokenizer"):
         task.save_tokenizer(folder)
 
@@ -333,20 +341,23 @@ def main(role: Role) -> None:
     if role.grace:
         role.orders.on_end(client.pause, role.grace)
     attestation = Attestation(role.run, Path(role.config.replay) if role.config.replay else None)
+    task = build("task", role.config.task, role.config.run.seed)
+    score = getattr(trainer, "logprobs_of", None)
+    reference = Reference(sequences_of(task), role.config.weights.probe_every, score)
 
     def announce(manifest: Manifest) -> None:
         attestation.add(manifest["version"], manifest["digest"])
-        client.published(manifest)
+        client.published(reference.added_to(manifest))
 
     coding = Coding.of(role.config.weights)
     publisher = Publisher(role.endpoint("weights"), coding, announce, role.keys, others)
     try:
         with MetricsLog(role.run / "metrics.jsonl", done=checkpoint[0] if checkpoint else 0) as metrics:
-            loop = TrainLoop(role, trainer, client, publisher, attestation, metrics)
+            loop = TrainLoop(role, trainer, client, publisher, attestation, metrics, reference)
             if checkpoint:
                 loop.resume(checkpoint[1])
             summary = loop.run()
-        save_model(role, trainer)
+        save_model(role, trainer, task)
         beside = role.run / "summary.tmp"
         beside.write_text(json.dumps(summary, indent=2) + "\n")
         note_step(role.run)  # even if no step was left

@@ -8,6 +8,7 @@ EXPECTED = ("end of run", "stale")
 """Reasons to drop a group that are not faults."""
 FAULTS = {
     "train/nonfinite_steps": "train steps without a finite loss or gradient",
+    "served/alarms": "alarms: an engine computes other logprobs than the learner",
     "rewards/timeouts": "verifier time-outs (they earn 0)",
     "rewards/errors": "errors of verifiers",
     "rewards/resamples": "samples drawn again after their reward crashed",

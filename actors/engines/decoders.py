@@ -39,6 +39,11 @@ class Decoder(Protocol):
         form: then nothing here may ask the host."""
         ...
 
+    def score(self, tokens: torch.Tensor, positions: torch.Tensor, cache: SlotCache) -> torch.Tensor:
+        """Tokens int64 [b, t] at positions [1, t] → logits [b, t, vocab], by way of another cache; after its
+        `begin_prefill`."""
+        ...
+
 
 def decoder_for(model: PreTrainedModel, cache: SlotCache) -> Decoder:
     """The fastest decoder that fits the model; it multiplies matrices in the dtype of the cache."""
@@ -66,6 +71,9 @@ class ModelDecoder:
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         output = self._model(tokens, position_ids=positions, use_cache=False, slot_cache=self._cache)
         return output.logits[:, -1]
+
+    def score(self, tokens: torch.Tensor, positions: torch.Tensor, cache: SlotCache) -> torch.Tensor:
+        return self._model(tokens, position_ids=positions, use_cache=False, slot_cache=cache).logits
 
 
 def _round_linear_layers(model: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -125,6 +133,13 @@ class FusedDecoder:
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return self._head(_normed(self._norm, self._hidden(tokens, positions)))
+
+    def score(self, tokens: torch.Tensor, positions: torch.Tensor, cache: SlotCache) -> torch.Tensor:
+        own, self._cache = self._cache, cache
+        try:
+            return self.decode(tokens, positions).view(*tokens.shape, -1)
+        finally:
+            self._cache = own
 
     def _hidden(self, tokens: torch.Tensor, positions: torch.Tensor, keys_only: bool = False) -> torch.Tensor:
         """→ [b · t, hidden], before the last norm. `keys_only` stops where the cache is filled; the result is void."""

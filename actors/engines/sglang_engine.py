@@ -35,11 +35,11 @@ from actors.engines import sglang_flags, sglang_weights
 from actors.engines.concurrency import AdaptiveSemaphore
 from actors.engines.sglang_fleet import Fleet
 from actors.engines.sglang_names import stored_names
-from actors.engines.sglang_replies import Reply, concatenated, generate_request, reply_of
+from actors.engines.sglang_replies import Reply, concatenated, generate_request, reply_of, score_request, scored
 from actors.engines.sglang_server import Server, ServerGone, ServerRefused
 from actors.engines.sglang_shared import Held
 from areal_like.models import state_of
-from areal_like.types import Completion, Finish, Limits
+from areal_like.types import Completion, Finish, Limits, Scored
 from areal_like.weights.update import Update
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class SglangEngine:
         if min(replicas, tp_size, slots, sweep_every) < 1 or (url and replicas > 1):
             raise ValueError("replicas, tp_size, slots, sweep_every must be at least 1; a joined server (url) is one")
         sglang_flags.refuse_model(model)
-        self.slots, self.digest = slots, ""
+        self.slots, self.digest, self.dtype = slots, "", ""  # that of a server which is joined is not known
         self._vocab_size, self._positions = model.config.vocab_size, model.config.max_position_embeddings
         self._sweep_every = sweep_every
         self._mode, self._flush = pause_mode, kv_policy == "flush"
@@ -128,6 +128,7 @@ class SglangEngine:
         else:
             folder.mkdir(parents=True, exist_ok=True)
             wanted = sglang_flags.Wanted(device, dtype, tp_size, slots, dict(server or {}))
+            self.dtype = wanted.computed_in
             commands, environment = sglang_flags.commands(model, folder, wanted, replicas)
             self._fleet = Fleet.started_in(folder, commands, environment, patience=frozen_after, **timing)
         self._servers = self._fleet.servers
@@ -176,6 +177,25 @@ class SglangEngine:
             raise
         finally:
             self._calls.discard(call)
+
+    async def logprobs_of(self, sequences: list[np.ndarray]) -> list[Scored]:
+        """What each server that is ready says of some sequences of tokens under its present weights. Servers that die,
+        or get other weights meanwhile, are left out. Raises RuntimeError for answers that don't add up."""
+        ready = [server for server in self._servers if server.ready.is_set()]
+        found = await asyncio.gather(*(self._scored(server, sequences) for server in ready))
+        return [each for each in found if each is not None]
+
+    async def _scored(self, server: Server, sequences: list[np.ndarray]) -> Scored | None:
+        label = server.label
+        asked = [score_request(uuid.uuid4().hex, tokens) for tokens in sequences]
+        try:
+            answers = await asyncio.gather(*(server.post("/generate", body, math.inf) for body in asked))
+        except (ServerGone, ServerRefused):  # its keeper will see it
+            return None
+        rows = [scored(answer, tokens, label) for answer, tokens in zip(answers, sequences, strict=True)]
+        if label != server.label or any(row is None for row in rows):
+            return None
+        return Scored(server.name, self._versions[label], [row for row in rows if row is not None])
 
     def _check(self, tokens: np.ndarray, limits: Limits) -> None:
         if len(tokens) == 0 or limits.max_tokens < 1:

@@ -60,6 +60,11 @@ class Wanted:
     more: dict[str, Any]
     first_device: int = 0
 
+    @property
+    def computed_in(self) -> str:
+        """The dtype of weights and computing."""
+        return self.dtype or ("float32" if self.device == "cpu" else "bfloat16")
+
 
 def refuse_model(model: PreTrainedModel) -> None:
     """Raises ValueError for an architecture of which SGLang's own model can't be kept in step with published weights:
@@ -97,7 +102,7 @@ def command(model: PreTrainedModel, folder: Path, wanted: Wanted) -> tuple[list[
     placed = {"device": wanted.device, "base-gpu-id": wanted.first_device}
     flags: dict[str, Any] = dict(FOR_CPU) if wanted.device == "cpu" else placed
     flags |= {
-        "dtype": wanted.dtype or ("float32" if wanted.device == "cpu" else "bfloat16"),
+        "dtype": wanted.computed_in,
         "tp-size": wanted.tp_size,
         "max-running-requests": wanted.slots,
         "skip-tokenizer-init": True,

@@ -60,6 +60,31 @@ def generate_request(rid: str, tokens: np.ndarray, done: int, limits: Limits, sh
     return body if share is None else body | {"extra_key": share}
 
 
+def score_request(rid: str, tokens: np.ndarray) -> dict[str, Any]:
+    """The body of a request for the logprobs of `tokens`, all computed anew: nobody else's kept ones are shared."""
+    body = generate_request(rid, tokens, 0, Limits(1, 1.0), rid)
+    return body | {"logprob_start_len": 0}
+
+
+def scored(answer: Mapping[str, Any], tokens: np.ndarray, label: str) -> np.ndarray | None:
+    """The logprobs of `tokens` behind the first, float32 [n - 1], from the answer to a `score_request`; None where the
+    request was aborted or other weights than those of `label` had a part in it. NaN where SGLang (0.5.23) puts token 0
+    in place of the last one of its vocabulary. Raises RuntimeError for an answer that
+    does not add up."""
+    meta = answer["meta_info"]
+    _refuse_errors(meta["finish_reason"])
+    spans = meta.get("weight_versions") or []
+    if not answer.get("output_ids") or any(span["version"] != label for span in spans):
+        return None
+    rows = (meta.get("input_token_logprobs") or [])[1:]
+    logprobs, said = np.array([row[0] for row in rows], np.float32), np.array([row[1] for row in rows], np.int32)
+    if len(rows) != len(tokens) - 1 or np.isnan(logprobs).any() or meta.get("cached_tokens"):
+        raise RuntimeError("SGLang's logprobs of a prompt are not those of its tokens, no numbers, or kept ones")
+    if not np.isin(said[said != tokens[1:]], 0).all():
+        raise RuntimeError("SGLang's logprobs of a prompt are of other tokens")
+    return np.where(said == tokens[1:], logprobs, np.float32(np.nan))
+
+
 def reply_of(answer: Mapping[str, Any], versions: Mapping[str, int], only: str | None) -> Reply | None:
     """What an answer brings. Versions come from the server's spans; a server without spans is believed only if there
     was one label (`only`) all the time, else the answer is worth nothing: None. Raises RuntimeError for an answer that

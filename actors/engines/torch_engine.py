@@ -40,7 +40,7 @@ from actors.engines.slot_table import Request, SlotTable, whole
 from actors.engines.static_step import StaticStep
 from areal_like.defaults import SLOTS
 from areal_like.models import write_state
-from areal_like.types import Completion, Finish, Limits
+from areal_like.types import Completion, Finish, Limits, Scored
 from areal_like.weights.update import Update
 
 log = logging.getLogger(__name__)
@@ -124,6 +124,7 @@ class TorchEngine:
         self._decoder = decoder_for(model, self._cache)
         self._static = StaticStep(self._decoder, self._cache, slots) if is_static(self._device) else None
         self._parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
+        self._config, self.dtype = model.config, compute_dtype
         self._waiting: deque[Request] = deque()
         self._loads: list[tuple[Update, asyncio.Future[None]]] = []
         self._prefill_tokens = _prefill_tokens(model)
@@ -168,6 +169,22 @@ class TorchEngine:
         except asyncio.CancelledError:
             self._end(asked, "abort")
             raise
+
+    async def logprobs_of(self, sequences: list[np.ndarray]) -> list[Scored]:
+        """What the present weights say of some sequences of tokens, computed as in a prefill, beside those that run."""
+        lengths = [len(tokens) for tokens in sequences]
+        rows, time = np.arange(len(lengths)), max(lengths)
+        tokens = np.zeros((len(rows), time), np.int64)
+        for row, ids in zip(tokens, sequences, strict=True):
+            row[: len(ids)] = ids
+        with torch.inference_mode():
+            cache = SlotCache(self._config, len(rows), self._device, self._cache.dtype)
+            cache.reserve(len(rows), time)
+            cache.begin_prefill(rows, rows, time)
+            ids = torch.from_numpy(tokens).to(self._device)
+            logits = self._decoder.score(ids, torch.arange(time, device=self._device)[None], cache)
+            logprobs = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0].cpu().numpy()
+        return [Scored("", self.version, [row[: n - 1] for row, n in zip(logprobs, lengths, strict=True)])]
 
     def _check(self, tokens: np.ndarray, limits: Limits) -> None:
         if len(tokens) == 0 or limits.max_tokens < 1:

@@ -12,6 +12,7 @@ from areal_like.process import Role
 from areal_like.types import Batch
 from learners.attestation import Attestation, AttestationError
 from learners.main import NotFinite, TrainLoop
+from learners.served import Reference
 from learners.untrainable import Untrainable
 from tests.learners.batches import make_batch
 from tests.seeds import seeded
@@ -89,7 +90,8 @@ def loop(folder: Path, outcomes: list[Any], *overrides: str, lies: list[bool] | 
     role = Role("learner", folder, None, config)
     trainer, client, publisher = Trainer(outcomes), Client(), Publisher()
     log = MetricsLog(folder / "metrics.jsonl")
-    return TrainLoop(role, trainer, client, publisher, Trusting(lies or []), log)  # type: ignore[arg-type]
+    silent = Reference([], 0, None)
+    return TrainLoop(role, trainer, client, publisher, Trusting(lies or []), log, silent)  # type: ignore[arg-type]
 
 
 def fault(moved: bool = False) -> Untrainable:

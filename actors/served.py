@@ -1,0 +1,103 @@
+"""The actor's half of the probe: does the engine compute what the learner computes with the same weights?
+
+    announcement with a probe (`learners.served`) → weights applied → each server scores the prompts → mean |difference|
+        at most `weights.probe_error`: a number in the heartbeats │ above it: an alarm, until a later probe is clean
+
+An alarm is an error in the actor's log, a note to the user's terminal (as for a server that is down), a fault of the
+run, and nothing more: the recorded behaviour logprobs are the server's own, so losses still correct for what it served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import numpy as np
+
+from areal_like.messages import Manifest, Probe
+from areal_like.types import Scored
+
+log = logging.getLogger(__name__)
+EXACT, ROUNDED = 1e-3, 0.1
+"""Default thresholds. In float32 a right server is off by 1e-5 or less. Half precision moves logprobs of unlikely tokens
+by some hundredths; the mean over a probe's tokens stays well below this."""
+_MOST_CHARACTERS = 200
+
+
+class ServedProbe:
+    """Of one actor's engine. `most`: the threshold (None: by dtypes)."""
+
+    def __init__(self, engine: Any, name: str, most: float | None):
+        self._engine, self._name, self._most = engine, name, most
+        self._task: asyncio.Task[None] | None = None
+        self._errors: dict[str, tuple[float, float]] = {}  # of each server at its last probe: mean, largest
+        self._notes: dict[str, str] = {}
+        self._totals = {"probes": 0.0, "alarms": 0.0}
+
+    @property
+    def note(self) -> str:
+        """What is wrong, in words; "" if nothing is."""
+        return "; ".join(self._notes.values())[:_MOST_CHARACTERS]
+
+    def stats(self) -> dict[str, float]:
+        """Metrics, as `actors.measures` has them: of the last probe of each server, and counts."""
+        found = {f"sum:served/{name}": total for name, total in self._totals.items()}
+        if self._errors:
+            means, largest = zip(*self._errors.values(), strict=True)
+            found |= {"mean:served/logprob_error": float(np.mean(means)), "max:served/logprob_error_max": max(largest)}
+        return found
+
+    def begin(self, manifest: Manifest) -> None:
+        """The engine holds the manifest's version: probe it, if that comes with a probe. Generation goes on meanwhile.
+        A probe that still runs is given up."""
+        probe = manifest.get("probe")
+        if probe is not None and hasattr(self._engine, "logprobs_of"):
+            self.close()
+            self._task = asyncio.get_running_loop().create_task(self._compare(manifest["version"], probe))
+
+    async def _compare(self, version: int, probe: Probe) -> None:
+        try:
+            scored = await self._engine.logprobs_of([np.array(row, np.int32) for row in probe["tokens"]])
+        except Exception as error:  # the engine itself sees to it that it works
+            log.warning("version %d was not probed: %s: %s", version, type(error).__name__, error)
+            return
+        expected = np.concatenate([np.array(row, np.float32) for row in probe["logprobs"]])
+        for each in scored:
+            if each.version == version:  # else it has moved on meanwhile
+                self._judge(each, np.abs(np.concatenate(each.logprobs) - expected), self._threshold(probe))
+
+    def _threshold(self, probe: Probe) -> float:
+        exact = probe["dtype"] == "float32" == getattr(self._engine, "dtype", "")
+        return self._most or (EXACT if exact else ROUNDED)
+
+    def _judge(self, scored: Scored, error: np.ndarray, most: float) -> None:
+        error = error[~np.isnan(error)]
+        if not len(error):
+            return
+        mean, largest = float(error.mean()), float(error.max())
+        self._errors[scored.server] = mean, largest
+        self._totals["probes"] += 1
+        who = scored.server or "the engine"
+        if mean <= most:
+            if self._notes.pop(scored.server, None):
+                log.info("%s: %s serves version %d again (error %.2g)", self._name, who, scored.version, mean)
+            return
+        self._totals["alarms"] += 1
+        found = f"{who} does not serve version {scored.version}: logprobs are off by {mean:.2g} on average"
+        self._notes[scored.server] = f"{found}, above {most:g} (weights.probe_error); see docs/gpu.md"
+        log.error(
+            "%s: %s, at most by %.2g, which is above %g (weights.probe_error): it computes with other weights than "
+            "those that it attests, or with far fewer digits. Compare with engine=torch; restart this actor; if the "
+            "engine is to compute so coarsely, raise weights.probe_error",
+            self._name,
+            found,
+            largest,
+            most,
+        )
+
+    def close(self) -> None:
+        """Give up a probe that still runs."""
+        if self._task:
+            self._task.cancel()
+            self._task = None

@@ -1,0 +1,51 @@
+"""The learner's half of the probe: what engines must say of a few prompts if they serve the weights that they attest.
+
+Every `weights.probe_every` versions the announcement of new weights carries the ends of a few held-out prompts, and the
+learner's own logprobs of their tokens. Each engine that can score (`areal_like.interfaces.RolloutEngine`) is asked for
+the same; `actors.served` compares. Digests tell which weights were given; this tells what is computed with them: it
+sees weights derived from those given, copies for a kernel, positions, and other things of which no digest is made.
+
+The learner scores between two train steps, without gradient and without random numbers, so no bit of a run depends on
+it. A replay announces the same, and nobody asks for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from areal_like.interfaces import Task
+from areal_like.messages import Manifest, Probe
+
+PROMPTS, LONGEST = 4, 64
+"""Prompts of a probe; tokens of each (its last ones: prompts of a task often begin alike)."""
+
+
+def sequences_of(task: Task) -> list[list[int]]:
+    """The ends of a few prompts that are never trained, as far as they have two tokens."""
+    split = "heldout" if task.size("heldout") else "train"
+    rows = range(min(PROMPTS, task.size(split)))
+    ends = [task.prompt(split, row).tokens[-LONGEST:].tolist() for row in rows]
+    return [tokens for tokens in ends if len(tokens) > 1]
+
+
+class Reference:
+    """Adds a probe to the manifest of every `every`-th version (0: of none). `score`: `Trainer.logprobs_of`."""
+
+    def __init__(self, sequences: list[list[int]], every: int, score: Callable[..., Any] | None):
+        self._sequences, self._every, self._score = sequences, every, score
+        self._taken: dict[int, Probe] = {}
+
+    def take(self, version: int) -> None:
+        """Score the present weights, which are to be published as `version`, if it is time."""
+        if not self._every or version % self._every or not self._sequences or self._score is None:
+            return
+        logprobs, dtype = self._score(self._sequences)
+        if all(math.isfinite(each) for row in logprobs for each in row):
+            self._taken[version] = {"tokens": self._sequences, "logprobs": logprobs, "dtype": dtype}
+
+    def added_to(self, manifest: Manifest) -> Manifest:
+        """The manifest, with the probe of its version if there is one. Any thread may call this."""
+        probe = self._taken.pop(manifest["version"], None)
+        return manifest if probe is None else {**manifest, "probe": probe}

@@ -1,0 +1,124 @@
+"""The actor's half of the probe: an engine that computes something else raises an alarm, one that rounds does not."""
+
+import asyncio
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from actors.engines.sglang_replies import score_request, scored
+from actors.engines.torch_engine import TorchEngine
+from actors.served import ServedProbe
+from areal_like.models import publishable
+from areal_like.types import Scored
+from tests.learners.batches import tiny_model
+
+TOKENS = [[1, 2, 3], [4, 5]]
+LOGPROBS = [[-1.0, -2.0], [-3.0]]
+
+
+class Engine:
+    """Its servers are off by so much."""
+
+    def __init__(self, dtype: str = "float32", version: int = 7, **errors: float):
+        self.dtype, self.version, self.errors = dtype, version, errors
+
+    async def logprobs_of(self, sequences: list[np.ndarray]) -> list[Scored]:
+        rows = [np.array(row, np.float32) for row in LOGPROBS]
+        return [Scored(name, self.version, [row + e for row in rows]) for name, e in self.errors.items()]
+
+
+def probed(engine: object, most: float | None = None, dtype: str = "float32") -> ServedProbe:
+    probe = ServedProbe(engine, "actor-3", most)
+    again(probe, dtype)
+    return probe
+
+
+def again(probe: ServedProbe, dtype: str = "float32") -> None:
+    async def run() -> None:
+        manifest = {"version": 7, "digest": "", "probe": {"tokens": TOKENS, "logprobs": LOGPROBS, "dtype": dtype}}
+        probe.begin({"version": 6, "digest": ""})
+        probe.begin(manifest)  # type: ignore[arg-type]
+        if probe._task:
+            await probe._task
+
+    asyncio.run(run())
+
+
+def test_an_alarm_names_actor_server_version_figure_threshold_and_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    probe = probed(Engine(a=1e-6, b=0.25))
+    assert probe.stats()["sum:served/alarms"] == 1 and probe.stats()["sum:served/probes"] == 2
+    assert probe.stats()["max:served/logprob_error_max"] == pytest.approx(0.25)
+    assert probe.stats()["mean:served/logprob_error"] == pytest.approx(0.125, rel=1e-3)
+    (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    for part in ("actor-3", "b does not serve version 7", "0.25", "0.001", "weights.probe_error", "restart"):
+        assert part in record.getMessage()
+    assert "b does not serve version 7" in probe.note
+    probe._engine.errors["b"] = 0.0
+    again(probe)
+    assert probe.note == "" and probe.stats()["sum:served/alarms"] == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "learner", "most", "alarms"),
+    [
+        ("float32", "float32", None, 1),
+        ("bfloat16", "float32", None, 0),
+        ("float32", "bfloat16", None, 0),
+        ("", "float32", None, 0),
+        ("bfloat16", "bfloat16", 0.01, 1),
+        ("float32", "float32", 0.5, 0),
+    ],
+)
+def test_the_threshold_follows_the_coarser_side_or_the_config(
+    engine: str, learner: str, most: float | None, alarms: int
+) -> None:
+    probe = probed(Engine(engine, s=0.02), most, learner)
+    assert probe.stats()["sum:served/alarms"] == alarms
+
+
+def test_an_engine_that_has_moved_on_or_fails_or_can_not_score_is_not_judged() -> None:
+    assert probed(Engine(version=8, s=9.0)).stats()["sum:served/probes"] == 0
+    broken = Engine()
+    del broken.errors
+    assert probed(broken).note == "" and probed(object()).note == ""
+
+
+def test_the_embedded_engine_scores_beside_running_sequences_with_its_own_memory() -> None:
+    model, same = tiny_model(), tiny_model()
+    publishable(model), publishable(same)
+    engine = TorchEngine(model, device="cpu")
+    tokens = [np.array(row, np.int32) for row in ([1, 2], [3, 1, 4, 1, 5])]
+    (found,) = asyncio.run(engine.logprobs_of(tokens))
+    assert (found.server, found.version) == ("", 0)
+    for row, ids in zip(found.logprobs, tokens, strict=True):
+        ids = torch.from_numpy(ids).long()
+        with torch.no_grad():
+            every = same(ids[None]).logits[0].log_softmax(-1)
+        np.testing.assert_allclose(row, every[:-1].gather(-1, ids[1:, None])[:, 0], atol=1e-5)
+    with torch.no_grad():
+        model.base_model.layers[0].mlp.down_proj.weight *= 1.5  # what the engine computes with, not what it was given
+    (falsified,) = asyncio.run(engine.logprobs_of(tokens))
+    assert np.abs(falsified.logprobs[1] - found.logprobs[1]).mean() > 1e-3
+
+
+def answered(tokens: list[int], label: str = "l", **meta: object) -> dict:
+    rows = [[-1.0 if i else None, token, None] for i, token in enumerate(tokens)]
+    spans = [{"version": label, "start": 0, "end": 1}]
+    return {
+        "output_ids": [1],
+        "meta_info": {"finish_reason": None, "weight_versions": spans, "input_token_logprobs": rows, **meta},
+    }
+
+
+def test_scores_of_a_server_count_only_where_its_weights_and_tokens_are_those_asked_for() -> None:
+    tokens = np.array([5, 6, 9], np.int32)
+    body = score_request("r", tokens)
+    assert (body["logprob_start_len"], body["extra_key"], body["sampling_params"]["max_new_tokens"]) == (0, "r", 1)
+    assert scored(answered([5, 6, 9]), tokens, "l").tolist() == [-1.0, -1.0]
+    assert scored(answered([5, 6, 9], "other"), tokens, "l") is None
+    assert np.isnan(scored(answered([5, 6, 0]), tokens, "l")).tolist() == [False, True]
+    for wrong in (answered([5, 6]), answered([5, 7, 9]), answered([5, 6, 9], cached_tokens=2)):
+        with pytest.raises(RuntimeError):
+            scored(wrong, tokens, "l")
