@@ -139,8 +139,7 @@ async def serve(role: Role) -> None:
     )
     specs = config.workflow, heldout_workflow(config)
     workflow, heldout = (for_tasks(bind("workflow", spec), task) for spec in specs)
-    sampling = config.sampling
-    told = config.run.samples_bytes > 0
+    sampling, told = config.sampling, config.run.samples_bytes > 0
     rollout = Rollout(config.run.seed, sampling.temperature, sampling.max_tokens, workflow, heldout, told)
     keys, link_timeout = role.keys, config.buffer.heartbeat_timeout
     buffer = role.find("buffer")

@@ -20,8 +20,8 @@ from areal_like.types import Scored
 
 log = logging.getLogger(__name__)
 EXACT, ROUNDED = 1e-3, 0.1
-"""Default thresholds. In float32 a right server is off by 1e-5 or less. Half precision moves logprobs of unlikely tokens
-by some hundredths; the mean over a probe's tokens stays well below this."""
+"""Default thresholds. In float32 a right server is off by 1e-5 or less. Half precision moves logprobs of unlikely
+tokens by some hundredths; the mean over a probe's tokens stays well below this."""
 _MOST_CHARACTERS = 200
 
 

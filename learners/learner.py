@@ -46,7 +46,7 @@ from learners.optim import MasterAdamW
 from learners.packing import Columns, MicroBatch, cut_groups, empty_microbatch
 from learners.saving import Saving
 from learners.schedules import Schedule
-from learners.sharding import Computing, hold_in, prepare
+from learners.sharding import Computing, hold_in, prepare, reshard
 from learners.step import Step
 from learners.streaming import check_stream, combined, is_start_of
 from learners.untrainable import or_untrainable
@@ -213,6 +213,7 @@ class TorchLearner:
         found = np.zeros(len(columns.sample), np.float32)
         for part, logprobs in self._logprobs(columns, [np.arange(len(sequences))], temperature=1.0):
             found[part.trained.cpu().numpy()] = logprobs.float().cpu().numpy()
+        reshard(self.model)  # the next thing is a snapshot of this rank's part
         ends = np.cumsum([len(tokens) - 1 for tokens in sequences])[:-1]
         return [row.tolist() for row in np.split(found, ends)], "bfloat16" if self._rounds else "float32"
 

@@ -175,8 +175,8 @@ class TorchEngine:
         lengths = [len(tokens) for tokens in sequences]
         rows, time = np.arange(len(lengths)), max(lengths)
         tokens = np.zeros((len(rows), time), np.int64)
-        for row, ids in zip(tokens, sequences, strict=True):
-            row[: len(ids)] = ids
+        for place, known in zip(tokens, sequences, strict=True):
+            place[: len(known)] = known
         with torch.inference_mode():
             cache = SlotCache(self._config, len(rows), self._device, self._cache.dtype)
             cache.reserve(len(rows), time)
