@@ -37,6 +37,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "jsonl": "areal_like.tasks.jsonl:Jsonl",
         "code": "areal_like.tasks.code:Code",
         "mixture": "areal_like.tasks.mixture:Mixture",
+        "reasoning_gym": "areal_like.tasks.reasoning_gym:ReasoningGym",
     },
     "reward": {
         "math_verify": "areal_like.tasks.maths:math_verify",

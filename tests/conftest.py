@@ -42,6 +42,7 @@ SLOW = {
     "learners/test_sharding.py": "starts processes",
     "tasks/test_code.py": "starts sandboxes",
     "tasks/test_length_trace.py": "starts processes",
+    "tasks/test_reasoning_gym.py": "imports the package",
     "tasks/test_sandbox.py": "starts sandboxes",
 }
 """Files that take more than three seconds → why. A new one that does belongs here."""

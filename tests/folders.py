@@ -7,20 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
     LlamaConfig,
-    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
 )
 
-TEMPLATE = (
-    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
+from areal_like.tasks.byte_tokens import byte_tokenizer
+
 SHAPE: dict[str, Any] = {
     "vocab_size": 264,  # more than the tokenizer knows, as in Qwen
     "hidden_size": 32,
@@ -42,17 +38,6 @@ CONFIGS = {
     "qwen3": Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),  # norms of queries and keys
     "qwen3 untied": Qwen3Config(**{**SHAPE, "num_key_value_heads": 1}, head_dim=16, tie_word_embeddings=False),
 }
-
-
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of single bytes: ids 0–255, <eos> 256, <pad> 257."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>")
-    wrapped.chat_template = TEMPLATE
-    return wrapped
 
 
 def write_folder(folder: Path, kind: str, seed: int = 0) -> str:

@@ -8,7 +8,8 @@ splits share no prompt, by construction. Within a split a prompt may recur (with
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import xxhash
@@ -24,26 +25,20 @@ _MAX_DRAWS = 2000
 """Draws before a split counts as empty: a held-out share of 1/10 misses this often once in 10^91."""
 
 
-class GeneratedTask(ABC):
-    """The base of tasks with generated prompts; a subclass says how to draw one and how to score it.
+class GeneratedPrompts(ABC):
+    """The base of tasks with generated prompts; a subclass says how to draw one (`_draft`).
 
     Raises ValueError for an unknown split, and where the task has so few different prompts that none falls into a
     split; IndexError for a row outside its split.
     """
 
-    codec: Codec | None = None
-    """Where the tokens are text."""
-
-    def __init__(self, seed: int, train_size: int, heldout_size: int, trace: Mapping[str, float] | None):
-        """A subclass calls this last: it draws a prompt of each split, so that an empty one shows at once."""
+    def __init__(self, seed: int, train_size: int, heldout_size: int, trace: Mapping[str, float] | None = None):
         if train_size < 1 or heldout_size < 1:
             raise ValueError(f"train_size and heldout_size must be at least 1, got {train_size} and {heldout_size}")
         self._seed = seed
         self._sizes = {"train": train_size, "heldout": heldout_size}
         self._trace = trace_of(trace)
         self._heldout: dict[int, Prompt] = {}
-        for split in SPLITS:
-            self.prompt(split, 0)
 
     def size(self, split: str) -> int:
         if split not in self._sizes:
@@ -62,15 +57,36 @@ class GeneratedTask(ABC):
     def _made(self, split: str, row: int) -> Prompt:
         for attempt in range(_MAX_DRAWS):
             key = stream_key(self._seed, SPLITS.index(split), row, attempt)
-            tokens, answer = self._draw(np.random.Generator(np.random.Philox(key=key)))
-            content = xxhash.xxh3_64_intdigest(tokens.tobytes(), seed=stream_key(self._seed))
+            drawn, make = self._draft(np.random.Generator(np.random.Philox(key=key)))
+            content = xxhash.xxh3_64_intdigest(drawn, seed=stream_key(self._seed))
             if (content % _HELDOUT_ONE_IN == 0) == (split == "heldout"):
-                filler = self._trace.lengths(content) if self._trace else ()
-                return Prompt(tokens, answer, self._max_tokens(), filler, self.codec, self._messages(tokens))
+                return replace(make(), filler=self._trace.lengths(content)) if self._trace else make()
         raise ValueError(f"the task has too few different prompts: none falls into the split {split!r}")
 
-    def _messages(self, tokens: np.ndarray) -> tuple[dict[str, str], ...]:
-        return ({"role": "user", "content": self.codec.decode(tokens)},) if self.codec else ()
+    @abstractmethod
+    def _draft(self, rng: np.random.Generator) -> tuple[bytes, Callable[[], Prompt]]:
+        """The content of a random prompt, and how to make it, without filler: only one in ten may be held out."""
+
+
+class GeneratedTask(GeneratedPrompts):
+    """The base of those whose tokens are made, not encoded; a subclass says how to draw and how to score a prompt."""
+
+    codec: Codec | None = None
+    """Where the tokens are text."""
+
+    def __init__(self, seed: int, train_size: int, heldout_size: int, trace: Mapping[str, float] | None):
+        """A subclass calls this last: it draws a prompt of each split, so that an empty one shows at once."""
+        super().__init__(seed, train_size, heldout_size, trace)
+        for split in SPLITS:
+            self.prompt(split, 0)
+
+    def _draft(self, rng: np.random.Generator) -> tuple[bytes, Callable[[], Prompt]]:
+        tokens, answer = self._draw(rng)
+        return tokens.tobytes(), lambda: self._prompt(tokens, answer)
+
+    def _prompt(self, tokens: np.ndarray, answer: object) -> Prompt:
+        messages = ({"role": "user", "content": self.codec.decode(tokens)},) if self.codec else ()
+        return Prompt(tokens, answer, self._max_tokens(), (), self.codec, messages)
 
     @abstractmethod
     def _draw(self, rng: np.random.Generator) -> tuple[np.ndarray, object]:

@@ -1,8 +1,7 @@
 """Jsonl: prompts and answers from a file with one JSON object per line, for any local tokenizer.
 
-The file is read when the task is built; the tokenizer (and with it transformers) is loaded on first need, so that a
-process which only asks for `size` stays light. Scoring goes through `verification`, which names the verifier instead
-of calling it: actors run it in another process, under a time limit.
+The file is read when the task is built, the tokenizer on first need (`areal_like.tasks.text`). Scoring goes through
+`verification`, which names the verifier instead of calling it: actors run it in another process, under a time limit.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated
@@ -21,8 +19,8 @@ import xxhash
 
 from areal_like.registry import as_spec, target
 from areal_like.sampling import stream_key
-from areal_like.tasks.chat import Tokenizer, TokenizerCodec, stop_tokens
 from areal_like.tasks.length_trace import trace_of
+from areal_like.tasks.text import TextTask
 from areal_like.types import Prompt
 
 _log = logging.getLogger(__name__)
@@ -51,18 +49,14 @@ class Row:
         return xxhash.xxh3_64_intdigest(json.dumps(self.prompt, sort_keys=True).encode(), seed=stream_key(seed))
 
 
-class Jsonl:
-    """Rows of a file, in an order shuffled by the seed.
+class Jsonl(TextTask):
+    """Rows of a file, in an order shuffled by the seed. Knobs of the text: see `areal_like.tasks.text`.
 
-    path: the file. tokenizer: a local folder in Hugging Face's format.
+    path: the file.
     prompt_key, answer_key: names within a line's object. A prompt is a text, or with `chat_template` also a list of
         messages `{role, content}`; an answer is a text, a number, or an object, which verifiers get as JSON text.
     heldout_path: file of the held-out rows; a training row whose prompt is among them is left out (and logged).
         Without it, `heldout_fraction` of the different prompts of `path`, at least one, is held out.
-    max_prompt_tokens: a longer prompt raises ValueError (row, length and knob named) when it is asked for.
-    max_tokens: longest response. suffix: text after each prompt, e.g. how to write the answer down.
-    chat_template: wrap the prompt as the tokenizer's template says; otherwise it is encoded as it is. system: the
-        system message of every prompt that brings none of its own; it needs chat_template.
     reward: a component: "math_verify", "exact", "last_number" (of the response is the answer), "unit_tests" (of a
         program; `areal_like.tasks.unit_tests`), or "module:name" of a function
         `(answer: str, response: str, *, knobs) -> float`; {name: ..., knobs} sets its knobs.
@@ -71,41 +65,28 @@ class Jsonl:
     Raises FileNotFoundError (file, tokenizer folder) and ValueError (a bad line, with file and line; an empty split).
     """
 
-    def __init__(  # noqa: PLR0913 (each parameter is a knob)
+    def __init__(
         self,
         seed: int,
         *,
         path: str,
-        tokenizer: str,
         prompt_key: str = "prompt",
         answer_key: str = "answer",
         heldout_path: str | None = None,
         heldout_fraction: Annotated[float, "(0, 1)"] = 0.05,
-        max_prompt_tokens: Annotated[int, "[1, inf)"] = 1024,
-        max_tokens: Annotated[int, "[1, inf)"] = 1024,
-        suffix: str = "",
-        chat_template: bool = True,
-        system: str | None = None,
         reward: str | Mapping[str, object] = "math_verify",
         length_trace: Mapping[str, float] | None = None,
+        **text: object,
     ):
-        if not (Path(tokenizer) / "tokenizer_config.json").is_file():
-            raise FileNotFoundError(f"task.tokenizer: no tokenizer in {tokenizer!r} (tokenizer_config.json is missing)")
-        if system is not None and not chat_template:
-            raise ValueError("task.system: only a chat template (task.chat_template) has a place for it")
+        super().__init__(**text)  # type: ignore[arg-type]  # its knobs, checked by the registry
         self._seed = seed
-        self._folder = tokenizer
-        self._max_prompt_tokens = max_prompt_tokens
-        self._max_tokens = max_tokens
-        self._suffix = suffix
-        self._chat, self._system = chat_template, system
         self._knobs = as_spec(reward)
         self._verifier = target("reward", str(self._knobs.pop("name")))
         self._trace = trace_of(length_trace)
         self._rows = _split(
             seed,
-            _read(path, prompt_key, answer_key, chat_template),
-            _read(heldout_path, prompt_key, answer_key, chat_template) if heldout_path else None,
+            _read(path, prompt_key, answer_key, self._chat),
+            _read(heldout_path, prompt_key, answer_key, self._chat) if heldout_path else None,
             heldout_fraction,
         )
 
@@ -118,15 +99,9 @@ class Jsonl:
         if not 0 <= row < self.size(split):
             raise IndexError(f"row {row} of split {split!r}, which has {self.size(split)}")
         source = self._rows[split][row]
-        messages = self._messages(source.prompt)
-        tokens = self._codec.opening(messages)
-        if not 1 <= len(tokens) <= self._max_prompt_tokens:
-            raise ValueError(
-                f"{source.place} (row {row} of {split}): the prompt has {len(tokens)} tokens; "
-                f"task.max_prompt_tokens allows 1 to {self._max_prompt_tokens}: raise it, or take the row out"
-            )
+        found = self._prompt(f"{source.place} (row {row} of {split})", self._messages(source.prompt), source.answer)
         filler = self._trace.lengths(source.hash(self._seed)) if self._trace else ()
-        return Prompt(tokens, source.answer, self._max_tokens, filler, self._codec, messages)
+        return replace(found, filler=filler)
 
     def place(self, split: str, row: int) -> str:
         """The place of a row, as "path:line"."""
@@ -142,63 +117,12 @@ class Jsonl:
 
     def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[str, str], dict[str, object]]:
         """The verifier of a response as "module:name", its arguments (answer, response text) and its knobs."""
-        text = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
-        return self._verifier, (prompt.answer, text), self._knobs
+        return self._verifier, (prompt.answer, self._text(tokens)), self._knobs
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         """The verifier's score, computed in this process and without a time limit."""
         verifier, arguments, knobs = self.verification(prompt, tokens)
         return float(resolve_name(verifier)(*arguments, **knobs))
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self._tokenizer)
-
-    @property
-    def pad_token(self) -> int:
-        pad = self._tokenizer.pad_token_id
-        return self.stop_tokens[0] if pad is None else pad
-
-    @cached_property
-    def stop_tokens(self) -> tuple[int, ...]:
-        """The tokenizer's EOS, and those that `generation_config.json` adds where the folder holds one."""
-        found = stop_tokens(Path(self._folder), self._tokenizer)
-        if not found:
-            raise ValueError(
-                f"task.tokenizer: {self._folder!r} names no end-of-sequence token: set eos_token in its "
-                "tokenizer_config.json, or eos_token_id in its generation_config.json"
-            )
-        return found
-
-    @cached_property
-    def _tokenizer(self) -> Tokenizer:
-        from transformers import AutoTokenizer
-
-        try:
-            found: Tokenizer = AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
-        except Exception as error:  # whatever a parser of damaged files raises
-            raise ValueError(f"task.tokenizer: the tokenizer in {self._folder!r} can't be loaded: {error}") from error
-        if self._chat and not found.chat_template:
-            raise ValueError(
-                f"task.tokenizer: the tokenizer in {self._folder!r} has no chat template: set "
-                "task.chat_template=false, or take the tokenizer of a chat model"
-            )
-        return found
-
-    @cached_property
-    def _codec(self) -> TokenizerCodec:
-        return TokenizerCodec(self._tokenizer, self._chat)
-
-    def save_tokenizer(self, folder: str) -> None:
-        """Write the tokenizer beside a trained model, so that the folder can be loaded as a whole."""
-        self._tokenizer.save_pretrained(folder)
-
-    def _messages(self, prompt: str | list[dict[str, str]]) -> tuple[dict[str, str], ...]:
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
-        messages[-1]["content"] += self._suffix
-        if self._system is not None and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": self._system})
-        return tuple(messages)
 
 
 def _read(path: str, prompt_key: str, answer_key: str, chat: bool) -> list[Row]:

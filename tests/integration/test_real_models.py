@@ -7,7 +7,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from areal_like.models import state_of
-from tests.folders import TEMPLATE, write_folder
+from areal_like.tasks.byte_tokens import TEMPLATE
+from tests.folders import write_folder
 from tests.integration.runs import rows, summary, train
 
 pytestmark = pytest.mark.integration

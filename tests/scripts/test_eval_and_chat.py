@@ -11,9 +11,10 @@ import torch
 
 from areal_like import config as configs
 from areal_like.registry import build
+from areal_like.tasks.byte_tokens import byte_tokenizer
 from scripts import chat, pass_at_k
 from scripts import eval as evaluation
-from tests.folders import byte_tokenizer, write_folder
+from tests.folders import write_folder
 
 torch.set_num_threads(1)
 

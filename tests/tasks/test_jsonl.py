@@ -11,10 +11,10 @@ import pytest
 from actors.reward_pool import RewardPool
 from actors.rewards import reward_function
 from areal_like.registry import ConfigError, check
+from areal_like.tasks.byte_tokens import byte_tokenizer
 from areal_like.tasks.jsonl import Jsonl
 from areal_like.tasks.maths import exact, math_verify
 from areal_like.tasks.numbers import last_number
-from tests.folders import byte_tokenizer
 
 
 @pytest.fixture(scope="module")

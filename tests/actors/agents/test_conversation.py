@@ -15,11 +15,12 @@ from actors.agents.counts import TOTALS
 from actors.agents.programs import AgentError
 from actors.engines.torch_engine import TorchEngine
 from actors.workflows import multi_turn, single_turn
+from areal_like.tasks.byte_tokens import byte_tokenizer
 from areal_like.tasks.chat import TokenizerCodec
 from areal_like.types import Completion, Prompt
 from tests.actors.agents.scene import TEXT, engine_of, limits_of, play, post, prompt_of, rollout, said, user, verifier
 from tests.actors.tiny_models import VOCAB, logprobs_of, new_model, update_of
-from tests.folders import CONFIGS, byte_tokenizer
+from tests.folders import CONFIGS
 
 REPLIES = ["12", "xyz", "0"]
 

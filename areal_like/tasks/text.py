@@ -1,0 +1,123 @@
+"""What tasks of text share: a tokenizer with its chat template, and prompts made of messages.
+
+The tokenizer (and with it transformers) is loaded on first need, so that a process which only asks for `size` stays
+light.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+
+from areal_like.tasks.chat import Tokenizer, TokenizerCodec, stop_tokens
+from areal_like.types import Prompt
+
+BYTES = "bytes"
+"""As `tokenizer`: the one of `areal_like.tasks.byte_tokens`."""
+Turns = tuple[dict[str, str], ...]
+
+
+class TextTask:
+    """The base of tasks with a tokenizer.
+
+    tokenizer: a local folder in Hugging Face's format; or `bytes`, a token per byte of UTF-8 with a minimal chat
+        template, for models from random weights.
+    chat_template: wrap the prompt as the tokenizer's template says; otherwise it is encoded as it is. system: the
+        system message of every prompt that brings none of its own; it needs chat_template. suffix: text after each
+        prompt, e.g. how to write the answer down.
+    max_prompt_tokens: a longer prompt raises ValueError (row, length and knob named) when it is asked for.
+    max_tokens: longest response.
+
+    Raises FileNotFoundError where the folder has no tokenizer, and ValueError.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: str,
+        max_prompt_tokens: Annotated[int, "[1, inf)"] = 1024,
+        max_tokens: Annotated[int, "[1, inf)"] = 1024,
+        suffix: str = "",
+        chat_template: bool = True,
+        system: str | None = None,
+    ):
+        if tokenizer != BYTES and not (Path(tokenizer) / "tokenizer_config.json").is_file():
+            raise FileNotFoundError(f"task.tokenizer: no tokenizer in {tokenizer!r} (tokenizer_config.json is missing)")
+        if system is not None and not chat_template:
+            raise ValueError("task.system: only a chat template (task.chat_template) has a place for it")
+        self._folder = tokenizer
+        self._max_prompt_tokens, self._max_tokens = max_prompt_tokens, max_tokens
+        self._suffix, self._chat, self._system = suffix, chat_template, system
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._tokenizer)
+
+    @property
+    def pad_token(self) -> int:
+        pad = self._tokenizer.pad_token_id
+        return self.stop_tokens[0] if pad is None else pad
+
+    @cached_property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """The tokenizer's EOS, and those that `generation_config.json` adds where the folder holds one."""
+        found = stop_tokens(Path(self._folder), self._tokenizer)
+        if not found:
+            raise ValueError(
+                f"task.tokenizer: {self._folder!r} names no end-of-sequence token: set eos_token in its "
+                "tokenizer_config.json, or eos_token_id in its generation_config.json"
+            )
+        return found
+
+    def save_tokenizer(self, folder: str) -> None:
+        """Write the tokenizer beside a trained model, so that the folder can be loaded as a whole."""
+        self._tokenizer.save_pretrained(folder)
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        if self._folder == BYTES:
+            from areal_like.tasks.byte_tokens import byte_tokenizer
+
+            found: Tokenizer = byte_tokenizer()
+            return found
+        from transformers import AutoTokenizer
+
+        try:
+            found = AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+        except Exception as error:  # whatever a parser of damaged files raises
+            raise ValueError(f"task.tokenizer: the tokenizer in {self._folder!r} can't be loaded: {error}") from error
+        if self._chat and not found.chat_template:
+            raise ValueError(
+                f"task.tokenizer: the tokenizer in {self._folder!r} has no chat template: set "
+                "task.chat_template=false, or take the tokenizer of a chat model"
+            )
+        return found
+
+    @cached_property
+    def _codec(self) -> TokenizerCodec:
+        return TokenizerCodec(self._tokenizer, self._chat)
+
+    def _text(self, tokens: np.ndarray) -> str:
+        """What a response says."""
+        return self._codec.decode(tokens)
+
+    def _messages(self, prompt: str | list[dict[str, str]]) -> Turns:
+        """Of a prompt, with the task's suffix and system message."""
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        messages[-1]["content"] += self._suffix
+        if self._system is not None and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self._system})
+        return tuple(messages)
+
+    def _prompt(self, place: str, messages: Turns, answer: object) -> Prompt:
+        """The prompt at `place` (a row, in words). Raises ValueError where it is too long."""
+        tokens = self._codec.opening(messages)
+        if not 1 <= len(tokens) <= self._max_prompt_tokens:
+            raise ValueError(
+                f"{place}: the prompt has {len(tokens)} tokens; "
+                f"task.max_prompt_tokens allows 1 to {self._max_prompt_tokens}: raise it, or take the row out"
+            )
+        return Prompt(tokens, answer, self._max_tokens, (), self._codec, messages)

@@ -1,0 +1,151 @@
+"""task=reasoning_gym against the real package: prompts, mixtures, scores, and answers that are code.
+
+A run of it is the command in docs/environments.md (tests/integration/test_documented_commands.py).
+"""
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from actors.reward_pool import RewardPool
+from actors.rewards import reward_function
+from areal_like.tasks.generated import SPLITS
+
+reasoning_gym = pytest.importorskip("reasoning_gym", reason="needs pip install reasoning-gym")
+
+from areal_like.tasks import procedural  # noqa: E402
+from areal_like.tasks.reasoning_gym import ReasoningGym  # noqa: E402
+
+EASY = {"max_terms": 2, "max_digits": 1}
+
+
+def make(seed: int = 0, **knobs) -> ReasoningGym:
+    return ReasoningGym(seed, **{"tokenizer": "bytes", "dataset": "chain_sum"} | knobs)
+
+
+def text(prompt) -> str:
+    return prompt.codec.decode(prompt.tokens)
+
+
+def say(task, prompt, words: str) -> float:
+    """The score through the reward pool, where arguments are JSON."""
+    reward = reward_function(task, RewardPool(workers=0))
+    return asyncio.run(reward(prompt, prompt.codec.encode(words)))
+
+
+def test_a_row_is_the_same_in_every_process_and_version():
+    task = make(config=EASY)
+    assert text(task.prompt("train", 0)) == (
+        "[user]State the final answer to the following arithmetic problem: 6 + 8 =[assistant]"
+    )
+    assert [text(task.prompt("train", row)) for row in range(20)] == [
+        text(make(config=EASY).prompt("train", row)) for row in range(20)
+    ]
+    assert text(make(1, config=EASY).prompt("train", 0)) != text(task.prompt("train", 0))
+
+
+def test_splits_share_no_question():
+    task = make(config=EASY)
+    train, heldout = ({text(task.prompt(split, row)) for row in range(150)} for split in SPLITS)
+    assert not train & heldout and len(heldout) > 5
+
+
+def test_a_mixture_keeps_its_shares_and_configs():
+    task = make(
+        dataset=None,
+        datasets={"chain_sum": {"weight": 3, **EASY}, "leg_counting": {"min_animals": 2, "max_animals": 2}},
+    )
+    names = Counter(task.prompt("train", row).answer[0] for row in range(400))
+    assert 260 < names["chain_sum"] < 340 and names["leg_counting"] == 400 - names["chain_sum"]
+    assert {json.loads(task.prompt("train", row).answer[1]).get("max_animals") for row in range(20)} == {None, 2}
+
+
+@pytest.mark.parametrize(
+    "extract, words, score",
+    [
+        ("tags", "I think\n<answer> 14 </answer>", 1.0),
+        ("tags", "<answer>2</answer> no: <answer>14</answer>", 1.0),
+        ("tags", "14", 0.0),
+        ("tags", "<answer></answer>", 0.0),
+        ("text", " 14\n", 1.0),
+        ("text", "014.0", 1.0),  # the data set's own tolerance
+        ("text", "2", 0.0),
+        ("text", "", 0.0),
+    ],
+)
+def test_the_data_set_scores_what_is_extracted(extract, words, score):
+    task = make(config=EASY, extract=extract)
+    assert say(task, task.prompt("train", 0), words) == score
+
+
+def test_system_prompts_go_by_name():
+    task = make(system="direct")
+    assert task.prompt("train", 0).messages[0] == {"role": "system", "content": procedural.SYSTEM_PROMPTS["direct"]}
+    assert make(system="Be brief.").prompt("train", 0).messages[0]["content"] == "Be brief."
+
+
+@pytest.mark.parametrize(
+    "knobs, said",
+    [
+        ({"dataset": "chain_sums"}, "Did you mean 'chain_sum'"),
+        ({"config": {"max_term": 2}}, "no key 'max_term'. Did you mean 'max_terms'"),
+        ({"config": {"seed": 2}}, "no key 'seed'"),
+        ({"config": {"max_terms": 0}}, "max_terms must be"),
+        ({"dataset": None}, "give task.dataset"),
+        ({"datasets": {"chain_sum": {}}}, "give task.dataset"),
+        ({"dataset": None, "datasets": {"chain_sum": {"weight": -1}}}, "weights must be 0 or more"),
+        ({"max_prompt_tokens": 5}, "max_prompt_tokens allows"),
+        ({"extract": "all"}, "task.extract"),
+    ],
+)
+def test_bad_knobs_are_told(knobs, said):
+    with pytest.raises(ValueError, match=said):
+        make(**knobs).prompt("train", 0)
+
+
+def test_data_sets_that_differ_between_processes_need_a_hash_seed(monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    with pytest.raises(ValueError, match="PYTHONHASHSEED=0"):
+        make(dataset="ransom_note").prompt("train", 0)
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    assert "ransom note" in text(make(dataset="ransom_note", max_prompt_tokens=4096).prompt("train", 0)).lower()
+
+
+CODE = '__import__("pathlib").Path({file!r}).touch()'
+SNEAKY = [
+    "{code}",
+    "[{code}]",
+    "({code})!",
+    'sin("{quoted}")',
+    "x + [].__class__",
+    "(lambda: {code})()",
+    "{code} # 1 2",
+]
+
+
+@pytest.mark.parametrize("name", sorted(procedural.EVALUATED))
+def test_code_from_the_model_is_not_run(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    task = make(dataset=name, extract="text", max_prompt_tokens=4096)
+    prompt, code = task.prompt("train", 0), CODE.format(file=str(tmp_path / "out"))
+    answers = [each.format(code=code, quoted=code.replace('"', "'")) for each in SNEAKY]
+    scores = [say(task, prompt, answer) for answer in answers]
+    assert not list(tmp_path.iterdir()) and max(scores) < 0.5
+    right = procedural.item(*prompt.answer)["answer"]
+    assert right is None or say(task, prompt, right) == 1.0  # answers still count
+
+
+def test_no_other_scorer_evaluates_answers():
+    """Reads the package: a new version may have another one."""
+    folder = Path(reasoning_gym.__file__).parent
+    calls = ("eval(", "parse_expr(", "exec(", "sympify(", "literal_eval(")
+    found = {
+        file.stem
+        for file in folder.rglob("*.py")
+        if any(call in file.read_text() for call in calls) and "score_answer" in file.read_text()
+    }
+    own = {"codeio", "number_sorting", "bitwise_arithmetic", "basic_arithmetic", "propositional_logic"}
+    assert found - own == set(procedural.EVALUATED)  # `own` evaluate what they have made themselves
