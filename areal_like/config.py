@@ -147,7 +147,11 @@ def replace(config: Config, key: str, value: object) -> Config:
 
 def _checked(tree: Tree) -> Config:
     _refuse_unknown_keys(tree)
-    config = _typed(tree)
+    return _read_only(_consistent(_typed(tree)))
+
+
+def _consistent(config: Config) -> Config:
+    """The config itself, if its values go together. Raises ConfigError."""
     for kind in sorted(COMPONENTS.keys() & {field.name for field in dataclasses.fields(Config)}):
         check(kind, getattr(config, kind))
     _check_mixture(config)
@@ -166,7 +170,7 @@ def _checked(tree: Tree) -> Config:
     refuse_odd_placement(config)
     refuse_odd_model(config)
     refuse_odd_training(config)
-    return _read_only(config)
+    return config
 
 
 def _with_defaults(config: Config, inherited: Config | None, layers: Layers) -> Config:
@@ -180,7 +184,17 @@ def _with_defaults(config: Config, inherited: Config | None, layers: Layers) -> 
         kept = {key: value for key, value in known.items() if value is not None and value != usual.get(key)}
         layers.note(kept, "the earlier run")
         found |= kept
-    return _checked(_with(config, found)) if found else config
+    return _filled(config, found) if found else config
+
+
+def _filled(config: Config, values: Mapping[str, object]) -> Config:
+    """The config itself with values filled in, checked again. Typing the whole tree anew would take half of `load`."""
+    tree = cast(DictConfig, config)
+    OmegaConf.set_readonly(tree, False)
+    OmegaConf.set_struct(tree, False)
+    for key, value in values.items():
+        OmegaConf.update(tree, key, value)
+    return _read_only(_consistent(config))
 
 
 def _with(config: Config, values: Mapping[str, object]) -> Tree:

@@ -10,6 +10,7 @@
 # with other kernels of torch.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+unset PYTHONDONTWRITEBYTECODE  # each process that tests start would compile all that it imports
 venv=${VENV:-.venv}
 fast=
 if [ "${1:-}" = --fast ]; then
@@ -41,8 +42,15 @@ export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 echo "== ruff"
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
-echo "== mypy"
-"$venv/bin/mypy"
-echo "== pytest"
+echo "== pytest, and mypy beside it, where tests wait"
+types=$(mktemp)
+trap 'kill "$typing" 2> /dev/null || true; rm -f "$types"' EXIT
+nice -n 5 "$venv/bin/mypy" > "$types" 2>&1 &
+typing=$!
 # Each file is one worker's, so that what its tests share is made once. Many tests wait: two workers for two processors.
-exec "$venv/bin/python" -m pytest -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@"
+failed=0
+"$venv/bin/python" -m pytest -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@" || failed=$?
+echo "== mypy"
+wait "$typing" || failed=1
+cat "$types"
+exit "$failed"

@@ -21,7 +21,7 @@ from tests.integration.runs import REPOSITORY, summary
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 pytestmark = pytest.mark.integration
 
-TIMED = ["engine=timed", "learner=timed", "learner.base=0.05", "run.target_reward=null", "eval.prompts=4"]
+TIMED = ["engine=timed", "learner=timed", "learner.base=0.2", "run.target_reward=null", "eval.prompts=4"]
 TIMED += ["eval.every=0", "actors.count=1"]
 NODES, CPUS, GPUS = 3, 3, 4
 """Of the cluster, and of each node, whatever the machine has."""
@@ -165,7 +165,7 @@ def test_actors_whose_process_or_node_dies_are_started_elsewhere_and_nothing_is_
     again = {name: 3 if name == "actor-1" else 2 for name in lost}
     run.until("those of the dead node", lambda: run.roles().keys() >= {f"{n}.{life}" for n, life in again.items()})
     done = run.steps()
-    run.until("more steps", lambda: run.steps() > done + 20)
+    run.until("more steps", lambda: run.steps() > done + 8)
     subprocess.run([sys.executable, "-m", "scripts.stop", str(run.folder), "--drain"], cwd=REPOSITORY, check=True)
     found = run.finish()
     assert found["restarts"] >= 1 + len(lost) and found["staleness_max"] <= 1
@@ -176,13 +176,13 @@ def test_actors_whose_process_or_node_dies_are_started_elsewhere_and_nothing_is_
 
 
 def test_a_learner_that_dies_ends_the_run_and_a_resume_goes_on(start: Callable[..., Run]) -> None:
-    knobs = [*TIMED, "run.steps=60", "checkpoint.every=5", "resume=auto"]
+    knobs = [*TIMED, "run.steps=20", "checkpoint.every=2", "resume=auto"]
     run = start(*knobs)
-    run.until("a checkpoint", lambda: run.steps() > 10)
+    run.until("a checkpoint", lambda: run.steps() > 4)
     run.roles()["learner"].kill()
     assert "learner was killed by SIGKILL" in run.said() and run.process.returncode == 1 and not run.roles()
     found = start(*knobs).finish()
-    assert found["steps"] == 60
+    assert found["steps"] == 20
 
 
 def test_ctrl_c_ends_every_process_and_leaves_the_cluster(start: Callable[..., Run]) -> None:

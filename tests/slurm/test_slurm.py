@@ -26,8 +26,9 @@ from tests.slurm.cluster import SLURMD_TIMEOUT, Cluster, missing
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(missing()), reason=missing())]
 
-TIMED = ["engine=timed", "learner=timed", "learner.base=0.05", "run.target_reward=null", "eval.prompts=4"]
+TIMED = ["engine=timed", "learner=timed", "learner.base=0.2", "run.target_reward=null", "eval.prompts=4"]
 TIMED += ["eval.every=0"]
+"""Few steps a second: most of the time Slurm is waited for, and runs should leave the processors alone."""
 TRAINED = ["run.target_reward=null", "eval.prompts=8", "eval.every=0", "groups_per_batch=4", "actors.count=1"]
 
 
@@ -158,14 +159,14 @@ def test_each_process_sees_gpus_of_its_own_as_many_as_planned(
 
 def test_usr1_makes_a_checkpoint_and_the_job_goes_on_by_itself(cluster: Cluster, place: Path) -> None:
     """It ends like an undisturbed run over the same batches, bit for bit."""
-    job = Job(cluster, place, "requeued", *TRAINED, "run.steps=40", "checkpoint.every=1000", "buffer.keep_journal=true")
+    job = Job(cluster, place, "requeued", *TRAINED, "run.steps=20", "checkpoint.every=1000", "buffer.keep_journal=true")
     job.until("some train steps", lambda: job.steps() >= 5)
     cluster.run("scancel", "--signal=USR1", job.id)
     job.until("the checkpoint", lambda: any((job.folder / "checkpoints").glob("step-*/meta.json")))
     found = job.finish()
     told = job.log()
     assert "paused at a checkpoint" in told and told.count("resuming") == 2
-    assert [row["step"] for row in rows(job.folder)] == list(range(1, 41))
+    assert [row["step"] for row in rows(job.folder)] == list(range(1, 21))
     undisturbed = train(place, "undisturbed", *TRAINED, f"replay={job.folder}")
     assert summary(undisturbed)["weights_digest"] == found["weights_digest"]
     assert not any(audit(job.folder).findings.values())
@@ -184,7 +185,7 @@ def test_a_node_that_fails_takes_its_actors_along_and_no_more(cluster: Cluster, 
         returned = lambda name: re.search(rf"{name}:? .* leases go to others", buffer.read_text())  # noqa: E731
         job.until("the leases' return", lambda: all(returned(name) for name in lost))
         steps = job.steps()
-        job.until("train steps without it", lambda: job.steps() > steps + 20)
+        job.until("train steps without it", lambda: job.steps() > steps + 8)
         job.until("their replacement", lambda: job.log().count("started again (restart 1)") == len(lost))
         cluster.run(sys.executable, "-m", "scripts.stop", str(job.folder), "--drain", cwd=REPOSITORY)
         found = job.finish()
@@ -297,7 +298,7 @@ def test_ray_over_the_nodes_of_a_job_goes_on_after_a_checkpoint(cluster: Cluster
     command = ["sbatch", "--parsable", "--nodes=2", "--cpus-per-task=2", f"--output={log}"]
     command += [f"--export=ALL,PYTHON={sys.executable}"]
     command += ["scripts/slurm/train_ray.sbatch", "configs/quickstart.yaml", f"run.dir={place}", "run.name=by-ray"]
-    knobs = [*TIMED, "learner.base=0.2", "run.steps=40", "checkpoint.every=1000", "resume=auto"]
+    knobs = [*TIMED, "run.steps=40", "checkpoint.every=1000", "resume=auto"]
     few = {"RAY_prestart_worker_first_driver": "0"}  # no idle workers
     job = cluster.run(*command, *knobs, cwd=REPOSITORY, more=few).strip()
     steps = lambda: len(rows(folder)) if (folder / "metrics.jsonl").exists() else 0  # noqa: E731
