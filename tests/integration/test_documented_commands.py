@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.folders import write_folder
+from tests.forked import forked, said
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN_TEST = ROOT / "docs" / "extending.md"
@@ -125,7 +126,7 @@ def scaled(words: list[str], folder: Path) -> list[str]:
     """The command as it runs here, scaled down."""
     module = words[0] if words[0] == "areal-like" else words[2].removeprefix("scripts.")
     verb, arguments = (words[1], words[2:]) if module == "areal-like" else (module, words[3:])
-    start = [sys.executable, "-m", "scripts.cli", verb.replace("-", "_")]
+    start = ["scripts.cli", verb.replace("-", "_")]
     if verb != "train":
         return [*start, *arguments, *(["--max-tokens", "8"] if verb == "eval" else [])]
     keys = {word.partition("=")[0] for word in arguments}
@@ -151,9 +152,11 @@ ORDER = sorted(HERE, key=lambda command: ("keep_journal" not in command, "run.na
 
 @pytest.mark.integration
 @pytest.mark.parametrize("command", ORDER)
-def test_every_other_command_runs(place: Path, command: str) -> None:
-    """One after the other: later commands use the runs of earlier ones."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
-    words = scaled(shlex.split(command), place)
-    done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, input="", timeout=200)
-    assert done.returncode == 0, f"{documented()[command]}: {command}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+def test_every_other_command_runs(place: Path, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other: later ones use the runs of earlier ones. Each is a process of its own, forked from one that
+    has imported torch: half of them would import it, and transformers, for seconds."""
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with forked("tests.command", [scaled(shlex.split(command), place)], tmp_path) as (process,):
+        code = process.wait(200)
+    assert code == 0, f"{documented()[command]}: {command}\n{said(tmp_path)[-5000:]}"
