@@ -23,11 +23,11 @@ from actors.worker import Rollout, Worker
 from actors.workflows import for_tasks
 from areal_like import turns
 from areal_like.client import ActorClient
-from areal_like.config import heldout_workflow
+from areal_like.config import heldout_workflow, select
 from areal_like.keys import KeysError
 from areal_like.link import BusError
 from areal_like.process import EXIT_TERMINATED, TERM_SECONDS, Orders, Role, Terminated, run_role
-from areal_like.registry import bind, build, resolve
+from areal_like.registry import bind, build, resolve, settled
 from areal_like.spans import Spans
 from areal_like.weights.state import State
 
@@ -41,9 +41,11 @@ def build_engine(config: Any, vocab_size: int, folder: Path) -> tuple[Any, State
     """Build the engine of the config. If it needs a model, also return the weights, rounded as the learner rounds them.
     An engine with processes of its own keeps their files in `folder`."""
     state = None
-    kind = resolve("engine", config.engine.name)
+    kind, spec = resolve("engine", config.engine.name), select(config, "engine")
+    if settled("learner", config.learner).get("router_replay"):
+        spec["return_experts"] = True
     if not getattr(kind, "needs_model", False):
-        engine = build("engine", config.engine)
+        engine = build("engine", spec)
     else:
         import torch
 
@@ -52,7 +54,7 @@ def build_engine(config: Any, vocab_size: int, folder: Path) -> tuple[Any, State
         torch.set_num_threads(config.actors.threads)
         model = build("model", config.model, config.run.seed, vocab_size)
         state = publishable(model)
-        engine = build("engine", config.engine, model, *([folder] if getattr(kind, "needs_folder", False) else []))
+        engine = build("engine", spec, model, *([folder] if getattr(kind, "needs_folder", False) else []))
         engine.digest = state.digest()
     engine.version = -1  # until the learner says which version these bits are
     return engine, state

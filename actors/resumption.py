@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from areal_like.experts import joined
 from areal_like.interfaces import RewardFunction, RolloutEngine
 from areal_like.partials import digest_of
 from areal_like.types import Completion, Limits, PartialSample, Prompt, Runs
@@ -75,13 +76,20 @@ class Recorder:
         if before is None:
             return await self.engine.generate(tokens, limits, request)
         done = len(before.tokens)
-        rest = replace(limits, max_tokens=limits.max_tokens - done, offset=limits.offset + done)
+        known = 0 if before.experts is None or not done else len(before.experts)
+        rest = replace(
+            limits,
+            max_tokens=limits.max_tokens - done,
+            offset=limits.offset + done,
+            experts_from=limits.experts_from + known,
+        )
         after = await self.engine.generate(np.concatenate([tokens, before.tokens]), rest, request)
         return Completion(
             np.concatenate([before.tokens, after.tokens]),
             np.concatenate([before.logprobs, after.logprobs]),
             merged(before.runs + after.runs),
             after.finish,
+            joined([each.experts for each in (before, after) if len(each.tokens)]),
         )
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:

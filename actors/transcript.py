@@ -1,7 +1,8 @@
 """A growing sample: the model's tokens and the tokens shown to it, in order. Workflows write it.
 
-Invariant: the model's answers keep tokens, behaviour logprobs and runs exactly as the engine gave them. Shown tokens
-are not sampled: they are loss-masked, have logprob 0, and carry the version of the last answer, so they change no age.
+Invariant: the model's answers keep tokens, behaviour logprobs, runs and experts exactly as the engine gave them. Shown
+tokens are not sampled: they are loss-masked, have logprob 0, and carry the version of the last answer, so they change
+no age. The experts of shown tokens come with the answer to them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from actors.resumption import merged
+from areal_like.experts import joined
 from areal_like.types import Completion, Finish, Limits, Runs, Sample
 
 
@@ -21,6 +23,7 @@ class _Part:
     logprobs: np.ndarray
     runs: Runs
     trained: bool
+    experts: np.ndarray | None = None
 
 
 class Transcript:
@@ -51,11 +54,13 @@ class Transcript:
         """The limits of the model's next turn: at most `most` tokens, continuing in the sample's stream of random
         numbers."""
         longest = self.room if most is None else min(most, self.room)
-        return replace(self._limits, max_tokens=longest, offset=self._limits.offset + self._length)
+        offset = self._limits.offset + self._length
+        return replace(self._limits, max_tokens=longest, offset=offset, experts_from=self._positions)
 
     def unstopped(self, count: int) -> Limits:
         """The limits of `count` more tokens, whatever room is left, that no stop token ends."""
-        return replace(self._limits, max_tokens=count, stop=(), offset=self._limits.offset + self._length)
+        offset = self._limits.offset + self._length
+        return replace(self._limits, max_tokens=count, stop=(), offset=offset, experts_from=self._positions)
 
     def branch(self, limits: Limits) -> Transcript:
         """A copy that continues by itself, under `limits` of the whole response, in a stream of its own."""
@@ -69,7 +74,7 @@ class Transcript:
         return sum(part.trained for part in self._parts)
 
     def said(self, completion: Completion, trained: bool = True) -> None:
-        self._add(_Part(completion.tokens, completion.logprobs, completion.runs, trained))
+        self._add(_Part(completion.tokens, completion.logprobs, completion.runs, trained, completion.experts))
 
     def shown(self, tokens: np.ndarray) -> None:
         """`tokens` int32 [n] that the model did not say. Raises ValueError where it has said nothing yet: they would
@@ -104,7 +109,22 @@ class Transcript:
             reward=total,
             finish=finish,
             turn_rewards=self._earned if len(self._earned) > 1 else [],
+            experts=self._experts(),
         )
+
+    @property
+    def _positions(self) -> int:
+        """Positions whose experts are known."""
+        return sum(len(part.experts) for part in self._parts if part.experts is not None)
+
+    def _experts(self) -> np.ndarray | None:
+        """Of the whole, [T - 1, layers, k]. Nothing is trained behind the last answer, so nobody asks for experts
+        there: they are 0."""
+        found = joined([part.experts for part in self._parts if part.trained or part.experts is not None])
+        if found is None:
+            return None
+        missing = len(self._prompt) + self._length - 1 - len(found)
+        return np.pad(found, ((0, missing), (0, 0), (0, 0))) if missing else found
 
     def _add(self, part: _Part) -> None:
         self._parts.append(part)

@@ -251,7 +251,8 @@ class Worker:
             if made and made <= known.keys() and sample.length <= room:
                 room -= sample.length
                 scores = {key: score for key, score in sample.scores.items() if abs(score) <= LARGEST_REWARD}
-                found[index] = PartialSample(sample.calls, scores)
+                calls = {key: replace(call, experts=None) for key, call in sample.calls.items()}
+                found[index] = PartialSample(calls, scores)
         return encode_partial(group.lease.group_id, found, known)
 
     async def _samples(self, group: _Running, prompt: Prompt) -> tuple[list[Sample], str, str]:

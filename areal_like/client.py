@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from areal_like import messages
 from areal_like.bus import AsyncDealer, Dealer, SharedDealer
+from areal_like.experts import Routing
 from areal_like.groups import Head, decode_group, encode_group, pack_heads, unpack_heads
 from areal_like.link import BusError
 from areal_like.messages import Message, PartialHead
@@ -199,12 +200,12 @@ class LearnerClient:
             self._said[type(message)] = message
             self.dealer.send(message)
 
-    def hello(self, vocab_size: int | None = None) -> None:
-        """Introduce the learner and, if known, its model's vocabulary size: the buffer refuses groups with other
-        tokens."""
+    def hello(self, vocab_size: int | None = None, routing: Routing | None = None) -> None:
+        """Introduce the learner and, if known, its model's vocabulary size and, if it replays experts, what its routers
+        choose: the buffer refuses groups with other tokens or experts."""
         self._say(messages.Hello("learner", self.name, os.getpid(), 0))
         if vocab_size is not None:
-            self._say(messages.Model(vocab_size))
+            self._say(messages.Model(vocab_size, routing))
 
     def published(self, manifest: messages.Manifest) -> None:
         """Announce a version. Any thread may call this."""

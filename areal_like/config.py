@@ -26,6 +26,7 @@ from areal_like.conflicts import (
     refuse_odd_launcher,
     refuse_odd_model,
     refuse_odd_placement,
+    refuse_odd_replay,
     refuse_odd_training,
     refuse_odd_transport,
 )
@@ -170,6 +171,7 @@ def _consistent(config: Config) -> Config:
     refuse_odd_placement(config)
     refuse_odd_model(config)
     refuse_odd_training(config)
+    refuse_odd_replay(config)
     return config
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from areal_like.defaults import optimizer_steps
+from areal_like.model_folder import ROUTED, read_config
 from areal_like.placement import AUTO, needs_of, place
 from areal_like.placement import KEY as PLACEMENT
-from areal_like.registry import ConfigError, check_part, marks, settled
+from areal_like.registry import ConfigError, check_part, knobs, marks, settled
 from areal_like.schema import Config
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -121,6 +122,28 @@ def _refuse_odd_shaping(config: Config, learner: Mapping[str, object]) -> None:
         key, problem = "advantage.deviation_of", "advantage.std=false divides by no deviation: leave one of them out"
     if key:
         raise ConfigError(f"{key}: {problem}", key)
+
+
+def refuse_odd_replay(config: Config) -> None:
+    """Router replay needs a model that has experts, and an engine that returns them. Raises ConfigError."""
+    known, key = settled("learner", config.learner), "learner.router_replay"
+    if "return_experts" in config.engine:
+        problem = f"{key} says whether experts come back: leave this out"
+        raise ConfigError(f"engine.return_experts: {problem}", "engine.return_experts")
+    if not known.get("router_replay"):
+        return
+    if known.get("compile"):
+        raise ConfigError(f"{key} does not go with learner.compile: leave one of them out", key)
+    name = config.engine["name"]
+    if "return_experts" not in knobs("engine", name):
+        raise ConfigError(f"{key}: engine={name} does not return the experts that its model chooses: leave it out", key)
+    if name == "torch" and str(config.engine.get("device", "")).startswith("cuda"):
+        raise ConfigError(f"{key}: engine=torch does not return experts on a GPU yet: use engine=sglang", key)
+    path = settled("model", config.model).get("path")
+    kind = read_config(path)["model_type"] if isinstance(path, str) else config.model["name"]
+    if kind not in ROUTED and (isinstance(path, str) or kind == "qwen2"):
+        kinds = ", ".join(sorted(ROUTED))
+        raise ConfigError(f"{key}: a model of {kind} has no experts that can be replayed (those of {kinds} have)", key)
 
 
 def _refuse_warmup(learner: Mapping[str, int]) -> None:

@@ -6,8 +6,8 @@ maps each version that made a token to the digest of its weights. Nothing in it 
 of many groups takes a few NumPy calls, and a group's part of the table is forwarded as the bytes that it came in.
 
 A payload is flat: all tokens int32 | all logprobs float32 | all loss masks uint8 | if turns have rewards: all places
-int32 | all rewards float64. The buffer looks only at the least and the greatest number of each column of a payload
-(`check_payload`).
+int32 | all rewards float64 | if the engine returns them: all experts (`areal_like.experts`). The buffer looks only at
+the least and the greatest number of each column of a payload (`check_payload`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from areal_like.experts import NONE, Routing, Shape, block, is_shape, shape_of, width
 from areal_like.messages import Table
 from areal_like.types import Finish, Group, Runs, Sample
 from areal_like.wire import WireError
@@ -56,7 +57,7 @@ class Head:
 
     `samples` counts them; `seconds` see `Group.seconds`; `rows` and `runs` are its part of a table; `size` is that of
     the payload in bytes; `oldest` and `newest` are the versions of its oldest and newest token; `tokens` counts those
-    of all responses.
+    of all responses. `experts`: the shape of those that the payload has.
     """
 
     id: int
@@ -69,6 +70,7 @@ class Head:
     oldest: int
     newest: int
     tokens: int
+    experts: Shape = NONE
 
     @property
     def rewards(self) -> list[float]:
@@ -120,6 +122,7 @@ def pack_heads(heads: Sequence[Head]) -> Table:
         b"".join([head.rows for head in heads]),
         b"".join([head.runs for head in heads]),
         digests,
+        [head.experts for head in heads] if any(head.experts != NONE for head in heads) else [],
     )
 
 
@@ -130,19 +133,24 @@ def make_head(
     digests: dict[int, str],
     seconds: float = 0.0,
     turns: Sequence[int] | None = None,
+    experts: Shape = NONE,
 ) -> Head:
     """The head of one group: `rows` are (prompt, response, finish, runs, reward) as in ROW, `runs` those of all
     samples, `turns` counts the turns' rewards of each (None: there are none). Raises WireError if they don't agree."""
     counts = turns or [0] * len(rows)
     numbers = [(*row[:3], count, *row[3:]) for row, count in zip(rows, counts, strict=True)]
     names = [(group_id, len(rows), seconds)]
-    return unpack_heads(Table(names, np.array(numbers, ROW).tobytes(), np.array(runs, RUN).tobytes(), digests))[0]
+    columns = np.array(numbers, ROW).tobytes(), np.array(runs, RUN).tobytes()
+    return unpack_heads(Table(names, *columns, digests, [experts]))[0]
 
 
 def unpack_heads(table: Table) -> list[Head]:
     """The groups of a table, which may come from any sender. Raises WireError if its numbers don't agree."""
     names, digests = table.groups, table.digests
     _check_names(names)
+    shapes = table.experts or [NONE] * len(names)
+    if len(shapes) != len(names) or not all(map(is_shape, shapes)):
+        raise WireError(f"groups: {len(names)} named, and experts of the shapes {shapes[:4]}")
     rows, runs = view(table.rows, "groups: rows", ROW), view(table.runs, "groups: runs", RUN)
     per_group = np.array([samples for _, samples, _ in names], np.int64)
     if per_group.sum() != len(rows):
@@ -151,7 +159,9 @@ def unpack_heads(table: Table) -> list[Head]:
     first = _starts(per_group)
     first_run = _starts(np.add.reduceat(rows["runs"], first, dtype=np.int64))
     prompt, response = rows["prompt"].astype(np.int64), rows["response"].astype(np.int64)
-    sizes = np.add.reduceat(4 * prompt + 9 * response + 12 * rows["turns"].astype(np.int64), first).tolist()
+    sizes = np.add.reduceat(4 * prompt + 9 * response + 12 * rows["turns"].astype(np.int64), first)
+    if table.experts:
+        sizes += np.add.reduceat(prompt + response - 1, first) * np.array([width(shape) for shape in shapes])
     tokens = np.add.reduceat(response, first).tolist()
     oldest = np.minimum.reduceat(runs["version"], first_run).tolist()
     newest = np.maximum.reduceat(runs["version"], first_run).tolist()
@@ -168,7 +178,19 @@ def unpack_heads(table: Table) -> list[Head]:
             raise WireError(f"group {group_id}: the digest of a version that made it is missing")
         mine = {version: digests[version] for version in versions}
         heads.append(
-            Head(group_id, samples, seconds, mine, row_bytes, run_bytes, sizes[place], low, high, tokens[place])
+            Head(
+                group_id,
+                samples,
+                seconds,
+                mine,
+                row_bytes,
+                run_bytes,
+                int(sizes[place]),
+                low,
+                high,
+                tokens[place],
+                shapes[place],
+            )
         )
     if len(made) != len(digests):
         raise WireError("groups: a digest of a version that made no token of them")
@@ -224,12 +246,12 @@ def fits_float32(rewards: ArrayLike) -> bool:
     return bool(np.maximum.reduce(np.abs(rewards), axis=None) <= LARGEST_REWARD)  # False for NaN
 
 
-def check_payload(head: Head, payload: Buffer, vocab_size: int | None) -> None:
+def check_payload(head: Head, payload: Buffer, vocab_size: int | None, routing: Routing | None = None) -> None:
     """Raises PayloadError unless a learner whose model knows `vocab_size` tokens (None: not known) can train on the
     group: tokens and logprobs are as `check_sampled` says, loss masks 0 or 1, rewards of turns numbers that float32 can
-    hold, at places in the response. One pass over each column, or two."""
-    n_turns = int(np.add.reduce(np.frombuffer(head.rows, ROW)["turns"], dtype=np.int64))
-    n_tokens = (head.size - 5 * head.tokens - 12 * n_turns) // 4
+    hold, at places in the response, and experts (if there are any) those of the model's `routing` (None: not known).
+    One pass over each column, or two."""
+    n_tokens, n_turns = _counts(head)
     view = memoryview(payload)
     tokens, logprobs, masks = _columns(view, n_tokens, head.tokens)
     check_sampled(head.id, tokens, logprobs, vocab_size)
@@ -240,6 +262,8 @@ def check_payload(head: Head, payload: Buffer, vocab_size: int | None) -> None:
             _turn_rewards(np.frombuffer(head.rows, ROW).tolist(), *_turns(view, n_tokens, head.tokens, n_turns))
         except WireError as error:
             raise PayloadError(head.id, "turn rewards", str(error)) from None
+    if routing and (problem := routing.problem(head.experts, _experts(view, head, n_tokens, n_turns))):
+        raise PayloadError(head.id, "experts", problem)
 
 
 def check_sampled(group_id: int, tokens: np.ndarray, logprobs: np.ndarray, vocab_size: int | None) -> None:
@@ -260,14 +284,20 @@ def check_sampled(group_id: int, tokens: np.ndarray, logprobs: np.ndarray, vocab
 
 
 def encode_group(group: Group) -> tuple[Head, bytearray]:
-    """A group's head and its payload. Raises WireError if the group has no samples, or one without tokens."""
+    """A group's head and its payload. Raises WireError if the group has no samples, or one without tokens. Experts
+    travel only if all samples have them."""
     samples = group.samples
     for number, sample in enumerate(samples):
         if not sample.response_length:
             raise WireError(f"group {group.id}: sample {number} has an empty response, of which nothing can be trained")
     rows = [(s.prompt_length, s.response_length, FINISHES.index(s.finish), len(s.runs), s.reward) for s in samples]
     turns = [len(s.turn_rewards) for s in samples]
-    head = make_head(group.id, rows, [run for s in samples for run in s.runs], group.digests, group.seconds, turns)
+    try:
+        shape = shape_of([s.experts for s in samples])
+    except ValueError as error:
+        raise WireError(f"group {group.id}: {error}") from None
+    runs = [run for s in samples for run in s.runs]
+    head = make_head(group.id, rows, runs, group.digests, group.seconds, turns, shape)
     payload = bytearray(head.size)
     n_tokens = sum(len(sample.tokens) for sample in samples)
     tokens, logprobs, masks = _columns(payload, n_tokens, head.tokens)
@@ -278,6 +308,9 @@ def encode_group(group: Group) -> tuple[Head, bytearray]:
         places, rewards = _turns(payload, n_tokens, head.tokens, sum(turns))
         pairs = [pair for sample in samples for pair in sample.turn_rewards]
         places[:], rewards[:] = [place for place, _ in pairs], [reward for _, reward in pairs]
+    if shape != NONE:
+        found = _experts(payload, head, n_tokens, sum(turns))
+        np.concatenate([sample.experts for sample in samples if sample.experts is not None], out=found)
     return head, payload
 
 
@@ -286,14 +319,14 @@ def decode_group(head: Head, payload: Buffer) -> Group:
     where the rewards of turns are no numbers or have no place in the response."""
     rows = np.frombuffer(head.rows, ROW).tolist()
     runs = np.frombuffer(head.runs, RUN).tolist()
-    n_turns = sum(row[3] for row in rows)
-    n_tokens = (head.size - 5 * head.tokens - 12 * n_turns) // 4
+    n_tokens, n_turns = _counts(head)
     view = memoryview(payload).toreadonly()
     tokens, logprobs, masks = _columns(view, n_tokens, head.tokens)
+    experts = _experts(view, head, n_tokens, n_turns)
     turns = _turn_rewards(rows, *_turns(view, n_tokens, head.tokens, n_turns)) if n_turns else [[] for _ in rows]
-    samples, t, r, run = [], 0, 0, 0
+    samples, t, r, run, at = [], 0, 0, 0, 0
     for (prompt, response, finish, _, n_runs, reward), earned in zip(rows, turns, strict=True):
-        t_end, r_end, run_end = t + prompt + response, r + response, run + n_runs
+        t_end, r_end, run_end, at_end = t + prompt + response, r + response, run + n_runs, at + prompt + response - 1
         samples.append(
             Sample(
                 tokens[t:t_end],
@@ -304,10 +337,26 @@ def decode_group(head: Head, payload: Buffer) -> Group:
                 reward,
                 FINISHES[finish],
                 earned,
+                None if head.experts == NONE else experts[at:at_end],
             )
         )
-        t, r, run = t_end, r_end, run_end
+        t, r, run, at = t_end, r_end, run_end, at_end
     return Group(head.id, samples, head.digests, head.seconds)
+
+
+def _counts(head: Head) -> tuple[int, int]:
+    """Tokens of a group, prompts included; rewards of turns."""
+    rows = np.frombuffer(head.rows, ROW)
+    prompts, turns = (np.add.reduce(rows[name], dtype=np.int64) for name in ("prompt", "turns"))
+    return int(prompts) + head.tokens, int(turns)
+
+
+def _experts(payload: bytearray | memoryview, head: Head, n_tokens: int, n_turns: int) -> np.ndarray:
+    """A payload's experts, as a view; empty where it has none."""
+    if head.experts == NONE:
+        return np.empty((0, 0, 0), np.uint8)
+    start = 4 * n_tokens + 5 * head.tokens + 12 * n_turns
+    return block(payload, head.experts, n_tokens - head.samples, start)
 
 
 def _columns(

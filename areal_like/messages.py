@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Required, TypedDict
 import msgspec
 from msgspec import Meta
 
+from areal_like.experts import NONE, Routing, Shape
 from areal_like.types import Lease as OneLease
 
 MOST, MOST_STATS, MAX_NAME, MAX_SLOTS = 1 << 16, 128, 100, 1 << 20
@@ -56,12 +57,14 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Table(msgspec.Struct, forbid_unknown_fields=True):
-    """The numbers of several groups: see `areal_like.groups`. `groups`: (id, samples, seconds) of each."""
+    """The numbers of several groups: see `areal_like.groups`. `groups`: (id, samples, seconds) of each; `experts`: of
+    each, too, or empty where no payload has any."""
 
     groups: Annotated[list[tuple[int, int, float]], Meta(max_length=MOST)]
     rows: bytes
     runs: bytes
     digests: Digests
+    experts: Annotated[list[Shape], Meta(max_length=MOST)] = []
 
 
 class Probe(TypedDict):
@@ -96,6 +99,8 @@ class PartialHead(msgspec.Struct, forbid_unknown_fields=True):
     runs: bytes
     scores: bytes
     digests: Digests
+    positions: bytes = b""
+    experts: Shape = NONE
 
 
 # ---- actor or learner → buffer --------------------------------------------------------------------------------------
@@ -231,10 +236,12 @@ class Applied(Message):
 
 
 class Model(Message):
-    """After hello: what the learner's model knows. Groups with other tokens are refused."""
+    """After hello: what the learner's model knows. Groups with other tokens are refused, and where it replays the
+    engine's experts (`routing`) those with others."""
 
     by = LEARNER
     vocab_size: Count
+    routing: Routing | None = None
 
 
 class Published(Message):

@@ -53,7 +53,8 @@ class Limits:
     `key` names the random stream of this sample (see `areal_like.sampling`); `offset` is the position of the first
     sampled token within that stream, so that a second call for the same sample continues where the first ended.
     `temperature` 0 means greedy; its logprobs are those of temperature 1. The stop token is part of the output.
-    `trained` False: an evaluation, of which nothing is trained."""
+    `trained` False: an evaluation, of which nothing is trained. `experts_from`: the first position whose experts a
+    completion brings, where an engine returns them (`areal_like.experts`); earlier ones are known."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -61,16 +62,20 @@ class Limits:
     key: int = 0
     offset: int = 0
     trained: bool = True
+    experts_from: int = 0
 
 
 @dataclass(slots=True)
 class Completion:
-    """What an engine sampled: `tokens` int32 [R], `logprobs` float32 [R] (behaviour), `runs` covering R tokens."""
+    """What an engine sampled: `tokens` int32 [R], `logprobs` float32 [R] (behaviour), `runs` covering R tokens.
+    `experts` [N, layers, k] (`areal_like.experts`): those chosen at the positions from `Limits.experts_from` to that of
+    the last token but one; None: the engine does not return them."""
 
     tokens: np.ndarray
     logprobs: np.ndarray
     runs: Runs
     finish: Finish
+    experts: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,8 @@ class Sample:
     `tokens` int32 [T] (prompt, then response); `logprobs` float32 [R] behaviour logprobs; `loss_mask` bool [R],
     False for tokens that are not trained (filler, tool output); `runs` covers the R response tokens in order.
     `turn_rewards` says, where the reward was earned turn by turn, how much of `reward` belongs to which place: pairs
-    (place of the turn's last token in the response, what it earned), ascending; the rest belongs to the end.
+    (place of the turn's last token in the response, what it earned), ascending; the rest belongs to the end. `experts`
+    [T - 1, layers, k]: those that the engine's model chose (`areal_like.experts`); None: not known.
     """
 
     tokens: np.ndarray
@@ -125,6 +131,7 @@ class Sample:
     reward: float
     finish: Finish
     turn_rewards: list[tuple[int, float]] = field(default_factory=list)
+    experts: np.ndarray | None = None
 
     @property
     def response_length(self) -> int:

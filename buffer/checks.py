@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from areal_like import messages
+from areal_like.experts import Routing
 from areal_like.groups import Head, check_payload, unpack_heads
 from areal_like.messages import PartialHead
 from areal_like.partials import check_partial, versions_of
@@ -27,9 +28,11 @@ def faults_of_push(
     entries: Mapping[int, Entry],
     digests: Mapping[int, str],
     vocab_size: int | None = None,
+    routing: Routing | None = None,
 ) -> dict[int, WireError]:
     """Faulty groups: group id → what is wrong. A group must fit its lease, its payload and published weights, and the
-    learner must be able to train on it (`check_payload`): its model knows `vocab_size` tokens (None: not known).
+    learner must be able to train on it (`check_payload`): its model knows `vocab_size` tokens and chooses experts by
+    `routing` (None: not known).
 
     `digests` maps published versions to the digests of their bits; samples of any other weights are refused. A deferred
     group may have another size now. A repeated push with the old size is not the sender's fault.
@@ -43,7 +46,7 @@ def faults_of_push(
             _check_digests(head.id, head.digests, entry, digests)
             if len(payload) != head.size:
                 raise WireError(f"group {head.id}: its payload has {len(payload)} bytes where {head.size} belong")
-            check_payload(head, payload, vocab_size)
+            check_payload(head, payload, vocab_size, routing)
         except WireError as error:
             faults[head.id] = error
     return faults
@@ -98,12 +101,13 @@ def check_hand_back(
     entries: Mapping[int, Entry],
     digests: Mapping[int, str],
     vocab_size: int | None = None,
+    routing: Routing | None = None,
 ) -> None:
     """Raises WireError if a partial group does not fit its lease, its payload or published weights."""
     if len(heads) != len(payloads):
         raise WireError(f"{len(payloads)} payloads for {len(heads)} partial groups")
     for head, payload in zip(heads, payloads, strict=True):
-        check_partial(head, payload, vocab_size)
+        check_partial(head, payload, vocab_size, routing)
         entry = entries.get(head.id)
         if entry and max(versions_of(head)) >= entry.launch:
             raise WireError(f"partial group {head.id}: it has {entry.launch} samples")

@@ -128,7 +128,8 @@ class Handlers:
             self._refuse_groups(actor, dict.fromkeys((group_id for group_id, _, _ in message.table.groups), error))
             raise
         state, now = self.state, time.monotonic()
-        faults = faults_of_push(heads, payloads, state.store.entries, state.weights.digests, state.learner.vocab_size)
+        known = state.learner.vocab_size, state.learner.routing
+        faults = faults_of_push(heads, payloads, state.store.entries, state.weights.digests, *known)
         foreign = [head.id for head in heads if not self.state.may_push(actor, head.id)]
         pairs = zip(heads, payloads, strict=True)
         pushed = [(head, payload) for head, payload in pairs if head.id not in (*foreign, *faults)]
@@ -238,7 +239,8 @@ class Handlers:
         state, heads, left = self.state, message.partials, {}
         ids = actor.running.intersection(message.ids)
         try:
-            check_hand_back(heads, payloads, state.store.entries, state.weights.digests, state.learner.vocab_size)
+            known = state.learner.vocab_size, state.learner.routing
+            check_hand_back(heads, payloads, state.store.entries, state.weights.digests, *known)
             left = {head.id: PartialGroup(head, part) for head, part in zip(heads, payloads, strict=True)}
         finally:
             for group_id in sorted(ids):
@@ -291,9 +293,9 @@ class Handlers:
 
     @_on.register
     def _on_model(self, message: messages.Model, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
-        """The tokens that the learner's model knows: groups with other tokens are refused."""
+        """The tokens and experts that the learner's model knows: groups with others are refused."""
         self._only_the_learner(peer)
-        self.state.learner.vocab_size = message.vocab_size
+        self.state.learner.vocab_size, self.state.learner.routing = message.vocab_size, message.routing
 
     @_on.register
     def _on_published(self, message: messages.Published, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from areal_like import messages
 from areal_like.bus import Router
+from areal_like.experts import Routing
 from buffer.checks import Failures
 from buffer.evaluation import Evaluation, Result
 from buffer.fleet import Actor, Fleet, Hedges
@@ -47,6 +48,7 @@ class Learner:
     steps: int = 0  # batches trained
     redo: int = 0  # batches set aside
     vocab_size: int | None = None  # tokens that its model knows (None: not known yet)
+    routing: Routing | None = None  # what its model's routers choose (None: it does not replay the engine's experts)
 
 
 @dataclass(slots=True)

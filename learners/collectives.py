@@ -203,9 +203,9 @@ def is_lost_rank(error: BaseException) -> bool:
 
 
 def _encoded(group: Group) -> tuple[tuple[Any, ...], Any]:
-    """A group's table and payload as they come from the buffer, with zeros in place of token ids: only the rank that
-    computes on the group needs these."""
-    samples = [replace(s, tokens=np.zeros(len(s.tokens), np.int32)) for s in group.samples]
+    """A group's table and payload as they come from the buffer, with zeros in place of token ids and without experts:
+    only the rank that computes on the group needs these."""
+    samples = [replace(s, tokens=np.zeros(len(s.tokens), np.int32), experts=None) for s in group.samples]
     head, payload = encode_group(replace(group, samples=samples))
     return msgspec.structs.astuple(pack_heads([head])), payload
 

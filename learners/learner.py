@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from areal_like.experts import Routing
 from areal_like.models import specs_of
 from areal_like.types import Batch, Group, Sample
 from areal_like.weights.state import State
@@ -44,6 +45,7 @@ from learners.mismatch import MismatchProbe
 from learners.objective import Objective, frozen
 from learners.optim import MasterAdamW
 from learners.packing import Columns, MicroBatch, cut_groups, empty_microbatch
+from learners.router_replay import RouterReplay
 from learners.saving import Saving
 from learners.schedules import Schedule
 from learners.sharding import Computing, hold_in, prepare, reshard
@@ -76,7 +78,9 @@ class TorchLearner:
     stay in float32. With `param_dtype` bfloat16 layers have their weights in it while they compute, and so are states
     between layers: no weight is rounded, as published ones have no more digits. None: on CUDA where `compute_dtype` and
     `publish_dtype` are bfloat16, without `lora`. With `fp32_head` the output head multiplies in float32 in any case.
-    `checkpoint_activations` saves memory for a third more computing; `compile` has torch compile the layers.
+    `checkpoint_activations` saves memory for a third more computing; `compile` has torch compile the layers. With
+    `router_replay` the model uses the experts that the engine's chose, which then come with the tokens; not with
+    `compile` (`learners.router_replay`).
     At most `max_logits` logits are made at once (`learners.logprobs`). `threads`: CPU threads of each rank (None: as
     torch has them); another number may change last bits. Other knobs are those of `learners.objective`. A float64 model
     is computed in float64, to tell rounding from real differences.
@@ -122,6 +126,7 @@ class TorchLearner:
         device: Literal["cpu", "cuda"] = "cpu",
         checkpoint_activations: bool = False,
         compile: bool = False,
+        router_replay: bool = False,
         max_logits: Annotated[int, "[1, inf)"] = 67_108_864,
         threads: Annotated[int, "[1, inf)"] | None = None,
         **objective: Any,
@@ -132,12 +137,14 @@ class TorchLearner:
         self._num_minibatches, self._num_epochs = passes = num_minibatches, num_minibatch_epochs
         self.streams = check_stream(stream, loss, advantage, *passes, grad_norm_by_staleness, stream_groups)
         self._stream_groups, self._taken, self._waiting = stream_groups, list[Step](), list[Group]()
+        if router_replay and compile:
+            raise ValueError("learner.router_replay does not go with learner.compile: leave one of them out")
         self.vocab_size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
         self.model = (model.double() if model.dtype == torch.float64 else model.float()).eval()
         self._device, dtype, specs = torch.device(device), getattr(torch, publish_dtype), specs_of(model, publish_dtype)
         half = hold_in(param_dtype, compute_dtype, publish_dtype, self.model, device, lora is not None)
         how = Computing(max_logits, fp32_head, self.objective.needs_entropy, compile, checkpoint_activations, half)
-        self._adapters, self._reference = self._arranged(how, seed, dtype, lora)
+        self._adapters, self._reference = self._arranged(how, seed, dtype, lora, router_replay)
         rates = Schedule(lr, schedule, warmup_steps, (schedule_steps or 0) * num_minibatches * num_minibatch_epochs)
         adamw = partial(MasterAdamW, schedule=rates, betas=betas, eps=eps, weight_decay=weight_decay)
         dtype = self.model.dtype if self._adapters else dtype
@@ -153,7 +160,7 @@ class TorchLearner:
         self._max_tokens, self._min_microbatches = max_tokens, min_microbatches
 
     def _arranged(
-        self, how: Computing, seed: int, dtype: torch.dtype, lora: Mapping[str, Any] | None
+        self, how: Computing, seed: int, dtype: torch.dtype, lora: Mapping[str, Any] | None, replay: bool
     ) -> tuple[Adapters | None, PreTrainedModel]:
         """Prepare the model for training; returns its adapters and the reference model, which may be itself."""
         if self.ranks.count == 1:  # FSDP moves layers when it divides them
@@ -162,8 +169,14 @@ class TorchLearner:
         adapters = None if lora is None else Adapters(self.model, seed, dtype, **lora)
         apart = self.objective.needs_reference and lora is None
         reference = frozen(self.model, dtype) if apart else self.model
+        self._replay = RouterReplay(self.model) if replay else None
         prepare([self.model, reference], self.ranks, replace(how, device=self._device, published=dtype))
         return adapters, reference
+
+    @property
+    def routing(self) -> Routing | None:
+        """What the model's routers choose, where it replays the engine's choice."""
+        return self._replay.routing if self._replay else None
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
         return self.saving.snapshot(into, done)
@@ -199,6 +212,7 @@ class TorchLearner:
         probed = self._probe.look(batch, self._logprobs)
         step = self._streamed(batch) if self.streams else self._in_minibatches(batch)
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
+        more |= self._replay.metrics(self.ranks) if self._replay else {}
         batch = batch if self.streams else step.batch  # that of all ranks
         return batch_metrics(batch) | zero_variance_by_staleness(batch) | probed | step.metrics(self.ranks) | more
 
@@ -340,7 +354,8 @@ class TorchLearner:
         count = self.ranks.max(len(cuts))
         for part in cuts:
             assert columns
-            yield columns.microbatch(part, self._device, self._max_tokens)
+            made = columns.microbatch(part, self._device, self._max_tokens)
+            yield made if self._replay else replace(made, experts=None)
         for _ in range(count - len(cuts)):
             yield empty_microbatch(self._device)
 
@@ -353,11 +368,12 @@ class TorchLearner:
         temperature: float | None = None,
     ) -> Iterator[tuple[MicroBatch, Tensor]]:
         """Logprobs of all trained tokens of some minibatches, micro-batch by micro-batch, without gradient. At the
-        run's temperature, if no other is given."""
+        run's temperature, if no other is given. Another `model`, the reference, chooses its experts itself."""
         if minibatches:
             for part in self._microbatches(columns, np.concatenate(minibatches)):
+                asked = part if model is None else replace(part, experts=None)
                 with self._precision():
-                    yield part, forward_logprobs(model or self.model, part, temperature or self._temperature)[0]
+                    yield part, forward_logprobs(model or self.model, asked, temperature or self._temperature)[0]
 
     @torch.no_grad()
     def _set_values(self, step: Step, critic: Critic) -> None:

@@ -264,6 +264,7 @@ def _forward(model: PreTrainedModel, microbatch: MicroBatch, temperature: float)
     head: nn.Module = model.get_output_embeddings()
     state: LogprobHead = head.forward  # type: ignore[assignment]
     state.targets, state.temperature = microbatch.targets, temperature
+    experts = {} if microbatch.experts is None else {"experts": microbatch.experts}
     try:
         output = model(
             input_ids=microbatch.input_ids,
@@ -271,6 +272,7 @@ def _forward(model: PreTrainedModel, microbatch: MicroBatch, temperature: float)
             use_cache=False,
             logits_to_keep=microbatch.outputs,
             layout=microbatch.layout,
+            **experts,
         )
     finally:
         state.targets, states, state.states = None, state.states, None

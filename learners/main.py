@@ -114,7 +114,7 @@ class TrainLoop:
         """Returns the summary."""
         progress, before = self.progress, dataclasses.replace(self.progress)
         self.samples = KeptSamples(self.run_folder, self.config.run, progress.steps)
-        self.client.hello(getattr(self.trainer, "vocab_size", None))
+        self.client.hello(getattr(self.trainer, "vocab_size", None), getattr(self.trainer, "routing", None))
         if getattr(self.trainer, "streams", False):
             self.client.stream(self._take)
         self._publish()

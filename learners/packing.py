@@ -23,6 +23,7 @@ from torch import Tensor
 
 from areal_like.transfer import to_device
 from areal_like.types import Batch, Sample
+from learners.engine_experts import EngineExperts
 from learners.layout import Layout
 from learners.prefixes import Forest, cut, is_worth, paths
 
@@ -66,7 +67,8 @@ class MicroBatch:
     `input_ids`, `position_ids` int64 [1, S], positions counted within each sequence; `layout` tells attention where
     the sequences lie; `outputs` int64 [N] are the places in the row whose logits predict the trained tokens `targets`
     int64 [N]; `trained` int64 [N] are the places of those tokens in the batch's columns; `sequence` int64 [N]. `tokens`
-    counts the input tokens of the sequences, shared ones for each that has them.
+    counts the input tokens of the sequences, shared ones for each that has them. `experts` int16 [S, layers, k] are the
+    engine's (`learners.router_replay`); None: none is known.
     """
 
     input_ids: Tensor
@@ -77,6 +79,7 @@ class MicroBatch:
     trained: Tensor
     sequence: Tensor
     tokens: int = 0
+    experts: Tensor | None = None
 
 
 def empty_microbatch(device: torch.device) -> MicroBatch:
@@ -102,6 +105,7 @@ class Columns:
         _check(samples, prompts, responses)
         self._tokens = np.concatenate([s.tokens for s in samples]).astype(np.int64)
         self._starts = np.cumsum(prompts + responses) - (prompts + responses)
+        self._experts = EngineExperts.of(samples)
         trained = np.concatenate([s.loss_mask for s in samples]).astype(bool)
         place = ranges(prompts, responses)[trained]
         owner = np.repeat(np.arange(len(samples)), responses)
@@ -150,9 +154,10 @@ class Columns:
 
     @property
     def forest(self) -> Forest:
-        """The samples' input tokens as a tree."""
+        """The samples' input tokens as a tree. Equal tokens with other experts of the engine are not shared."""
         if self._forest is None:
-            self._forest = Forest.of(self._tokens, self._starts, self.lengths)
+            labels = self._experts.labels(self._tokens) if self._experts else self._tokens
+            self._forest = Forest.of(labels, self._starts, self.lengths)
         return self._forest
 
     def cuts(self, samples: np.ndarray, *, max_tokens: int, min_microbatches: int) -> list[np.ndarray]:
@@ -195,7 +200,8 @@ class Columns:
             np.repeat(np.arange(len(samples)), counts),
         )
         input_ids, position_ids, outputs, targets, where, sequence = (to_device(a, device) for a in arrays)
-        return MicroBatch(input_ids, position_ids, layout, outputs, targets, where, sequence, total)
+        experts = to_device(self._experts.at(rows), device) if self._experts else None
+        return MicroBatch(input_ids, position_ids, layout, outputs, targets, where, sequence, total, experts)
 
     def _tree(
         self, samples: np.ndarray, shared: np.ndarray, device: torch.device, lean: bool

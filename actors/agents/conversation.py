@@ -168,7 +168,9 @@ def _first(completion: Completion, count: int) -> Completion:
         if left > 0:
             runs.append((version, min(length, left)))
             left -= length
-    return Completion(completion.tokens[:count], completion.logprobs[:count], runs, "stop")
+    experts, less = completion.experts, len(completion.tokens) - count
+    chosen = None if experts is None else experts[: len(experts) - less]
+    return Completion(completion.tokens[:count], completion.logprobs[:count], runs, "stop", chosen)
 
 
 def _is_cancelled() -> bool:

@@ -24,6 +24,8 @@ from transformers import PreTrainedModel
 
 from actors.engines.products import Product, product
 from actors.engines.slot_cache import ATTENTION, SlotCache
+from areal_like.model_folder import ROUTED
+from areal_like.routers import routers_of
 
 LLAMA_LIKE = {"llama", "mistral", "qwen2", "qwen3"}
 """`config.model_type` of the models that `FusedDecoder` knows."""
@@ -77,14 +79,18 @@ class ModelDecoder:
 
 
 def _round_linear_layers(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Hold the matrices of all linear layers but the head in `dtype`, and have their inputs rounded to it."""
+    """Hold the matrices of all linear layers but the head in `dtype`, those of routers and experts too, and have their
+    inputs rounded to it."""
 
     def rounded(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return tuple(arg.to(dtype) for arg in args)
+        return tuple(arg.to(dtype) if arg.is_floating_point() else arg for arg in args)
 
-    head = model.get_output_embeddings()
+    head, routed = model.get_output_embeddings(), list[Any]()
+    if model.config.model_type in ROUTED:
+        for _, layer, router in routers_of(model):
+            routed += [router, layer.get_submodule("mlp.experts")]
     for module in model.modules():
-        if type(module) is nn.Linear and module is not head:
+        if (type(module) is nn.Linear and module is not head) or module in routed:
             module.to(dtype).register_forward_pre_hook(rounded)
 
 

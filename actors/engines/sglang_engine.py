@@ -23,7 +23,7 @@ import math
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, ClassVar, Literal
@@ -35,10 +35,19 @@ from actors.engines import sglang_flags, sglang_weights
 from actors.engines.concurrency import AdaptiveSemaphore
 from actors.engines.sglang_fleet import Fleet
 from actors.engines.sglang_names import stored_names
-from actors.engines.sglang_replies import Reply, concatenated, generate_request, reply_of, score_request, scored
+from actors.engines.sglang_replies import (
+    Reply,
+    Returned,
+    concatenated,
+    generate_request,
+    reply_of,
+    score_request,
+    scored,
+)
 from actors.engines.sglang_server import Server, ServerGone, ServerRefused
 from actors.engines.sglang_shared import Held
 from areal_like.models import state_of
+from areal_like.routers import routers_of, routing_of
 from areal_like.types import Completion, Finish, Limits, Scored
 from areal_like.weights.update import Update
 
@@ -75,6 +84,8 @@ class SglangEngine:
     `start_timeout`: seconds for a server to be ready. `max_restarts` per server. `frozen_after`: seconds in which a
     server has made no token, not even when asked to (`sglang_health`), or has not answered a call, until it is killed
     and started again; longer than the longest forward pass. A call with weights may take so much longer as they need.
+    `return_experts`: completions bring the experts that the model's routers chose (set by `learner.router_replay`). Of
+    a sequence that an update makes a server compute again (retract), they are those of the newest computation.
     `sweep_every`: updates from one digest that a server computes from all of its weights to the next (and after all
     weights were sent); between them it follows what patches change.
     Raises ValueError for knobs out of range or that would make logprobs differ from the learner's, and for a model that
@@ -112,6 +123,7 @@ class SglangEngine:
         max_restarts: Annotated[int, "[0, inf)"] = 3,
         frozen_after: Annotated[float, "(0, 1e7]"] = 120.0,
         sweep_every: Annotated[int, "[1, inf)"] = 50,
+        return_experts: bool = False,
     ):
         if min(replicas, tp_size, slots, sweep_every) < 1 or (url and replicas > 1):
             raise ValueError("replicas, tp_size, slots, sweep_every must be at least 1; a joined server (url) is one")
@@ -120,6 +132,7 @@ class SglangEngine:
         self._vocab_size, self._positions = model.config.vocab_size, model.config.max_position_embeddings
         self._sweep_every = sweep_every
         self._mode, self._flush = pause_mode, kv_policy == "flush"
+        self._returned = _returned(model) if return_experts else None
         state = state_of(model)
         self._held = Held(state, stored_names(model, state.specs))
         timing: dict[str, Any] = {"start_timeout": start_timeout, "max_restarts": max_restarts}
@@ -127,7 +140,8 @@ class SglangEngine:
             self._fleet = Fleet([Server("SGLang", url=url, patience=frozen_after)], **timing)
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            wanted = sglang_flags.Wanted(device, dtype, tp_size, slots, dict(server or {}))
+            more = dict(server or {}) | ({"enable-return-routed-experts": True} if return_experts else {})
+            wanted = sglang_flags.Wanted(device, dtype, tp_size, slots, more)
             self.dtype = wanted.computed_in
             commands, environment = sglang_flags.commands(model, folder, wanted, replicas)
             self._fleet = Fleet.started_in(folder, commands, environment, patience=frozen_after, **timing)
@@ -173,7 +187,7 @@ class SglangEngine:
             return await call.work
         except asyncio.CancelledError:
             if call.aborted and call.work.cancelled():  # while it waited: see `abort`
-                return Completion(*concatenated(call.replies), "abort")
+                return concatenated(call.replies, "abort")
             raise
         finally:
             self._calls.discard(call)
@@ -214,31 +228,35 @@ class SglangEngine:
         async with self._places:
             self._totals["joins"] += 1
             while True:
-                done = concatenated(call.replies)
-                if finish := _finish_of(done[0], limits, call.aborted):
-                    return Completion(*done, finish)
+                done = concatenated(call.replies, "abort")
+                if finish := _finish_of(done.tokens, limits, call.aborted):
+                    return replace(done, finish=finish)
                 if fruitless >= _TRIES:
                     raise RuntimeError(f"{fruitless} answers in a row without a token to {len(tokens)} prompt tokens")
                 label = self._label
-                reply = await self._ask(call, np.concatenate([tokens, done[0]]), len(done[0]), limits)
+                reply = await self._ask(call, tokens, done, limits)
                 if reply is not None:
                     fruitless = 0 if len(reply.tokens) or label != self._label else fruitless + 1
                     call.replies.append(reply)
                     self._totals["tokens"] += len(reply.tokens)
 
-    async def _ask(self, call: _Call, tokens: np.ndarray, done: int, limits: Limits) -> Reply | None:
+    async def _ask(self, call: _Call, prompt: np.ndarray, done: Completion, limits: Limits) -> Reply | None:
         """One request to one server; None where it must be asked again. Raises RuntimeError."""
         server = await self._pick()
+        tokens, returned = np.concatenate([prompt, done.tokens]), self._returned if limits.trained else None
+        experts_from = limits.experts_from + (0 if done.experts is None else len(done.experts))
         call.rid, call.server = uuid.uuid4().hex, server  # of one length: SGLang aborts whatever begins with the id
         label, newest, server.load = server.label, self._label, server.load + 1
         self._note_busy()
         try:
-            asked = generate_request(call.rid, tokens, done, limits, label if self._flush else None)
+            share, wanted = label if self._flush else None, experts_from if returned else None
+            asked = generate_request(call.rid, tokens, len(done.tokens), limits, share, wanted)
             answer = await server.post("/generate", asked, math.inf)
             if answer.get("output_ids") and answer["meta_info"]["finish_reason"]["type"] != "abort":
                 server.pulse.beat()
             undisturbed = label == newest == self._label
-            reply = reply_of(answer, self._versions, label if undisturbed else None)
+            only, behind = label if undisturbed else None, len(tokens) - experts_from
+            reply = reply_of(answer, self._versions, only, returned, behind)
             if reply is None or (self._flush and reply.is_stale(label)):
                 self._totals["resampled"] += 1
                 return None
@@ -398,6 +416,11 @@ class SglangEngine:
         for server in self._servers:
             await server.close()
         self._held.close()
+
+
+def _returned(model: PreTrainedModel) -> Returned:
+    """Raises ValueError for a model without experts that can be replayed."""
+    return Returned([number for number, *_ in routers_of(model)], model.config.num_hidden_layers, routing_of(model))
 
 
 def _finish_of(tokens: np.ndarray, limits: Limits, aborted: bool) -> Finish | None:

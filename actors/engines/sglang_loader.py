@@ -31,6 +31,7 @@ LOAD_FORMAT = "actors.engines.sglang_loader.load"
 """Names `load` for `--custom-weight-loader` and as `load_format`."""
 APPLIED = "areal_like: weights have the digest "
 HOOKED = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_tensor"
+PINNING = "sglang.srt.mem_cache.pool_host.common.alloc_with_host_register"
 PLACES = 1 << 18
 """Changed elements that are written at once: bounds the temporaries (a few hundred bytes each)."""
 SPARSE = 1 / 128
@@ -203,8 +204,15 @@ def _refuse_with_sglang(updater: Any) -> None:
             raise LoaderRefused(str(error)) from None
 
 
+def unpinned(original: Callable, *args: Any, **kwargs: Any) -> Tensor:
+    """In place of SGLang's own allocation of memory that CUDA can copy from, in which it keeps the experts it returns:
+    a server without CUDA would end there."""
+    return original(*args, **kwargs | ({} if torch.cuda.is_available() else {"pin_memory": False}))
+
+
 def install() -> None:
     """The plugin: called once in each process of a server."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(HOOKED, answered, HookType.AROUND)
+    HookRegistry.register(PINNING, unpinned, HookType.AROUND)

@@ -3,17 +3,21 @@
 Token ids in, token ids out. A request names every sampling parameter, so that no default of a server or of a model's
 folder (`generation_config.json`) cuts the distribution: behaviour logprobs are those of softmax(logits / temperature),
 as the learner computes them.
+
+Experts (`areal_like.experts`) come as base64 of int32 [positions, layers, k], for all of the model's layers.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from areal_like.types import Limits, Runs
+from areal_like.experts import Routing, joined
+from areal_like.types import Completion, Finish, Limits, Runs
 
 NEUTRAL = {
     "top_p": 1.0,
@@ -28,15 +32,40 @@ NEUTRAL = {
 
 
 @dataclass(frozen=True, slots=True)
+class Returned:
+    """The experts that a reply must bring: those of the decoder layers of these numbers, out of `layers`, as the model
+    has its `routing`."""
+
+    numbers: list[int]
+    layers: int
+    routing: Routing
+
+    def read(self, meta: Mapping[str, Any], positions: int) -> np.ndarray:
+        """[positions, layers, k]. Raises RuntimeError."""
+        text = meta.get("routed_experts")
+        if not isinstance(text, str):
+            raise RuntimeError("SGLang returns no experts: was it started with --enable-return-routed-experts?")
+        found = np.frombuffer(base64.b64decode(text), np.int32)
+        if len(found) != positions * self.layers * self.routing.top_k:
+            raise RuntimeError(f"SGLang returns {len(found)} experts, which are not those of {positions} positions")
+        found = found.reshape(positions, self.layers, -1)[:, self.numbers]
+        if len(found) and not 0 <= found.min() <= found.max() < self.routing.experts:
+            raise RuntimeError(f"SGLang returns experts from {found.min()} to {found.max()}")
+        return found.astype(self.routing.dtype)
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """Tokens int32 [n], logprobs float32 [n], and `runs` of versions. `cached`: prompt tokens that were not computed
-    but kept from before; `first`: the label of the first token."""
+    but kept from before; `first`: the label of the first token. `experts` [positions, layers, k]; None: not asked for.
+    """
 
     tokens: np.ndarray
     logprobs: np.ndarray
     runs: Runs
     cached: int
     first: str | None
+    experts: np.ndarray | None = None
 
     def is_stale(self, label: str) -> bool:
         """Were kept prompt tokens used although other weights had come before the first token was sampled? (Kept ones
@@ -44,9 +73,12 @@ class Reply:
         return self.cached > 0 and self.first is not None and self.first != label
 
 
-def generate_request(rid: str, tokens: np.ndarray, done: int, limits: Limits, share: str | None) -> dict[str, Any]:
+def generate_request(
+    rid: str, tokens: np.ndarray, done: int, limits: Limits, share: str | None, experts_from: int | None = None
+) -> dict[str, Any]:
     """The body of a request: `done` tokens at the end of `tokens` are the completion's own. `share`: only requests with
-    the same share what is kept of prompts; None: all."""
+    the same share what is kept of prompts; None: all. `experts_from`: the position from which on experts are wanted;
+    None: they are not."""
     sampling = {
         **NEUTRAL,
         "max_new_tokens": limits.max_tokens - done,
@@ -57,6 +89,8 @@ def generate_request(rid: str, tokens: np.ndarray, done: int, limits: Limits, sh
         "skip_special_tokens": False,
     }
     body = {"rid": rid, "input_ids": tokens.tolist(), "sampling_params": sampling, "return_logprob": True}
+    if experts_from is not None:
+        body |= {"return_routed_experts": True, "routed_experts_start_len": experts_from}
     return body if share is None else body | {"extra_key": share}
 
 
@@ -85,10 +119,17 @@ def scored(answer: Mapping[str, Any], tokens: np.ndarray, label: str) -> np.ndar
     return np.where(said == tokens[1:], logprobs, np.float32(np.nan))
 
 
-def reply_of(answer: Mapping[str, Any], versions: Mapping[str, int], only: str | None) -> Reply | None:
+def reply_of(
+    answer: Mapping[str, Any],
+    versions: Mapping[str, int],
+    only: str | None,
+    returned: Returned | None = None,
+    behind: int = 0,
+) -> Reply | None:
     """What an answer brings. Versions come from the server's spans; a server without spans is believed only if there
-    was one label (`only`) all the time, else the answer is worth nothing: None. Raises RuntimeError for an answer that
-    does not add up, and for tokens made by weights that nobody here has given to the server."""
+    was one label (`only`) all the time, else the answer is worth nothing: None. `returned`: the experts that it must
+    bring, of `behind` positions and the tokens but the last. Raises RuntimeError for an answer that does not add up,
+    and for tokens made by weights that nobody here has given to the server."""
     meta = answer["meta_info"]
     _refuse_errors(meta["finish_reason"])
     tokens = np.array(answer.get("output_ids") or [], np.int32)
@@ -104,7 +145,8 @@ def reply_of(answer: Mapping[str, Any], versions: Mapping[str, int], only: str |
             return None
         spans = [{"version": only, "start": 0, "end": len(tokens)}]
     cached = int(meta.get("cached_tokens") or 0)
-    return Reply(tokens, logprobs, _runs(spans, len(tokens), versions), cached, spans[0]["version"])
+    experts = returned.read(meta, behind + len(tokens) - 1) if returned else None
+    return Reply(tokens, logprobs, _runs(spans, len(tokens), versions), cached, spans[0]["version"], experts)
 
 
 def _refuse_errors(reason: Mapping[str, Any] | None) -> None:
@@ -128,8 +170,8 @@ def _runs(spans: Sequence[Mapping[str, Any]], count: int, versions: Mapping[str,
     return runs
 
 
-def concatenated(replies: Sequence[Reply]) -> tuple[np.ndarray, np.ndarray, Runs]:
-    """Tokens, logprobs and runs of replies that follow one another."""
+def concatenated(replies: Sequence[Reply], finish: Finish) -> Completion:
+    """The completion of replies that follow one another."""
     runs: Runs = []
     for version, count in (run for reply in replies for run in reply.runs):
         if runs and runs[-1][0] == version:
@@ -138,4 +180,5 @@ def concatenated(replies: Sequence[Reply]) -> tuple[np.ndarray, np.ndarray, Runs
             runs.append((version, count))
     tokens = [np.zeros(0, np.int32), *(reply.tokens for reply in replies)]
     logprobs = [np.zeros(0, np.float32), *(reply.logprobs for reply in replies)]
-    return np.concatenate(tokens), np.concatenate(logprobs), runs
+    experts = joined([reply.experts for reply in replies if len(reply.tokens)])
+    return Completion(np.concatenate(tokens), np.concatenate(logprobs), runs, finish, experts)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from areal_like.experts import joined
 from areal_like.sampling import uniforms
 from areal_like.types import Completion, Finish, Limits, Runs
 
@@ -22,7 +23,7 @@ class Request:
     """One caller's sequence. `slot` is None while it waits for one; `runs` holds the runs of past versions; `joined` is
     its place in the order of getting a slot; `prefilled`: how many updates there had been when its prompt was computed.
     One that was preempted goes on behind its tokens so far: they are part of its `prompt` then, and stand, with their
-    logprobs, in `before`."""
+    logprobs, in `before`. `experts`: those of its positions, from each stay in a slot, where they are noted."""
 
     name: str
     prompt: np.ndarray
@@ -32,6 +33,7 @@ class Request:
     joined: int = 0
     prefilled: int = -1
     before: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    experts: list[np.ndarray] = field(default_factory=list)
     runs: Runs = field(default_factory=list)
 
 
@@ -154,10 +156,11 @@ class SlotTable:
 def whole(request: Request, finish: Finish) -> Completion:
     """All that a request has got, over every stay in a slot."""
     tokens, logprobs = ([part[i] for part in request.before] for i in (0, 1))
-    none = np.zeros(0)
+    none, experts = np.zeros(0), joined(request.experts)
     return Completion(
         np.concatenate([none, *tokens]).astype(np.int32),
         np.concatenate([none, *logprobs]).astype(np.float32),
         request.runs,
         finish,
+        None if experts is None else experts[request.limits.experts_from :],
     )

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from actors.engines.chosen_experts import ChosenExperts
 from actors.engines.concurrency import Concurrency
 from actors.engines.decoders import decoder_for
 from actors.engines.devices import GIB, device_of, does_not_fit, kv_budget
@@ -77,14 +78,15 @@ class TorchEngine:
     the start (neither given: what the slots need, at most a quarter of the card), so a learner may share the card.
     `device`: auto (a GPU where there is one), cpu, cuda or e.g. cuda:0. `compute_dtype`: of matrix products and of the
     KV cache (None: bfloat16 on a GPU, else float32); sums over tokens and the head are float32 in any case
-    (`decoders`).
+    (`decoders`). `return_experts`: completions bring the experts that the model's routers chose (set by
+    `learner.router_replay`; not on a GPU yet).
     Raises ValueError for a knob out of range, a device that is not there, or memory that it does not have.
     """
 
     needs_model = True
     METRICS: ClassVar = {"limit": "mean:rollout/limit", "preemptions": "sum:rollout/preemptions"}
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters
         self,
         model: PreTrainedModel,
         *,
@@ -95,6 +97,7 @@ class TorchEngine:
         memory: Annotated[float, "(0, inf)"] | None = None,
         compute_dtype: Literal["float32", "bfloat16"] | None = None,
         device: str = "auto",
+        return_experts: bool = False,
     ):
         slots = SLOTS if slots is None else slots
         self._device = device_of(device, model.device)
@@ -105,6 +108,8 @@ class TorchEngine:
             raise ValueError(f"kv_policy must be 'recompute' or 'keep', not {kv_policy!r}")
         if kv_tokens is not None and kv_tokens < 1:
             raise ValueError(f"kv_tokens must be at least 1, not {kv_tokens}")
+        if return_experts and is_static(self._device):
+            raise ValueError("learner.router_replay: engine=torch returns no experts on a GPU yet: use engine=sglang")
         if compute_dtype not in ("float32", "bfloat16"):
             raise ValueError(f"compute_dtype must be 'float32' or 'bfloat16', not {compute_dtype!r}")
         if memory is not None and memory <= 0:
@@ -122,6 +127,7 @@ class TorchEngine:
         self._kv_tokens = kv_budget(self._device, per_token, self._positions, slots, kv_tokens, memory)
         self._cache = self._new_cache(model, getattr(torch, compute_dtype), per_token)
         self._decoder = decoder_for(model, self._cache)
+        self._chosen = ChosenExperts(model, slots) if return_experts else None
         self._static = StaticStep(self._decoder, self._cache, slots) if is_static(self._device) else None
         self._parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._config, self.dtype = model.config, compute_dtype
@@ -292,7 +298,7 @@ class TorchEngine:
         self._relieve()
         if self._stale:
             self._reserve()
-            await self._prefill(list(range(len(table))))
+            await self._prefill(list(range(len(table))), again=True)
             self._totals["recompute_seconds"] += perf_counter() - start
             self._stale = False
         await self._admit()
@@ -339,6 +345,8 @@ class TorchEngine:
     @torch.inference_mode()
     def _reserve(self) -> None:
         self._cache.reserve(len(self._table), self._table.longest)
+        if self._chosen:
+            self._chosen.reserve(self._table.longest)
 
     def _fits(self, request: Request) -> bool:
         """Is there room for another sequence, and for one token more of each?"""
@@ -346,8 +354,9 @@ class TorchEngine:
         running = len(self._table)
         return self._kv_tokens is None or not running or (running + 1) * longest <= self._kv_tokens
 
-    async def _prefill(self, slots: list[int]) -> None:
-        """Fill the KV cache of the slots for all but their last token; equal prompts are computed once."""
+    async def _prefill(self, slots: list[int], again: bool = False) -> None:
+        """Fill the KV cache of the slots for all but their last token; equal prompts are computed once. `again`: what
+        is known of their experts stays."""
         if not slots:
             return
         table, now, joining = self._table, int(self._totals["updates"]), set(slots)
@@ -356,9 +365,13 @@ class TorchEngine:
         with torch.inference_mode():
             for source, target, time in planned.copies:
                 self._cache.move(source, target, time)
+                if self._chosen and not again:
+                    self._chosen.move(source, target, time)
         chunks = [chunk for spans in (planned.whole, planned.rests) for chunk in _chunks(spans, self._prefill_tokens)]
         for number, chunk in enumerate(chunks, 1):
             self._prefill_forward(chunk)
+            if self._chosen and not again:
+                self._chosen.prefilled(chunk)
             if number < len(chunks):
                 await asyncio.sleep(0)
         for slot in slots:
@@ -396,6 +409,8 @@ class TorchEngine:
         tokens = torch.from_numpy(table.last_tokens()).to(self._device)[:, None]
         positions = torch.from_numpy(lengths - 1).to(self._device)[:, None]
         logits = self._decoder.decode(tokens, positions)
+        if self._chosen:
+            self._chosen.decoded(lengths)
         temperatures = table.temperatures[:n]
         return sample(logits, temperatures, table.draws() if temperatures.any() else None)
 
@@ -427,6 +442,8 @@ class TorchEngine:
         """Free its slot; what it has got."""
         assert request.slot is not None
         slot = request.slot
+        if self._chosen and request.limits.trained:
+            self._chosen.collect(request, int(self._table.lengths[slot]))
         completion = self._table.completion(slot, finish, self.version)
         moved = self._table.remove(slot)
         if moved is not None:
@@ -436,6 +453,8 @@ class TorchEngine:
     @torch.inference_mode()
     def _move(self, source: int, target: int) -> None:
         self._cache.move(source, target, int(self._table.lengths[target]))
+        if self._chosen:
+            self._chosen.move(source, target, int(self._table.lengths[target]) - 1)
 
     def _fail(self, error: Exception) -> None:
         """Raise `error` in every caller and start from nothing; a later `load` may heal the model."""

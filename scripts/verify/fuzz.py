@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 
 from areal_like import messages
+from areal_like.experts import Routing
 from areal_like.groups import decode_group, encode_group, pack_heads, unpack_heads
 from areal_like.messages import Batch, HandBack, Message, Part, PartialHead, Push, Table
 from areal_like.partials import check_partial, decode_partial, encode_partial, versions_of
@@ -103,7 +104,8 @@ def a_group(chance: random.Random) -> Group:
         prompt, runs = chance.randint(1, 5), [(chance.randrange(4), chance.randint(1, 5)) for _ in range(3)]
         n = sum(count for _, count in runs)
         tokens, logprobs = np.arange(prompt + n, dtype=np.int32), np.zeros(n, np.float32)
-        samples.append(Sample(tokens, prompt, logprobs, np.ones(n, bool), runs, chance.random(), "stop"))
+        experts = chance.choice([None, np.ones((prompt + n - 1, 2, 2), np.uint8)])
+        samples.append(Sample(tokens, prompt, logprobs, np.ones(n, bool), runs, chance.random(), "stop", [], experts))
         digests |= {version: f"digest {version}" for version, _ in runs}
     return Group(chance.randrange(1 << 40), samples, digests, 1.0)
 
@@ -123,13 +125,14 @@ def _pool() -> list[tuple[Table, list[bytes]]]:
 def _partials() -> list[tuple[PartialHead, bytes]]:
     """Partial groups of one to three samples."""
     chance = random.Random(1)
-    made = []
+    made: list[tuple[PartialHead, bytes]] = []
     for _ in range(100):
         samples = {}
         for index in range(chance.randint(1, 3)):
             runs = [(chance.randrange(4), chance.randint(1, 5)) for _ in range(2)]
             n = sum(count for _, count in runs)
-            call = Completion(np.arange(n, dtype=np.int32), np.zeros(n, np.float32), runs, "abort")
+            experts = np.ones((n + 2, 2, 2), np.uint8) if len(made) % 2 else None
+            call = Completion(np.arange(n, dtype=np.int32), np.zeros(n, np.float32), runs, "abort", experts)
             samples[index] = PartialSample({(chance.randrange(1 << 60), 0): call}, {chance.randrange(1 << 60): 0.5})
         found = encode_partial(chance.randrange(1 << 40), samples, {version: "digest" for version in range(4)})
         made += [found] if found else []
@@ -149,6 +152,7 @@ EXAMPLES: list[Message] = [
     messages.Evaluated(7, 0.5, 0, 1, 4),
     messages.Applied(1, "digest"),
     messages.Model(100),
+    messages.Model(100, Routing(2, 2, 8)),
     messages.Published({"version": 1, "digest": "d", "tensors": [("name", "float32", [2, 3])]}),
     messages.Want(1, 1),
     messages.WantShare(1, 1),

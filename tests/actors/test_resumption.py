@@ -2,18 +2,22 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 
 from actors.engines.torch_engine import TorchEngine
+from actors.resumption import Recorder
 from actors.worker import Rollout, Worker
 from actors.workflows import single_turn
+from areal_like.experts import NONE, Routing
 from areal_like.groups import RUN, decode_group, encode_group
 from areal_like.messages import PartialHead
-from areal_like.partials import CALL, SCORE, check_partial, decode_partial
-from areal_like.types import Carried, Group, Lease, Prompt
+from areal_like.partials import CALL, SCORE, check_partial, decode_partial, encode_partial
+from areal_like.types import Carried, Completion, Group, Lease, Limits, PartialSample, Prompt
 from areal_like.wire import WireError
 from tests.actors.tiny_models import VOCAB, new_model, update_of
 
@@ -218,3 +222,58 @@ def test_a_partial_group_that_does_not_add_up_is_refused(change, words: str) -> 
     change(head)
     with pytest.raises(WireError, match=words):
         check_partial(head, payload)
+
+
+def test_experts_of_a_partial_group_survive_the_way_and_are_the_models() -> None:
+    def call(tokens: int, positions: int, first: int) -> Completion:
+        experts = np.arange(first, first + 4 * positions, dtype=np.uint8).reshape(positions, 2, 2)
+        return Completion(
+            np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.float32), [(0, tokens)], "stop", experts
+        )
+
+    calls = {
+        (1, 0): call(3, 7, 0),
+        (2, 3): call(2, 4, 28),
+        (3, 5): replace(call(1, 1, 0), tokens=np.zeros(0, np.int32)),
+    }
+    samples = {0: PartialSample(calls), 2: PartialSample({(4, 0): call(1, 0, 0)})}
+    head, payload = encode_partial(7, samples, {0: "d0"})
+    check_partial(head, payload, routing=Routing(2, 2, 44))
+    assert len(payload) == 6 * 8 + 11 * 4
+    carried = decode_partial(head, payload, (0, 2)).samples
+    for key in ((1, 0), (2, 3)):
+        np.testing.assert_array_equal(carried[0].calls[key].experts, calls[key].experts)
+    assert carried[2].calls[4, 0].experts.shape == (0, 2, 2)
+    for change, routing, words in (
+        ({}, Routing(2, 2, 43), "expert 43 where"),
+        ({}, Routing(1, 4, 99), "has .1, 4, 1."),
+        ({"experts": NONE}, None, "experts of the shape"),
+        ({"positions": b""}, None, "experts of the shape"),
+        ({"positions": head.positions + bytes(4)}, None, "not those of its calls"),
+        ({"positions": np.array([12, -1, 0], np.int32).tobytes()}, None, "not those of its calls"),
+        ({"positions": np.array([7, 5, 0], np.int32).tobytes()}, None, "size"),
+    ):
+        with pytest.raises(WireError, match=words):
+            check_partial(msgspec.structs.replace(head, **change), payload, routing=routing)
+    without = PartialSample({(1, 0): replace(call(3, 7, 0), experts=None)})
+    assert encode_partial(7, samples | {1: without}, {0: "d0"})[0].experts == NONE
+
+
+def test_a_sample_that_goes_on_asks_for_the_experts_that_it_lacks() -> None:
+    asked = []
+
+    class Engine:
+        async def generate(self, tokens: np.ndarray, limits: Limits, request: str) -> Completion:
+            asked.append((len(tokens), limits.experts_from))
+            experts = np.full((len(tokens) + 1 - limits.experts_from, 1, 1), len(asked), np.uint8)
+            return Completion(np.ones(2, np.int32), np.zeros(2, np.float32), [(0, 2)], "abort", experts)
+
+    async def scenario() -> Completion:
+        recorder = Recorder(Engine(), None, PartialSample())
+        for _ in range(3):
+            done = await recorder.generate(np.arange(5, dtype=np.int32), Limits(9, experts_from=1))
+        return done
+
+    done = asyncio.run(scenario())
+    assert asked == [(5, 1), (7, 6), (9, 8)]
+    assert done.experts[:, 0, 0].tolist() == [1] * 5 + [2] * 2 + [3] * 2, "each part brings what it computed first"

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from actors.engines.sglang_boxes import under_stored_names
 from actors.engines.sglang_engine import SglangEngine
 from actors.engines.sglang_flags import Wanted
 from actors.engines.sglang_names import stored_names
-from actors.engines.sglang_replies import NEUTRAL, concatenated, generate_request, reply_of
+from actors.engines.sglang_replies import NEUTRAL, Returned, concatenated, generate_request, reply_of
 from actors.engines.sglang_shared import Held
 from areal_like.errors import UserError
+from areal_like.experts import Routing
 from areal_like.models import publishable, qwen2, specs_of, tensors_of
 from areal_like.types import Limits
 from areal_like.weights.changes import Changes
@@ -149,10 +151,31 @@ def test_versions_come_from_the_spans():
     spans = [{"version": "a", "start": 0, "end": 2}, {"version": "b", "start": 2, "end": 3}]
     reply = reply_of(answer([7, 8, 9], spans), {"a": 4, "b": 5}, "b")
     assert (reply.tokens.tolist(), reply.runs, reply.first) == ([7, 8, 9], [(4, 2), (5, 1)], "a")
-    tokens, logprobs, runs = concatenated(
-        [reply, reply_of(answer([1], [{**spans[1], "start": 0, "end": 1}]), {"b": 5}, "b")]
-    )
-    assert (tokens.tolist(), len(logprobs), runs) == ([7, 8, 9, 1], 4, [(4, 2), (5, 2)])
+    rest = reply_of(answer([1], [{**spans[1], "start": 0, "end": 1}]), {"b": 5}, "b")
+    done = concatenated([reply, rest], "stop")
+    assert (done.tokens.tolist(), len(done.logprobs), done.runs) == ([7, 8, 9, 1], 4, [(4, 2), (5, 2)])
+    assert (done.finish, done.experts) == ("stop", None)
+
+
+def test_experts_come_of_the_layers_that_have_them_and_of_the_positions_asked_for():
+    returned, span = Returned([0, 2], 3, Routing(2, 2, 300)), [{"version": "a", "start": 0, "end": 2}]
+    body = generate_request("r", np.array([1, 2, 3]), 0, Limits(10), None, 1)
+    assert (body["return_routed_experts"], body["routed_experts_start_len"]) == (True, 1)
+    assert "return_routed_experts" not in generate_request("r", np.array([1]), 0, Limits(10), None)
+    sent = np.arange(18, dtype=np.int32).reshape(3, 3, 2) + 270  # behind position 1 of 3 tokens and of one sampled
+    meta = {"routed_experts": base64.b64encode(sent.tobytes()).decode()}
+    first = reply_of(answer([7, 8], span, **meta), {"a": 4}, "a", returned, 2)
+    assert first.experts.dtype == np.uint16 and first.experts.tolist() == sent[:, [0, 2]].tolist()
+    last = replace(first, tokens=first.tokens[:1], experts=first.experts[:1])
+    none = replace(first, tokens=first.tokens[:0], experts=None)  # an abort that found it waiting
+    assert len(concatenated([none, first, last], "length").experts) == 4
+    for wrong, words in (
+        ({}, "returns no experts"),
+        ({"routed_experts": base64.b64encode(sent[1:].tobytes()).decode()}, "not those of 3 positions"),
+        ({"routed_experts": base64.b64encode((sent + 20).tobytes()).decode()}, "from 290 to 307"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            reply_of(answer([7, 8], span, **wrong), {"a": 4}, "a", returned, 2)
 
 
 @pytest.mark.parametrize(

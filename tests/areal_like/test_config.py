@@ -342,6 +342,10 @@ STREAMED = ["mode=sync", "learner.stream=true", "learner.num_minibatches=1"]
         (["advantage=gae", "advantage.bootstrap=true", "learner.overlong_filter=true"], "advantage.bootstrap: learner"),
         (["advantage={name: batch, std: false, deviation_of: rewards}"], "advantage.deviation_of: advantage.std=false"),
         (["advantage.std=bessel"], "advantage.std: expected"),
+        (["learner.router_replay=true"], "learner.router_replay: a model of qwen2 has no experts"),
+        (["learner.router_replay=true", "learner.compile=true"], "does not go with learner.compile"),
+        (["learner.router_replay=true", "engine=timed"], "engine=timed does not return the experts"),
+        (["engine.return_experts=true"], "engine.return_experts: learner.router_replay says whether"),
         (["advantage=maxrl", "learner={overlong_penalty: 1, overlong_limit: 8}"], "overlong_penalty: advantage=maxrl"),
         (
             ["engine=sglang", "engine.url=http://127.0.0.1:30000", "actors.count=2"],

@@ -10,14 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_like.groups import OR, ROW, RUN, Head, decode_group, encode_group, pack_heads, unpack_heads
+from areal_like.experts import NONE, Routing
+from areal_like.groups import (
+    OR,
+    ROW,
+    RUN,
+    Head,
+    PayloadError,
+    check_payload,
+    decode_group,
+    encode_group,
+    pack_heads,
+    unpack_heads,
+)
 from areal_like.messages import Push
 from areal_like.types import Group, Sample
 from areal_like.wire import SCHEMA, WireError, decode, encode
 
 
 @st.composite
-def samples(draw: st.DrawFn) -> Sample:
+def samples(draw: st.DrawFn, experts: bool = False) -> Sample:
     prompt = draw(st.integers(1, 5))
     runs = draw(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=4))
     response = sum(n for _, n in runs)
@@ -31,6 +43,7 @@ def samples(draw: st.DrawFn) -> Sample:
         reward=draw(st.floats(-10, 10)),
         finish=draw(st.sampled_from(["stop", "length", "abort"])),
         turn_rewards=draw(st.lists(st.tuples(st.integers(0, response - 1), st.floats(-1, 1)), max_size=3)),
+        experts=seed.integers(0, 300, (prompt + response - 1, 3, 2)).astype(np.uint16) if experts else None,
     )
 
 
@@ -39,7 +52,11 @@ def group_of(group_id: int, members: list[Sample]) -> Group:
     return Group(group_id, members, digests, 1.5)
 
 
-@given(st.lists(st.lists(samples(), min_size=1, max_size=4), min_size=1, max_size=4), st.integers(0, 2**60))
+def members(experts: bool) -> st.SearchStrategy[list[Sample]]:
+    return st.lists(samples(experts), min_size=1, max_size=4)
+
+
+@given(st.lists(members(False) | members(True), min_size=1, max_size=4), st.integers(0, 2**60))
 def test_groups_survive_the_wire_bit_for_bit(several: list[list[Sample]], first_id: int) -> None:
     groups = [group_of(group_id, members) for group_id, members in enumerate(several, first_id)]
     heads, payloads = zip(*map(encode_group, groups), strict=True)
@@ -61,12 +78,15 @@ def test_groups_survive_the_wire_bit_for_bit(several: list[list[Sample]], first_
             assert (before.runs, before.reward, before.finish) == (after.runs, after.reward, after.finish)
             assert before.prompt_length == after.prompt_length
             assert before.turn_rewards == after.turn_rewards
+            assert (before.experts is None) == (after.experts is None)
+            if before.experts is not None and after.experts is not None:
+                np.testing.assert_array_equal(before.experts, after.experts)
 
 
-@given(st.lists(samples(), min_size=1, max_size=4), st.integers(0, 9))
-def test_the_oldest_token_of_each_sample(members: list[Sample], allowed: int) -> None:
-    head, _ = encode_group(group_of(1, members))
-    young = [[version for version, _ in member.runs if version >= allowed] for member in members]
+@given(members(False), st.integers(0, 9))
+def test_the_oldest_token_of_each_sample(found: list[Sample], allowed: int) -> None:
+    head, _ = encode_group(group_of(1, found))
+    young = [[version for version, _ in member.runs if version >= allowed] for member in found]
     assert head.oldest_tokens(allowed) == Counter(min(versions) for versions in young if versions)
 
 
@@ -100,6 +120,9 @@ def read(table: dict) -> list[Head]:
         (table(groups=[[1, 0, 0.0], [2, 1, 0.0]]), "out of range"),
         (table(groups=[[1, 2**40, 0.0]]), "out of range"),
         (table(groups=[[1, 1, float("inf")]]), "seconds"),
+        (table(experts=[[2, 2, 1], [2, 2, 1]]), "experts of the shapes"),
+        (table(experts=[[2, 2, 0]]), "experts of the shapes"),
+        (table(experts=[[2, 2, 4]]), r"<= 2.*table\.experts"),
         (table(rows=b""), "rows"),
         (table(rows=b"abc"), "rows"),
         (table(runs=b"abc"), "runs"),
@@ -149,6 +172,25 @@ def test_rewards_of_turns_that_make_no_sense_are_refused_when_they_are_read(pair
     assert good.samples[0].turn_rewards == [(2, 0.5)]
     with pytest.raises(WireError, match="reward of a turn"):
         decode_group(*encode_group(group_of(1, [replace(member, turn_rewards=pairs)])))
+
+
+def test_experts_travel_only_if_all_samples_have_them_and_must_be_the_models() -> None:
+    tokens, mask = np.arange(5, dtype=np.int32), np.ones(3, bool)
+    member = Sample(tokens, 2, np.zeros(3, np.float32), mask, [(0, 3)], 0.5, "stop", [(1, 0.5), (2, 0.0)])
+    chosen = replace(member, experts=np.arange(16, dtype=np.uint8).reshape(4, 2, 2))
+    mixed, _ = encode_group(group_of(1, [chosen, member]))
+    assert mixed.experts == NONE
+    head, payload = encode_group(group_of(1, [chosen, chosen]))
+    assert len(payload) == head.size == encode_group(group_of(1, [member, member]))[0].size + 2 * 16
+    for routing in (None, Routing(2, 2, 16)):
+        check_payload(head, payload, None, routing)
+    check_payload(mixed, encode_group(group_of(1, [chosen, member]))[1], None, Routing(2, 2, 16))
+    for routing, words in ((Routing(2, 2, 15), "expert 15 where .* has 15"), (Routing(1, 4, 16), r"has \(1, 4, 1\)")):
+        with pytest.raises(PayloadError, match=words) as error:
+            check_payload(head, payload, None, routing)
+        assert error.value.column == "experts"
+    with pytest.raises(WireError, match="different shapes"):
+        encode_group(group_of(1, [chosen, replace(chosen, experts=np.zeros((4, 1, 2), np.uint8))]))
 
 
 def test_groups_that_disagree_on_a_version_are_all_heard() -> None:

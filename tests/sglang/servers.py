@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from actors.engines.sglang_engine import SglangEngine
 from areal_like.models import publishable, state_of
+from areal_like.routers import routers_of
 from areal_like.types import Limits
 from areal_like.weights.update import Update
 
@@ -68,6 +69,17 @@ def logprobs_of(model, prompt, response, temperature=1.0):
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
     return (logits / temperature).log_softmax(-1).gather(-1, torch.as_tensor(response).long()[:, None])[:, 0].numpy()
+
+
+def experts_of(model, tokens):
+    """Those that the model's own forward chooses at all positions but the last: [T - 1, layers, k], sorted."""
+    found = []
+    hooks = [router.register_forward_hook(lambda m, i, o: found.append(o[2])) for *_, router in routers_of(model)]
+    with torch.no_grad():
+        model(torch.tensor([tokens]))
+    for hook in hooks:
+        hook.remove()
+    return np.sort(torch.stack(found, 1)[:-1].numpy(), -1)
 
 
 def greedy_of(model, prompt, count):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from areal_like.models import write_state
-from areal_like.types import Batch, Group, Sample
+from areal_like.types import Batch, Group, Limits, Sample
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
@@ -16,6 +16,7 @@ from tests.sglang.servers import (
     VOCAB,
     Published,
     engine_for,
+    experts_of,
     generate,
     greedy_of,
     logprobs_of,
@@ -44,7 +45,8 @@ def bench(request, tmp_path_factory):
     with asyncio.Runner() as runner:
 
         async def begin():
-            engine = engine_for(published, tmp_path_factory.mktemp(request.param))
+            folder, moe = tmp_path_factory.mktemp(request.param), request.param == "qwen3_moe"
+            engine = engine_for(published, folder, return_experts=moe)
             stack = serving(engine)
             await stack.__aenter__()
             await engine.load(published.update())
@@ -76,6 +78,34 @@ def test_logprobs_are_the_learners(bench, temperature):
         for prompt, completion in zip(prompts, done, strict=True):
             expected = logprobs_of(bench.model, prompt, completion.tokens, temperature or 1.0)
             assert np.abs(completion.logprobs - expected).max() < 1e-3
+
+    bench.run(check())
+
+
+def test_experts_come_back_and_are_those_that_the_model_itself_chooses(bench):
+    """Also behind an abort, and behind a kept prompt; not for evaluations."""
+    engine, prompt = bench.engine, prompts_of(17, seed=21)[0]
+
+    async def check():
+        whole = await generate(engine, prompt, 20)
+        if bench.model.config.model_type != "qwen3_moe":
+            assert whole.experts is None
+            return
+        rest = await engine.generate(prompt, Limits(8, experts_from=5))
+        for done, first in ((whole, 0), (rest, 5)):
+            expected = experts_of(bench.model, [*prompt, *done.tokens])[first:]
+            assert done.experts.dtype == np.uint8
+            np.testing.assert_array_equal(np.sort(done.experts, -1), expected)
+        await slow_down(engine, 0.05)
+        asked = asyncio.create_task(generate(engine, prompt, 30, request="cut"))
+        await asyncio.sleep(0.6)
+        engine.abort(["cut"])
+        cut = await asyncio.wait_for(asked, 10)
+        await slow_down(engine, 0)
+        assert 0 < len(cut.tokens) < 30
+        expected = experts_of(bench.model, [*prompt, *cut.tokens])
+        np.testing.assert_array_equal(np.sort(cut.experts, -1), expected)
+        assert (await engine.generate(prompt, Limits(4, trained=False))).experts is None
 
     bench.run(check())
 

@@ -1,0 +1,64 @@
+"""Notes which experts the routers of the embedded engine's model choose for its running sequences (router replay).
+
+What a router chose for a position is noted when the sequence gets there. An update that makes the engine compute the
+sequence again changes nothing of it: these are the experts under which its tokens were sampled.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from actors.engines.prefill_plan import Span
+from actors.engines.slot_table import Request
+from areal_like.routers import routers_of, routing_of
+
+
+class ChosenExperts:
+    """Of up to `slots` sequences; slots as in `SlotTable`. Raises ValueError for a model without routers it knows."""
+
+    def __init__(self, model: PreTrainedModel, slots: int):
+        self.routing = routing_of(model)
+        layers, top_k, _ = self.routing.shape
+        self._newest: list[Tensor | None] = [None] * layers  # of the last forward pass, by layer: [tokens, k]
+        self._kept = np.zeros((slots, 0, layers, top_k), self.routing.dtype)
+        for number, (_, _, router) in enumerate(routers_of(model)):
+            router.register_forward_hook(partial(self._note, number))
+
+    def _note(self, number: int, router: nn.Module, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        self._newest[number] = output[2]
+
+    def _taken(self, rows: int) -> np.ndarray:
+        """Of the last forward pass, over `rows` sequences of equal length: [rows, time, layers, k]."""
+        found = torch.stack([each for each in self._newest if each is not None], 1)
+        return found.view(rows, -1, *found.shape[1:]).cpu().numpy()
+
+    def reserve(self, time: int) -> None:
+        """Make room for sequences of this many tokens."""
+        extra = time - self._kept.shape[1]
+        if extra > 0:
+            more = max(extra, self._kept.shape[1])
+            self._kept = np.pad(self._kept, ((0, 0), (0, more), (0, 0), (0, 0)))
+
+    def prefilled(self, chunk: list[Span]) -> None:
+        """The last forward pass was over these spans, a row each."""
+        for span, found in zip(chunk, self._taken(len(chunk)), strict=True):
+            self._kept[span.slots, span.start : span.stop] = found[: span.stop - span.start]
+
+    def decoded(self, lengths: np.ndarray) -> None:
+        """The last forward pass was over the last token of each sequence, of these lengths int64 [n]."""
+        self._kept[np.arange(len(lengths)), lengths - 1] = self._taken(len(lengths))[:, 0]
+
+    def move(self, source: int, target: int, time: int) -> None:
+        """Copy those of the first `time` positions of one slot to another."""
+        self._kept[target, :time] = self._kept[source, :time]
+
+    def collect(self, request: Request, length: int) -> None:
+        """Give a request, which leaves its slot with `length` tokens, those that it does not have yet."""
+        known = sum(map(len, request.experts))
+        request.experts.append(self._kept[request.slot, known : length - 1].copy())

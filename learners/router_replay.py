@@ -1,0 +1,96 @@
+"""Router replay: the learner's model uses the experts that the engine's model chose (R3, arXiv 2510.11370).
+
+Engine and learner compute the same weights with other kernels and number formats, and where two experts are nearly
+equally likely their routers choose differently: then a token's logprob differs by far more than rounding. With replay
+only the choice is the engine's. The learner computes its own logits and softmax and weighs the given experts by them,
+so the gradient reaches the router.
+
+A forward pass gets the experts of its row as `experts=`, like the layout of its sequences. Each layer tells its router
+while it computes, so a layer that is computed again in the backward pass (`learners.sharding`) uses the same ones.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from areal_like.experts import Routing
+from areal_like.routers import routers_of, routing_of
+from learners.collectives import Ranks
+from learners.engine_experts import UNKNOWN
+
+
+class ReplayedRouter:
+    """In place of a router's `forward`. While `told` is set, int16 [N, k], it weighs these experts; `UNKNOWN` ones it
+    chooses. `counts` [3]: positions, those whose experts were known, those of which it would have chosen others."""
+
+    def __init__(self, router: nn.Module):
+        self._forward = router.forward
+        self._normalises = bool(getattr(router, "norm_topk_prob", True))
+        self.told: Tensor | None = None
+        self.counts: Tensor | None = None
+
+    def __call__(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits, weights, own = self._forward(hidden_states)
+        if self.told is None:
+            return logits, weights, own
+        known = self.told[:, :1] != UNKNOWN
+        chosen = torch.where(known, self.told.long(), own)
+        likely = nn.functional.softmax(logits, dtype=torch.float, dim=-1).gather(-1, chosen)
+        if self._normalises:
+            likely = likely / likely.sum(dim=-1, keepdim=True)
+        self._count(known[:, 0], chosen, own)
+        return logits, likely.to(weights.dtype), chosen
+
+    @torch.no_grad()
+    def _count(self, known: Tensor, chosen: Tensor, own: Tensor) -> None:
+        others = (chosen.sort(-1).values != own.sort(-1).values).any(-1)
+        found = torch.stack([torch.ones_like(known).sum(), known.sum(), (others & known).sum()])
+        self.counts = found if self.counts is None else self.counts + found
+
+
+class RouterReplay:
+    """Makes a model's routers able to replay; every later forward may have `experts=` int16 [S, layers, k] (`UNKNOWN`
+    where not known). Raises ValueError for a model whose routers it does not know."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.routing: Routing = routing_of(model)
+        self._routers = []
+        for number, (_, layer, router) in enumerate(routers_of(model)):
+            replayed = ReplayedRouter(router)
+            router.forward = replayed  # type: ignore[method-assign]
+            layer.forward = functools.partial(_told, layer.forward, replayed, number)
+            self._routers.append(replayed)
+
+    def metrics(self, ranks: Ranks) -> dict[str, float]:
+        """Since the last call, over all ranks and passes, of the decisions (one per position and layer):
+        `router/known`, the share of which the engine's experts were known, and `router/replaced`, the share of these
+        for which the learner's routers would have chosen others."""
+        counts = [router.counts for router in self._routers if router.counts is not None]
+        for router in self._routers:
+            router.counts = None
+        mine = torch.stack(counts).sum(0).tolist() if counts else [0, 0, 0]
+        total, known, replaced = (sum(each) for each in zip(*ranks.gathered(mine), strict=True))
+        found = {"router/known": known / total} if total else {}
+        return found | ({"router/replaced": replaced / known} if known else {})
+
+
+def _told(
+    forward: Callable[..., Any],
+    router: ReplayedRouter,
+    number: int,
+    *args: Any,
+    experts: Tensor | None = None,
+    **kw: Any,
+) -> Any:
+    """A layer's forward, with the experts of its router told."""
+    router.told = None if experts is None else experts[:, number]
+    try:
+        return forward(*args, **kw)
+    finally:
+        router.told = None
