@@ -13,6 +13,7 @@ from typing import Any
 
 from actors import measures
 from actors.agents import counts
+from actors.group_rewards import GroupRewards
 from actors.relay import Relay
 from actors.reward_pool import RewardPool
 from actors.rewards import reward_function
@@ -78,10 +79,12 @@ def build_relay(role: Role, subscriber: Subscriber) -> Relay | None:
         return None
 
 
-async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber, pool: RewardPool) -> None:
+async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber, rewards: list[Any]) -> None:
     while True:
         wall = time.monotonic() - worker.started_at if worker.started_at else 0.0
-        said = measures.of_engine(worker.engine, wall) | pool.stats() | counts.stats()
+        said = measures.of_engine(worker.engine, wall) | counts.stats()
+        for each in rewards:
+            said |= each.stats()
         said |= measures.of_weights(subscriber.stats(), said.get("sum:rollout/updates", 0.0))
         said["sum:rewards/resamples"] = float(worker.resampled)
         if subscriber.probe:
@@ -164,10 +167,11 @@ async def serve(role: Role) -> None:
     # A verifier that computes here keeps the actor from sending heartbeats.
     step_timeout = min(timeout, config.buffer.heartbeat_timeout / 2) if rewards.workers else math.inf
     reward = reward_function(task, pool, timeout=timeout, step_timeout=step_timeout)
-    worker = Worker(task, engine, reward, client, rollout, subscriber.digests, spans)
+    group_rewards = GroupRewards(config.group_reward, pool, role.run / "judge", role.name)
+    worker = Worker(task, engine, reward, client, rollout, subscriber.digests, spans, group_rewards)
     session = Session(client, worker, subscriber)
     client.hello()
-    jobs = [session.receive(), session.renew_when_cut(), _heartbeat(client, worker, subscriber, pool)]
+    jobs = [session.receive(), session.renew_when_cut(), _heartbeat(client, worker, subscriber, [pool, group_rewards])]
     jobs.append(_subscribe(engine, subscriber))
     if hasattr(engine, "watch"):
         jobs.append(engine.watch())
@@ -185,6 +189,7 @@ async def serve(role: Role) -> None:
             each.cancel()
         await engine.close()
         await pool.close()
+        await group_rewards.close()
         subscriber.close()
         client.close()
     raise Terminated(EXIT_TERMINATED)

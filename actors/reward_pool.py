@@ -86,7 +86,15 @@ class RewardPool:
         how long its right answers took sets the time of later ones. Raises RewardTimeout, RewardError, and TypeError
         for an argument that JSON cannot carry.
         """
-        request = json.dumps({"verifier": verifier, "arguments": arguments, "knobs": knobs or {}}).encode() + b"\n"
+        return await self._called({"verifier": verifier, "arguments": arguments, "knobs": knobs or {}}, case)
+
+    async def scores(self, verifier: str, *arguments: Any, knobs: Mapping[str, Any] | None = None) -> list[float]:
+        """As `score`, of a function that returns several numbers: one per answer of a group."""
+        request = {"verifier": verifier, "arguments": arguments, "knobs": knobs or {}, "several": True}
+        return await self._called(request, None)
+
+    async def _called(self, request: dict[str, Any], case: int | None) -> Any:
+        line, verifier = json.dumps(request).encode() + b"\n", request["verifier"]
         self._waiting += 1
         try:
             worker = await self._free.get()
@@ -96,7 +104,7 @@ class RewardPool:
         try:
             if self._closed:
                 raise RewardError("the reward pool is closed")
-            score, seconds = await worker.call(request, verifier, self.times.limit(case))
+            score, seconds = await worker.call(line, verifier, self.times.limit(case))
             self.times.add(case, score, seconds)
             return score
         except RewardTimeout:
@@ -136,8 +144,8 @@ class _Worker:
         self._memory_limit = memory_limit
         self.kills = 0
 
-    async def call(self, request: bytes, verifier: str, timeout: float) -> tuple[float, float]:
-        """Returns the score, and the seconds that it took."""
+    async def call(self, request: bytes, verifier: str, timeout: float) -> tuple[Any, float]:
+        """Returns the score, or the scores, and the seconds that they took."""
         try:
             reply = await self._reply(self._begin(request), START_SECONDS, f"import of {verifier}", RewardError)
             begin = time.monotonic()
@@ -197,7 +205,7 @@ class _Here:
 
     kills = 0
 
-    async def call(self, request: bytes, verifier: str, timeout: float) -> tuple[float, float]:
+    async def call(self, request: bytes, verifier: str, timeout: float) -> tuple[Any, float]:
         begin = time.monotonic()
         try:
             return _score(json.loads(request)), time.monotonic() - begin
@@ -231,14 +239,15 @@ def _answer(request: dict[str, Any], replies: TextIO) -> None:
     print(json.dumps(reply), file=replies, flush=True)
 
 
-def _score(request: dict[str, Any], imported: Callable[[], object] = lambda: None) -> float:
+def _score(request: dict[str, Any], imported: Callable[[], object] = lambda: None) -> float | list[float]:
     """`imported` is called between the import of the verifier and its call."""
     verifier = resolve_name(request["verifier"])
     imported()
-    score = float(verifier(*request["arguments"], **request["knobs"]))
-    if not math.isfinite(score):
-        raise ValueError(f"{score} is not finite")
-    return score
+    found = verifier(*request["arguments"], **request["knobs"])
+    scores = [float(each) for each in found] if request.get("several") else [float(found)]
+    if not all(map(math.isfinite, scores)):
+        raise ValueError(f"{found} is not finite")
+    return scores if request.get("several") else scores[0]
 
 
 if __name__ == "__main__":

@@ -10,12 +10,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from actors.agents.programs import AgentError
+from actors.group_rewards import GroupRewards
 from actors.progress import Progress
 from actors.resumption import Recorder
 from actors.reward_pool import RewardError
@@ -78,8 +80,10 @@ class Worker:
         rollout: Rollout,
         digests: dict[int, str],
         spans: Spans | None = None,
+        group_rewards: GroupRewards | None = None,
     ):
         self.task, self.engine, self.reward, self.client, self.rollout = task, engine, reward, client, rollout
+        self.group_rewards = group_rewards
         self.digests = digests
         spans = spans or Spans()
         self._generating, self._evaluating = Busy(spans, "generate"), Busy(spans, "evaluate")
@@ -209,8 +213,13 @@ class Worker:
         try:
             prompt = self.task.prompt(lease.split, lease.row)
             samples, reason, detail = await self._samples(group, prompt)
+            if len(samples) >= lease.need:
+                samples = await self._compared(prompt, samples, group.recorders.values())
         except asyncio.CancelledError:
             raise
+        except RewardError as error:
+            self._log_failure(f"group {lease.group_id}")
+            samples, reason, detail = [], "group reward crashed", str(error)
         except Exception as error:  # a bad prompt costs its group, not the run; the ledger has the reason
             self._log_failure(f"group {lease.group_id}")
             samples, reason, detail = [], "failed", repr(error)
@@ -225,6 +234,16 @@ class Worker:
             self._log_failure(f"group {lease.group_id}")
             said = self._said(group, self._partial_samples(group))
             self.client.failed(lease.group_id, "failed", repr(error), said)
+
+    async def _compared(self, prompt: Prompt, samples: list[Sample], recorders: Iterable[Recorder]) -> list[Sample]:
+        """Samples with their group's rewards. Meanwhile the lease makes no tokens, but it is at work. Raises
+        RewardError."""
+        if self.group_rewards is None:
+            return samples
+        with ExitStack() as limits:
+            for recorder in recorders:
+                limits.enter_context(recorder.limited())
+            return await self.group_rewards(prompt, samples)
 
     def _push(self, group: _Running, samples: list[Sample], seconds: float) -> None:
         versions = {version for sample in samples for version, _ in sample.runs}
@@ -366,6 +385,7 @@ class Worker:
         if sample is None:
             return None
         _check_rewards(sample)
+        [sample] = await self._compared(prompt, [sample], [recorder])
         return Group(lease.group_id, [sample], {version: self.digests[version] for version, _ in sample.runs})
 
 

@@ -45,6 +45,12 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "last_number": "areal_like.tasks.numbers:last_number",
         "unit_tests": "areal_like.tasks.unit_tests:unit_tests",
     },
+    "group_reward": {
+        "none": "areal_like.tasks.comparing:none",
+        "length_rank": "areal_like.tasks.comparing:length_rank",
+        "diversity": "areal_like.tasks.comparing:diversity",
+        "judge": "actors.judge:Judge",
+    },
     "model": {
         "qwen2": "areal_like.models:qwen2",
         "folder": "areal_like.models:folder",

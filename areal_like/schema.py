@@ -119,6 +119,7 @@ class Config:
     placement: Free
     gpu: str | None
     task: Spec
+    group_reward: Spec
     model: Spec
     engine: Spec
     workflow: Spec

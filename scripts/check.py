@@ -27,7 +27,7 @@ from .output import console
 CONTRACTS = {
     **dict.fromkeys(("loss", "advantage"), "learning"),
     **dict.fromkeys(("scheduler", "sizing", "policy", "filter"), "serving"),
-    **dict.fromkeys(("task", "reward", "environment", "workflow", "engine"), "acting"),
+    **dict.fromkeys(("task", "reward", "group_reward", "environment", "workflow", "engine"), "acting"),
 }
 """Kind → the module of `scripts.contracts` that has its claims."""
 METHODS = {
@@ -43,6 +43,7 @@ PARAMETERS = {
     ("episodes",): "advantage",
     ("rewards", "lengths"): "filter",
     ("answer", "response"): "reward",
+    ("prompt", "answers"): "group_reward",
     ("waiting", "missing", "want"): "policy",
 }
 """Positional parameters of a function → its kind."""

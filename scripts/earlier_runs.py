@@ -21,6 +21,7 @@ from areal_like.stopping import reason_to_stop
 MUST_AGREE = (
     "run.seed",
     "task",
+    "group_reward",
     "model",
     "sizing",
     "groups_per_batch",

@@ -191,6 +191,49 @@ def reward_claims(spec: Mapping[str, object], help: Help) -> list[Claim]:
     ]
 
 
+# Group rewards
+
+
+def group_reward_claims(spec: Mapping[str, object], help: Help) -> list[Claim]:
+    name, knobs = str(spec["name"]), {key: value for key, value in spec.items() if key != "name"}
+    demand(not inspect.isclass(resolve("group_reward", name)), "it is a class: only functions can be checked here")
+    prompt = {"text": "6*7", "messages": [{"role": "user", "content": "6*7"}], "answer": help.answer}
+    texts = (help.response, *ANSWERS)
+    answers = [
+        {"text": text, "tokens": None, "length": len(text), "reward": float(place == 0), "finish": "stop"}
+        for place, text in enumerate(texts)
+    ]
+
+    async def scores(group: list[dict[str, Any]]) -> list[float]:
+        pool = RewardPool(workers=1, timeout=SECONDS)
+        try:
+            return await pool.scores(target("group_reward", name), prompt, group, knobs=knobs)
+        finally:
+            await pool.close()
+
+    def numbers() -> str:
+        for size in (1, 2, len(answers)):
+            found = asyncio.run(scores(answers[:size]))
+            demand(len(found) == size, f"{size} answers got {len(found)} rewards: {found}")
+        return f"{min(found):g} to {max(found):g} for {len(answers)} answers"
+
+    def repeats() -> None:
+        first, second = asyncio.run(scores(answers)), asyncio.run(scores(answers))
+        demand(first == second, f"the same answers got {first}, then {second}")
+
+    def forgets_places() -> None:
+        forward, backward = asyncio.run(scores(answers)), asyncio.run(scores(answers[::-1]))
+        demand(
+            np.allclose(forward, backward[::-1]), f"in another order the answers got {backward[::-1]}, not {forward}"
+        )
+
+    return [
+        ("groups of any size get a finite reward per answer, in a process of its own", numbers),
+        ("the same answers get the same", repeats),
+        ("the order of the answers does not matter", forgets_places),
+    ]
+
+
 # Environments and workflows
 
 
@@ -408,6 +451,7 @@ async def _counts(engine: Any, state: Any) -> None:
 CLAIMS = {
     "task": task_claims,
     "reward": reward_claims,
+    "group_reward": group_reward_claims,
     "environment": environment_claims,
     "workflow": workflow_claims,
     "engine": engine_claims,

@@ -1,0 +1,99 @@
+"""Rewards that see all samples of a group: a judge that compares them, their diversity, their rank by length.
+
+When the samples of a group are done, and the task's verifier has scored each, the config's `group_reward` gets the
+prompt and the answers, and returns the rewards to train on. There are two forms:
+
+- A function `(prompt, answers, *, knobs) -> rewards` runs in the reward pool, under its time limits.
+- A class, `Class(folder, name, *, knobs)` with `async score(prompt, answers) -> rewards`, runs in the actor: one object
+  for all groups, with time limits of its own (`actors.judge`).
+
+Both get plain JSON values (`described`) and return one finite number per answer. A group whose group reward fails is
+dropped as "group reward crashed". A held-out answer is a group of one. Nothing is called with `group_reward=none`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from inspect import isclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.reward_pool import RewardError, RewardPool
+from areal_like.groups import LARGEST_REWARD
+from areal_like.registry import build, resolve, target
+from areal_like.types import Prompt, Sample
+
+KIND = "group_reward"
+
+
+class GroupRewards:
+    """The config's `group_reward`. `folder` is for files of its own, those of the actor `name`."""
+
+    def __init__(self, spec: Mapping[str, Any], pool: RewardPool, folder: Path, name: str):
+        self.name, self._pool = str(spec["name"]), pool
+        self._knobs = {key: value for key, value in spec.items() if key != "name"}
+        held = self.name != "none" and isclass(resolve(KIND, self.name))
+        self._object: Any = build(KIND, spec, folder, name) if held else None
+
+    async def __call__(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
+        """The samples with their final rewards. Raises RewardError, and nothing else, whatever goes wrong."""
+        if self.name == "none":
+            return samples
+        try:
+            rewards = await self._score(*described(prompt, samples), len(samples))
+        except RewardError:
+            raise
+        except Exception as error:
+            raise RewardError(f"group_reward={self.name} raised {type(error).__name__}: {error}") from error
+        return [replace(sample, reward=reward) for sample, reward in zip(samples, rewards, strict=True)]
+
+    async def _score(self, prompt: dict[str, Any], answers: list[dict[str, Any]], n: int) -> list[float]:
+        if self._object:
+            found = [float(each) for each in await self._object.score(prompt, answers)]
+        else:
+            found = await self._pool.scores(target(KIND, self.name), prompt, answers, knobs=self._knobs)
+        if len(found) != n or not all(abs(each) <= LARGEST_REWARD for each in found):
+            raise RewardError(f"group_reward={self.name} returned {found} for {n} answers: one finite number for each")
+        return found
+
+    def stats(self) -> dict[str, float]:
+        """Metrics of its own, as in `actors.measures`."""
+        return self._object.stats() if hasattr(self._object, "stats") else {}
+
+    async def close(self) -> None:
+        if hasattr(self._object, "close"):
+            await self._object.close()
+
+
+def described(prompt: Prompt, samples: Sequence[Sample]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A group as JSON values: the prompt as `{text, messages, answer}`, and each answer as `{text, tokens, length,
+    reward, finish}`. `text` is None if the task has none, else `tokens` is; `answer` is None if JSON can't hold it. An
+    answer ends with its last trained token; what tools said before that is a part of it."""
+    text = None if prompt.codec is None else prompt.codec.decode(prompt.tokens)
+    question = {"text": text, "messages": list(prompt.messages), "answer": _as_json(prompt.answer)}
+    return question, [_described(prompt, sample) for sample in samples]
+
+
+def _described(prompt: Prompt, sample: Sample) -> dict[str, Any]:
+    trained = np.flatnonzero(sample.loss_mask)
+    end = sample.prompt_length + (int(trained[-1]) + 1 if len(trained) else 0)
+    tokens = sample.tokens[sample.prompt_length : end]
+    has_text = prompt.codec is not None
+    return {
+        "text": prompt.codec.decode(tokens) if has_text else None,
+        "tokens": None if has_text else tokens.tolist(),
+        "length": len(tokens),
+        "reward": float(sample.reward),
+        "finish": sample.finish,
+    }
+
+
+def _as_json(value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        return None

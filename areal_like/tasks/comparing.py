@@ -1,0 +1,67 @@
+"""Group rewards that need no model: plain functions of the answers of one group, so that they run in the reward pool.
+
+    (prompt, answers, *, knobs) -> one reward per answer
+
+`prompt` is `{"text", "messages", "answer"}`, and each of `answers` `{"text", "tokens", "length", "reward", "finish"}`
+(`actors.group_rewards.described`). `reward` is what the task's verifier gave. A group of one, as in an evaluation,
+keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+Described = Mapping[str, Any]
+
+
+def none(prompt: Described, answers: Sequence[Described]) -> list[float]:
+    """Each answer keeps its own reward."""
+    return [answer["reward"] for answer in answers]
+
+
+def length_rank(
+    prompt: Described,
+    answers: Sequence[Described],
+    *,
+    weight: Annotated[float, "[0, inf)"] = 0.1,
+    right: Annotated[float, "(-inf, inf)"] = 1.0,
+) -> list[float]:
+    """Among answers whose own reward is at least `right`, the shortest keeps its reward and the longest loses `weight`;
+    the others lose a part of it by their rank. Equal lengths share their mean rank. Wrong answers keep their reward, so
+    that being short pays only if it is right."""
+    rewards = [float(answer["reward"]) for answer in answers]
+    among = [place for place, reward in enumerate(rewards) if reward >= right]
+    if len(among) < 2:
+        return rewards
+    lengths = [answers[each]["length"] for each in among]
+    for place, length in zip(among, lengths, strict=True):
+        rank = (sum(each < length for each in lengths) + sum(each <= length for each in lengths) - 1) / 2
+        rewards[place] -= weight * rank / (len(among) - 1)
+    return rewards
+
+
+def diversity(
+    prompt: Described,
+    answers: Sequence[Described],
+    *,
+    weight: Annotated[float, "[0, inf)"] = 0.1,
+    n: Annotated[int, "[1, inf)"] = 2,
+) -> list[float]:
+    """Adds `weight` × the mean Jaccard distance of an answer's n-grams to those of each other answer: 0 for a group of
+    copies, `weight` for answers that share nothing. N-grams are of words, or of tokens if the task has no text."""
+    grams = [_grams(answer, n) for answer in answers]
+    found = []
+    for place, answer in enumerate(answers):
+        others = [_distance(grams[place], each) for other, each in enumerate(grams) if other != place]
+        found.append(answer["reward"] + weight * (sum(others) / len(others) if others else 0.0))
+    return found
+
+
+def _grams(answer: Described, n: int) -> set[tuple[object, ...]]:
+    words: Sequence[object] = answer["tokens"] if answer["text"] is None else answer["text"].split()
+    return {tuple(words[start : start + n]) for start in range(max(1, len(words) - n + 1))}
+
+
+def _distance(one: set[tuple[object, ...]], other: set[tuple[object, ...]]) -> float:
+    return 1 - len(one & other) / len(one | other)

@@ -1,0 +1,170 @@
+"""The judge against a server on this machine: verdicts, the cache, retries, limits, failures."""
+
+import asyncio
+import re
+import time
+
+import pytest
+
+from actors.judge import Judge
+from actors.reward_pool import RewardError
+from tests.actors.judging import judging
+
+PROMPT = {"text": "6*7", "messages": [{"role": "user", "content": "What is 6*7?"}], "answer": "42"}
+
+
+def answers(*texts, reward=1.0):
+    return [{"text": text, "length": len(text), "reward": reward, "finish": "stop"} for text in texts]
+
+
+def judged(folder, url, group, times=1, **knobs):
+    """(rewards, metrics) of a group that is scored so many times by one judge."""
+
+    async def run():
+        judge = Judge(folder, "actor-0", base_url=url, model_name="m", **knobs)
+        try:
+            for _ in range(times):
+                rewards = await judge.score(PROMPT, group)
+            return rewards, judge.stats()
+        finally:
+            await judge.close()
+
+    return asyncio.run(run())
+
+
+def answer_of(text, name="Answer to grade"):
+    return re.search(rf"{name}:\n(.*)\n", text)[1]
+
+
+def longer(text):
+    """Of two answers it likes the longer one."""
+    a, b = len(answer_of(text, "Answer A")), len(answer_of(text, "Answer B"))
+    return f"Hm. Winner: {'A' if a > b else 'B' if b > a else 'tie'}"
+
+
+def test_each_answer_gets_the_grade_of_its_last_score_line(tmp_path):
+    def grade(text):
+        assert "What is 6*7?" in text and "Reference answer: 42" in text
+        return f"At first, Score: 9. No:\n**Score:** {len(answer_of(text))}"
+
+    with judging(grade) as server:
+        rewards, stats = judged(tmp_path, server.url, answers("42", "It is 42"), own=2, weight=0.5)
+    assert rewards == [2 + 0.5 * 0.2, 2 + 0.5 * 0.8]
+    assert stats["sum:judge/requests"] == 2 and stats["sum:judge/request_tokens"] == sum(map(len, server.asked))
+
+
+def test_pairs_give_the_share_of_comparisons_won(tmp_path):
+    with judging(longer) as server:
+        rewards, _ = judged(tmp_path, server.url, answers("abc", "a", "ab", "xy"), compare="pairs")
+    assert rewards == [1.0, 0.0, 0.5, 0.5]
+    assert len(server.asked) == 12, "six pairs, each in both orders"
+
+
+def test_a_judge_that_prefers_a_place_cancels_out_in_both_orders(tmp_path):
+    with judging(lambda text: "Winner: A") as server:
+        assert judged(tmp_path, server.url, answers("a", "b", "c"), compare="pairs")[0] == [0.5] * 3
+
+
+@pytest.mark.parametrize("opponents", [1, 2, 3])
+def test_each_answer_meets_a_few_opponents(tmp_path, opponents):
+    group = answers(*(f"{'x' * place}!" for place in range(8)))
+    knobs = {"compare": "pairs", "opponents": opponents, "both_orders": False}
+    with judging(longer) as server:
+        rewards, _ = judged(tmp_path, server.url, group, **knobs)
+        assert len(server.asked) == 8 * opponents / 2
+        assert judged(tmp_path, server.url, group, **knobs)[0] == rewards and len(server.asked) == 8 * opponents / 2
+    assert rewards[0] == 0.0 and rewards[7] == 1.0
+
+
+def test_a_group_of_one_has_nothing_to_be_compared_with(tmp_path):
+    assert judged(tmp_path, "http://127.0.0.1:1/v1", answers("a"), compare="pairs", own=1)[0] == [1.5]
+
+
+def test_no_request_is_made_twice_whoever_asks_and_when(tmp_path):
+    with judging(lambda text: "Score: 5") as server:
+        _, stats = judged(tmp_path, server.url, answers("a", "a", "b"), times=2)
+        assert len(server.asked) == 2 and stats["sum:judge/cached"] == 4
+    with (tmp_path / "actor-0.jsonl").open("a") as torn:
+        torn.write('{"key": "ab')  # a crash
+    rewards, stats = judged(tmp_path, server.url, answers("a", "b"))  # the server is off
+    assert rewards == [0.5, 0.5] and stats["sum:judge/requests"] == 0
+    with judging(lambda text: "Score: 1") as server:
+        assert judged(tmp_path, server.url, answers("c"))[0] == [0.1], "the line behind the torn one"
+    assert judged(tmp_path, "http://127.0.0.1:1/v1", answers("c", "a"))[0] == [0.1, 0.5]
+
+
+def test_other_settings_are_other_requests(tmp_path):
+    with judging(lambda text: "Score: 5") as server:
+        for knobs in ({}, {"temperature": 0.5}, {"max_tokens": 9}, {"template": "$answer $question"}):
+            judged(tmp_path, server.url, answers("a"), **knobs)
+        assert len(server.asked) == 4
+
+
+def test_requests_that_fail_for_a_while_are_tried_again(tmp_path):
+    said = iter([503, 429, "Score: 10"])
+    with judging(lambda text: next(said)) as server:
+        assert judged(tmp_path, server.url, answers("a"), prices=[1e6, 0])[0] == [1.0]
+        assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (500, "InternalServerError"),
+        ("It is fine.", "missing in its reply 'It is fine.'"),
+        ("Score: 11", "from 0 to 10"),
+    ],
+)
+def test_a_judge_without_a_verdict_is_an_error_that_says_why(tmp_path, reply, words):
+    with judging(lambda text: reply) as server, pytest.raises(RewardError, match=f"(?s)the judge at http.*{words}"):
+        judged(tmp_path, server.url, answers("a"), retries=1)
+
+
+def test_a_judge_that_never_answers_is_given_up(tmp_path):
+    with judging(lambda text: time.sleep(1) or 500) as server, pytest.raises(RewardError, match="APITimeoutError"):
+        judged(tmp_path, server.url, answers("a"), retries=0, timeout=0.1)
+
+
+def test_so_many_requests_run_at_once_and_the_cost_is_counted(tmp_path):
+    group = answers(*"abcdefgh")
+    with judging(lambda text: time.sleep(0.02) or "Score: 5") as server:
+        _, stats = judged(tmp_path, server.url, group, concurrency=3, prices=[2, 1000])
+    assert server.most_at_once <= 3
+    assert stats["sum:judge/cost"] == pytest.approx((2 * stats["sum:judge/request_tokens"] + 1000 * 8 * 8) / 1e6)
+
+
+def test_a_group_that_is_cancelled_leaves_its_replies_to_the_next_lease(tmp_path):
+    async def run(url):
+        judge = Judge(tmp_path, "actor-0", base_url=url, model_name="m")
+        asking = asyncio.ensure_future(judge.score(PROMPT, answers("a")))
+        while not server.asked:
+            await asyncio.sleep(0.005)
+        asking.cancel()
+        again = await judge.score(PROMPT, answers("a"))
+        await judge.close()
+        return again
+
+    with judging(lambda text: time.sleep(0.05) or "Score: 5") as server:
+        assert asyncio.run(run(server.url)) == [0.5]
+        assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"scale": [1, 1]}, "the lower one first"),
+        ({"scale": [1]}, "want two numbers"),
+        ({"template": "Grade it"}, r"must hold \$answer"),
+        ({"template": "$answer costs 5$"}, r"write \$\$"),
+        ({"compare": "pairs", "template": "$answer"}, r"\$first and \$second"),
+    ],
+)
+def test_knobs_that_make_no_sense_are_refused(tmp_path, knobs, words):
+    with pytest.raises(ValueError, match=words):
+        Judge(tmp_path, "actor-0", base_url="http://127.0.0.1:1/v1", model_name="m", **knobs)
+
+
+def test_a_task_without_text_is_refused(tmp_path):
+    group = [{"text": None, "tokens": [1], "length": 1, "reward": 0.0, "finish": "stop"}]
+    with pytest.raises(RewardError, match="this task has none"):
+        judged(tmp_path, "http://127.0.0.1:1/v1", group)
