@@ -62,7 +62,7 @@ class Judge:
     both_orders: pairs: ask for each pair twice, with A and B exchanged, since models prefer a place.
     template: the request, with $question, $reference and $answer (pairs: $first and $second), in place of the shipped
         one. The reply must hold `Score: NUMBER` (pairs: `Winner: A`, `B` or `tie`); the last one counts.
-    base_url, model_name, api_key: the endpoint, the model's name there, and the name of the environment variable with the
+    base_url, model_name, api_key: the endpoint, the model there, and the name of the environment variable with the
         key (a local server needs none).
     temperature, max_tokens: of the judge's reply.
     concurrency: requests of one actor at a time. timeout: seconds per attempt. retries: attempts after the first.

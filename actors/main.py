@@ -29,6 +29,7 @@ from areal_like.keys import KeysError
 from areal_like.link import BusError
 from areal_like.process import EXIT_TERMINATED, TERM_SECONDS, Orders, Role, Terminated, run_role
 from areal_like.registry import bind, build, resolve, settled
+from areal_like.schema import Rewards
 from areal_like.spans import Spans
 from areal_like.weights.state import State
 
@@ -130,18 +131,22 @@ async def _until_the_run_is_gone(role: Role, endpoint: str) -> None:
     log.warning("the run has ended, or continues with another buffer: ending")
 
 
-async def serve(role: Role) -> None:
-    config = role.config
-    task = build("task", config.task, config.run.seed)
-    engine, state = build_engine(config, task.vocab_size, role.run / "servers" / role.name)
-    rewards = config.rewards
-    pool = RewardPool(
+def build_pool(rewards: Rewards) -> RewardPool:
+    return RewardPool(
         workers=rewards.workers,
         timeout=rewards.timeout,
         min_timeout=min(rewards.min_timeout, rewards.timeout),
         slack=rewards.slack,
         memory_limit=rewards.memory_limit,
     )
+
+
+async def serve(role: Role) -> None:
+    config = role.config
+    task = build("task", config.task, config.run.seed)
+    engine, state = build_engine(config, task.vocab_size, role.run / "servers" / role.name)
+    rewards = config.rewards
+    pool = build_pool(rewards)
     specs = config.workflow, heldout_workflow(config)
     workflow, heldout = (for_tasks(bind("workflow", spec), task) for spec in specs)
     sampling, told = config.sampling, config.run.samples_bytes > 0

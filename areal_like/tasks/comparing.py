@@ -10,19 +10,27 @@ keeps it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
-
-Described = Mapping[str, Any]
+from typing import Annotated, TypedDict
 
 
-def none(prompt: Described, answers: Sequence[Described]) -> list[float]:
+class Answer(TypedDict):
+    """One answer of a group; `text` or `tokens` is None."""
+
+    text: str | None
+    tokens: list[int] | None
+    length: int
+    reward: float
+    finish: str
+
+
+def none(prompt: Mapping[str, object], answers: Sequence[Answer]) -> list[float]:
     """Each answer keeps its own reward."""
     return [answer["reward"] for answer in answers]
 
 
 def length_rank(
-    prompt: Described,
-    answers: Sequence[Described],
+    prompt: Mapping[str, object],
+    answers: Sequence[Answer],
     *,
     weight: Annotated[float, "[0, inf)"] = 0.1,
     right: Annotated[float, "(-inf, inf)"] = 1.0,
@@ -42,8 +50,8 @@ def length_rank(
 
 
 def diversity(
-    prompt: Described,
-    answers: Sequence[Described],
+    prompt: Mapping[str, object],
+    answers: Sequence[Answer],
     *,
     weight: Annotated[float, "[0, inf)"] = 0.1,
     n: Annotated[int, "[1, inf)"] = 2,
@@ -58,8 +66,9 @@ def diversity(
     return found
 
 
-def _grams(answer: Described, n: int) -> set[tuple[object, ...]]:
-    words: Sequence[object] = answer["tokens"] if answer["text"] is None else answer["text"].split()
+def _grams(answer: Answer, n: int) -> set[tuple[object, ...]]:
+    text = answer["text"]
+    words: Sequence[object] = (answer["tokens"] or []) if text is None else text.split()
     return {tuple(words[start : start + n]) for start in range(max(1, len(words) - n + 1))}
 
 
