@@ -282,6 +282,7 @@ def test_every_registered_component_is_there_and_read_rightly(kind: str, name: s
     for knob, parameter in seen.items():
         assert read[knob] == parameter.default or isinstance(read[knob], str)
     fitting = {"str": "x", "float": 1.0, "int": 1, "Mapping[str, Any]": {"name": "tools"}, "str | Sequence[str]": "a:b"}
+    fitting["Mapping[str, str | Mapping[str, object]]"] = {"sums": "arithmetic"}
     required = {knob: fitting[seen[knob].annotation] for knob, default in read.items() if default is REQUIRED}
     check(kind, {"name": name, **required})
 

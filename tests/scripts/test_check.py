@@ -23,6 +23,7 @@ from learners.losses.contract import LossBatch, masked_sum, ratio, total
 from scripts import check
 
 NEEDS: dict[tuple[str, str], Mapping[str, object]] = {
+    ("task", "mixture"): {"tasks": {"sums": "arithmetic", "products": {"name": "calculator", "digits": 1}}},
     ("policy", "priority"): {"key": f"{__name__}:oldest"},
     ("workflow", "multi_turn"): {"environment": {"name": "desk"}},
 }
