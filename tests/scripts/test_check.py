@@ -23,7 +23,8 @@ from learners.losses.contract import LossBatch, masked_sum, ratio, total
 from scripts import check
 
 NEEDS: dict[tuple[str, str], Mapping[str, object]] = {
-    ("task", "mixture"): {"tasks": {"sums": "arithmetic", "products": {"name": "calculator", "digits": 1}}},
+    ("task", "mixture"): {"tasks": {"short": {"name": "copy", "digits": 2}, "long": {"name": "copy", "digits": 3}}},
+    ("task", "reasoning_gym"): {"dataset": "chain_sum", "tokenizer": "bytes"},
     ("policy", "priority"): {"key": f"{__name__}:oldest"},
     ("workflow", "multi_turn"): {"environment": {"name": "desk"}},
 }
