@@ -63,6 +63,14 @@ def refuse_odd_placement(config: Config) -> None:
             f"{PLACEMENT}.share: launcher={name} gives each process devices of its own; share them with launcher=local",
             f"{PLACEMENT}.share",
         )
+    known = settled("engine", config.engine)
+    room = {str(key).replace("_", "-") for key in known.get("server") or {}} & {"mem-fraction-static"}
+    if placed and placed.shared and "server" in known and not room:
+        raise ConfigError(
+            f"engine.server: a server would take nearly all memory of a device that it shares ({PLACEMENT}.share, "
+            "gpu=1x): say how much it may have, such as engine.server={mem-fraction-static: 0.4}, or take engine=torch",
+            "engine.server",
+        )
 
 
 def refuse_odd_model(config: Config) -> None:

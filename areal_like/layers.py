@@ -31,6 +31,8 @@ from areal_like.places import CONFIGS
 from areal_like.registry import COMPONENTS, ConfigError, nearest
 
 COMMAND_LINE = "command line"
+MACHINE = "gpu"
+"""The choice that sets several components to what suits a machine: merged first, so that choices of these win."""
 
 Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
 """What yaml can say, as plain containers."""
@@ -80,6 +82,7 @@ class Layers:
     def _add(self, items: Items, folder: Path, origin: str) -> None:
         """Merge dotted keys and values of one place: the choices first, then the values."""
         items = [_known_as(key, value, origin) for key, value in items]
+        items.sort(key=lambda item: item[0] != MACHINE)
         values: Items = []
         for key, value in items:
             if key not in COMPONENTS and value is None:  # no choice

@@ -233,7 +233,8 @@ def test_ray_is_asked_for_each_places_devices() -> None:
 @pytest.mark.parametrize("launcher", ["slurm", "ray"])
 def test_where_others_choose_devices_they_cannot_be_shared(launcher: str) -> None:
     share = "placement={learner: 0, actors: 0, share: true}"
-    assert configs.load([*SGLANG, share]).actors.count == 1
+    room = "engine.server={mem-fraction-static: 0.4}"
+    assert configs.load([*SGLANG, share, room]).actors.count == 1
     with pytest.raises(ConfigError, match=f"launcher={launcher} gives each process devices of its own"):
         configs.load([*SGLANG, share, f"launcher={launcher}"])
 
@@ -265,3 +266,14 @@ def test_devices_of_a_machine_are_stated_for_dry_runs_only(capsys: pytest.Captur
     assert "go with --dry-run" in capsys.readouterr().err
     assert main([*SGLANG, "--dry-run", "--devices", "1", "learner.ranks=2"]) == 2
     assert "learner.ranks=2 and actors.count=1: 3 devices are needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["gpu=1x", "engine=sglang"], ["engine=sglang", "gpu=1x"]], ids=["gpu 1st", "gpu last"]
+)
+def test_a_choice_of_engine_wins_over_that_of_gpu_in_either_order(words: list[str]) -> None:
+    argv = ["configs/base.yaml", *words]
+    with pytest.raises(ConfigError, match=r"engine.server=\{mem-fraction-static: 0.4\}"):
+        configs.load(argv)
+    config = configs.load([*argv, "engine.server={mem-fraction-static: 0.4}"])
+    assert (config.engine.name, config.learner.device, config.gpu) == ("sglang", "cuda", "1x")
