@@ -82,18 +82,18 @@ def _sample(prompt: np.ndarray, done: Completion, reward: float) -> Sample:
     return Sample(tokens, PROMPT, done.logprobs, mask, done.runs, reward, done.finish, [], done.experts)
 
 
-def scored(seed: int, batch: Batch, compute: str, replay: bool) -> dict[str, float]:
-    """Metrics of a step of rate 0."""
+def scored(seed: int, batch: Batch, compute: str, replay: bool) -> dict[str, float | None]:
+    """Metrics of a step of rate 0; None if the step has none of a name."""
     knobs = {"lr": 0.0, "num_minibatches": 1, "compute_dtype": compute, "router_replay": replay}
     learner = TorchLearner(mixture(seed), decoupled_ppo, partial(group), **knobs)
     metrics = learner.train(batch)
-    return {label: float(metrics.get(name, 0.0)) for name, label in FIGURES.items()}
+    return {label: metrics.get(name) for name, label in FIGURES.items()}
 
 
 def main() -> None:
     prepare()
     seeds = range(2 if OPTIONS.quick else SEEDS)
-    found: dict[str, list[dict[str, float]]] = {}
+    found: dict[str, list[dict[str, float | None]]] = {}
     for seed in seeds:
         batch = asyncio.run(sampled(seed))
         for compute in ("float32", "bfloat16"):
