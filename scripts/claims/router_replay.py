@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import Any
 
 from .studies import argument_parser
 
@@ -84,7 +85,7 @@ def _sample(prompt: np.ndarray, done: Completion, reward: float) -> Sample:
 
 def scored(seed: int, batch: Batch, compute: str, replay: bool) -> dict[str, float | None]:
     """Metrics of a step of rate 0; None if the step has none of a name."""
-    knobs = {"lr": 0.0, "num_minibatches": 1, "compute_dtype": compute, "router_replay": replay}
+    knobs: dict[str, Any] = {"lr": 0.0, "num_minibatches": 1, "compute_dtype": compute, "router_replay": replay}
     learner = TorchLearner(mixture(seed), decoupled_ppo, partial(group), **knobs)
     metrics = learner.train(batch)
     return {label: metrics.get(name) for name, label in FIGURES.items()}
