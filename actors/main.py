@@ -8,6 +8,8 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,13 @@ from actors.rewards import reward_function
 from actors.served import ServedProbe
 from actors.session import Session, Stuck
 from actors.subscriber import Subscriber
-from actors.worker import Rollout, Worker
+from actors.worker import Heldout, Rollout, Worker
 from actors.workflows import for_tasks
 from areal_like import turns
 from areal_like.client import ActorClient
-from areal_like.config import heldout_workflow, select
+from areal_like.config import select
+from areal_like.heldout import sets_of
+from areal_like.interfaces import RewardFunction, Task
 from areal_like.keys import KeysError
 from areal_like.link import BusError
 from areal_like.process import EXIT_TERMINATED, TERM_SECONDS, Orders, Role, Terminated, run_role
@@ -131,6 +135,17 @@ async def _until_the_run_is_gone(role: Role, endpoint: str) -> None:
     log.warning("the run has ended, or continues with another buffer: ending")
 
 
+def rollout_of(config: Any, task: Task, rewards_of: Callable[[Task], RewardFunction]) -> Rollout:
+    """How the config samples, and how it answers its held-out sets; these may have tasks of their own."""
+    sampling, told = config.sampling, config.run.samples_bytes > 0
+    heldout = {
+        each.name: Heldout(each.prompt, for_tasks(bind("workflow", each.workflow), each.task), rewards_of(each.task))
+        for each in sets_of(config, task)
+    }
+    workflow = for_tasks(bind("workflow", config.workflow), task)
+    return Rollout(config.run.seed, sampling.temperature, sampling.max_tokens, workflow, heldout, told)
+
+
 def build_pool(rewards: Rewards) -> RewardPool:
     return RewardPool(
         workers=rewards.workers,
@@ -147,10 +162,6 @@ async def serve(role: Role) -> None:
     engine, state = build_engine(config, task.vocab_size, role.run / "servers" / role.name)
     rewards = config.rewards
     pool = build_pool(rewards)
-    specs = config.workflow, heldout_workflow(config)
-    workflow, heldout = (for_tasks(bind("workflow", spec), task) for spec in specs)
-    sampling, told = config.sampling, config.run.samples_bytes > 0
-    rollout = Rollout(config.run.seed, sampling.temperature, sampling.max_tokens, workflow, heldout, told)
     keys, link_timeout = role.keys, config.buffer.heartbeat_timeout
     buffer = role.find("buffer")
     client = ActorClient(buffer, role.name, engine.slots, link_timeout=link_timeout, keys=keys)
@@ -171,7 +182,8 @@ async def serve(role: Role) -> None:
     timeout = rewards.timeout if rewards.workers else math.inf
     # A verifier that computes here keeps the actor from sending heartbeats.
     step_timeout = min(timeout, config.buffer.heartbeat_timeout / 2) if rewards.workers else math.inf
-    reward = reward_function(task, pool, timeout=timeout, step_timeout=step_timeout)
+    rewards_of = partial(reward_function, pool=pool, timeout=timeout, step_timeout=step_timeout)
+    reward, rollout = rewards_of(task), rollout_of(config, task, rewards_of)
     group_rewards = GroupRewards(config.group_reward, pool, role.run / "judge", role.name)
     worker = Worker(task, engine, reward, client, rollout, subscriber.digests, spans, group_rewards)
     session = Session(client, worker, subscriber)

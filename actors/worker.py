@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from actors.agents.programs import AgentError
 from actors.group_rewards import GroupRewards
@@ -40,16 +40,24 @@ MOST_SAID = 1 << 16
 """Tokens of samples that are not in a group, which the buffer gets for people to read: at most this many at once."""
 
 
+class Heldout(NamedTuple):
+    """How prompts of a held-out set are made, answered and scored."""
+
+    prompt: Callable[[int], Prompt]
+    workflow: Workflow
+    reward: RewardFunction
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """How this run samples: seed, temperature, longest response (None: as the task says), workflow, and workflow for
-    held-out prompts. `told`: tell the buffer what samples said that are not in a group."""
+    """How this run samples: seed, temperature, longest response (None: as the task says), workflow, and how it answers
+    prompts of held-out sets, by name. `told`: tell the buffer what samples said that are not in a group."""
 
     seed: int
     temperature: float
     max_tokens: int | None
     workflow: Workflow
-    heldout: Workflow
+    heldout: Mapping[str, Heldout]
     told: bool = True
 
 
@@ -368,7 +376,7 @@ class Worker:
         try:
             self.client.evaluated(lease.group_id, version, await self._answer(lease))
         except Exception:
-            self._log_failure(f"held-out row {lease.row}")
+            self._log_failure(f"{lease.split}: prompt {lease.row}")
             self.client.evaluated(lease.group_id, version, None)
         finally:
             self._heldout.pop(lease.group_id, None)
@@ -376,12 +384,13 @@ class Worker:
 
     async def _answer(self, lease: Lease) -> Group | None:
         """A held-out sample, without filler, as a group; None if the workflow rejects it."""
-        prompt = self.task.prompt(lease.split, lease.row)
-        key = stream_key(self.rollout.seed, _HELDOUT_STREAM, lease.row)
+        asked = self.rollout.heldout[lease.split]
+        prompt = asked.prompt(lease.row)
+        key = stream_key(self.rollout.seed, _HELDOUT_STREAM, lease.row, *([lease.sample] if lease.sample else []))
         limits = replace(self._limits(prompt, lease.temperature or 0.0, key), trained=False)
-        request, recorder = f"e{lease.group_id}", Recorder(self.engine, self.reward, PartialSample())
+        request, recorder = f"e{lease.group_id}", Recorder(self.engine, asked.reward, PartialSample())
         self._heldout[lease.group_id] = request, recorder
-        sample = await self.rollout.heldout(recorder, recorder.reward, prompt, limits, request, 0)
+        sample = await asked.workflow(recorder, recorder.reward, prompt, limits, request, 0)
         if sample is None:
             return None
         _check_rewards(sample)

@@ -13,6 +13,7 @@ Drivers: scripts call `load` and `save`; each process calls `load_resolved` on t
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +32,7 @@ from areal_like.conflicts import (
     refuse_odd_transport,
 )
 from areal_like.defaults import LEARNING, learning_defaults, machine_defaults
+from areal_like.held_out_keys import check_sets
 from areal_like.layers import COMMAND_LINE, Layers, Tree, Value, read, shown
 from areal_like.machine import cores, has_bfloat16, has_gpu
 from areal_like.other_names import instead_of
@@ -219,6 +221,8 @@ def _check_heldout(config: Config) -> None:
         check("workflow", heldout_workflow(config))
     except ConfigError as error:
         raise ConfigError(f"eval.{error}", f"eval.{error.key}") from None
+    workflow_of = functools.partial(heldout_workflow, config)
+    check_sets(select(config, "eval"), select(config, "task"), config.model.get("path"), workflow_of)
 
 
 def _check_mixture(config: Config) -> None:
@@ -277,9 +281,11 @@ def _refuse_other_ages(config: Config) -> None:
         raise ConfigError(f"{AGES} needs sizing=fixed and no scheduler.oversample_prompts: all places are set", AGES)
 
 
-def heldout_workflow(config: Config) -> dict[str, Any]:
-    """The workflow for held-out prompts: the run's workflow, with some knobs replaced by `eval.workflow`."""
-    return _with_knobs(select(config, "workflow"), select(config, "eval.workflow"))
+def heldout_workflow(config: Config, of_set: object = None) -> dict[str, Any]:
+    """The workflow for held-out prompts: the run's workflow, with some knobs replaced by `eval.workflow`, and then by
+    those `of_set`."""
+    usual = _with_knobs(select(config, "workflow"), select(config, "eval.workflow"))
+    return _with_knobs(usual, dict(of_set)) if isinstance(of_set, Mapping) else usual
 
 
 def _with_knobs(spec: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Any]:

@@ -36,9 +36,10 @@ HELDOUT: Fate = "heldout"
 
 class Kept(msgspec.Struct, omit_defaults=True):
     """One sample. `step`: train steps made when it was written (its own included, if it was trained); `version`: the
-    weights that it trained, or the newest then. `group`, `index`: which sample; of a held-out answer `group` is its
-    row. `why`: the reason in the ledger, and more about it. `tokens`: prompt, then response. If the group was not
-    rolled out to its end, they are only what the model has written so far, without the prompt (`prompt_length` is 0)
+    weights that it trained, or the newest then. `group`, `index`: which sample; of a held-out answer `of` is its set
+    and `group` the place of its prompt there. `why`: the reason in the ledger, and more about it. `tokens`: prompt,
+    then response. If the group was not rolled out to its end, they are only what the model has written so far, without
+    the prompt (`prompt_length` is 0)
     and without tool results. `reward` is None unless the sample was scored (0 for a held-out answer that failed).
     `numbers`: name → one number per token of the response (None: not computed, or not trained). They include `logprob`
     (behaviour), `proximal`, `current` (that took the gradient), `advantage`, what the loss observed (`loss/ratio`), and
@@ -61,6 +62,7 @@ class Kept(msgspec.Struct, omit_defaults=True):
     masked: list[int] = []
     numbers: dict[str, list[float | None]] = {}
     bare: bool = False
+    of: str = "heldout"
 
     @property
     def response(self) -> list[int]:
@@ -80,7 +82,7 @@ class Kept(msgspec.Struct, omit_defaults=True):
         return self.version - min((version for version, _ in self.runs), default=self.version)
 
 
-def kept(
+def kept(  # noqa: PLR0913 (they are fields)
     fate: Fate,
     step: int,
     version: int,
@@ -89,6 +91,7 @@ def kept(
     *,
     why: str = "",
     actor: str = "",
+    of: str = "heldout",
     numbers: Mapping[str, np.ndarray] | None = None,
 ) -> Kept:
     """The record of a sample: `place` is (group, index), `numbers` name → float [R]."""
@@ -104,6 +107,7 @@ def kept(
         finish=sample.finish,
         why=why,
         actor=actor,
+        of=of,
         turn_rewards=[(int(at), float(earned)) for at, earned in sample.turn_rewards],
         masked=np.flatnonzero(~np.asarray(sample.loss_mask, bool)).tolist(),
         numbers=_rounded({"logprob": sample.logprobs} | dict(numbers or {})),

@@ -40,8 +40,12 @@ class Sampling:
 class Eval:
     every: int
     prompts: int
+    samples: int
     temperature: float
+    k: list[int] | None
+    right: float
     workflow: Spec
+    sets: Spec
 
 
 @dataclass

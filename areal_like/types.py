@@ -176,8 +176,9 @@ class Group:
 class Lease(NamedTuple):
     """The right and the duty of one actor to roll out one prompt.
 
-    `group_id` see `Group.id`; `row` the row of the task's `split` ("train" or "heldout"); `launch` samples are started
-    and the first `need` that finish make the group. `temperature` overrides the run's own where it is not None.
+    `group_id` see `Group.id`; `row` the row of the task's `split`, which is "train", or of a held-out set, by its name;
+    `launch` samples are started and the first `need` that finish make the group. `temperature` overrides the run's own
+    where it is not None. `sample`: which answer to a held-out prompt this is.
     """
 
     group_id: int
@@ -186,6 +187,7 @@ class Lease(NamedTuple):
     launch: int
     need: int
     temperature: float | None = None
+    sample: int = 0
 
 
 @dataclass(slots=True)

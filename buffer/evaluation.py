@@ -1,51 +1,93 @@
 """Evaluation on held-out prompts while training continues: a round of leases beside the training leases.
 
-An actor gets its share of a round for version v once it holds v. Weights may change while a round is decoded; the
-result says which versions sampled it. Only one round runs at a time. A round that falls due meanwhile is skipped,
-except the final one.
+A round asks all sets that are due (`areal_like.heldout`); each answer to a prompt is a lease of its own. An actor gets
+its share of a round for version v once it holds v. Weights may change while a round is decoded; the result says which
+versions sampled it. Only one round runs at a time. A round that falls due meanwhile is skipped, except the final one.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NotRequired, TypedDict
+from itertools import accumulate
+from typing import NamedTuple, NotRequired, TypedDict
 
+from areal_like.estimates import figures
+from areal_like.heldout import HeldoutSet
 from areal_like.types import Lease
+
+
+class Asked(NamedTuple):
+    """What the buffer knows of a set (see `areal_like.heldout.HeldoutSet`); `prompts` counts them."""
+
+    name: str
+    prompts: int
+    samples: int = 1
+    temperature: float = 0.0
+    every: int = 0
+    ks: tuple[int, ...] = (1,)
+    right: float = 1.0
+    own: bool = True
+
+    @property
+    def answers(self) -> int:
+        return self.prompts * self.samples
+
+
+def asked(sets: Iterable[HeldoutSet]) -> list[Asked]:
+    return [Asked(e.name, len(e.rows), e.samples, e.temperature, e.every, e.ks, e.right, e.own) for e in sets]
 
 
 class Result(TypedDict):
     """Result of a round: mean reward, mean length (tokens), versions of the oldest and the newest token.
-    `note_evaluation` adds `seconds` since the first lease."""
+    `note_evaluation` adds `seconds` since the first lease. `sets`: of each set its figures (`reward`, `pass@4`), each
+    with the ends of its interval (`reward_low`, `reward_high`) if there is one, mean length, and numbers of prompts and
+    samples. Reward and length of the round are those of the run's own sets; of all, if there are none."""
 
     version: int
     reward: float
     length: float
     oldest_version: int
     newest_version: int
+    sets: dict[str, dict[str, float]]
     seconds: NotRequired[float]
+
+
+class Answer(NamedTuple):
+    reward: float
+    length: int
+
+
+class Place(NamedTuple):
+    """Where an answer belongs: its set, the prompt's place in the set, and which sample of the prompt it is."""
+
+    of: Asked
+    prompt: int
+    sample: int
 
 
 @dataclass(slots=True)
 class _Round:
     version: int
-    unassigned: list[int]
+    unassigned: list[int]  # places
     assigned: dict[int, str] = field(default_factory=dict)
-    rewards: list[float] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
+    answers: dict[int, Answer] = field(default_factory=dict)
     oldest: float = math.inf
     newest: int = 0
-    moved: dict[int, float] = field(default_factory=dict)  # row → when it was last seen to move
+    moved: dict[int, float] = field(default_factory=dict)  # place → when it was last seen to move
     timeouts: Counter[int] = field(default_factory=Counter)
 
 
 class Evaluation:
-    """A round `every` train steps (0: only before and after training), on the first `prompts` held-out rows."""
+    """Rounds of `sets`, each `every` so many train steps (0: only before and after training). A place is a number for
+    each answer of all sets."""
 
-    def __init__(self, every: int, prompts: int, temperature: float):
-        self.every, self.prompts, self.temperature = every, prompts, temperature
+    def __init__(self, sets: Sequence[Asked]):
+        self.sets = list(sets)
+        self._firsts = [0, *accumulate(each.answers for each in self.sets)]
+        self.places = self._firsts.pop()
         self.round: _Round | None = None
         self.results: list[Result] = []
         self._round_number = 0
@@ -53,20 +95,23 @@ class Evaluation:
         self._final: int | None = None
 
     def start_if_due(self, version: int, steps: int) -> None:
-        """Start a round if one is due after `steps` train steps, whose weights are `version`."""
-        if not self.prompts or self.round or steps == self._last_steps:
+        """Start a round of the sets that are due after `steps` train steps, whose weights are `version`."""
+        if not self.places or self.round or steps == self._last_steps:
             return
-        if steps == 0 or (self.every > 0 and steps % self.every == 0):
+        if due := [each for each in self.sets if steps == 0 or (each.every > 0 and steps % each.every == 0)]:
             self._last_steps = steps
-            self.start(version)
+            self.start(version, due)
 
-    def start(self, version: int) -> None:
+    def start(self, version: int, due: Sequence[Asked] | None = None) -> None:
+        """Start a round; `due`: of these sets (None: all)."""
         self._round_number += 1
-        self.round = _Round(version, list(range(self.prompts)))
+        pairs = zip(self.sets, self._firsts, strict=True)
+        places = [first + n for each, first in pairs if due is None or each in due for n in range(each.answers)]
+        self.round = _Round(version, places)
 
     def finish_with(self, version: int) -> None:
         """Ask for a last round at the final version, after the one that may be running."""
-        if self.prompts:
+        if self.places:
             self._final = version
 
     @property
@@ -79,11 +124,18 @@ class Evaluation:
         return self.round is not None and bool(self.round.unassigned)
 
     def tick(self) -> None:
-        """Start the final round once no other round runs."""
+        """Start the final round once no other round runs, unless every set was asked at that version."""
         if self._final is not None and self.round is None:
-            if not self.results or self.results[-1]["version"] != self._final:
+            told = {name for result in self.results if result["version"] == self._final for name in result["sets"]}
+            if told != {each.name for each in self.sets}:
                 self.start(self._final)
             self._final = None
+
+    def place(self, number: int) -> Place:
+        """What a place stands for."""
+        at = max(n for n, first in enumerate(self._firsts) if first <= number)
+        of = self.sets[at]
+        return Place(of, *divmod(number - self._firsts[at], of.samples))
 
     def leases(self, actor: str, version: int, actors_to_come: int, now: float = 0.0) -> list[Lease]:
         """The actor's share of the round. `actors_to_come`: actors without a share, this one included. Deadlines of the
@@ -91,10 +143,15 @@ class Evaluation:
         if not self.round or version < self.round.version or actor in self.round.assigned.values():
             return []
         share = math.ceil(len(self.round.unassigned) / max(1, actors_to_come))
-        rows = [self.round.unassigned.pop() for _ in range(min(share, len(self.round.unassigned)))]
-        self.round.assigned.update(dict.fromkeys(rows, actor))
-        self.round.moved.update(dict.fromkeys(rows, now))
-        return [Lease(self._round_number * self.prompts + row, row, "heldout", 1, 1, self.temperature) for row in rows]
+        numbers = [self.round.unassigned.pop() for _ in range(min(share, len(self.round.unassigned)))]
+        self.round.assigned.update(dict.fromkeys(numbers, actor))
+        self.round.moved.update(dict.fromkeys(numbers, now))
+        return [self._lease(number) for number in numbers]
+
+    def _lease(self, number: int) -> Lease:
+        of, prompt, sample = self.place(number)
+        lease_id = self._round_number * self.places + number
+        return Lease(lease_id, prompt, of.name, 1, 1, of.temperature, sample)
 
     def without_share(self, actors: list[str]) -> int:
         """How many of `actors` have no rows of the running round."""
@@ -136,15 +193,15 @@ class Evaluation:
         self.round.timeouts[row] += 1
         if self.round.timeouts[row] >= most:
             version = self.round.version
-            lease_id = self._round_number * self.prompts + row
+            lease_id = self._round_number * self.places + row
             return self.record(self.round.assigned[row], lease_id, 0.0, 0, version, version)
         del self.round.assigned[row]
         self.round.unassigned.append(row)
         return None
 
     def row_of(self, actor: str, lease_id: int) -> int | None:
-        """The row of this lease; None if the actor does not have the lease."""
-        number, row = divmod(lease_id, max(1, self.prompts))
+        """The place of this lease; None if the actor does not have the lease."""
+        number, row = divmod(lease_id, max(1, self.places))
         mine = self.round and number == self._round_number and self.round.assigned.get(row) == actor
         return row if mine else None
 
@@ -155,19 +212,39 @@ class Evaluation:
         if self.round is None or row is None:
             return None
         del self.round.assigned[row]
-        self.round.rewards.append(reward)
-        self.round.lengths.append(length)
+        self.round.answers[row] = Answer(reward, length)
         self.round.oldest, self.round.newest = min(self.round.oldest, oldest), max(self.round.newest, newest)
         if self.round.assigned or self.round.unassigned:
             return None
-        n = len(self.round.rewards)
-        result: Result = {
-            "version": self.round.version,
-            "reward": sum(self.round.rewards) / n,
-            "length": sum(self.round.lengths) / n,
-            "oldest_version": int(self.round.oldest),
-            "newest_version": self.round.newest,
-        }
+        result = self._result(self.round)
         self.results.append(result)
         self.round = None
         return result
+
+    def _result(self, ended: _Round) -> Result:
+        pairs = zip(self.sets, self._firsts, strict=True)
+        found = {
+            s: [ended.answers[first + n] for n in range(s.answers)] for s, first in pairs if first in ended.answers
+        }
+        own = [answer for s, answers in found.items() if s.own for answer in answers]
+        counted = own or list(ended.answers.values())
+        return {
+            "version": ended.version,
+            "reward": sum(answer.reward for answer in counted) / len(counted),
+            "length": sum(answer.length for answer in counted) / len(counted),
+            "oldest_version": int(ended.oldest),
+            "newest_version": ended.newest,
+            "sets": {s.name: figures_of(s, answers) for s, answers in found.items()},
+        }
+
+
+def figures_of(of: Asked, answers: Sequence[Answer]) -> dict[str, float]:
+    """The figures of a set, as `Result.sets` has them; `answers` to one prompt follow one another."""
+    rewards = [[answer.reward for answer in answers[at : at + of.samples]] for at in range(0, len(answers), of.samples)]
+    found: dict[str, float] = {"prompts": of.prompts, "samples": of.samples}
+    found["length"] = sum(answer.length for answer in answers) / len(answers)
+    for name, (mean, low, high) in figures(rewards, of.ks, of.right).items():
+        found[name] = mean
+        if math.isfinite(high - low):
+            found |= {f"{name}_low": low, f"{name}_high": high}
+    return found

@@ -264,18 +264,19 @@ class Handlers:
         if actor is None:
             raise WireError("only an actor that has joined can evaluate")
         evaluation = self.state.evaluation
-        row, answer = (
-            evaluation.row_of(actor.name, message.id),
-            checked_answer(message, payloads, self.state.learner.vocab_size),
-        )
+        answer = checked_answer(message, payloads, self.state.learner.vocab_size)
+        number = evaluation.row_of(actor.name, message.id)
         result = evaluation.record(
             actor.name, message.id, message.reward, message.length, message.oldest, message.newest
         )
         self.state.note_evaluation(result, time.monotonic())
-        if row is not None and answer:
-            self.state.samples.heldout(self.state.now, row, *answer, actor.name)
-        elif row is not None:
-            self.state.samples.heldout_failed(self.state.now, row, actor.name)
+        if number is None:
+            return
+        of, *place = evaluation.place(number)
+        if answer:
+            self.state.samples.heldout(self.state.now, of.name, (place[0], place[1]), *answer, actor.name)
+        else:
+            self.state.samples.heldout_failed(self.state.now, of.name, (place[0], place[1]), actor.name)
 
     @_on.register
     def _on_lost(self, message: messages.Lost, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:

@@ -136,17 +136,17 @@ class KeptSamples:
 
     # ---- held-out answers -------------------------------------------------------------------------------------------
 
-    def heldout(self, now: Now, row: int, head: Head, payload: Payload, actor: str) -> None:
-        """Keep a held-out answer: a group of one sample."""
+    def heldout(self, now: Now, of: str, place: tuple[int, int], head: Head, payload: Payload, actor: str) -> None:
+        """Keep a held-out answer, a group of one sample, of the set `of`: `place` is (prompt, sample)."""
         if log_of := self._logs.get(HELDOUT):
             (sample,) = decode_group(head, load(payload)).samples
-            log_of.write(kept(HELDOUT, *now, (row, 0), sample, actor=actor))
+            log_of.write(kept(HELDOUT, *now, place, sample, actor=actor, of=of))
 
-    def heldout_failed(self, now: Now, row: int, actor: str) -> None:
+    def heldout_failed(self, now: Now, of: str, place: tuple[int, int], actor: str) -> None:
         """A held-out prompt whose answer, workflow or reward failed: it counts as 0."""
         if log_of := self._logs.get(HELDOUT):
             why = "failed: it counts as 0; no text: its actor's log has the error"
-            log_of.write(Kept(HELDOUT, *now, row, 0, [], 0, [], 0.0, "", why=why, actor=actor))
+            log_of.write(Kept(HELDOUT, *now, *place, [], 0, [], 0.0, "", why=why, actor=actor, of=of))
 
     # ---- what is wanted ---------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from areal_like import checkpoints, older_configs
 from areal_like import config as configs
 from areal_like.bus import Router
+from areal_like.heldout import sets_of
 from areal_like.interfaces import Task
 from areal_like.process import Role, run_role
 from areal_like.registry import as_spec, bind, build
@@ -18,7 +19,7 @@ from areal_like.run_folder import CONFIG, NEXT
 from areal_like.schema import Spec
 from buffer import recovery
 from buffer.controller import Controller
-from buffer.evaluation import Evaluation
+from buffer.evaluation import Evaluation, asked
 from buffer.events import record_nothing
 from buffer.gauges import Gauges
 from buffer.injection import AgedSlots, Ages
@@ -105,14 +106,13 @@ def main(role: Role) -> None:
     if why := other_settings(role.run):
         lost = replay.branch_off(steps, why)
         log.info("from batch %d on %s: %d groups of later weights are rolled out again", steps, why, lost)
-    heldout = min(config.eval.prompts, task.size("heldout"))
     state = RunState(
         router,
         Outbox(router, journal),
         replay,
         scheduler,
         PromptCursor(shares_of(task), config.run.seed, position=replay.store.admitted),
-        Evaluation(config.eval.every, heldout, config.eval.temperature),
+        Evaluation(asked(sets_of(config, task))),
         configs.actors_of(config),
         config.buffer.max_bytes,
         config.run.steps,

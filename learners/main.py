@@ -22,6 +22,7 @@ from typing import Any
 from areal_like import checkpoints
 from areal_like.client import LearnerClient, Stopped
 from areal_like.config import ranks_of
+from areal_like.held_out_keys import OWN
 from areal_like.interfaces import Task, Trainer
 from areal_like.messages import Manifest
 from areal_like.metrics import MetricsLog
@@ -270,6 +271,7 @@ class TrainLoop:
         if evaluations:
             newest = evaluations[-1]
             row |= {"eval/reward": newest["reward"], "eval/version": newest["version"], "eval/length": newest["length"]}
+            row |= heldout_metrics(newest.get("sets", {}))
         progress.tokens += int(row.get("tokens", 0))
         row["train/idle_share"] = progress.waited / max(1e-9, progress.elapsed)
         row["train/tokens_per_second"] = progress.tokens / max(1e-9, progress.elapsed)
@@ -317,6 +319,17 @@ class TrainLoop:
             | {"train/nonfinite_steps": progress.nonfinite},
             "evaluations": evaluations,
         }
+
+
+def heldout_metrics(sets: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The figures of held-out sets under their names in `metrics.jsonl`: those of a single task's own set beside
+    `eval/reward`, those of others as `heldout/NAME` (the reward) and `heldout/NAME/FIGURE`."""
+    found: dict[str, float] = {}
+    for name, figures in sets.items():
+        prefix = "eval" if name == OWN else f"heldout/{name}"
+        found |= {f"{prefix}/{figure}": value for figure, value in figures.items() if figure != "reward"}
+        found["eval/reward" if name == OWN else prefix] = figures["reward"]
+    return found
 
 
 def save_model(role: Role, trainer: Trainer, task: Task) -> None:

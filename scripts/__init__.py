@@ -42,7 +42,6 @@ PARTS = {
     "memory": "train --dry-run",
     "offered": "ledger",
     "output": "train",
-    "pass_at_k": "eval",
     "plotting.canvas": "plots",
     "plotting.drawing": "plots",
     "plotting.lines": "plots",

@@ -18,6 +18,7 @@ from typing import Any
 from areal_like import config as configs
 from areal_like import older_configs
 from areal_like.config import Config, ConfigError
+from areal_like.heldout import own_rows
 
 from .arguments import command, new_file, refuse
 from .output import console, shortened, write_json
@@ -66,10 +67,11 @@ def models(config: Config, args: argparse.Namespace) -> dict[str, dict[str, Any]
 async def answers(config: Config, task: Any, model: Any, prompts: list[Any]) -> list[Answer]:
     """A model's answers to all prompts at once, in the run's workflow for held-out prompts."""
     from actors.engines.torch_engine import TorchEngine
+    from actors.workflows import for_tasks
     from areal_like.registry import bind
     from areal_like.types import Limits
 
-    engine, workflow = TorchEngine(model), bind("workflow", configs.heldout_workflow(config))
+    engine, workflow = TorchEngine(model), for_tasks(bind("workflow", configs.heldout_workflow(config)), task)
 
     async def answer(row: int, prompt: Any) -> Answer:
         longest = config.sampling.max_tokens or prompt.max_tokens
@@ -95,8 +97,8 @@ def compare(config: Config, args: argparse.Namespace) -> list[Pair]:
 
     logging.disable_progress_bar()
     task, specs = build("task", config.task, config.run.seed), models(config, args)
-    rows = range(min(args.prompts or config.eval.prompts, task.size("heldout")))
-    prompts, said = [task.prompt("heldout", row) for row in rows], []
+    places = [place for rows in own_rows(config, task, args.prompts).values() for place in rows]
+    prompts, said = [task.prompt(*place) for place in places], []
     for spec in specs.values():
         model = build("model", spec, config.run.seed, task.vocab_size)
         publishable(model)

@@ -3,7 +3,7 @@
 A SET is a file of prompts and answers (`test.jsonl`; all its rows, or `--prompts` of them), a task's name
 (`arithmetic`; its held-out rows) or a spec (`{name: jsonl, path: test.jsonl, reward: exact}`). Without SET: the run's
 own held-out prompts, in its own workflow. With `--samples 8` each prompt is answered eight times, and pass@k is the
-unbiased estimate (Chen et al., arXiv 2107.03374). Intervals are of 95 %, over prompts (Wilson). Verifiers run in
+unbiased estimate (Chen et al., arXiv 2107.03374). Intervals are of 95 %, over prompts. Verifiers run in
 processes of their own, with a time limit.
 """
 
@@ -22,12 +22,15 @@ from areal_like import config as configs
 from areal_like import older_configs
 from areal_like.config import ConfigError
 from areal_like.errors import UserError
+from areal_like.estimates import figures as estimates
+from areal_like.estimates import powers
+from areal_like.held_out_keys import OWN
+from areal_like.heldout import own_rows
 from areal_like.layers import parse_override
 from areal_like.run_folder import CONFIG
 
 from .arguments import command, new_file, positive, refuse, temperature
 from .output import console, shortened, table, visible, write_json
-from .pass_at_k import interval, pass_at_k, powers
 
 if TYPE_CHECKING:
     from areal_like.interfaces import RewardFunction, Task, Workflow
@@ -112,6 +115,7 @@ def spec_of(text: str, model: Path) -> dict[str, Any]:
 
 def questions(args: argparse.Namespace, model: Path) -> list[Question]:
     """Raises ConfigError, ValueError, OSError."""
+    from actors.workflows import for_tasks
     from areal_like.registry import bind, build
 
     run, found = run_of(args.model), []
@@ -120,10 +124,10 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
     if not args.sets:
         assert run
         task = build("task", run.task, run.run.seed)
-        rows = [("heldout", row) for row in range(task.size("heldout"))][: args.prompts or run.eval.prompts]
-        found.append(
-            Question(f"{run.task['name']} (held-out)", task, rows, bind("workflow", configs.heldout_workflow(run)))
-        )
+        workflow = for_tasks(bind("workflow", configs.heldout_workflow(run)), task)
+        for name, rows in own_rows(run, task, args.prompts).items():
+            title = f"{run.task['name'] if name == OWN else name} (held-out)"
+            found.append(Question(title, task, rows, workflow))
     for text in args.sets:
         spec = spec_of(text, model)
         task = build("task", spec, args.seed)
@@ -210,15 +214,12 @@ async def _sample(
 
 def figures(answers: Sequence[Answers], samples: int, right: float) -> dict[str, Any]:
     """Means over prompts, and their intervals."""
-    means = [sum(each.rewards) / len(each.rewards) for each in answers]
-    counts = [sum(reward >= right for reward in each.rewards) for each in answers]
-    passes = {k: [pass_at_k(samples, count, k) for count in counts] for k in powers(samples)}
-    named = {"reward": means, **{f"pass@{k}": values for k, values in passes.items()}}
+    found = estimates([each.rewards for each in answers], powers(samples), right)
     lengths = [length for each in answers for length in each.lengths]
     return {
         "prompts": len(answers),
         "samples": samples,
-        **{name: [sum(values) / len(values), *interval(values)] for name, values in named.items()},
+        **{name: list(estimate) for name, estimate in found.items()},
         "tokens": sum(lengths) / len(lengths),
         "cut": sum(each.cut for each in answers) / len(lengths),
     }

@@ -17,6 +17,7 @@ from areal_like import keys, model_folder
 from areal_like.bus import NODE, own_address
 from areal_like.config import Config, ConfigError, heldout_workflow, ranks_of
 from areal_like.defaults import ruinous_rate, spent_schedule
+from areal_like.heldout import sets_of
 from areal_like.interfaces import Task
 from areal_like.launch.plan import limits
 from areal_like.registry import COMPONENTS, build, check, check_function, knobs, marks
@@ -61,6 +62,7 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
     elif config.buffer.transport == "tcp" and "ACROSS_HOSTS" not in marks("launcher", config.launcher["name"]):
         check_host(config.buffer.host)
     task = build("task", config.task, config.run.seed)
+    sets_of(config, task)
     check_batch(config, sizing.group_size)
     check_texts(task, config)
     check_ends(task, config)

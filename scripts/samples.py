@@ -24,6 +24,9 @@ from rich.console import Console
 from rich.text import Text
 
 from areal_like import older_configs
+from areal_like.config import from_tree
+from areal_like.held_out_keys import OWN
+from areal_like.heldout import HeldoutSet, sets_of
 from areal_like.registry import ConfigError, build, nearest
 from areal_like.run_folder import CONFIG
 from areal_like.samples import DROPPED, FOLDER, HELDOUT, TRAINED, Fate, Kept, read
@@ -71,8 +74,8 @@ class Texts:
     """Text of token ids, by the run's task; the ids themselves if it has no text."""
 
     def __init__(self, run: Path):
-        tree, _ = older_configs.fill(run / CONFIG)  # a full check would take longer than all the rest
-        config = dict[str, Any](tree)
+        self._tree, _ = older_configs.fill(run / CONFIG)  # a full check would take longer than all the rest
+        config, self._sets = dict[str, Any](self._tree), dict[str, HeldoutSet]()
         seed, self._marks = config["run"]["seed"], marks_of(config["workflow"])
         self._task = build("task", config["task"], seed)
         self.stops = bool(self._task.stop_tokens)
@@ -95,8 +98,15 @@ class Texts:
 
     def _prompt(self, record: Kept) -> Prompt:
         if record.fate == HELDOUT:
-            return self._task.prompt("heldout", record.group)
+            return self._prompt_of_set(record.of, record.group)
         return self._task.prompt("train", self._cursor.at(record.group).row)
+
+    def _prompt_of_set(self, name: str, place: int) -> Prompt:
+        if name == OWN:
+            return self._task.prompt(OWN, place)
+        if not self._sets:
+            self._sets = {each.name: each for each in sets_of(from_tree(self._tree), self._task)}
+        return self._sets[name].prompt(place)
 
     def both(self, record: Kept) -> str:
         return self.prompt(record) + "\n" + self.of(record.response)

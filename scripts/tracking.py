@@ -120,7 +120,8 @@ class _Samples:
             return []
         heldout, trained = self._heldout.new(), self._trained.new() if step % self._every == 0 else []
         newest = max((record.version for record in heldout), default=0)
-        first = sorted((each for each in heldout if each.version == newest), key=lambda each: each.group)[:EXAMPLES]
+        first = sorted((each for each in heldout if each.version == newest), key=lambda each: (each.group, each.index))
+        first = first[:EXAMPLES]
         group = [each for each in trained if each.group == trained[-1].group] if trained else []
         group.sort(key=lambda each: -(each.reward or 0.0))
         ends = [group[0], group[-1]] if len(group) > 1 else group

@@ -10,7 +10,7 @@ from actors.agents.programs import AgentError
 from actors.engines.timed_engine import TimedEngine
 from actors.progress import MOST_REPORTED, Progress
 from actors.resumption import Recorder, limited
-from actors.worker import Rollout, Worker
+from actors.worker import Heldout, Rollout, Worker
 from actors.workflows import single_turn
 from areal_like.messages import Heartbeat
 from areal_like.types import Completion, Lease, Limits, PartialSample, Prompt
@@ -70,7 +70,9 @@ class Play:
 
     def __init__(self, workflow=single_turn, engine: type[Engine] = Engine):
         self.engine, self.scored = engine(), asyncio.Event()
-        rollout = Rollout(5, 0.7, None, partial(workflow), partial(single_turn))
+        rollout = Rollout(
+            5, 0.7, None, workflow, {"heldout": Heldout(partial(Task().prompt, "heldout"), single_turn, self.reward)}
+        )
         self.worker = Worker(Task(), self.engine, self.reward, Client(), rollout, {3: "abc"})
 
     async def reward(self, prompt, tokens) -> float:

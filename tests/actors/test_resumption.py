@@ -64,7 +64,7 @@ class Actor:
         self.engine = TorchEngine(new_model(seed=0), slots=4)
         if weights or version:
             self.engine._apply(update_of(new_model(seed=weights), version))
-        knobs = {"workflow": partial(single_turn), "heldout": partial(single_turn)}
+        knobs = {"workflow": partial(single_turn), "heldout": {}}
         rollout = Rollout(seed=3, temperature=1.0, max_tokens=None, **knobs)
         self.worker = Worker(Task(), self.engine, self.reward, self.client, rollout, {version: f"d{version}"})
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-from functools import partial
 
 import numpy as np
 import pytest
@@ -293,7 +292,7 @@ def test_cancelled_leases_free_their_slots_within_one_decode_step(hand_back):
 
     async def main():
         engine, client = TorchEngine(new_model(), slots=4), Client()
-        rollout = Rollout(0, 1.0, None, partial(workflow), partial(workflow))
+        rollout = Rollout(0, 1.0, None, workflow, {})
         worker = Worker(Task(), engine, None, client, rollout, {0: "digest"})
         worker.start([Lease(0, 0, "train", 3, 3), Lease(1, 1, "train", 2, 2)])
         while engine.stats()["tokens"] < 20:

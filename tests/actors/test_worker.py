@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from actors.reward_pool import RewardError
-from actors.worker import RESAMPLES, Rollout, Worker
+from actors.worker import RESAMPLES, Heldout, Rollout, Worker
 from areal_like.partials import check_partial, decode_partial
 from areal_like.sampling import stream_key
 from areal_like.types import Completion, Group, Lease, Limits, Prompt, Sample
@@ -83,7 +83,10 @@ class Play:
         self.futures: dict[str, asyncio.Future] = {}
         self.limits: dict[str, Limits] = {}
         self.client = Client()
-        knobs = {"workflow": partial(self.workflow), "heldout": partial(self.heldout)}
+        knobs = {
+            "workflow": partial(self.workflow),
+            "heldout": {"heldout": Heldout(partial(Task().prompt, "heldout"), self.heldout, None)},
+        }
         rollout = Rollout(seed=5, temperature=0.7, max_tokens=None, **knobs)
         self.worker = Worker(Task(), Engine(), None, self.client, rollout, {3: "abc", 4: "def"})
 

@@ -11,7 +11,7 @@ from areal_like.messages import Message, Refused
 from areal_like.types import Group, Sample
 from areal_like.wire import SCHEMA, Received, WireError, decode
 from buffer.controller import Controller
-from buffer.evaluation import Evaluation
+from buffer.evaluation import Asked, Evaluation
 from buffer.outbox import Outbox
 from buffer.policies import in_order
 from buffer.prompts import PromptCursor
@@ -89,7 +89,7 @@ class House:
             Replay(bound, **{"policy": partial(in_order), **rules}),
             scheduler,
             PromptCursor(rows, seed=0),
-            Evaluation(2, evaluate, 0.0),
+            Evaluation([Asked("heldout", evaluate, every=2)] if evaluate else []),
             expected_actors=actors,
             max_bytes=1 << 30,
             last_batch=last_batch,

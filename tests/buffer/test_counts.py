@@ -8,7 +8,7 @@ import pytest
 from areal_like.groups import Head, encode_group
 from areal_like.types import Group, Sample
 from buffer import events
-from buffer.evaluation import Evaluation
+from buffer.evaluation import Asked, Evaluation
 from buffer.gauges import idle_shares
 from buffer.journal import since_snapshot
 from buffer.schedulers import SyncScheduler
@@ -34,7 +34,7 @@ def test_idle_shares_are_what_a_barrier_leaves_unused():
 
 
 def test_an_evaluation_has_the_means_of_its_answers():
-    evaluation = Evaluation(1, 3, 0.0)
+    evaluation = Evaluation([Asked("heldout", 3, every=1)])
     evaluation.start(version=5)
     leases = evaluation.leases("actor-0", 5, actors_to_come=1)
     results = [

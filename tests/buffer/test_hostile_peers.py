@@ -124,7 +124,7 @@ class Run:
             Replay(Bound(1, B, 1), partial(in_order)),
             asynchronous(max_staleness=1),
             PromptCursor(1000, seed=0),
-            Evaluation(0, 0, 0.0),
+            Evaluation([]),
             expected_actors=2,
             max_bytes=1 << 30,
         )

@@ -54,7 +54,7 @@ def test_an_answer_that_does_not_fit_is_refused_and_changes_nothing(house: House
         refused = house.router.refused
         house.say("actor-0", "evaluated", body, payload)
         assert house.router.refused == refused + 1
-    assert list(read(tmp_path)) == [] and house.state.evaluation.round.rewards == []
+    assert list(read(tmp_path)) == [] and house.state.evaluation.round.answers == {}
 
 
 def test_what_is_filtered_refused_or_too_old_is_kept_with_the_reason(house: House, tmp_path: Path) -> None:

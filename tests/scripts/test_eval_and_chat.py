@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from areal_like import config as configs
+from areal_like import estimates
 from areal_like.registry import build
 from areal_like.tasks.byte_tokens import byte_tokenizer
-from scripts import chat, pass_at_k
+from scripts import chat
 from scripts import eval as evaluation
 from tests.folders import write_folder
 
@@ -49,18 +50,18 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k_answers_with_a_right_one(sam
     answers = [True] * right + [False] * (samples - right)
     for k in range(1, samples + 1):
         choices = list(itertools.combinations(answers, k))
-        assert pass_at_k.pass_at_k(samples, right, k) == pytest.approx(sum(map(any, choices)) / len(choices))
+        assert estimates.pass_at_k(samples, right, k) == pytest.approx(sum(map(any, choices)) / len(choices))
     with pytest.raises(ValueError, match=f"pass@{samples + 1}"):
-        pass_at_k.pass_at_k(samples, right, samples + 1)
+        estimates.pass_at_k(samples, right, samples + 1)
 
 
 def test_intervals_hold_the_mean_and_shrink_with_more_prompts() -> None:
-    assert pass_at_k.powers(1) == [1] and pass_at_k.powers(6) == [1, 2, 4, 6] and pass_at_k.powers(8) == [1, 2, 4, 8]
-    low, high = pass_at_k.interval([1.0] * 10)
+    assert estimates.powers(1) == [1] and estimates.powers(6) == [1, 2, 4, 6] and estimates.powers(8) == [1, 2, 4, 8]
+    low, high = estimates.interval([1.0] * 10)
     assert low == pytest.approx(0.7225, abs=1e-3) and high == pytest.approx(1.0), "10 of 10 is not certainty (Wilson)"
     for values in ([0.0, 1.0, 0.5, 0.25] * 5, [-2.0, 3.0, 0.5, 9.0] * 5):
-        mean, (low, high) = sum(values) / len(values), pass_at_k.interval(values)
-        more = pass_at_k.interval(values * 10)
+        mean, (low, high) = sum(values) / len(values), estimates.interval(values)
+        more = estimates.interval(values * 10)
         assert low < mean < high and more[1] - more[0] < (high - low) / 2.5
 
 

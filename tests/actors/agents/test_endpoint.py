@@ -191,7 +191,7 @@ class Actor:
     def __init__(self, function: Any):
         self.client, self.engine = Client(), engine_of()
         played = partial(workflow, agent=named(function))
-        rollout = Rollout(3, 1.0, None, played, played)
+        rollout = Rollout(3, 1.0, None, played, {})
         self.worker = Worker(Task(), self.engine, verifier, self.client, rollout, {0: "d0"})  # type: ignore[arg-type]
 
     def lease(self, carried: Carried | None = None) -> None:

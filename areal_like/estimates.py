@@ -1,0 +1,78 @@
+"""What held-out answers say: mean rewards, pass@k, and intervals of 95 %. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+Z = 1.959964
+"""Normal quantile of a two-sided 95 % interval."""
+RESAMPLES = 2000
+MOST_RESAMPLED = 1000
+"""Prompts up to which an interval is bootstrapped; of more, the mean is normal enough."""
+
+
+class Estimate(NamedTuple):
+    """A mean over prompts, and its interval of 95 %."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """The unbiased estimate of the chance that one of `k` answers is right, from `right` of `samples` answers.
+
+    1 − C(samples − right, k) / C(samples, k) (Chen et al., arXiv 2107.03374, equation 1). Raises ValueError unless
+    1 ≤ k ≤ samples.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} needs at least {k} samples, got {samples}")
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def powers(samples: int) -> list[int]:
+    """1, 2, 4, ... up to `samples`, and `samples` itself."""
+    return sorted({*(2**n for n in range(samples.bit_length())), samples} & set(range(1, samples + 1)))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """An interval of 95 % for the mean of independent values, one per prompt.
+
+    Of values that are 0 or 1, or all equal within [0, 1]: Wilson's, which stays valid if all are 0 or all 1. Of others:
+    by bootstrap over the prompts (percentiles of 2000 resamples, the same ones every time); of more than 1000, mean ±
+    1.96 standard errors. Of a single value outside of [0, 1] nothing is known.
+    """
+    array = np.asarray(values, np.float64)
+    count, mean = len(array), float(array.mean())
+    if np.isin(array, (0.0, 1.0)).all() or (np.ptp(array) == 0.0 and 0.0 <= mean <= 1.0):
+        centre = (mean + Z**2 / (2 * count)) / (1 + Z**2 / count)
+        spread = Z / (1 + Z**2 / count) * math.sqrt(mean * (1 - mean) / count + Z**2 / (4 * count**2))
+        return max(0.0, centre - spread), min(1.0, centre + spread)
+    if count < 2:
+        return -math.inf, math.inf
+    if count > MOST_RESAMPLED:
+        error = float(array.std(ddof=1)) / math.sqrt(count)
+        return mean - Z * error, mean + Z * error
+    low, high = np.quantile(resampled_means(array), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def resampled_means(values: np.ndarray) -> np.ndarray:
+    """Means of `RESAMPLES` draws of all values with replacement, float64; the same draws for as many values."""
+    places = np.random.default_rng(len(values)).integers(len(values), size=(RESAMPLES, len(values)))
+    means: np.ndarray = values[places].mean(axis=1)
+    return means
+
+
+def figures(rewards: Sequence[Sequence[float]], ks: Sequence[int], right: float) -> dict[str, Estimate]:
+    """The mean reward (avg@n of n answers per prompt) and each pass@k, from the rewards of each prompt's answers; an
+    answer is right if it earns `right` at least."""
+    counts = [sum(reward >= right for reward in each) for each in rewards]
+    named = {"reward": [sum(each) / len(each) for each in rewards]}
+    for k in ks:
+        named[f"pass@{k}"] = [pass_at_k(len(each), n, k) for each, n in zip(rewards, counts, strict=True)]
+    return {name: Estimate(sum(values) / len(values), *interval(values)) for name, values in named.items()}

@@ -1,0 +1,128 @@
+"""Held-out sets: what is due, who is asked what, and figures that follow from the answers alone."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from areal_like import config as configs
+from areal_like.estimates import figures, interval
+from areal_like.heldout import sets_of
+from areal_like.registry import ConfigError, build
+from buffer.evaluation import Asked, Evaluation, asked
+from learners.main import heldout_metrics
+
+OWN = Asked("heldout", 3, every=2)
+SAMPLED = Asked("sampled", 2, samples=4, temperature=1.0, every=4, ks=(1, 4), own=False)
+
+
+def answered(evaluation: Evaluation, rewards: dict[tuple[str, int, int], float]):
+    """Hand out the whole round to one actor, answer it, and return its result."""
+    leases = evaluation.leases("a", evaluation.round.version, 1)
+    assert len({lease.group_id for lease in leases}) == len(leases)
+    said = {(lease.split, lease.row, lease.sample): lease.group_id for lease in leases}
+    version = evaluation.round.version
+    told = [evaluation.record("a", each, rewards.get(key, 0.0), 5, version, version) for key, each in said.items()]
+    assert all(each is None for each in told[:-1])
+    return said, told[-1]
+
+
+def test_a_round_asks_the_sets_that_are_due_and_the_last_one_asks_all():
+    evaluation, due = Evaluation([OWN, SAMPLED]), []
+    for steps in range(7):
+        evaluation.start_if_due(steps, steps)
+        if evaluation.round:
+            said, result = answered(evaluation, {})
+            due.append((steps, len(said)))
+            assert set(result["sets"]) == ({"heldout", "sampled"} if steps % 4 == 0 else {"heldout"})
+    assert due == [(0, 11), (2, 3), (4, 11), (6, 3)]
+    evaluation.finish_with(6)
+    evaluation.tick()
+    assert len(evaluation.round.unassigned) == 11, "the sampled set was not asked at the last version"
+    answered(evaluation, {})
+    evaluation.finish_with(6)
+    evaluation.tick()
+    assert evaluation.finished
+
+
+def test_figures_are_those_of_the_answers_and_the_rounds_reward_that_of_the_own_set():
+    evaluation = Evaluation([OWN, SAMPLED])
+    evaluation.start(7)
+    right = {("heldout", 0, 0): 1.0, ("heldout", 2, 0): 1.0, ("sampled", 1, 3): 1.0, ("sampled", 1, 0): 0.5}
+    said, result = answered(evaluation, right)
+    assert {sample for name, _, sample in said if name == "sampled"} == {0, 1, 2, 3}
+    assert result["reward"] == pytest.approx(2 / 3)
+    sampled = result["sets"]["sampled"]
+    assert sampled["reward"] == pytest.approx(1.5 / 8)
+    assert sampled["pass@1"] == pytest.approx((0 + 1 / 4) / 2) and sampled["pass@4"] == pytest.approx(1 / 2)
+    assert (sampled["prompts"], sampled["samples"], sampled["length"]) == (2, 4, 5.0)
+    told = heldout_metrics(result["sets"])
+    assert told["heldout/sampled"] == sampled["reward"] and told["heldout/sampled/pass@4_low"] < 0.5
+    assert told["eval/reward"] == result["reward"] and told["eval/reward_low"] < 2 / 3 < told["eval/reward_high"]
+
+
+def test_pass_at_k_equals_the_closed_form_on_known_counts():
+    counts, n = [0, 1, 3, 8], 8
+    rewards = [[1.0] * c + [0.0] * (n - c) for c in counts]
+    found = figures(rewards, [1, 2, 8], right=1.0)
+    for k in (1, 2, 8):
+        chances = [1 - math.comb(n - c, k) / math.comb(n, k) for c in counts]
+        assert found[f"pass@{k}"].mean == pytest.approx(sum(chances) / len(counts))
+    assert found["pass@1"].mean == pytest.approx(found["reward"].mean) == pytest.approx(12 / 32)
+    assert found["pass@2"].mean == pytest.approx((0 + 7 / 28 + (1 - 10 / 28) + 1) / 4), "by hand"
+
+
+def test_bootstrapped_intervals_hold_their_promise_roughly():
+    import numpy as np
+
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(100):
+        low, high = interval(rng.beta(2, 5, size=60))
+        held += low <= 2 / 7 <= high
+    assert 88 <= held <= 99
+    assert interval([0.25]) != (0.25, 0.25) and interval([3.0]) == (-math.inf, math.inf)
+    assert interval([0.5, 0.25]) == interval([0.5, 0.25]), "the same draws every time"
+
+
+def loaded(*overrides: str):
+    return configs.load(["configs/quickstart.yaml", *overrides])
+
+
+def test_a_mixture_has_a_set_for_each_task_and_others_come_beside_them(tmp_path: Path):
+    tasks = "{short: {name: copy, digits: 2, heldout_size: 5}, long: {name: copy, digits: 4}}"
+    sets = "{again: {samples: 2, temperature: 1}, one: {task: long, prompts: 3}, more: {task: {name: copy, digits: 3}}}"
+    config = loaded(f"task={{name: mixture, tasks: {tasks}}}", "eval.prompts=7", f"eval.sets={sets}")
+    found = {each.name: each for each in sets_of(config, build("task", config.task, 0))}
+    assert {name: len(each.rows) for name, each in found.items()} == {
+        **{"short": 5, "long": 7},
+        **{"again": 12, "one": 3, "more": 7},
+    }
+    assert [found[name].own for name in ("short", "long", "again")] == [True, True, False]
+    assert found["one"].prompt(0).tokens.tolist() == found["long"].prompt(0).tokens.tolist()
+    assert len(found["more"].prompt(0).tokens) == 4 and found["again"].ks == (1, 2)
+    assert [each.answers for each in asked(found.values())] == [5, 7, 24, 3, 7]
+    with pytest.raises(ConfigError, match="another one"):
+        loaded(f"task={{name: mixture, tasks: {tasks}}}", "eval.sets={long: {}}")
+    with pytest.raises(ConfigError, match="can't be mixed: vocab_size"):
+        config = loaded("eval.sets={sums: {task: arithmetic}}")
+        sets_of(config, build("task", config.task, 0))
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("eval.sets={a: {samples: 4, temprature: 1.0}}", "Did you mean 'temperature'"),
+        ("eval.sets={a: {every: 25}}", "must be a multiple of eval.every=10"),
+        ("eval.sets={a: {task: nowhere.jsonl}}", "no file 'nowhere.jsonl'"),
+        ("eval.sets={a: {task: {name: copy, digts: 3}}}", "Did you mean 'digits'"),
+        ("eval.sets={train: {}}", "can't be the name of a set"),
+        ("eval.sets={a: {k: [3]}}", "pass@3 needs at least as many samples"),
+        ("eval.sets={a: {prompts: 0}}", "at least 1"),
+        ("eval.sets={a: {samples: 4, temperature: 0}}", "greedy answers are all the same"),
+        ("eval.sets={a: 3}", "want {task:"),
+    ],
+    ids=["knob", "every", "file", "task", "name", "k", "prompts", "greedy", "number"],
+)
+def test_a_wrong_set_is_refused_when_the_config_is_read(override: str, words: str):
+    with pytest.raises(ConfigError, match=words):
+        loaded(override)
