@@ -135,7 +135,7 @@ def _refuse_odd_shaping(config: Config, learner: Mapping[str, object]) -> None:
 def refuse_odd_replay(config: Config) -> None:
     """Router replay needs a model that has experts, and an engine that returns them. Raises ConfigError."""
     known, key = settled("learner", config.learner), "learner.router_replay"
-    if "return_experts" in config.engine:
+    if config.engine.get("return_experts"):
         problem = f"{key} says whether experts come back: leave this out"
         raise ConfigError(f"engine.return_experts: {problem}", "engine.return_experts")
     if not known.get("router_replay"):
