@@ -8,7 +8,7 @@ import pytest
 
 from actors.group_rewards import GroupRewards, described
 from actors.reward_pool import RewardError, RewardPool
-from actors.worker import Rollout, Worker
+from actors.worker import Heldout, Rollout, Worker
 from areal_like.tasks.comparing import diversity, length_rank
 from areal_like.types import Lease, Prompt, Sample
 from tests.actors.test_worker import Client, Engine, Task
@@ -113,9 +113,8 @@ def worked(test):
 
     async def run():
         slow, client = Slow(), Client()
-        rollout = Rollout(
-            seed=5, temperature=1.0, max_tokens=None, workflow=partial(workflow), heldout=partial(workflow)
-        )
+        heldout = {"heldout": Heldout(partial(Task().prompt, "heldout"), workflow, None)}
+        rollout = Rollout(seed=5, temperature=1.0, max_tokens=None, workflow=partial(workflow), heldout=heldout)
         worker = Worker(Task(), Engine(), None, client, rollout, {3: "abc"}, group_rewards=slow)
         await test(worker, client, slow)
 
@@ -131,7 +130,7 @@ def test_a_group_is_pushed_with_its_groups_rewards_and_is_at_work_until_then():
     async def test(worker, client, slow):
         worker.engine.stats = lambda: {"tokens": 1.0}
         worker.start([Lease(1, 0, "train", 3, 2, 0.0)])
-        await slow.called.wait()
+        await asyncio.wait_for(slow.called.wait(), 10)
         assert worker.moved()[0] and worker.moved()[0] and not client.groups, "it moves at every look"
         slow.result.set_result([4.0, 5.0])
         await settle()
@@ -143,7 +142,7 @@ def test_a_group_is_pushed_with_its_groups_rewards_and_is_at_work_until_then():
 def test_a_group_whose_reward_fails_is_told_of_with_the_reason():
     async def test(worker, client, slow):
         worker.start([Lease(1, 0, "train", 2, 2, 0.0)])
-        await slow.called.wait()
+        await asyncio.wait_for(slow.called.wait(), 10)
         slow.result.set_exception(RewardError("the judge is off"))
         await settle()
         assert client.failures == [(1, "group reward crashed", "the judge is off")] and not client.groups
@@ -154,7 +153,7 @@ def test_a_group_whose_reward_fails_is_told_of_with_the_reason():
 def test_a_heldout_answer_is_a_group_of_one():
     async def test(worker, client, slow):
         worker.start([Lease(9, 0, "heldout", 1, 1, 0.0)])
-        await slow.called.wait()
+        await asyncio.wait_for(slow.called.wait(), 10)
         slow.result.set_result([4.0])
         await settle()
         assert client.evaluations[0][2][0] == 4.0
