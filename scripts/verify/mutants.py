@@ -1,13 +1,14 @@
-"""How many small faults in the core do its tests notice? `python -m scripts.verify.mutants [--sample N] [--json FILE]`.
+"""How many small faults in the core do its tests notice? `python -m scripts.verify.mutants [--sample N] [--results FILE]`.
 
 Puts one fault at a time (`scripts.verify.mutations`) into `buffer/`, `learners/losses/` and `areal_like/weights/`, in a
 copy of the clone, and runs the tests that reach its line, until one fails. A fault is killed when a test fails, when
 collecting the tests fails, or when they take too long. It survives when all pass, or when no test reaches its line.
 Prints every survivor, and the share of killed faults by room.
 
-`--sample N` draws N faults (evenly over the files, by `--seed`); without it all are tried, which takes hours. Tests
-under `tests/` that start processes are left out: their processes would need the fault, too. Needs `coverage`
-(`pip install -e '.[dev]'`).
+`--sample N` draws N faults by `--seed`; without it all are tried, which takes hours. `--results FILE` keeps each outcome,
+one JSON object per line: the same command with the same file goes on where it was broken off. Constants that only tune
+are left alone (`scripts.verify.mutations.TUNING`, with the reasons). Tests that start processes are left out: their
+processes would need the fault, too. Needs `coverage` (`pip install -e '.[dev]'`).
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from xxhash import xxh3_64_hexdigest
+
 from areal_like.places import REPOSITORY
 
 from ..arguments import command, new_file, positive, refuse
-from ..output import write_json
-from .mutations import Mutant, mutants
+from .mutations import TUNING, Mutant, mutants
 
 ROOMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -61,7 +63,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("files", nargs="*", metavar="FILE", help="only these, such as buffer/store.py (default: all)")
     parser.add_argument("--sample", type=positive, metavar="N", help="draw N faults (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the outcome of each fault here")
+    parser.add_argument("--results", type=new_file, metavar="FILE", help="add each outcome to this file; skip those in it")
     return parser.parse_args(argv)
 
 
@@ -164,12 +166,13 @@ def outcome(copy: Path, mutant: Mutant, tests: Sequence[str], seconds: float) ->
     if not tests:
         return "unreached"
     file = copy / mutant.path
-    whole = file.read_text(encoding="utf-8")
+    whole, times = file.read_text(encoding="utf-8"), file.stat()
     file.write_text(mutant.source, encoding="utf-8")
     try:
         return _tried(copy, tests, SETTLING_SECONDS + PATIENCE * seconds)
     finally:
         file.write_text(whole, encoding="utf-8")
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # what numba has compiled of it stays valid
 
 
 def _tried(copy: Path, tests: Sequence[str], most: float) -> str:
@@ -196,6 +199,7 @@ def _test(copy: Path, tests: Sequence[str]) -> None:
         for stream in (0, 1, 2):
             os.dup2(silent, stream)
         os.chdir(copy)
+        sys.dont_write_bytecode = True  # of the faulty file; that of the others is there
         import pytest
 
         code = int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
@@ -224,7 +228,7 @@ def summary(outcomes: Iterable[tuple[Mutant, str]]) -> dict[str, dict[str, int]]
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    os.environ["OMP_NUM_THREADS"] = "1"
     try:
         paths = files(args.files)
         importlib.import_module("coverage")
@@ -240,11 +244,11 @@ def main(argv: list[str] | None = None) -> int:
             reach.learn(room)
         every = [each for path in paths for each in mutants(path, (copy / path).read_text(encoding="utf-8"))]
         chosen = drawn(every, args.sample, args.seed)
-        print(f"{len(chosen)} of {len(every)} faults", flush=True)
+        print(f"{len(chosen)} of {len(every)} faults, seed {args.seed}", flush=True)
         sys.path[:] = [str(copy), *(entry for entry in sys.path if entry not in ("", str(REPOSITORY)))]
         _forget_our_own()
-        results = _try_all(copy, chosen, reach)
-    return _report(results, args.json)
+        results = _try_all(copy, chosen, reach, Results(args.results))
+    return _report(results)
 
 
 def _forget_our_own() -> None:
@@ -256,30 +260,56 @@ def _forget_our_own() -> None:
         del sys.modules[name]
 
 
-def _try_all(copy: Path, chosen: Sequence[Mutant], reach: Reach) -> list[tuple[Mutant, str]]:
-    results = []
+class Results:
+    """The outcomes in a file (None: kept nowhere), one JSON object per line."""
+
+    def __init__(self, file: Path | None):
+        self._file = file
+        lines = file.read_text().splitlines() if file and file.exists() else []
+        self._known = [json.loads(line) for line in lines]
+
+    def of(self, mutant: Mutant) -> str | None:
+        """What the file says of this fault, if anything."""
+        fault = _row(mutant)
+        return next((each["outcome"] for each in self._known if fault.items() <= each.items()), None)
+
+    def add(self, mutant: Mutant, result: str) -> None:
+        if self._file:
+            with self._file.open("a") as file:
+                file.write(json.dumps(_row(mutant) | {"outcome": result}) + "\n")
+
+
+def _row(mutant: Mutant) -> dict[str, str | int]:
+    return {"path": mutant.path, "line": mutant.line, "what": mutant.what, "source": xxh3_64_hexdigest(mutant.source)}
+
+
+def _try_all(copy: Path, chosen: Sequence[Mutant], reach: Reach, kept: Results) -> list[tuple[Mutant, str]]:
+    found = []
     for number, mutant in enumerate(chosen, 1):
-        tests = reach.tests_of(mutant)
-        result = outcome(copy, mutant, tests, sum(reach.seconds.get(test, 0.0) for test in tests))
-        results.append((mutant, result))
+        result = kept.of(mutant)
+        if result is None:
+            tests = reach.tests_of(mutant)
+            result = outcome(copy, mutant, tests, sum(reach.seconds.get(test, 0.0) for test in tests))
+            kept.add(mutant, result)
+        found.append((mutant, result))
         if result in ("survived", "unreached"):
             print(f"{result}: {mutant}", flush=True)
         if number % 50 == 0:
             print(f"{number} of {len(chosen)}", flush=True)
-    return results
+    return found
 
 
-def _report(results: Sequence[tuple[Mutant, str]], file: Path | None) -> int:
+def _report(results: Sequence[tuple[Mutant, str]]) -> int:
     killed = 0
     for room, counts in summary(results).items():
         dead = counts.get("killed", 0) + counts.get("too long", 0)
         killed += dead
         print(f"{room}: {dead} of {sum(counts.values())} killed {json.dumps(counts)}")
-    share = killed / max(1, len(results))
-    print(f"all: {killed} of {len(results)} killed, {share:.1%}")
-    if file:
-        rows = [{"path": m.path, "line": m.line, "what": m.what, "outcome": result} for m, result in results]
-        write_json(file, {"killed_share": share, "faults": rows})
+    print(f"all: {killed} of {len(results)} killed, {killed / max(1, len(results)):.1%}")
+    print("left alone:")
+    for path in sorted({mutant.path for mutant, _ in results} & TUNING.keys()):
+        for name, reason in TUNING[path].items():
+            print(f"  {path} {name}: {reason}")
     return 0
 
 

@@ -2,15 +2,17 @@
 
 Comparisons are turned round or moved by one, operators and `and`/`or` exchanged, conditions negated, whole numbers
 raised by one, True and False swapped, statements left out, `min`/`max` and `any`/`all` exchanged. Docstrings, texts,
-annotations, log lines and error messages stay: no test should notice them.
+annotations, log lines and error messages stay: no test should notice them. So do assertions, `zip(strict=...)`, which is
+one, and constants that only tune (`TUNING`).
 """
 
 from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -23,6 +25,52 @@ COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
 OTHER_NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 SILENT = ("log", "_log", "logging", "warnings", "print")
 """Calls that only inform people."""
+TUNING: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "buffer/controller.py": {
+            "MESSAGES_PER_TURN": "one more message before the next decision",
+        },
+        "buffer/handlers.py": {"KEPT_DIGESTS": "memory: one version more is remembered"},
+        "buffer/injection.py": {"_STREAM": "any number that no other stream of random numbers has"},
+        "buffer/journal.py": {"COPY_BYTES": "how much one rotation copies: the next one goes on"},
+        "buffer/outbox.py": {"MOST_ACKNOWLEDGEMENTS": "memory: one message more"},
+        "buffer/segment_file.py": {
+            "_FORGET_BYTES": "how often the page cache is emptied",
+            "_MAX_PIECES": "pieces per call of the system",
+            "_ROOM_BYTES": "bytes per call of the system",
+            "_READ_BYTES": "bytes per call of the system",
+            "MAX_FIELDS_BYTES": "a limit that no test can reach: 1 GB",
+            "MAX_PAYLOAD_BYTES": "a limit that no test can reach: 4 GB",
+        },
+        "buffer/store.py": {"SLACK": "when a heap is made anew; its order is the same"},
+        "areal_like/weights/codec.py": {
+            "_SAMPLES": "how many elements are looked at before a coding is tried",
+            "_SAMPLE": "the same",
+            "_SLACK": "spare room",
+        },
+        "areal_like/weights/compiled.py": {"COMPILED_FROM": "from which size on numba is loaded; both give the same"},
+        "areal_like/weights/delta.py": {"OVERHEAD": "spare room of an upper limit"},
+        "areal_like/weights/digest.py": {"_STRIDE": "words at once"},
+        "areal_like/weights/history.py": {
+            "MOST_HOPS": "how many deltas one request may need",
+            "BESIDE_FROM": "from which size on a merge has a thread of its own",
+            "HEADS": "how much longer than whole weights a delta may be",
+        },
+        "areal_like/weights/kernels.py": {"_AHEAD": "how far the processor fetches ahead", "_TILE": "elements at once"},
+        "areal_like/weights/planes.py": {
+            "_PARAMETERS": "how hard zstd tries",
+            "_WORTH_IT": "from which size on zstd tries at all",
+            "_WINDOW": "memory that a sender may make us take",
+        },
+        "areal_like/weights/server.py": {
+            "MAX_CHUNK_BYTES": "bytes of one answer",
+            "MAX_FRAME_BYTES": "bytes of one request",
+            "UNSENT_CHUNKS": "answers that may wait",
+            "MOST_WAITING": "memory: one subscriber more",
+        },
+    }
+)
+"""Constants that are no part of a promise: file → name → what it tunes."""
 Change = Callable[[ast.AST], ast.AST | None]
 
 
@@ -41,8 +89,10 @@ class Mutant:
 def mutants(path: str, source: str) -> Iterator[Mutant]:
     """All of a module, from top to bottom."""
     tree = ast.parse(source)
-    places = [(node, field, at) for node, field, at in _places(tree)]
-    for number, (parent, field, at) in enumerate(places):
+    tuning = _tuning_lines(path, tree)
+    for number, (parent, field, at) in enumerate(_places(tree)):
+        if getattr(_at(parent, field, at), "lineno", 0) in tuning:
+            continue
         for change in _changes(_at(parent, field, at)):
             changed = copy.deepcopy(tree)
             place = _nth(changed, number)
@@ -53,6 +103,13 @@ def mutants(path: str, source: str) -> Iterator[Mutant]:
             shown = "left out" if after is None else ast.unparse(after)
             line = getattr(before, "lineno", 0)
             yield Mutant(path, line, f"{_short(ast.unparse(before))} -> {_short(shown)}", text)
+
+
+def _tuning_lines(path: str, tree: ast.Module) -> set[int]:
+    """Where the constants of `TUNING` are set."""
+    names = TUNING.get(path, {}).keys()
+    sets = (node for node in tree.body if isinstance(node, ast.Assign))
+    return {each.lineno for each in sets if names & {n.id for n in ast.walk(each) if isinstance(n, ast.Name)}}
 
 
 def _short(text: str) -> str:
@@ -78,6 +135,8 @@ def _places(tree: ast.AST) -> Iterator[Place]:
 
 def _tells_people(node: ast.AST) -> bool:
     if isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert | ast.Import | ast.ImportFrom):
+        return True
+    if isinstance(node, ast.keyword) and node.arg == "strict":
         return True
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return True
