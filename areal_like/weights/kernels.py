@@ -30,7 +30,7 @@ _TILE = 4096
 """Elements per tile: compared, or applied, in one pass."""
 _ESCAPE_GAP, _ESCAPE_CODE = 255, 15
 _K, _A, _B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_LOW, _ONE, _SIX = np.uint64(0xFFFFFFFF), np.uint64(1), np.uint64(6)
+_LOW, _ONE = np.uint64(0xFFFFFFFF), np.uint64(1)
 
 
 Array = np.ndarray

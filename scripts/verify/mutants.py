@@ -1,14 +1,14 @@
-"""How many small faults in the core do its tests notice? `python -m scripts.verify.mutants [--sample N] [--results FILE]`.
+"""How many small faults in the core do its tests notice? `python -m scripts.verify.mutants [--sample N]`.
 
 Puts one fault at a time (`scripts.verify.mutations`) into `buffer/`, `learners/losses/` and `areal_like/weights/`, in a
 copy of the clone, and runs the tests that reach its line, until one fails. A fault is killed when a test fails, when
 collecting the tests fails, or when they take too long. It survives when all pass, or when no test reaches its line.
 Prints every survivor, and the share of killed faults by room.
 
-`--sample N` draws N faults by `--seed`; without it all are tried, which takes hours. `--results FILE` keeps each outcome,
-one JSON object per line: the same command with the same file goes on where it was broken off. Constants that only tune
-are left alone (`scripts.verify.mutations.TUNING`, with the reasons). Tests that start processes are left out: their
-processes would need the fault, too. Needs `coverage` (`pip install -e '.[dev]'`).
+`--sample N` draws N faults by `--seed`; without it all are tried, which takes hours. `--results FILE` keeps each
+outcome, one JSON object per line: the same command with the same file goes on where it was broken off. Constants that
+only tune are left alone (`scripts.verify.mutations.TUNING`, with the reasons). Tests that start processes are left out:
+their processes would need the fault, too. Needs `coverage` (`pip install -e '.[dev]'`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("files", nargs="*", metavar="FILE", help="only these, such as buffer/store.py (default: all)")
     parser.add_argument("--sample", type=positive, metavar="N", help="draw N faults (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
-    parser.add_argument("--results", type=new_file, metavar="FILE", help="add each outcome to this file; skip those in it")
+    parser.add_argument(
+        "--results", type=new_file, metavar="FILE", help="add each outcome to this file; skip those in it"
+    )
     return parser.parse_args(argv)
 
 
@@ -280,7 +282,8 @@ class Results:
 
 
 def _row(mutant: Mutant) -> dict[str, str | int]:
-    return {"path": mutant.path, "line": mutant.line, "what": mutant.what, "source": xxh3_64_hexdigest(mutant.source)}
+    source = xxh3_64_hexdigest(mutant.source.encode())
+    return {"path": mutant.path, "line": mutant.line, "what": mutant.what, "source": source}
 
 
 def _try_all(copy: Path, chosen: Sequence[Mutant], reach: Reach, kept: Results) -> list[tuple[Mutant, str]]:

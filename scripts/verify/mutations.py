@@ -2,8 +2,8 @@
 
 Comparisons are turned round or moved by one, operators and `and`/`or` exchanged, conditions negated, whole numbers
 raised by one, True and False swapped, statements left out, `min`/`max` and `any`/`all` exchanged. Docstrings, texts,
-annotations, log lines and error messages stay: no test should notice them. So do assertions, `zip(strict=...)`, which is
-one, and constants that only tune (`TUNING`).
+annotations, log lines and error messages stay: no test should notice them. So do assertions, `strict` of a `zip`, which
+is one, and constants that only tune (`TUNING`).
 """
 
 from __future__ import annotations

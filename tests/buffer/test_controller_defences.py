@@ -1,11 +1,13 @@
 """The controller against what should not happen: wrong digests, unknown peers, endless failure, silence."""
 
+import time
+
 import pytest
 
 from areal_like.link import BusError
 from buffer.checks import RolloutsFail
 from buffer.store import LEASED, Stage
-from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group, said
+from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group, said, table
 
 
 def test_weights_with_a_wrong_digest_are_refused() -> None:
@@ -273,3 +275,34 @@ def test_a_filter_that_fails_ends_the_run_with_its_error() -> None:
     house.start()
     with pytest.raises(RuntimeError, match="ZeroDivisionError: division by zero"):
         house.finish(0, 0)
+
+
+def test_a_run_that_stands_still_says_so_now_and_then_and_only_between_start_and_end(caplog) -> None:
+    def told(house: House, seconds: float) -> int:
+        caplog.clear()
+        house.state.progress_at = time.monotonic() - seconds
+        house.controller.step(0)
+        house.controller.step(0)
+        return caplog.text.count("no progress for 20 s")
+
+    house = House(asynchronous(max_staleness=0))
+    assert told(house, 25.0) == 0, "it has not begun"
+    house.start()
+    assert told(house, 15.0) == 0 and told(house, 25.0) == 1, "once, and not in each turn"
+    house.say("learner", "finish", {"reason": "", "steps": 0})
+    assert told(house, 25.0) == 0
+
+
+def test_a_push_with_something_new_in_it_is_progress_and_a_repeated_one_is_not() -> None:
+    house = House(asynchronous(max_staleness=8), actors=1)
+    house.start()
+    first, second, *_ = house.leases()
+    for ids, progress in (([first], True), ([first], False), ([first, second], True)):
+        house.state.progress_at = before = time.monotonic() - 5.0
+        house.state.failures.count = house.state.fleet.by_name["actor-0"].refused = 2
+        made = [group(each, 0) for each in ids]
+        house.say("actor-0", "push", table(*(head for head, _ in made)), *(payload for _, payload in made))
+        assert (house.state.progress_at > before) == progress
+        assert (house.state.failures.count, house.state.fleet.by_name["actor-0"].refused) == (
+            (0, 0) if progress else (2, 2)
+        )

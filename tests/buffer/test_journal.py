@@ -380,3 +380,30 @@ def test_while_the_disk_is_full_nothing_is_started_between_two_attempts(
         turn()
     assert not outbox.blocked and journal.committed == journal.appended
     journal.close()
+
+
+def test_a_file_is_written_past_the_cache_from_a_whole_block_on(tmp_path: Path) -> None:
+    """A run whose journal was in memory goes on with one that survives a power cut."""
+    records = [Record(Drop(number, "why"), b"x" * number) for number in range(4)]
+    write(tmp_path, records[:1])
+    write(tmp_path, records[1:2], sync=True)
+    (path,) = segments(tmp_path)
+    size = path.stat().st_size
+    write(tmp_path, [], sync=True)
+    assert path.stat().st_size == size, "to open it again adds nothing"
+    write(tmp_path, records[2:3], sync=True)
+    write(tmp_path, records[3:])
+    assert loaded(scan(tmp_path)) == records
+
+
+@pytest.mark.parametrize("at_once", [3, 4, 1000])
+def test_a_mark_is_found_wherever_the_reads_cut_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(segment_file, "_READ_BYTES", at_once)
+    data = b"abcabbcabcxxabc"
+    (tmp_path / "file").write_bytes(data)
+    with (tmp_path / "file").open("rb") as file:
+        for start in range(len(data) + 1):
+            for end in range(len(data) + 1):
+                assert segment_file._find(file, b"abc", start, end) == data.find(b"abc", start, max(start, end))

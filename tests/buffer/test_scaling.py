@@ -148,3 +148,12 @@ def test_outdated_items_do_not_pile_up() -> None:
         replay.assign(replay.store.entries[3], "a", 0)
     heaps = [each for each in vars(replay.store).values() if isinstance(each, store.BySlot)]
     assert len(heaps) == 3 and all(len(heap._heap) < 200 for heap in heaps)
+
+
+@pytest.mark.parametrize(("missing", "asked"), [(0, 0), (1, 0), (2, 1)])
+def test_a_policy_that_waits_for_gaps_is_not_asked_while_the_batch_has_one(missing: int, asked: int) -> None:
+    replay, calls = filled(4, 2, in_order), []
+    replay.policy = lambda *args: calls.append(args) or in_order(*args)
+    for group_id in {0, 1, 2, 3} - {missing}:
+        push(replay, group_id)
+    assert len(replay.serve(0)) == 2 * asked and len(calls) == asked

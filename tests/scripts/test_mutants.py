@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
-from scripts.verify.mutants import COMPILED, Reach, drawn, files, outcome, room_of, summary
-from scripts.verify.mutations import Mutant, mutants
+from areal_like.places import REPOSITORY
+from scripts.verify.mutants import COMPILED, Reach, Results, drawn, files, outcome, room_of, summary
+from scripts.verify.mutations import TUNING, Mutant, mutants
 
 SOURCE = '''"""A module."""
 LIMIT = 3
@@ -87,3 +89,27 @@ def test_only_files_of_the_rooms_are_taken():
     assert summary([(mutant, "killed"), (mutant, "killed"), (mutant, "survived")]) == {
         "buffer": {"killed": 2, "survived": 1}
     }
+
+
+def test_outcomes_that_a_file_has_are_not_tried_again(tmp_path: Path):
+    file = tmp_path / "outcomes"
+    one, two = list(mutants("buffer/x.py", SOURCE))[:2]
+    Results(file).add(one, "survived")
+    again = Results(file)
+    assert again.of(one) == "survived" and again.of(two) is None
+    assert again.of(Mutant(one.path, one.line, one.what, one.source + "# edited")) is None, "of this very source"
+    Results(None).add(one, "killed")
+
+
+def test_constants_that_tune_and_assertions_of_zip_are_left_alone():
+    source = "_READ_BYTES = 1 << 20\nFORMAT = 6\nfor a, b in zip(x, y, strict=True):\n    f(a, b)\n"
+    changed = {each.what for each in mutants("buffer/segment_file.py", source)}
+    assert changed == {"6 -> 7", "f(a, b) -> left out"}
+    assert "1 << 20 -> 1 >> 20" in {each.what for each in mutants("buffer/x.py", source)}
+
+
+def test_what_is_left_alone_is_there_and_has_a_reason():
+    for path, names in TUNING.items():
+        text = (REPOSITORY / path).read_text()
+        assert all(reason for reason in names.values())
+        assert not [name for name in names if not re.search(rf"^(\w+, )*{name}\b.*=", text, re.MULTILINE)]

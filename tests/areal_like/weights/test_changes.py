@@ -1,14 +1,17 @@
 """What an engine writes after deltas: enough for the bits of a full load, and nothing that is unchanged."""
 
+import numpy as np
 import pytest
 import torch
 
 from areal_like import models
 from areal_like.models import write_state
 from areal_like.transfer import Inbound
+from areal_like.weights.changes import Changes
+from areal_like.weights.delta import read
 from areal_like.weights.layout import Layout
 from areal_like.weights.replica import Replica, Route
-from areal_like.weights.state import State
+from areal_like.weights.state import State, TensorSpec
 from tests.areal_like.weights.states import changed, compile_from, message, random_state, specs_of
 from tests.seeds import seeded
 
@@ -77,3 +80,20 @@ def test_whole_weights_leave_nothing_to_go_by() -> None:
     replica.take([Route(None, [message(state, after, layout, base=5, version=6)])], 6, after.digest())
     changes = replica.changes()
     assert changes is not None and changes.since == state.digest() and changes.tensors
+
+
+@pytest.mark.parametrize(("share", "singly"), [(1 / 64, True), (1 / 32, True), (1 / 16, False), (1 / 8, False)])
+def test_few_changes_are_named_one_by_one_and_many_by_their_stretch(share: float, singly: bool) -> None:
+    """Gaps up to a twelfth, a mask beyond it; up to a thirty-second, only what has changed is written."""
+    before = State([TensorSpec("first", "bfloat16", (64, 64)), TensorSpec("w", "bfloat16", (64, 128))])
+    after, layout = State(before.specs, before.buffer.copy()), Layout(before.specs, 1 << 16)
+    places = np.arange(0, 64 * 128, round(1 / share))
+    list(after.tensors())[1][1][places] += 1
+    changes = Changes(before.digest())
+    changes.add(read(message(before, after, layout), layout), layout)
+    assert list(changes.tensors) == [1]
+    (found,) = changes.tensors[1]
+    if singly:
+        assert isinstance(found, np.ndarray) and found.tolist() == places.tolist()
+    else:
+        assert found == slice(0, 64 * 128)

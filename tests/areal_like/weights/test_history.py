@@ -364,3 +364,22 @@ def test_a_released_state_is_read_no_more() -> None:
     learner.history.release(learner._spares[0])
     learner._spares[0].buffer[:] = 0
     assert actor.sync(learner, 1) and holds(actor, learner)
+
+
+def test_a_merge_that_failed_is_tried_again_with_the_next_version(monkeypatch) -> None:
+    merge, fails = history_module.merge, [True]
+
+    def sometimes(*args) -> bytes:
+        if fails:
+            raise MemoryError
+        return merge(*args)
+
+    learner, actor = asleep(monkeypatch, sometimes)
+    held = actor.replica.held(0)
+    assert [hop.base for hop in learner.history.plan(6, *held)] == list(range(6)), "as they are"
+    fails.clear()
+    assert len(learner.history.plan(6, *held)) == 6, "it is not tried again and again"
+    learner.step(0.0005)
+    learner.history.plan(7, *held)
+    (hop,) = learner.history.plan(6, *held)
+    assert (hop.base, hop.version) == (0, 6)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from learners.losses.clipped import decoupled_ppo, gspo, icepop, interpolated, ppo
+from learners.losses.clipped import clipped_surrogate, decoupled_ppo, gspo, icepop, interpolated, ppo
 from learners.losses.contract import needs_proximal
 from tests.learners.losses.token_batches import LENGTH, arrays, batch_of, value_and_gradient
 
@@ -152,3 +152,19 @@ def test_other_senseless_knobs_are_refused():
     ):
         with pytest.raises(ValueError, match=next(iter(knobs))):
             loss(batch_of(), 1.0, **knobs)
+
+
+def test_at_the_very_bounds_a_token_still_has_its_gradient():
+    """Binary fractions, so that ratio and bound are equal: the papers' minimum is not flat before it is passed."""
+    ratio = torch.tensor([1.25, 0.75, 1.5, 1.5 + 1e-9], dtype=torch.float64)
+    advantages = torch.tensor([1.0, -1.0, -1.0, -1.0], dtype=torch.float64)
+    objective, flat = clipped_surrogate(ratio, advantages, 0.25, None, dual_clip=1.5)
+    assert flat.tolist() == [False, False, False, True]
+    assert objective.tolist() == [1.25, -0.75, -1.5, -1.5]
+
+
+@pytest.mark.parametrize("advantage", [0.0, 2.0])
+def test_the_dual_clip_is_for_negative_advantages_alone(advantage):
+    objective, flat = clipped_surrogate(torch.tensor([9.0, 0.1]), torch.full((2,), advantage), 0.2, None, dual_clip=1.5)
+    assert objective.tolist() == pytest.approx([1.2 * advantage, 0.1 * advantage])
+    assert flat.tolist() == [advantage > 0, False]
