@@ -73,13 +73,15 @@ class History:
 
     def add(self, version: int, digest: str, state: State | None, message: Message | None) -> None:
         """`state` is the newest now, and must not change until it is released (None: nobody holds it whole); `message`
-        leads there from the one before (None: none does)."""
+        leads there from the one before (None: none does, and another line of versions may begin)."""
         hop = None if message is None else Hop.of(self.version, version, message)
         with self._lock:
             if hop is None or message is None:
                 self._merged.clear()
                 self._chain.clear()
                 self._digests.clear()
+                if self._base_snapshot and version <= self._base_snapshot[0].version:
+                    self._base_snapshot = None  # of an earlier line of versions, whose bits may be others
             else:
                 self._chain[self.version] = (hop, message)
                 self._digests[self.version] = self.digest

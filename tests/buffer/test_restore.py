@@ -18,11 +18,12 @@ from buffer.store import Stage
 
 
 def started(run: Path, kind: str = "memory") -> tuple[int, Replay, Callable[[], None]]:
-    """(train steps done, what is held, how to end it)."""
+    """(train steps done, what is held, how to end the process)."""
     replay = Replay(Bound(1, 2), fifo)
     options = SimpleNamespace(journal=kind, keep_journal=False)
     steps, journal = main.restore(SimpleNamespace(run=run, config=SimpleNamespace(buffer=options)), replay)
     assert (journal is None) == (kind == "off")
+    assert journal is None or journal.sync == (kind == "fsync")
 
     def end() -> None:
         if journal:
@@ -88,3 +89,18 @@ def test_a_payload_whose_file_is_gone_is_noticed_at_the_start(tmp_path: Path) ->
     first.unlink()
     with pytest.raises(JournalError, match="payloads of active groups reach up to byte"):
         started(tmp_path)
+
+
+def test_what_a_kill_has_torn_is_cut_off_before_anything_is_written(tmp_path: Path) -> None:
+    _, replay, end = started(tmp_path)
+    push(replay, 0)
+    end()
+    (segment,) = segments(tmp_path / "journal")
+    whole = segment.read_bytes()
+    segment.write_bytes(whole + b"torn")
+    _, replay, end = started(tmp_path)
+    assert [entry.id for entry in replay.store.of(Stage.WAITING)] == [0]
+    push(replay, 1)
+    end()
+    assert b"torn" not in segment.read_bytes()
+    assert [entry.id for entry in started(tmp_path)[1].store.of(Stage.WAITING)] == [0, 1]

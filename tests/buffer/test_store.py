@@ -79,6 +79,23 @@ def test_no_two_groups_ever_have_one_slot_though_a_batch_jumps_the_queue() -> No
     assert replay.store.slots.used == 5
 
 
+def test_what_comes_first_is_known_after_slots_have_changed() -> None:
+    """A batch of the groups with the last slots gives all others new ones."""
+    replay = replay_of(fifo)
+    admit(replay, 0, 1, 2, 3, 4, 5)
+    replay.drop(0, "stale")
+    replay.requeue(1)
+    push(replay, 5, 4, 3)
+    replay.serve(0)
+    slots = {entry.id: entry.slot for entry in replay.store.entries.values() if entry.stage is not Stage.SERVED}
+    assert sorted(slots.values()) == [2, 3, 4]
+    queued, waiting = replay.store.first_queued, replay.store.first_waiting
+    assert queued is not None and (queued.id, queued.slot) == (1, slots[1])
+    assert waiting is not None and (waiting.id, waiting.slot) == (3, slots[3])
+    lowest = min((slots[each], each) for each in (1, 2))
+    assert replay.store.lowest_open == lowest, "of those that are not done"
+
+
 def test_groups_of_a_stage_are_in_the_order_in_which_they_came() -> None:
     replay = replay_of()
     admit(replay, 0, 1, 2)

@@ -383,3 +383,31 @@ def test_a_merge_that_failed_is_tried_again_with_the_next_version(monkeypatch) -
     learner.history.plan(7, *held)
     (hop,) = learner.history.plan(6, *held)
     assert (hop.base, hop.version) == (0, 6)
+
+
+def test_nothing_of_an_earlier_line_of_versions_is_left_when_another_begins(monkeypatch) -> None:
+    """A learner that starts again from a checkpoint uses the same numbers for other bits."""
+    learner, actor = asleep(monkeypatch, history_module.merge)
+    (merged,) = learner.history.plan(6, *actor.replica.held(0))
+    assert learner.history.payload(merged.base, merged.version) is not None
+    learner.version = 0
+    learner.digests[0] = learner.states[0].digest()
+    learner.history.add(0, learner.digests[0], learner.states[0], None)
+    assert learner.history.payload(merged.base, merged.version) is None and learner.history.payload(3, 4) is None
+    newcomer = Actor()
+    assert newcomer.sync(learner, 0) and holds(newcomer, learner)
+    for _ in range(6):
+        learner.step(0.0005)
+    assert newcomer.sync(learner, 6) and holds(newcomer, learner)
+    assert actor.sync(learner, 6) and holds(actor, learner), "from the earlier line it gets whole weights"
+
+
+def test_the_two_newest_versions_are_held_whole_and_no_more() -> None:
+    learner = Learner()
+    for _ in range(3):
+        learner.step(0.01)
+    newcomer = Actor()
+    assert newcomer.sync(learner, 2) and holds(newcomer, learner), "nobody has asked for a base snapshot before"
+    for version in range(4, 8):
+        learner.history.add(version, f"digest {version}", State(SPECS), None)
+    assert len(learner.history._states) == 2
