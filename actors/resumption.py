@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from areal_like.experts import joined
-from areal_like.interfaces import RewardFunction, RolloutEngine
+from areal_like.interfaces import Heard, RewardFunction, RolloutEngine
 from areal_like.partials import digest_of
 from areal_like.types import Completion, Limits, PartialSample, Prompt, Runs
 
@@ -38,6 +38,15 @@ def limited(engine: Any) -> AbstractContextManager[None]:
     return engine.limited() if isinstance(engine, Recorder) else nullcontext()
 
 
+def streamed(engine: RolloutEngine, heard: Heard | None, before: np.ndarray | None = None) -> dict[str, Heard]:
+    """The keyword argument of an engine that streams; `before`: tokens of the completion that are known."""
+    if heard is None or not getattr(engine, "streams", False):
+        return {}
+    if before is None:
+        return {"heard": heard}
+    return {"heard": lambda tokens: heard(np.concatenate([before, tokens]))}
+
+
 class Recorder:
     """`engine` and `verifier` as one sample sees them; `record` holds their answers, some from an earlier lease. After
     `close` no more tokens are sampled. `tokens` and `answers` (of either) have come here: see `actors.progress`."""
@@ -53,8 +62,11 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
-        """As the engine's; ends with finish "abort" at once when closed."""
+    async def generate(
+        self, tokens: np.ndarray, limits: Limits, request: str = "", heard: Heard | None = None
+    ) -> Completion:
+        """As the engine's; ends with finish "abort" at once when closed. An engine that does not stream tells `heard`
+        nothing."""
         key = (digest_of(tokens), limits.offset)
         before = self.record.calls.get(key)
         if before and before.finish != "abort":
@@ -64,7 +76,7 @@ class Recorder:
         self._open += 1
         self._idle.clear()
         try:
-            self.record.calls[key] = done = await self._go_on(before, tokens, limits, request)
+            self.record.calls[key] = done = await self._go_on(before, tokens, limits, request, heard)
             self.tokens, self.answers = self.tokens + len(done.tokens), self.answers + 1
         finally:
             self._open -= 1
@@ -72,9 +84,11 @@ class Recorder:
                 self._idle.set()
         return done
 
-    async def _go_on(self, before: Completion | None, tokens: np.ndarray, limits: Limits, request: str) -> Completion:
+    async def _go_on(
+        self, before: Completion | None, tokens: np.ndarray, limits: Limits, request: str, heard: Heard | None
+    ) -> Completion:
         if before is None:
-            return await self.engine.generate(tokens, limits, request)
+            return await self.engine.generate(tokens, limits, request, **streamed(self.engine, heard))
         done = len(before.tokens)
         known = 0 if before.experts is None or not done else len(before.experts)
         rest = replace(
@@ -83,7 +97,8 @@ class Recorder:
             offset=limits.offset + done,
             experts_from=limits.experts_from + known,
         )
-        after = await self.engine.generate(np.concatenate([tokens, before.tokens]), rest, request)
+        more = streamed(self.engine, heard, before.tokens)
+        after = await self.engine.generate(np.concatenate([tokens, before.tokens]), rest, request, **more)
         return Completion(
             np.concatenate([before.tokens, after.tokens]),
             np.concatenate([before.logprobs, after.logprobs]),

@@ -2,9 +2,12 @@
 
     python -m scripts.train configs/agent.yaml
 
-It may use any client that does not block, such as openai.AsyncOpenAI(base_url=base_url, api_key=key).
+It may use any client that does not block. One client serves all samples of an actor, so connections are kept; the key
+goes with each request. With OpenAI's own that is `client.with_options(api_key=key)`, see docs/agents.md.
 """
 
+import asyncio
+from functools import cache
 from typing import Any
 
 import aiohttp
@@ -13,11 +16,24 @@ import aiohttp
 async def copies(base_url: str, key: str, row: dict[str, Any]) -> float:
     """Asks for the digits of the prompt, and says what share of them came back."""
     question = {"model": "gpt-4o-mini", "messages": row["messages"]}
-    async with (
-        aiohttp.ClientSession(base_url.removesuffix("v1"), headers={"Authorization": f"Bearer {key}"}) as session,
-        session.post("/v1/chat/completions", json=question, raise_for_status=True) as answer,
-    ):
+    client, _ = kept_client(base_url)
+    headers = {"Authorization": f"Bearer {key}"}
+    url = f"{base_url}/chat/completions"
+    async with (await client).post(url, json=question, headers=headers, raise_for_status=True) as answer:
         said = (await answer.json())["choices"][0]["message"]["content"]
     wanted = "".join(map(str, row["answer"]))
     right = sum(a == b for a, b in zip(said, wanted, strict=False))
     return right / max(len(said), len(wanted))
+
+
+@cache
+def kept_client(base_url: str) -> tuple[asyncio.Future[aiohttp.ClientSession], asyncio.Task[None]]:
+    """An actor's client, and the task that closes it when the actor's event loop ends."""
+    client = asyncio.get_running_loop().create_future()
+    return client, asyncio.create_task(keep(client))
+
+
+async def keep(client: asyncio.Future[aiohttp.ClientSession]) -> None:
+    async with aiohttp.ClientSession() as session:
+        client.set_result(session)
+        await asyncio.Event().wait()

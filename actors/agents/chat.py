@@ -9,6 +9,7 @@ features are refused.
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -234,28 +235,72 @@ def spoken(text: str, number: int, tools: Sequence[Any], marks: tuple[str, str])
 
 def completion(chat: Chat, reply: Reply) -> dict[str, Any]:
     choice = {"index": 0, "message": _served(reply.message), "logprobs": None, "finish_reason": reply.finish}
-    return _head("chat.completion", chat, reply) | {"choices": [choice], "usage": _usage(reply)}
+    return _head("chat.completion", chat, str(reply.number)) | {"choices": [choice], "usage": _usage(reply)}
 
 
-def events(chat: Chat, reply: Reply) -> list[str]:
-    """The same as server-sent events. The text comes in one piece, once it is whole."""
-    head = _head("chat.completion.chunk", chat, reply)
-    delta = _served(reply.message)
-    for place, call in enumerate(delta.get("tool_calls", ())):
-        call["index"] = place
-    last = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": reply.finish}
-    chunks = [head | {"choices": [last | {"delta": delta, "finish_reason": None}]}, head | {"choices": [last]}]
-    if chat.with_usage:
-        chunks.append(head | {"choices": [], "usage": _usage(reply)})
-    return [*(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks), "data: [DONE]\n\n"]
+class Events:
+    """The same as server-sent events, piece by piece. `sent`: the text so far."""
+
+    def __init__(self, chat: Chat):
+        self.sent = ""
+        self._head = _head("chat.completion.chunk", chat, secrets.token_hex(8))
+        self._with_usage = chat.with_usage
+        self._role = {"role": "assistant"}
+
+    def more(self, text: str) -> str:
+        """What is new in the text so far; nothing if that is not how it began."""
+        new = text[len(self.sent) :] if text.startswith(self.sent) else ""
+        if not new:
+            return ""
+        self.sent += new
+        return self._chunk({"content": new})
+
+    def end(self, reply: Reply) -> str:
+        """All that has not been sent."""
+        message = _served(reply.message)
+        pieces = [self.more(message["content"] or "")]
+        if calls := message.get("tool_calls"):
+            pieces.append(self._chunk({"tool_calls": [call | {"index": place} for place, call in enumerate(calls)]}))
+        pieces.append(self._chunk({}, reply.finish))
+        if self._with_usage:
+            pieces.append(_event(self._head | {"choices": [], "usage": _usage(reply)}))
+        return "".join([*pieces, "data: [DONE]\n\n"])
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> str:
+        delta, self._role = self._role | delta, {}
+        return _event(
+            self._head | {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]}
+        )
+
+
+def failed(refused: Refused) -> str:
+    """An error in the middle of a stream."""
+    return _event(refused.body)
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body)}\n\n"
+
+
+def certain(text: str, chat: Chat, marks: tuple[str, str]) -> str:
+    """The beginning of an answer's text that stays as it is, whatever comes: without what may become a stop text, a
+    tool call, or another character."""
+    text = text.rstrip("\ufffd")
+    for end in (*chat.stop, *marks[: bool(chat.tools)]):
+        begun = (n for n in range(min(len(end), len(text)), 0, -1) if text.endswith(end[:n]))
+        place = text.find(end)
+        text = text[:place] if place >= 0 else text[: len(text) - next(begun, 0)]
+    if not chat.tools:
+        return text
+    return "" if text[:1].isspace() else text.rstrip()  # the text before calls is stripped: see `spoken`
 
 
 def models() -> dict[str, Any]:
     return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "areal_like"}]}
 
 
-def _head(kind: str, chat: Chat, reply: Reply) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{reply.number}", "object": kind, "created": int(time.time()), "model": chat.model}
+def _head(kind: str, chat: Chat, name: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{name}", "object": kind, "created": int(time.time()), "model": chat.model}
 
 
 def _usage(reply: Reply) -> dict[str, int]:

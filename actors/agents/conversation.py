@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actors.agents.chat import Chat, Refused, Reply, Terms, spoken
+from actors.agents.chat import Chat, Refused, Reply, Terms, certain, spoken
 from actors.agents.counts import TOTALS
+from actors.resumption import streamed
 from actors.transcript import Transcript
-from areal_like.interfaces import Codec, RolloutEngine
+from areal_like.interfaces import Codec, Heard, RolloutEngine
 from areal_like.types import Completion, Limits
 
 ENDED = "this sample has ended; its key is no longer valid"
@@ -69,14 +71,15 @@ class Conversation:
         """The latest answered request."""
         return max(self.turns, key=lambda turn: turn.number, default=None)
 
-    async def ask(self, chat: Chat) -> Reply:
-        """Waits for the engine. Cancelling the caller frees its slot. Raises Refused."""
+    async def ask(self, chat: Chat, heard: Callable[[str], None] | None = None) -> Reply:
+        """Waits for the engine. Cancelling the caller frees its slot. `heard` is told the text so far, as much of it as
+        is certain, while the engine makes it. Raises Refused."""
         if self._closed or self.over.is_set():
             raise Refused(410, ENDED, code="session_ended")
         self._asked += 1
         number, transcript = self._asked, self._begin(chat)
         before = transcript.tokens
-        completion = await self._sample(before, transcript.limits(chat.max_tokens))
+        completion = await self._sample(before, transcript.limits(chat.max_tokens), self._told(chat, heard))
         completion, text = self._until(chat.stop, completion)
         transcript.said(completion)
         message = spoken(text, number, chat.tools, self.terms.call_marks)
@@ -122,8 +125,14 @@ class Conversation:
         self.full = True
         return Refused(400, f"no room for an answer: {why}", param="messages", code="context_length_exceeded")
 
-    async def _sample(self, tokens: Any, limits: Limits) -> Completion:
-        work = asyncio.ensure_future(self._engine.generate(tokens, limits, self._request))
+    def _told(self, chat: Chat, heard: Callable[[str], None] | None) -> Heard | None:
+        if heard is None:
+            return None
+        return lambda tokens: heard(certain(self._codec.decode(tokens), chat, self.terms.call_marks))
+
+    async def _sample(self, tokens: Any, limits: Limits, heard: Heard | None) -> Completion:
+        more = streamed(self._engine, heard)
+        work = asyncio.ensure_future(self._engine.generate(tokens, limits, self._request, **more))
         self._open.add(work)
         try:
             completion = await work

@@ -33,6 +33,11 @@ MAX_BODY_BYTES = 16 << 20
 REMEMBERED = 4096
 """Number of remembered keys of ended samples, to answer late requests."""
 _SHUTDOWN_SECONDS = 1.0
+RESPONSES = (
+    "The Responses API keeps conversations on the server and has other items than messages: ask for chat completions, "
+    "e.g. client.chat.completions.create(...); in OpenAI's Agents SDK set_default_openai_api('chat_completions')"
+)
+"""How to do without `/v1/responses`."""
 
 
 class Endpoint:
@@ -89,26 +94,54 @@ class Endpoint:
         conversation = self._conversation(request)
         try:
             chat = bodies.parse(await _json(request), conversation.terms)
-            reply = await conversation.ask(chat)
+            TOTALS["fields_ignored"] += chat.ignored
+            if chat.stream:
+                return await _streamed(request, conversation, chat)
+            return web.json_response(bodies.completion(chat, await conversation.ask(chat)))
         except Refused as refused:
             conversation.refusal = str(refused)
             raise
-        TOTALS["fields_ignored"] += chat.ignored
-        if not chat.stream:
-            return web.json_response(bodies.completion(chat, reply))
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(request)
-        await response.write("".join(bodies.events(chat, reply)).encode())
-        await response.write_eof()
-        return response
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         self._conversation(request)
         return web.json_response(bodies.models())
 
     async def _other(self, request: web.Request) -> web.StreamResponse:
-        self._conversation(request)
-        raise Refused(404, f"there is no {request.method} {request.path}, only /v1/chat/completions and /v1/models")
+        conversation = self._conversation(request)
+        conversation.refusal = f"there is no {request.method} {request.path}, only /v1/chat/completions and /v1/models"
+        if request.path.startswith("/v1/responses"):
+            conversation.refusal += f". {RESPONSES}"
+        raise Refused(404, conversation.refusal, code="unknown_url")
+
+
+async def _streamed(request: web.Request, conversation: Conversation, chat: bodies.Chat) -> web.StreamResponse:
+    """The answer as server-sent events, as the engine makes it. Raises Refused where nothing has been sent; later the
+    error is an event."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    events, news = bodies.Events(chat), asyncio.Queue[str | None]()
+    asking = asyncio.ensure_future(conversation.ask(chat, news.put_nowait))
+    asking.add_done_callback(lambda _: news.put_nowait(None))
+    try:
+        while (text := await news.get()) is not None:
+            if piece := events.more(text):
+                await _write(request, response, piece)
+        await _write(request, response, events.end(await asking))
+    except Refused as refused:
+        if not response.prepared:
+            raise
+        conversation.refusal = str(refused)
+        TOTALS["refused"] += 1
+        await response.write(bodies.failed(refused).encode())
+    finally:
+        asking.cancel()
+    await response.write_eof()
+    return response
+
+
+async def _write(request: web.Request, response: web.StreamResponse, text: str) -> None:
+    if not response.prepared:
+        await response.prepare(request)
+    await response.write(text.encode())
 
 
 async def _json(request: web.Request) -> object:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from areal_like.experts import joined
+from areal_like.interfaces import Heard
 from areal_like.sampling import uniforms
 from areal_like.types import Completion, Finish, Limits, Runs
 
@@ -29,6 +30,7 @@ class Request:
     prompt: np.ndarray
     limits: Limits
     future: asyncio.Future[Completion]
+    heard: Heard | None = None
     slot: int | None = None
     joined: int = 0
     prefilled: int = -1

@@ -40,6 +40,7 @@ from actors.engines.slot_cache import PooledCache, SlotCache, bytes_per_token
 from actors.engines.slot_table import Request, SlotTable, whole
 from actors.engines.static_step import StaticStep
 from areal_like.defaults import SLOTS
+from areal_like.interfaces import Heard
 from areal_like.models import write_state
 from areal_like.types import Completion, Finish, Limits, Scored
 from areal_like.weights.update import Update
@@ -84,6 +85,7 @@ class TorchEngine:
     """
 
     needs_model = True
+    streams = True
     METRICS: ClassVar = {"limit": "mean:rollout/limit", "preemptions": "sum:rollout/preemptions"}
 
     def __init__(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters
@@ -156,8 +158,11 @@ class TorchEngine:
         log.info("%s: %.2f GiB for keys and values of %d tokens", self._device, most * per_token / GIB, most)
         return cache
 
-    async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
-        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot.
+    async def generate(
+        self, tokens: np.ndarray, limits: Limits, request: str = "", heard: Heard | None = None
+    ) -> Completion:
+        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot. `heard` is told after each step
+        but the last what the completion has so far.
 
         Raises ValueError (empty prompt, unknown token id, longer than the model's positions) and RuntimeError (NaN
         logits, closed engine); whatever goes wrong in a decode step is raised in every caller.
@@ -165,7 +170,7 @@ class TorchEngine:
         if self._closed:
             raise RuntimeError("the engine is closed")
         self._check(tokens, limits)
-        asked = Request(request, tokens, limits, asyncio.get_running_loop().create_future())
+        asked = Request(request, tokens, limits, asyncio.get_running_loop().create_future(), heard)
         self._waiting.append(asked)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="decode steps")
@@ -253,9 +258,12 @@ class TorchEngine:
         """The tokens that the running request of this name has got, int32; none while it waits."""
         for each in self._table.requests:
             if each.name == request:
-                newest = self._table.tokens[each.slot, len(each.prompt) : self._table.lengths[each.slot]]
-                return np.concatenate([*(tokens for tokens, _ in each.before), newest]).astype(np.int32)
+                return self._so_far(each)
         return np.zeros(0, np.int32)
+
+    def _so_far(self, request: Request) -> np.ndarray:
+        newest = self._table.tokens[request.slot, len(request.prompt) : self._table.lengths[request.slot]]
+        return np.concatenate([*(tokens for tokens, _ in request.before), newest]).astype(np.int32)
 
     async def close(self) -> None:
         """End the step task; every caller gets its partial completion with finish "abort"."""
@@ -309,6 +317,9 @@ class TorchEngine:
         self._concurrency.step()
         for slot, finish in table.append(tokens, logprobs):
             self._answer(table.requests[slot], finish)
+        for request in table.requests:
+            if request.heard:
+                request.heard(self._so_far(request))
         self._totals["busy_seconds"] += perf_counter() - start
 
     def _relieve(self) -> None:

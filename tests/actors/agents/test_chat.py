@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.agents.chat import Chat, Refused, Reply, Terms, completion, events, parse, spoken
+from actors.agents.chat import Chat, Events, Refused, Reply, Terms, certain, completion, parse, spoken
 
 TERMS = Terms(temperature=0.7)
 ASK = {"model": "gpt-x", "messages": [{"role": "user", "content": "2+2?"}]}
@@ -132,14 +132,45 @@ def test_without_tools_marks_are_text() -> None:
     assert spoken(text, 1, [], MARKS) == {"role": "assistant", "content": text}
 
 
-def test_events_say_the_same_as_a_completion() -> None:
-    reply = Reply(2, spoken("four", 2, [], MARKS), "length", 5, 4)
-    chat = chat_of(stream=True, stream_options={"include_usage": True})
-    *chunks, done = events(chat, reply)
-    read = [json.loads(chunk.removeprefix("data: ")) for chunk in chunks]
-    assert done == "data: [DONE]\n\n" and all(chunk.endswith("\n\n") for chunk in chunks)
-    assert read[0]["choices"][0]["delta"] == {"role": "assistant", "content": "four"}
-    assert read[0]["choices"][0]["finish_reason"] is None and read[1]["choices"][0]["finish_reason"] == "length"
-    assert read[2]["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
-    assert {chunk["object"] for chunk in read} == {"chat.completion.chunk"} and read[0]["model"] == "gpt-x"
-    assert len(events(chat_of(stream=True), reply)) == 3
+def streamed(text: str, message: dict[str, Any], chat: Chat) -> list[dict[str, Any]]:
+    """The events of an answer of which each character comes alone."""
+    written = Events(chat)
+    pieces = [written.more(certain(text[:n], chat, MARKS)) for n in range(len(text))]
+    whole = "".join(pieces) + written.end(Reply(2, message, "length", 5, 4))
+    *events, done = whole.removesuffix("\n\n").split("\n\n")
+    assert done == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "four",
+        "a < b <tool_ca",
+        'I add. \n<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>',
+        ' <tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "g"}</tool_call>',
+        "so <tool_call>{no call</tool_call> then",
+    ],
+)
+def test_events_say_the_same_as_a_completion_and_no_client_hears_what_is_taken_back(text: str) -> None:
+    chat = chat_of(stream=True, tools=[{"type": "function"}], stream_options={"include_usage": True})
+    message = spoken(text, 2, chat.tools, MARKS)
+    events = streamed(text, message, chat)
+    deltas = [event["choices"][0]["delta"] for event in events[:-1]]
+    assert deltas[0]["role"] == "assistant" and not any("role" in delta for delta in deltas[1:])
+    assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert [call["index"] for call in calls] == list(range(text.count("</tool_call>") if "{no" not in text else 0))
+    assert parse({"messages": [{"role": "assistant", "tool_calls": calls}]}, TERMS).messages[0].get(
+        "tool_calls"
+    ) == message.get("tool_calls")
+    assert [event["choices"][0]["finish_reason"] for event in events[-2:-1]] == ["length"]
+    assert events[-1]["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+    assert {event["object"] for event in events} == {"chat.completion.chunk"} and events[0]["model"] == "gpt-x"
+
+
+def test_a_stream_holds_back_what_may_become_a_stop_text() -> None:
+    chat = chat_of(stream=True, stop=["END", "\n\n"])
+    parts = ["", "on", "on E", "on EN", "on END", "on\n", "on\n\nmore", "on \ufffd"]
+    assert [certain(part, chat, MARKS) for part in parts] == ["", "on", "on ", "on ", "on ", "on", "on", "on "]
+    assert certain("x <tool_call>", chat, MARKS) == "x <tool_call>", "it has no tools"

@@ -53,6 +53,8 @@ def test_a_key_is_needed_and_ends_with_its_sample():
             status, answer = await post(base_url, wrong, body)
             assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
         assert (await post(base_url, key, body, "/completions"))[0] == 404
+        status, answer = await post(base_url, key, {"input": "3a7"}, "/responses")
+        assert status == 404 and "client.chat.completions.create" in answer["error"]["message"]
         assert (await post(base_url, key, "no object"))[0] == 400
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session:
             async with session.get(base_url + "/models") as answer:
@@ -285,7 +287,7 @@ def test_an_agent_that_crashes_costs_its_sample_then_its_group_with_the_reason()
 # Other clients
 
 
-def test_a_stream_says_what_an_answer_says():
+def test_a_stream_says_what_an_answer_says_as_the_engine_makes_it():
     async def streams(base_url, key, row):
         body = {"messages": row["messages"], "stream": True, "stream_options": {"include_usage": True}}
         async with (
@@ -293,15 +295,52 @@ def test_a_stream_says_what_an_answer_says():
             session.post(base_url + "/chat/completions", json=body) as answer,
         ):
             assert answer.content_type == "text/event-stream"
-            lines = [line.removeprefix("data: ") for line in (await answer.text()).split("\n\n") if line]
+            lines = []
+            async for line in answer.content:
+                if line.strip():
+                    lines.append(line.decode().removeprefix("data: ").strip())
+                    running.append(engine.stats()["running"])
         assert lines.pop() == "[DONE]"
         chunks = [json.loads(line) for line in lines]
+        assert len({chunk["id"] for chunk in chunks}) == 1 and chunks[0]["choices"][0]["delta"]["role"] == "assistant"
         heard.append("".join(c["delta"].get("content", "") for chunk in chunks for c in chunk["choices"]))
+        pieces.append(sum("content" in c["delta"] for chunk in chunks for c in chunk["choices"]))
         heard.append(chunks[-1]["usage"]["completion_tokens"])
 
-    heard: list[Any] = []
-    sample = play(streams)
+    heard, pieces, running, engine = list[Any](), list[int](), list[float](), engine_of()
+    sample = play(streams, replace(limits_of(60), stop=()), engine=engine)
     assert heard == [TEXT.decode(sample.tokens[sample.prompt_length :]), sample.response_length]
+    assert pieces[0] > 10 and running[0] == 1, "the first ones came while the engine was still at it"
+
+
+def test_a_stream_that_fails_ends_with_the_error_as_an_event():
+    """Before the first token an error is the answer, later an event."""
+
+    class Full:
+        streams = True
+
+        async def generate(self, tokens, limits, request="", heard=None):
+            heard(TEXT.encode("ab"))
+            await asyncio.sleep(0.01)
+            raise ValueError("too long")
+
+        async def close(self) -> None: ...
+
+    async def streams(base_url, key, row):
+        body = {"messages": row["messages"], "stream": True}
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session:
+            async with session.post(base_url + "/chat/completions", json=body | {"n": 2}) as answer:
+                assert answer.status == 400
+            async with session.post(base_url + "/chat/completions", json=body) as answer:
+                assert answer.status == 200
+                first, last = (json.loads(each[6:]) for each in (await answer.text()).strip().split("\n\n"))
+        assert first["choices"][0]["delta"]["content"] == "ab" and "too long" in last["error"]["message"]
+        done.append(True)
+
+    done: list[bool] = []
+    with pytest.raises(AgentError, match="a request was refused: no room for an answer: too long"):
+        play(streams, engine=Full())
+    assert done
 
 
 def test_the_openai_client_needs_no_change():
