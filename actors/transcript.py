@@ -3,17 +3,22 @@
 Invariant: the model's answers keep tokens, behaviour logprobs, runs and experts exactly as the engine gave them. Shown
 tokens are not sampled: they are loss-masked, have logprob 0, and carry the version of the last answer, so they change
 no age. The experts of shown tokens come with the answer to them.
+
+Where a chat template rewrites earlier turns, the transcript *forks*: the model is given a context that begins anew, and
+what it says there is trained in that context, as earlier turns are in theirs (`areal_like.types.Sample.forks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from actors.resumption import merged
 from areal_like.experts import joined
+from areal_like.interfaces import Codec
 from areal_like.types import Completion, Finish, Limits, Runs, Sample
 
 
@@ -24,6 +29,13 @@ class _Part:
     runs: Runs
     trained: bool
     experts: np.ndarray | None = None
+    forks: bool = False
+
+
+def rewrites(codec: Codec, said: str, new: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> bool:
+    """`Codec.rewrites`, which a codec need not have."""
+    asked = getattr(codec, "rewrites", None)
+    return asked is not None and asked(said, new, tools)
 
 
 class Transcript:
@@ -33,17 +45,28 @@ class Transcript:
         self._prompt, self._limits = prompt, limits
         self._parts: list[_Part] = []
         self._length = 0
+        self._used = 0  # of the room that its present context has
         self._earned: list[tuple[int, float]] = []
 
     @property
     def tokens(self) -> np.ndarray:
-        """Everything so far: int32 [P + R]."""
-        return np.concatenate([self._prompt, *(part.tokens for part in self._parts)])
+        """What the model is given: everything so far, int32 [P + R]; behind a fork, the present context."""
+        return np.concatenate([part.tokens for part in self._contexts()[-1]])
+
+    def _contexts(self) -> list[list[_Part]]:
+        """The parts of each context, the prompt's included."""
+        found = [[_Part(self._prompt, np.zeros(0, np.float32), [], False)]]
+        for part in self._parts:
+            if part.forks:
+                found.append([])
+            found[-1].append(part)
+        return found
 
     @property
     def room(self) -> int:
-        """The number of tokens that the response may still have."""
-        return self._limits.max_tokens - self._length
+        """The number of tokens that the response may still have: each context holds at most those of the prompt and
+        `Limits.max_tokens`."""
+        return self._limits.max_tokens - self._used
 
     @property
     def whole(self) -> Limits:
@@ -54,18 +77,19 @@ class Transcript:
         """The limits of the model's next turn: at most `most` tokens, continuing in the sample's stream of random
         numbers."""
         longest = self.room if most is None else min(most, self.room)
-        offset = self._limits.offset + self._length
+        offset = self._limits.offset + self._used
         return replace(self._limits, max_tokens=longest, offset=offset, experts_from=self._positions)
 
     def unstopped(self, count: int) -> Limits:
         """The limits of `count` more tokens, whatever room is left, that no stop token ends."""
-        offset = self._limits.offset + self._length
+        offset = self._limits.offset + self._used
         return replace(self._limits, max_tokens=count, stop=(), offset=offset, experts_from=self._positions)
 
     def branch(self, limits: Limits) -> Transcript:
         """A copy that continues by itself, under `limits` of the whole response, in a stream of its own."""
         branch = Transcript(self._prompt, limits)
         branch._parts, branch._length, branch._earned = [*self._parts], self._length, [*self._earned]
+        branch._used = self._used
         return branch
 
     @property
@@ -85,6 +109,21 @@ class Transcript:
             version = self._parts[-1].runs[-1][0]
             self._add(_Part(tokens, np.zeros(len(tokens), np.float32), [(version, len(tokens))], False))
 
+    def fits(self, tokens: np.ndarray) -> bool:
+        """Is there room for an answer behind a context that begins anew with these tokens?"""
+        return self._excess(tokens) < self._limits.max_tokens
+
+    def _excess(self, tokens: np.ndarray) -> int:
+        return max(0, len(tokens) - len(self._prompt))
+
+    def forked(self, tokens: np.ndarray, limits: Limits) -> None:
+        """The context begins anew with `tokens` int32 [n], the rewritten conversation so far; under `limits` of the
+        whole response, in a stream of random numbers of its own. There may be no room left behind it."""
+        version = self._parts[-1].runs[-1][0]
+        self._limits = limits
+        self._add(_Part(tokens, np.zeros(len(tokens), np.float32), [(version, len(tokens))], False, forks=True))
+        self._used = self._excess(tokens)
+
     def earned(self, reward: float) -> None:
         """By the turn that ends here."""
         self._earned.append((self._length - 1, float(reward)))
@@ -100,8 +139,9 @@ class Transcript:
     def sample(self, reward: float | None, finish: Finish) -> Sample:
         """The whole; `reward` None: the sum of what the turns earned."""
         total = sum(each for _, each in self._earned) if reward is None else reward
+        starts = np.cumsum([0, *(len(part.tokens) for part in self._parts)])
         return Sample(
-            tokens=self.tokens,
+            tokens=np.concatenate([self._prompt, *(part.tokens for part in self._parts)]),
             prompt_length=len(self._prompt),
             logprobs=np.concatenate([part.logprobs for part in self._parts]),
             loss_mask=np.repeat([part.trained for part in self._parts], [len(part.tokens) for part in self._parts]),
@@ -110,22 +150,27 @@ class Transcript:
             finish=finish,
             turn_rewards=self._earned if len(self._earned) > 1 else [],
             experts=self._experts(),
+            forks=[int(start) for start, part in zip(starts, self._parts, strict=False) if part.forks],
         )
 
     @property
     def _positions(self) -> int:
-        """Positions whose experts are known."""
-        return sum(len(part.experts) for part in self._parts if part.experts is not None)
+        """Positions of the present context whose experts are known."""
+        return sum(len(part.experts) for part in self._contexts()[-1] if part.experts is not None)
 
     def _experts(self) -> np.ndarray | None:
-        """Of the whole, [T - 1, layers, k]. Nothing is trained behind the last answer, so nobody asks for experts
-        there: they are 0."""
-        found = joined([part.experts for part in self._parts if part.trained or part.experts is not None])
-        if found is None:
-            return None
-        missing = len(self._prompt) + self._length - 1 - len(found)
-        return np.pad(found, ((0, missing), (0, 0), (0, 0))) if missing else found
+        """Of the whole, [T - 1, layers, k]. Nothing is trained behind the last answer of a context, so nobody asks for
+        experts there: they are 0."""
+        found = []
+        for parts in self._contexts():
+            known = joined([part.experts for part in parts if part.trained or part.experts is not None])
+            if known is None:
+                return None
+            missing = sum(len(part.tokens) for part in parts) - len(known)
+            found.append(np.pad(known, ((0, missing), (0, 0), (0, 0))))
+        return np.concatenate(found)[:-1]
 
     def _add(self, part: _Part) -> None:
         self._parts.append(part)
         self._length += len(part.tokens)
+        self._used += len(part.tokens)

@@ -18,8 +18,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from actors.transcript import Transcript
-from areal_like.interfaces import RewardFunction, RolloutEngine, Task, Workflow
+from actors.transcript import Transcript, rewrites
+from areal_like.interfaces import Codec, RewardFunction, RolloutEngine, Task, Workflow
 from areal_like.registry import as_spec, bind, build
 from areal_like.types import Completion, Finish, Limits, Outcome, Prompt, Sample
 
@@ -110,7 +110,8 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
 
     `environment` names an `Environment`, e.g. `{name: tools, tools: [calculator]}`. What it shows becomes loss-masked
     tokens of the response; the prompt's codec turns text into tokens, and the model's own tokens are never encoded
-    again. `limits.max_tokens` bounds the response, answers of the environment included; `turn_tokens` each turn.
+    again, unless the chat template rewrites its turns: then the sample forks (`Sample.forks`). `limits.max_tokens`
+    bounds the response, answers of the environment included; `turn_tokens` each turn.
 
     The sample's reward is the sum over its turns (`Sample.turn_rewards`); a turn without a reward of its own earns what
     the task's verifier gives for its tokens. An episode that is still going on after `max_turns`, or when the tokens
@@ -124,23 +125,40 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
     shown = await _answer(scene.reset(prompt))
     first = np.concatenate([prompt.tokens, prompt.codec.encode(shown)]) if shown else prompt.tokens
     transcript = Transcript(first, limits)
+    talk = [*prompt.messages[:-1], *({**last, "content": last["content"] + shown} for last in prompt.messages[-1:])]
     finish: Finish = "length"
     for turn in range(max_turns):
         action = await engine.generate(transcript.tokens, transcript.limits(turn_tokens), request)
         if action.finish == "abort":
             return None
         transcript.said(action)
-        outcome = Outcome(*await _answer(scene.step(prompt.codec.decode(action.tokens))))
+        said = prompt.codec.decode(action.tokens)
+        outcome = Outcome(*await _answer(scene.step(said)))
         earned = await reward(prompt, action.tokens) if outcome.reward is None else outcome.reward
         transcript.earned(earned)
         if outcome.done:
             finish = action.finish
             break
-        answer = prompt.codec.reply(outcome.observation, closed=action.finish == "stop")
-        if turn + 1 == max_turns or len(answer) >= transcript.room:
+        talk += [{"role": "assistant", "content": said}, {"role": "user", "content": outcome.observation}]
+        stretch = replace(limits, offset=limits.offset + (turn + 1) * limits.max_tokens)
+        if turn + 1 == max_turns or not _show(transcript, prompt.codec, talk, stretch, action.finish == "stop"):
             break
-        transcript.shown(answer)
     return transcript.sample(None, finish) if await fill(engine, transcript, request, filler) else None
+
+
+def _show(transcript: Transcript, codec: Codec, talk: list[dict[str, str]], stretch: Limits, closed: bool) -> bool:
+    """Show the model the last message of a conversation; False where no room is left for an answer. `stretch`: the
+    limits, from a place in the sample's random numbers that no other turn uses."""
+    said, shown = talk[-2:]
+    if rewrites(codec, said["content"], [shown]):
+        again = codec.opening(talk)
+        if fits := transcript.fits(again):
+            transcript.forked(again, stretch)
+        return fits
+    answer = codec.reply(shown["content"], closed=closed)
+    if fits := len(answer) < transcript.room:
+        transcript.shown(answer)
+    return fits
 
 
 def for_tasks(usual: Workflow, task: Task) -> Workflow:

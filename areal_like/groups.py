@@ -5,7 +5,8 @@ A push, a batch and a journal record carry the same table (`pack_heads`): `group
 maps each version that made a token to the digest of its weights. Nothing in it is nested by sample, so checking a push
 of many groups takes a few NumPy calls, and a group's part of the table is forwarded as the bytes that it came in.
 
-A payload is flat: all tokens int32 | all logprobs float32 | all loss masks uint8 | if turns have rewards: all places
+A payload is flat: all tokens int32 | all logprobs float32 | all loss masks uint8 (1: trained, 0: not, FORK: not, and
+the first token of a new context) | if turns have rewards: all places
 int32 | all rewards float64 | if the engine returns them: all experts (`areal_like.experts`). The buffer looks only at
 the least and the greatest number of each column of a payload (`check_payload`).
 """
@@ -37,6 +38,8 @@ ROW = np.dtype(
 )
 """One sample: lengths in tokens, index into FINISHES, number of turns with a reward of their own, of runs, reward."""
 RUN = np.dtype([("version", "<i4"), ("n", "<i4")])
+FORK = 2
+"""In a loss mask: see `Sample.forks`."""
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 """The largest reward: the learner computes in float32, where a larger one would be infinite."""
 LOGPROB_ROUNDING = 1e-6
@@ -248,15 +251,15 @@ def fits_float32(rewards: ArrayLike) -> bool:
 
 def check_payload(head: Head, payload: Buffer, vocab_size: int | None, routing: Routing | None = None) -> None:
     """Raises PayloadError unless a learner whose model knows `vocab_size` tokens (None: not known) can train on the
-    group: tokens and logprobs are as `check_sampled` says, loss masks 0 or 1, rewards of turns numbers that float32 can
-    hold, at places in the response, and experts (if there are any) those of the model's `routing` (None: not known).
-    One pass over each column, or two."""
+    group: tokens and logprobs are as `check_sampled` says, loss masks 0, 1 or FORK, rewards of turns numbers that
+    float32 can hold, at places in the response, and experts (if there are any) those of the model's `routing` (None:
+    not known). One pass over each column, or two."""
     n_tokens, n_turns = _counts(head)
     view = memoryview(payload)
     tokens, logprobs, masks = _columns(view, n_tokens, head.tokens)
     check_sampled(head.id, tokens, logprobs, vocab_size)
-    if np.maximum.reduce(masks.view(np.uint8)) > 1:
-        raise PayloadError(head.id, "loss mask", "its loss mask is not made of 0 and 1")
+    if np.maximum.reduce(masks.view(np.uint8)) > FORK:
+        raise PayloadError(head.id, "loss mask", f"its loss mask is not made of 0, 1 and {FORK}")
     if n_turns:
         try:
             _turn_rewards(np.frombuffer(head.rows, ROW).tolist(), *_turns(view, n_tokens, head.tokens, n_turns))
@@ -304,6 +307,8 @@ def encode_group(group: Group) -> tuple[Head, bytearray]:
     np.concatenate([sample.tokens for sample in samples], out=tokens)
     np.concatenate([sample.logprobs for sample in samples], out=logprobs)
     np.concatenate([sample.loss_mask for sample in samples], out=masks)
+    if any(sample.forks for sample in samples):
+        _mark_forks(samples, masks.view(np.uint8))
     if any(turns):
         places, rewards = _turns(payload, n_tokens, head.tokens, sum(turns))
         pairs = [pair for sample in samples for pair in sample.turn_rewards]
@@ -314,14 +319,37 @@ def encode_group(group: Group) -> tuple[Head, bytearray]:
     return head, payload
 
 
+def _mark_forks(samples: Sequence[Sample], masks: np.ndarray) -> None:
+    """In the loss masks of all, uint8. Raises WireError."""
+    start = 0
+    for number, sample in enumerate(samples):
+        places = np.array(sample.forks, np.int64)
+        if len(places) and (places[0] < 0 or (np.diff(places) < 1).any() or not places[-1] < sample.response_length):
+            raise WireError(f"sample {number}: its forks {sample.forks} are not ascending places in its response")
+        if masks[start + places].any():
+            raise WireError(f"sample {number}: the first token of a new context is trained, which nothing predicts")
+        masks[start + places] = FORK
+        start += sample.response_length
+
+
+def _forks(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of a payload's loss masks: which tokens are trained, bool, and the places of forks. Where there are none nothing
+    is copied."""
+    marks = masks.view(np.uint8)
+    if np.maximum.reduce(marks) < FORK:
+        return masks, np.empty(0, np.int64)
+    return marks == 1, np.flatnonzero(marks == FORK)
+
+
 def decode_group(head: Head, payload: Buffer) -> Group:
-    """Inverse of `encode_group`. The arrays are read-only views into `payload`: nothing is copied. Raises WireError
-    where the rewards of turns are no numbers or have no place in the response."""
+    """Inverse of `encode_group`. The arrays are read-only views into `payload`: nothing is copied (but loss masks where
+    contexts fork). Raises WireError where the rewards of turns are no numbers or have no place in the response."""
     rows = np.frombuffer(head.rows, ROW).tolist()
     runs = np.frombuffer(head.runs, RUN).tolist()
     n_tokens, n_turns = _counts(head)
     view = memoryview(payload).toreadonly()
     tokens, logprobs, masks = _columns(view, n_tokens, head.tokens)
+    masks, forks = _forks(masks)
     experts = _experts(view, head, n_tokens, n_turns)
     turns = _turn_rewards(rows, *_turns(view, n_tokens, head.tokens, n_turns)) if n_turns else [[] for _ in rows]
     samples, t, r, run, at = [], 0, 0, 0, 0
@@ -338,6 +366,7 @@ def decode_group(head: Head, payload: Buffer) -> Group:
                 FINISHES[finish],
                 earned,
                 None if head.experts == NONE else experts[at:at_end],
+                (forks[(forks >= r) & (forks < r_end)] - r).tolist() if len(forks) else [],
             )
         )
         t, r, run, at = t_end, r_end, run_end, at_end

@@ -85,6 +85,12 @@ class Codec(Protocol):
         """As `reply`, for any messages. Raises ValueError."""
         ...
 
+    def rewrites(self, said: str, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = ()) -> bool:
+        """Is a turn in which the model said this text written differently when these messages follow? Then `reply` and
+        `continuation` don't fit, and the conversation forks (`Sample.forks`). A codec without this method never
+        does."""
+        ...
+
 
 class Environment(Protocol):
     """A world of text, one object per episode; `reset` and `step` may be async, and must be if they take time: they
@@ -117,9 +123,9 @@ class RolloutEngine(Protocol):
     Two methods are optional. `progress() -> dict[str, int]`: the tokens so far of each request that is being decoded,
     by name; others wait. If a request gets no token for `buffer.lease_timeout`, the buffer gives its lease to another
     actor. An engine without this method must detect its own hangs. With a class attribute `streams = True`, `generate`
-    takes `heard: Heard | None = None` as well (the agents' endpoint streams by it). `async logprobs_of(sequences) -> list[Scored]`: what
-    each of its servers says of token sequences; with it the engine is probed (`actors.served`), and has an attribute
-    `dtype`, in which it multiplies matrices."""
+    takes `heard: Heard | None = None` as well (the agents' endpoint streams by it). `async logprobs_of(sequences) ->
+    list[Scored]`: what each of its servers says of token sequences; with it the engine is probed (`actors.served`), and
+    has an attribute `dtype`, in which it multiplies matrices."""
 
     version: int
     digest: str

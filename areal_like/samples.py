@@ -39,12 +39,12 @@ class Kept(msgspec.Struct, omit_defaults=True):
     weights that it trained, or the newest then. `group`, `index`: which sample; of a held-out answer `of` is its set
     and `group` the place of its prompt there. `why`: the reason in the ledger, and more about it. `tokens`: prompt,
     then response. If the group was not rolled out to its end, they are only what the model has written so far, without
-    the prompt (`prompt_length` is 0)
-    and without tool results. `reward` is None unless the sample was scored (0 for a held-out answer that failed).
-    `numbers`: name → one number per token of the response (None: not computed, or not trained). They include `logprob`
-    (behaviour), `proximal`, `current` (that took the gradient), `advantage`, what the loss observed (`loss/ratio`), and
-    what was subtracted from the reward (`penalty/kl`, `penalty/length`). `masked`: places in the response that are not
-    trained. `bare`: numbers and logprobs were left out to save room."""
+    the prompt (`prompt_length` is 0) and without tool results. `reward` is None unless the sample was scored (0 for a
+    held-out answer that failed). `numbers`: name → one number per token of the response (None: not computed, or not
+    trained). They include `logprob` (behaviour), `proximal`, `current` (that took the gradient), `advantage`, what the
+    loss observed (`loss/ratio`), and what was subtracted from the reward (`penalty/kl`, `penalty/length`). `masked`:
+    places in the response that are not trained. `forks`: places in the response at which the context began anew
+    (`areal_like.types.Sample`). `bare`: numbers and logprobs were left out to save room."""
 
     fate: Fate
     step: int
@@ -63,6 +63,7 @@ class Kept(msgspec.Struct, omit_defaults=True):
     numbers: dict[str, list[float | None]] = {}
     bare: bool = False
     of: str = "heldout"
+    forks: list[int] = []
 
     @property
     def response(self) -> list[int]:
@@ -111,6 +112,7 @@ def kept(  # noqa: PLR0913 (they are fields)
         turn_rewards=[(int(at), float(earned)) for at, earned in sample.turn_rewards],
         masked=np.flatnonzero(~np.asarray(sample.loss_mask, bool)).tolist(),
         numbers=_rounded({"logprob": sample.logprobs} | dict(numbers or {})),
+        forks=list(sample.forks),
     )
 
 

@@ -8,6 +8,7 @@ made the weights (0 = the initial weights). A *run* is `(version, n)`: n consecu
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -120,7 +121,10 @@ class Sample:
     False for tokens that are not trained (filler, tool output); `runs` covers the R response tokens in order.
     `turn_rewards` says, where the reward was earned turn by turn, how much of `reward` belongs to which place: pairs
     (place of the turn's last token in the response, what it earned), ascending; the rest belongs to the end. `experts`
-    [T - 1, layers, k]: those that the engine's model chose (`areal_like.experts`); None: not known.
+    [T - 1, layers, k]: those that the engine's model chose (`areal_like.experts`); None: not known. `forks`, ascending:
+    places in the response at which the model's context began anew, since its chat template rewrites earlier turns. A
+    sample with n forks is n + 1 sequences, one behind the other: each begins with what the model was shown there, which
+    is loss-masked. It stays one sample: one reward, one member of its group.
     """
 
     tokens: np.ndarray
@@ -132,10 +136,22 @@ class Sample:
     finish: Finish
     turn_rewards: list[tuple[int, float]] = field(default_factory=list)
     experts: np.ndarray | None = None
+    forks: list[int] = field(default_factory=list)
 
     @property
     def response_length(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def contexts(self) -> list[tuple[int, int]]:
+        """The sequences that it is made of: (first token, one past the last)."""
+        edges = [0, *(self.prompt_length + fork for fork in self.forks), len(self.tokens)]
+        return list(pairwise(edges))
+
+    @property
+    def reach(self) -> int:
+        """Tokens behind the prompt in its longest context; without forks, those of the response."""
+        return max(end - begin for begin, end in self.contexts) - self.prompt_length
 
     @property
     def oldest_version(self) -> int:

@@ -101,7 +101,7 @@ class Objective:
 
     def length_penalties(self, batch: Batch) -> np.ndarray:
         """The penalty on each sample's length, to subtract from its reward: float64 [n]."""
-        lengths = np.array([s.response_length for s in batch.samples])
+        lengths = np.array([s.reach for s in batch.samples])
         if not self.overlong_penalty:
             return np.zeros(len(lengths))
         limit, buffer = self.overlong

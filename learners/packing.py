@@ -6,6 +6,9 @@ cuts micro-batches out of it by index arithmetic, so the cost per sample is NumP
 tokens of their common prefix (`learners.prefixes`) if that saves a twentieth of a micro-batch or more, or if it would
 be too long otherwise: a group's prompt is computed once for all of its samples.
 
+A sample whose context forks (`areal_like.types.Sample.forks`) is several sequences. They stay in one micro-batch, since
+they are one sample to the loss, and share what they have in common.
+
 Two things are left out because they cannot reach the loss: the last trained token as an input (nothing after it is
 predicted), and everything behind it (attention is causal). Only trained tokens of the response get logits.
 """
@@ -90,7 +93,7 @@ def empty_microbatch(device: torch.device) -> MicroBatch:
 
 
 class Columns:
-    """A batch of n samples as flat arrays.
+    """A batch of n samples, which are m sequences (n where none forks), as flat arrays.
 
     Per sample [n]: `lengths` input tokens (0 where no token is trained), `own` bool: is it this rank's to compute. Per
     trained token, in the order of the samples [N]: `sample`, `place` in the response, `behaviour` float32, `version`,
@@ -104,7 +107,11 @@ class Columns:
         responses = np.array([s.response_length for s in samples], np.int64)
         _check(samples, prompts, responses)
         self._tokens = np.concatenate([s.tokens for s in samples]).astype(np.int64)
-        self._starts = np.cumsum(prompts + responses) - (prompts + responses)
+        first = np.cumsum(prompts + responses) - (prompts + responses)
+        self._counts = np.array([1 + len(s.forks) for s in samples], np.int64)  # sequences of each sample
+        self._firsts = np.cumsum(self._counts) - self._counts
+        begins = np.array([begin for s in samples for begin, _ in s.contexts], np.int64)
+        self._starts = np.repeat(first, self._counts) + begins  # of each sequence
         self._experts = EngineExperts.of(samples)
         trained = np.concatenate([s.loss_mask for s in samples]).astype(bool)
         place = ranges(prompts, responses)[trained]
@@ -115,8 +122,12 @@ class Columns:
         runs = np.array([run for s in samples for run in s.runs], np.int64).reshape(-1, 2)
         self.version = np.repeat(runs[:, 0], runs[:, 1])[trained]
         self.in_flight = self.version != np.array([s.runs[0][0] for s in samples])[self.sample]
-        self._outputs = place - 1
-        self._targets = self._tokens[self._starts[self.sample] + place]
+        at = first[self.sample] + place
+        self._sequence = np.searchsorted(self._starts, at, side="right") - 1
+        self._outputs = at - self._starts[self._sequence] - 1  # places in their sequences
+        if len(at) and self._outputs.min() < 0:
+            raise ValueError("the first token of a new context is trained: nothing predicts it")
+        self._targets = self._tokens[at]
         self._places = np.arange(len(place))
         self._group = np.repeat(np.arange(len(batch.groups)), [len(group.samples) for group in batch.groups])
         self._count()
@@ -129,13 +140,16 @@ class Columns:
         part.behaviour, part.version = self.behaviour[kept], self.version[kept]
         part.in_flight = self.in_flight[kept]
         part._outputs, part._targets, part._places = self._outputs[kept], self._targets[kept], self._places[kept]
+        part._sequence = self._sequence[kept]
         part._count()
         return part
 
     def _count(self) -> None:
-        samples = len(self._starts)
-        self.lengths = np.zeros(samples, np.int64)
-        np.maximum.at(self.lengths, self.sample, self._outputs + 1)
+        samples = len(self._counts)
+        self._lengths = np.zeros(len(self._starts), np.int64)  # of the sequences
+        np.maximum.at(self._lengths, self._sequence, self._outputs + 1)
+        self.lengths = np.add.reduceat(self._lengths, self._firsts)
+        self._trained_each = np.bincount(self._sequence, minlength=len(self._starts))  # tokens of each sequence
         self._trained_counts = np.bincount(self.sample, minlength=samples)
         self._trained_starts = np.cumsum(self._trained_counts) - self._trained_counts
         self._forest: Forest | None = None
@@ -154,10 +168,10 @@ class Columns:
 
     @property
     def forest(self) -> Forest:
-        """The samples' input tokens as a tree. Equal tokens with other experts of the engine are not shared."""
+        """The sequences' input tokens as a tree. Equal tokens with other experts of the engine are not shared."""
         if self._forest is None:
             labels = self._experts.labels(self._tokens) if self._experts else self._tokens
-            self._forest = Forest.of(labels, self._starts, self.lengths)
+            self._forest = Forest.of(labels, self._starts, self._lengths)
         return self._forest
 
     def cuts(self, samples: np.ndarray, *, max_tokens: int, min_microbatches: int) -> list[np.ndarray]:
@@ -167,34 +181,52 @@ class Columns:
         costs: list[int] = []
         for group in np.unique(self._group[samples]):
             members = samples[self._group[samples] == group]
-            order, shared = self.forest.among(members)
-            members, lengths = members[order], self.lengths[members[order]]
+            order, shared = self.forest.among(self._first_sequences(members))
+            members = members[order]
+            lengths = self._unshared(members)
             for run in cut(lengths.tolist(), shared.tolist(), max_tokens):
                 families.append(members[run])
                 costs.append(int(lengths[run].sum() - shared[run[1:]].sum()))
         packed = pack(costs, max_tokens=max_tokens, min_microbatches=min_microbatches)
         return [np.concatenate([families[i] for i in part]) for part in packed]
 
+    def _first_sequences(self, samples: np.ndarray) -> np.ndarray:
+        """The first sequence of each sample that has a trained token: samples of a group share most there."""
+        return self._sequence[self._trained_starts[samples]]
+
+    def _sequences(self, samples: np.ndarray) -> np.ndarray:
+        """All those of the given samples that have a trained token, sample by sample."""
+        found = ranges(self._firsts[samples], self._counts[samples])
+        return found[self._lengths[found] > 0]
+
+    def _unshared(self, samples: np.ndarray) -> np.ndarray:
+        """Input tokens of each sample, those that its own sequences share counted once: int64 [n]."""
+        lengths = self.lengths[samples]
+        for place in np.flatnonzero(self._counts[samples] > 1):
+            _, shared = self.forest.among(self._sequences(samples[place : place + 1]))
+            lengths[place] -= shared.sum()
+        return lengths
+
     def microbatch(self, samples: np.ndarray, device: torch.device, max_tokens: float = math.inf) -> MicroBatch:
         """The given samples (int [n], each with a trained token) as one row, of `max_tokens` tokens if they fit. With
         shared prefixes it needs no more memory than a plain row of that many tokens."""
-        lengths, counts = self.lengths[samples], self._trained_counts[samples]
-        trained = ranges(self._trained_starts[samples], counts)
-        order, shared = self.forest.among(samples)
+        sequences, counts = self._sequences(samples), self._trained_counts[samples]
+        lengths, trained = self._lengths[sequences], ranges(self._trained_starts[samples], counts)
+        order, shared = self.forest.among(sequences)
         total = int(lengths.sum())
         if is_worth(total, total - int(shared.sum()), max_tokens):
             lean = total > max_tokens
-            rows, starts, depths, places, layout = self._tree(samples[order], shared, device, lean)
+            rows, starts, depths, places, layout = self._tree(sequences[order], shared, device, lean)
             first = np.empty_like(lengths)
             first[order] = starts
         else:
             first = np.cumsum(lengths) - lengths
-            rows, depths = ranges(self._starts[samples], lengths), ranges(np.zeros_like(lengths), lengths)
+            rows, depths = ranges(self._starts[sequences], lengths), ranges(np.zeros_like(lengths), lengths)
             places, layout = np.arange(len(rows)), Layout.of(lengths, device)
         arrays = (
             self._tokens[rows][None],
             depths[None],
-            places[self._outputs[trained] + np.repeat(first, counts)],
+            places[self._outputs[trained] + np.repeat(first, self._trained_each[sequences])],
             self._targets[trained],
             self._places[trained],
             np.repeat(np.arange(len(samples)), counts),
@@ -204,13 +236,13 @@ class Columns:
         return MicroBatch(input_ids, position_ids, layout, outputs, targets, where, sequence, total, experts)
 
     def _tree(
-        self, samples: np.ndarray, shared: np.ndarray, device: torch.device, lean: bool
+        self, sequences: np.ndarray, shared: np.ndarray, device: torch.device, lean: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Layout]:
-        """Samples in the forest's order as one row: which of the batch's tokens stand in it, where the path of each
-        sample begins, each token's depth, all paths one after the other, and the layout."""
-        lengths = self.lengths[samples]
+        """Sequences in the forest's order as one row: which of the batch's tokens stand in it, where the path of each
+        begins, each token's depth, all paths one after the other, and the layout."""
+        lengths = self._lengths[sequences]
         added, found = lengths - shared, paths(lengths, shared)
-        rows, depths = ranges(self._starts[samples] + shared, added), ranges(shared, added)
+        rows, depths = ranges(self._starts[sequences] + shared, added), ranges(shared, added)
         layout = Layout.tree(found, added, device, lean=lean)
         return rows, np.cumsum(lengths) - lengths, depths, np.concatenate(found), layout
 

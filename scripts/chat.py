@@ -44,13 +44,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 @dataclass
 class Talk:
-    """A conversation: its tokens so far, and whether the last answer ended by itself."""
+    """A conversation: its tokens so far, as messages those that were answered, and whether the last answer ended by
+    itself."""
 
     codec: Codec
     stop: tuple[int, ...]
     system: str | None
     remembers: bool
     tokens: np.ndarray | None = None
+    messages: list[dict[str, str]] = field(default_factory=list)
+    asked: dict[str, str] = field(default_factory=dict)
     closed: bool = True
     answers: int = field(default=0)
 
@@ -58,9 +61,14 @@ class Talk:
         """The tokens that the model continues. Raises ValueError for text that the model has no tokens for."""
         import numpy as np
 
+        from actors.transcript import rewrites
+
         if self.tokens is None or not self.remembers:
-            system = [{"role": "system", "content": self.system}] if self.system else []
-            self.tokens = self.codec.opening([*system, {"role": "user", "content": text}])
+            self.messages = [{"role": "system", "content": self.system}] if self.system else []
+            self.tokens = None
+        self.asked = {"role": "user", "content": text}
+        if self.tokens is None or rewrites(self.codec, self.messages[-1]["content"], [self.asked]):
+            self.tokens = self.codec.opening([*self.messages, self.asked])
         else:
             self.tokens = np.concatenate([self.tokens, self.codec.reply(text, closed=self.closed)])
         return self.tokens
@@ -70,6 +78,7 @@ class Talk:
 
         assert self.tokens is not None
         self.tokens, self.closed = np.concatenate([self.tokens, tokens]), closed
+        self.messages += [self.asked, {"role": "assistant", "content": self.codec.decode(tokens)}]
         self.answers += 1
 
 

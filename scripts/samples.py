@@ -180,8 +180,8 @@ def check_colour(name: str, records: Sequence[Kept]) -> None:
 # ---- showing --------------------------------------------------------------------------------------------------------
 
 
-def heading(record: Kept, stops: bool = True) -> str:
-    """One line about a sample; `stops`: its task lets an answer end before its limit."""
+def heading(record: Kept, stops: bool = True, calls: Sequence[Call] = ()) -> str:
+    """One line about a sample; `stops`: its task lets an answer end before its limit. `calls`: of tools."""
     which = f"row {record.group}" if record.fate == HELDOUT else f"group {record.group}, sample {record.index}"
     if not record.tokens:
         which = which if record.fate == HELDOUT else f"group {record.group}"
@@ -192,10 +192,25 @@ def heading(record: Kept, stops: bool = True) -> str:
     if advantages:
         spread = f" to {max(advantages):+.3f}" if max(advantages) != min(advantages) else ""
         parts.append(f"advantage {min(advantages):+.3f}{spread}")
-    turns = f" in {len(record.turns)} turns" if len(record.turns) > 1 else ""
-    parts += [f"{len(record.response)} tokens{turns}, {ended(record, stops)}", aged(record)]
+    parts += [f"{len(record.response)} tokens{in_turns(record)}, {ended(record, stops)}", aged(record)]
+    if calls:
+        failed = sum(call.failed for call in calls)
+        parts.append(f"{counted(len(calls), 'tool call')}{f', {failed} failed' if failed else ''}")
     parts += [record.why] if record.why else []
     return " · ".join(parts)
+
+
+def in_turns(record: Kept) -> str:
+    """The turns, with their tokens, where there are several: ` in 3 turns (12, 40, 8)`."""
+    if len(record.turns) < 2:
+        return ""
+    lengths = ", ".join(str(last - first) for first, last in record.turns)
+    forks = f" and {counted(1 + len(record.forks), 'context')}" if record.forks else ""
+    return f" in {len(record.turns)} turns ({lengths}){forks}"
+
+
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def taken(record: Kept) -> str:
@@ -215,7 +230,7 @@ def ended(record: Kept, stops: bool) -> str:
 
 
 def aged(record: Kept) -> str:
-    return f"{record.staleness} version{'s' * (record.staleness != 1)} old"
+    return f"{counted(record.staleness, 'version')} old"
 
 
 def told(call: Call, widest: int) -> Text:
@@ -240,22 +255,26 @@ def colours(record: Kept, by: str) -> list[str]:
 
 
 def coloured(record: Kept, texts: Texts | Numbers, by: str) -> Text:
-    """The response. Neighbouring tokens of one colour are decoded together."""
+    """The response. Neighbouring tokens of one colour are decoded together. Each context is on lines of its own."""
     found, styles, tokens = Text(), colours(record, by), record.response
-    for style, places in itertools.groupby(range(len(tokens)), key=lambda place: styles[place]):
-        found.append(visible(texts.of([tokens[place] for place in places])), style=style)
+    for first, end in itertools.pairwise([0, *record.forks, len(tokens)]):
+        if first:
+            found.append("\n── the chat template rewrites what was before:\n", "bold")
+        for style, places in itertools.groupby(range(first, end), key=lambda place: styles[place]):
+            found.append(visible(texts.of([tokens[place] for place in places])), style=style)
     return found
 
 
 def show(out: Console, record: Kept, texts: Texts | Numbers, args: argparse.Namespace) -> None:
-    out.print(Text(f"── {visible(heading(record, texts.stops))}", "bold"), soft_wrap=True)
+    calls = texts.calls(record)
+    out.print(Text(f"── {visible(heading(record, texts.stops, calls))}", "bold"), soft_wrap=True)
     prompt, response = Text(visible(texts.prompt(record)), "dim"), coloured(record, texts, args.colour)
     for text in (prompt, response) if record.tokens else (prompt,):
         if not args.whole and len(text) > LONGEST:
             text.truncate(LONGEST)
             text.append(" …", "bold")
         out.print(text, soft_wrap=True)
-    for call in texts.calls(record):
+    for call in calls:
         out.print(told(call, LONGEST if args.whole else WIDEST), soft_wrap=True)
     if wanted := texts.wanted(record):
         out.print(Text(f"wanted: {visible(shortened(wanted))}", "italic"), soft_wrap=True)

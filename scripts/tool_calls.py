@@ -79,7 +79,8 @@ def _of_turn(number: int, said: str, shown: str, marks: Marks) -> list[Call]:
 def _results(shown: str, marks: Marks, count: int) -> Sequence[str | None]:
     before, behind = marks.result
     parts = shown.split(before)[1:] if before else [shown] * bool(shown.strip())
-    found = [(part.partition(behind)[0] if behind else part).strip() for part in parts[:count]]
+    last = parts[-count:] if count else []  # a context that begins anew has earlier results, too
+    found = [(part.partition(behind)[0] if behind else part).strip() for part in last]
     return [*found, *[None] * (count - len(found))]
 
 

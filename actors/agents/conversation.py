@@ -25,7 +25,7 @@ from typing import Any
 from actors.agents.chat import Chat, Refused, Reply, Terms, certain, spoken
 from actors.agents.counts import TOTALS
 from actors.resumption import streamed
-from actors.transcript import Transcript
+from actors.transcript import Transcript, rewrites
 from areal_like.interfaces import Codec, Heard, RolloutEngine
 from areal_like.types import Completion, Limits
 
@@ -102,15 +102,26 @@ class Conversation:
         try:
             if before is None:
                 return Transcript(self._codec.opening(chat.messages, chat.tools), self._next_stretch())
-            closed = int(before.completion.tokens[-1]) in self._limits.stop
-            new = chat.messages[len(before.messages) :]
-            shown = self._codec.continuation(new, chat.tools, closed=closed)
+            transcript = self._go_on(before, chat)
         except ValueError as error:
             raise Refused(400, str(error), param="messages") from None
-        if len(shown) >= before.transcript.room:
+        if transcript.room < 1:
             raise self._no_room(f"the sample's response may have {self._limits.max_tokens} tokens in all")
-        before.followers += 1
-        limits = before.transcript.whole if before.followers == 1 else self._next_stretch()
+        return transcript
+
+    def _go_on(self, before: Turn, chat: Chat) -> Transcript:
+        """Behind a turn, or in a context that begins anew where the chat template rewrites that turn. Raises
+        ValueError."""
+        new, said = chat.messages[len(before.messages) :], before.messages[-1]["content"]
+        if rewrites(self._codec, said, new, chat.tools):
+            transcript = before.transcript.branch(self._next_stretch())
+            transcript.forked(self._codec.opening(chat.messages, chat.tools), transcript.whole)
+            return transcript
+        closed = int(before.completion.tokens[-1]) in self._limits.stop
+        shown = self._codec.continuation(new, chat.tools, closed=closed)
+        if len(shown) < before.transcript.room:
+            before.followers += 1
+        limits = before.transcript.whole if before.followers <= 1 else self._next_stretch()
         transcript = before.transcript.branch(limits)
         transcript.shown(shown)
         return transcript

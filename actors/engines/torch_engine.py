@@ -161,8 +161,8 @@ class TorchEngine:
     async def generate(
         self, tokens: np.ndarray, limits: Limits, request: str = "", heard: Heard | None = None
     ) -> Completion:
-        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot. `heard` is told after each step
-        but the last what the completion has so far.
+        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot. `heard` is told after each
+        step but the last what the completion has so far.
 
         Raises ValueError (empty prompt, unknown token id, longer than the model's positions) and RuntimeError (NaN
         logits, closed engine); whatever goes wrong in a decode step is raised in every caller.

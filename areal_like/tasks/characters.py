@@ -40,3 +40,6 @@ class CharacterCodec:
         self, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = (), *, closed: bool = True
     ) -> np.ndarray:
         return self.opening(messages, tools)
+
+    def rewrites(self, said: str, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = ()) -> bool:
+        return False

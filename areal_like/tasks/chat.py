@@ -14,7 +14,9 @@ from typing import Protocol
 
 import numpy as np
 
-_SAID = "What the model said."
+_THOUGHT, _SAID = "What the model thought.", "What the model said."
+_THINKS = "</think>"
+"""Ends the thinking in an answer."""
 Messages = Sequence[Mapping[str, object]]
 
 
@@ -54,7 +56,7 @@ class TokenizerCodec:
         return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True)
 
     def reply(self, text: str, *, closed: bool = True) -> np.ndarray:
-        """Raises ValueError for a chat template that changes earlier turns when another follows."""
+        """Raises ValueError for a chat template that leaves earlier turns out."""
         return self.continuation([{"role": "user", "content": text}], closed=closed)
 
     def opening(self, messages: Messages, tools: Sequence[object] = ()) -> np.ndarray:
@@ -67,14 +69,22 @@ class TokenizerCodec:
         """Raises ValueError as `reply` and `opening`."""
         if not self._chat:
             return self.encode(_as_they_stand(messages, tools))
-        talk: list[Mapping[str, object]] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
-        before = self._render(talk, tools)
-        after = self._render([*talk, *messages], tools, add_generation_prompt=True)
-        said = before.rpartition(_SAID)[0] + _SAID
-        if not after.startswith(said):
-            raise ValueError("the chat template writes earlier turns differently when others follow: no multi_turn")
-        rest = after[len(said) :]
+        _, said, rest = self._render([*_talk(_SAID), *messages], tools, add_generation_prompt=True).rpartition(_SAID)
+        if not said:
+            raise ValueError("the chat template leaves out earlier turns: they can't be continued")
         return self.encode(rest.removeprefix(self._end) if closed else rest)
+
+    def rewrites(self, said: str, messages: Messages, tools: Sequence[object] = ()) -> bool:
+        """Templates of models that think drop the thinking of earlier turns, some of them only when a user speaks."""
+        if not self._chat:
+            return False
+        answer = f"<think>\n{_THOUGHT}\n{_THINKS}\n\n{_SAID}" if _THINKS in said else _SAID
+        talk = _talk(answer)
+        begun = self._render(talk[:-1], tools, add_generation_prompt=True)
+        if _THINKS in said and begun.rstrip().endswith("<think>"):  # the template opens it
+            answer = answer.removeprefix("<think>")
+        after = self._render([*talk, *messages], tools, add_generation_prompt=True)
+        return not _bare(after).startswith(_bare(begun + answer))
 
     @cached_property
     def _end(self) -> str:
@@ -89,6 +99,15 @@ class TokenizerCodec:
             return self._tokenizer.apply_chat_template(list(messages), tokenize=False, **given, **more)
         except (TemplateError, TypeError) as error:
             raise ValueError(f"the chat template does not take these messages: {error}") from None
+
+
+def _talk(answer: str) -> list[Mapping[str, object]]:
+    return [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
+
+
+def _bare(text: str) -> str:
+    """Without white space, of which templates have more or less."""
+    return "".join(text.split())
 
 
 def _as_they_stand(messages: Messages, tools: Sequence[object]) -> str:

@@ -34,16 +34,19 @@ def samples(draw: st.DrawFn, experts: bool = False) -> Sample:
     runs = draw(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=4))
     response = sum(n for _, n in runs)
     seed = np.random.default_rng(draw(st.integers(0, 2**32)))
+    mask = seed.random(response) < 0.5
+    forks = sorted(draw(st.sets(st.sampled_from(np.flatnonzero(~mask).tolist() or [None]), max_size=2)) - {None})
     return Sample(
         tokens=seed.integers(0, 2**31 - 1, prompt + response).astype(np.int32),
         prompt_length=prompt,
         logprobs=seed.normal(size=response).astype(np.float32),
-        loss_mask=seed.random(response) < 0.5,
+        loss_mask=mask,
         runs=runs,
         reward=draw(st.floats(-10, 10)),
         finish=draw(st.sampled_from(["stop", "length", "abort"])),
         turn_rewards=draw(st.lists(st.tuples(st.integers(0, response - 1), st.floats(-1, 1)), max_size=3)),
         experts=seed.integers(0, 300, (prompt + response - 1, 3, 2)).astype(np.uint16) if experts else None,
+        forks=forks,
     )
 
 
@@ -77,7 +80,8 @@ def test_groups_survive_the_wire_bit_for_bit(several: list[list[Sample]], first_
             assert np.array_equal(before.loss_mask, after.loss_mask)
             assert (before.runs, before.reward, before.finish) == (after.runs, after.reward, after.finish)
             assert before.prompt_length == after.prompt_length
-            assert before.turn_rewards == after.turn_rewards
+            assert before.turn_rewards == after.turn_rewards and before.forks == after.forks
+            assert after.loss_mask.dtype == bool
             assert (before.experts is None) == (after.experts is None)
             if before.experts is not None and after.experts is not None:
                 np.testing.assert_array_equal(before.experts, after.experts)
@@ -172,6 +176,14 @@ def test_rewards_of_turns_that_make_no_sense_are_refused_when_they_are_read(pair
     assert good.samples[0].turn_rewards == [(2, 0.5)]
     with pytest.raises(WireError, match="reward of a turn"):
         decode_group(*encode_group(group_of(1, [replace(member, turn_rewards=pairs)])))
+
+
+def test_forks_that_are_no_places_of_shown_tokens_are_refused_before_they_are_pushed() -> None:
+    masks = np.array([1, 0, 0, 1], bool)
+    sample = Sample(np.ones(6, np.int32), 2, np.zeros(4, np.float32), masks, [(0, 4)], 1.0, "stop")
+    for forks, reason in (([4], "ascending"), ([-1], "ascending"), ([2, 1], "ascending"), ([3], "is trained")):
+        with pytest.raises(WireError, match=reason):
+            encode_group(Group(0, [sample, replace(sample, forks=forks)], {0: "d0"}))
 
 
 def test_experts_travel_only_if_all_samples_have_them_and_must_be_the_models() -> None:

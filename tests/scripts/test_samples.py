@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from areal_like.config import ConfigError
@@ -37,6 +39,23 @@ def test_spaces_and_joined_letters_of_all_scripts_are_plain() -> None:
     plain = "a\u3000b\u00a0c \U0001f469\u200d\U0001f4bb\n\t"
     assert visible(plain) == plain
     assert visible("\u2028\u202e\u200b\ufeff\ud800") == "\\u2028\\u202e\\u200b\\ufeff\\ud800"
+
+
+def test_a_sample_that_forks_shows_its_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = written_run(tmp_path / "a")
+    path = run / "samples" / "trained.jsonl"
+    record = msgspec.json.decode(path.read_bytes().splitlines()[0])
+    prompt, said = record["tokens"][: record["prompt_length"]], record["tokens"][record["prompt_length"] :]
+    tokens = record["tokens"] + prompt + said
+    response = len(tokens) - len(prompt)
+    masked = list(range(len(said), len(said) + len(prompt)))
+    record |= {"tokens": tokens, "runs": [(record["runs"][0][0], response)], "masked": masked, "numbers": {}}
+    path.write_bytes(msgspec.json.encode(record | {"forks": [len(said)]}) + b"\n")
+    out, _ = shown(capsys, str(run))
+    assert f"in 2 turns ({len(said)}, {len(said)}) and 2 contexts" in out
+    assert "── the chat template rewrites what was before:\n" in out
+    (line,) = shown(capsys, str(run), "--json")[0].splitlines()
+    assert json.loads(line)["forks"] == [len(said)]
 
 
 def test_a_heading_is_never_cut(

@@ -87,7 +87,7 @@ def test_the_terminal_shows_calls_results_and_what_was_taken(
     talk(run)
     assert samples.main([str(run), "--count", "1"]) == 0
     said = capsys.readouterr().out
-    assert "in 3 turns, length ·" in said and "reward 1 − 0.5 length ·" in said
+    assert "in 3 turns (87, 105, 41), length ·" in said and ", 2 failed" in said and "reward 1 − 0.5 length ·" in said
     assert 'turn 1: calculator {"expression": "6*2"} → 12\n' in said
     assert "turn 2: (no call that can be read) 12 → error: a call is" in said
     assert "turn 3: oracle {} → not answered\n" in said

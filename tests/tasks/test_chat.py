@@ -6,6 +6,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from areal_like.tasks.chat import TokenizerCodec
+from tests.tasks.templates import DEEPSEEK_R1, QWEN3
 
 # As Qwen2's: every turn is <|im_start|>role\ncontent<|im_end|>\n
 QWEN = (
@@ -52,6 +53,54 @@ def test_without_a_template_a_reply_is_its_text():
     assert codec.decode(codec.reply("ab")) == "ab"
 
 
-def test_a_template_that_rewrites_the_past_is_refused():
-    with pytest.raises(ValueError, match="writes earlier turns differently"):
-        TokenizerCodec(tokenizer(FORGETFUL), chat=True).reply("x")
+def test_a_template_that_leaves_out_the_past_is_refused_where_it_is_to_be_continued():
+    codec = TokenizerCodec(tokenizer(FORGETFUL), chat=True)
+    assert codec.rewrites("4", [user("x")])
+    with pytest.raises(ValueError, match="leaves out earlier turns"):
+        codec.reply("x")
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+RESULT = {"role": "tool", "content": "4", "tool_call_id": "call_1_0"}
+SHOWN = user("<tool_response>\n4\n</tool_response>")
+THOUGHT = "<think>\nHm.\n</think>\n\nIt is 4."
+
+
+@pytest.mark.parametrize(
+    "template, said, follows, expected",
+    [
+        (QWEN, THOUGHT, user("ok"), False),
+        (QWEN, "It is 4.", user("ok"), False),
+        (QWEN3, THOUGHT, user("ok"), True),
+        (QWEN3, THOUGHT, RESULT, False),
+        (QWEN3, THOUGHT, SHOWN, False),
+        (QWEN3, "It is 4.", user("ok"), False),
+        (QWEN3, "It is 4.", RESULT, False),
+        (
+            QWEN3.replace("enable_thinking is defined and enable_thinking is false", "true"),
+            "It is 4.",
+            user("ok"),
+            True,
+        ),
+        (DEEPSEEK_R1, "Hm.\n</think>\n\nIt is 4.", user("ok"), True),
+        (DEEPSEEK_R1, "Hm", user("ok"), True),
+    ],
+    ids=range(10),
+)
+def test_whether_a_template_rewrites_a_turn_follows_from_what_was_said_and_what_follows(
+    template, said, follows, expected
+):
+    """Against the tokens that the model saw and made, and the rendered conversation."""
+    words = tokenizer(template)
+    codec = TokenizerCodec(words, chat=True)
+    assert codec.rewrites(said, [follows]) == expected
+    talk = [user("2+2?"), {"role": "assistant", "content": said}]
+    seen = words.apply_chat_template(talk[:1], add_generation_prompt=True, tokenize=False) + said
+    whole = words.apply_chat_template([*talk, follows], add_generation_prompt=True, tokenize=False)
+    assert whole.startswith(seen) == (not expected)
+    if not expected:
+        grown = np.concatenate([codec.encode(seen), codec.continuation([follows], closed=False)])
+        assert grown.tolist() == codec.encode(whole).tolist()
