@@ -28,6 +28,11 @@ def stream_key(*parts: int) -> int:
     return key
 
 
+def uniform(key: int) -> float:
+    """The first number of `uniforms` for a key."""
+    return (_mix((key + _GOLDEN) & _MASK) >> 11) * 2.0**-53
+
+
 def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """Uniform numbers in [0, 1), float64 [n], from keys uint64 [n] and positions int64 [n]."""
     with np.errstate(over="ignore"):

@@ -27,11 +27,12 @@ class Span(NamedTuple):
 
 
 class Spans:
-    """Of one process: of `role`, in the folder of a run (None: they are not written)."""
+    """Of one process: of `role`, in the folder of a run (None: they are not written). `since_1970`: when the clock was
+    at 0 (None: the monotonic one)."""
 
-    def __init__(self, run: Path | None = None, role: str = ""):
+    def __init__(self, run: Path | None = None, role: str = "", since_1970: float | None = None):
         self._file = None
-        self._since_1970 = time.time() - time.monotonic()
+        self._since_1970 = time.time() - time.monotonic() if since_1970 is None else since_1970
         if run:
             try:
                 (run / FOLDER).mkdir(exist_ok=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 
 from areal_like import messages
 from areal_like.groups import pack_heads
@@ -50,7 +49,7 @@ class Controller:
         self.deadlines = Deadlines(state, lease_timeout)
         self.heartbeat_timeout, self.ready_timeout = heartbeat_timeout, ready_timeout
         self._parts_by: tuple[int, int | None, int] | None = None  # the facts at the last look for parts
-        self._born = self._last_turn = state.progress_at = time.monotonic()
+        self._born = self._last_turn = state.progress_at = state.clock()
 
     def run(self) -> None:
         """Run until SIGTERM, which raises SystemExit."""
@@ -60,7 +59,7 @@ class Controller:
     def step(self, timeout: float) -> None:
         """One turn: handle messages, decide, send. Separate from `run` so that tests can drive it."""
         self._receive(timeout)  # first: decisions need all that is known
-        now = time.monotonic()
+        now = self.state.clock()
         self._drop_silent_actors(now)  # before leases: their groups go to others in the same turn
         self.deadlines.enforce(now)
         self._start(now)

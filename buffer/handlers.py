@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from functools import singledispatchmethod
 
 from areal_like import messages
@@ -45,7 +44,7 @@ class Handlers:
         message, payloads = received
         actor = self.state.fleet.by_peer.get(peer)
         if actor:
-            actor.seen = time.monotonic()
+            actor.seen = self.state.clock()
         try:
             _handler_of(type(message))(self, message, peer, actor, payloads)
         except (WireError, KeyError, TypeError, ValueError, ArithmeticError) as error:
@@ -69,7 +68,7 @@ class Handlers:
         if role == "actor":
             if previous := self.state.fleet.by_name.get(name):
                 self.state.lose(previous)
-            actor = self.state.fleet.join(name, peer, message.slots, time.monotonic(), message.pid)
+            actor = self.state.fleet.join(name, peer, message.slots, self.state.clock(), message.pid)
             log.info("%s joined (pid %d)", name, actor.pid)
         elif role == "learner":
             if self.state.learner.peer not in (None, peer):
@@ -84,7 +83,7 @@ class Handlers:
         if actor is None:
             self.state.router.refuse(peer, f"unknown actor: {SAY_HELLO}")
         else:
-            now = time.monotonic()
+            now = self.state.clock()
             self.state.fleet.note_stats(actor, check_stats(message.stats))
             self.state.verifiers.see(actor.name, actor.stats)
             actor.note_moved(message.progress if actor.engine == "serving" else actor.running, now)
@@ -127,7 +126,7 @@ class Handlers:
         except WireError as error:
             self._refuse_groups(actor, dict.fromkeys((group_id for group_id, _, _ in message.table.groups), error))
             raise
-        state, now = self.state, time.monotonic()
+        state, now = self.state, self.state.clock()
         known = state.learner.vocab_size, state.learner.routing
         faults = faults_of_push(heads, payloads, state.store.entries, state.weights.digests, *known)
         foreign = [head.id for head in heads if not self.state.may_push(actor, head.id)]
@@ -269,7 +268,7 @@ class Handlers:
         result = evaluation.record(
             actor.name, message.id, message.reward, message.length, message.oldest, message.newest
         )
-        self.state.note_evaluation(result, time.monotonic())
+        self.state.note_evaluation(result, self.state.clock())
         if number is None:
             return
         of, *place = evaluation.place(number)
@@ -375,7 +374,7 @@ class Handlers:
         self._trained_before(message.steps)
         self.state.finishing, self.state.learner.wanted, self.state.reported = True, None, False
         self.state.announce()
-        self.state.gauges.trained_seconds = self.state.age(time.monotonic())
+        self.state.gauges.trained_seconds = self.state.age(self.state.clock())
         for each in self.state.fleet:
             self.state.router.send(each.peer, messages.Cancel(sorted(each.running), hand_back=False))
             each.running.clear()

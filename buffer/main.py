@@ -11,6 +11,7 @@ from pathlib import Path
 from areal_like import checkpoints, older_configs
 from areal_like import config as configs
 from areal_like.bus import Router
+from areal_like.config import Config
 from areal_like.heldout import sets_of
 from areal_like.interfaces import Task
 from areal_like.process import Role, run_role
@@ -30,7 +31,7 @@ from buffer.playback import Playback
 from buffer.prompts import PromptCursor, shares_of
 from buffer.relays import Relays
 from buffer.replay import Replay
-from buffer.run_state import Learner, RunState
+from buffer.run_state import RunState
 from buffer.schedulers import Scheduler
 from buffer.shares import Shares
 from buffer.staleness import Bound, Slots
@@ -88,6 +89,46 @@ def verifier_of(task: Spec) -> str:
     return f"{task.name} (task.reward={as_spec(reward)['name']})" if reward else str(task.name)
 
 
+def build_replay(config: Config, scheduler: Scheduler) -> Replay:
+    """An empty replay buffer with the policies of the config."""
+    bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
+    policy, group_filter = bind("policy", config.policy), bind("filter", config.filter)
+    ages = configs.select(config, "inject_staleness")
+    slots = Slots() if ages is None else AgedSlots(Ages(ages, config.run.seed), bound, config.checkpoint.every)
+    return Replay(bound, policy, config.staleness_policy, group_filter, config.partial_rollout == "resume", slots)
+
+
+def build_state(
+    config: Config, task: Task, router: Router, outbox: Outbox, replay: Replay, scheduler: Scheduler
+) -> RunState:
+    """What a buffer knows at the begin of a run; a simulation has a router of its own."""
+    state = RunState(
+        router,
+        outbox,
+        replay,
+        scheduler,
+        PromptCursor(shares_of(task), config.run.seed, position=replay.store.admitted),
+        Evaluation(asked(sets_of(config, task))),
+        configs.actors_of(config),
+        config.buffer.max_bytes,
+        last_batch=config.run.steps,
+        shares=Shares(configs.ranks_of(config)),
+        verifiers=Verifiers(verifier_of(config.task), config.rewards.timeout, config.rewards.max_timeouts),
+        relays=Relays(configs.actors_of(config) if config.weights.fanout is None else config.weights.fanout),
+    )
+    state.verifiers.window = min(state.samples_per_batch, MOST_ANSWERS)
+    return state
+
+
+def build_controller(config: Config, state: RunState) -> Controller:
+    return Controller(
+        state,
+        heartbeat_timeout=config.buffer.heartbeat_timeout,
+        lease_timeout=config.buffer.lease_timeout,
+        ready_timeout=config.launcher.get("ready_timeout", math.inf),
+    )
+
+
 def main(role: Role) -> None:
     config, ranks = role.config, configs.ranks_of(role.config)
     router = Router(role.endpoint("buffer"), role.keys)
@@ -96,41 +137,16 @@ def main(role: Role) -> None:
         Playback(router, Path(config.replay) / "journal", config.weight_sync_interval, ranks).run()
     task: Task = build("task", config.task, config.run.seed)
     scheduler: Scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
-    bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
-    policy, group_filter = bind("policy", config.policy), bind("filter", config.filter)
-    resume = config.partial_rollout == "resume"
-    ages = configs.select(config, "inject_staleness")
-    slots = Slots() if ages is None else AgedSlots(Ages(ages, config.run.seed), bound, config.checkpoint.every)
-    replay = Replay(bound, policy, config.staleness_policy, group_filter, resume, slots)
+    replay = build_replay(config, scheduler)
     steps, journal = restore(role, replay)
     if why := other_settings(role.run):
         lost = replay.branch_off(steps, why)
         log.info("from batch %d on %s: %d groups of later weights are rolled out again", steps, why, lost)
-    state = RunState(
-        router,
-        Outbox(router, journal),
-        replay,
-        scheduler,
-        PromptCursor(shares_of(task), config.run.seed, position=replay.store.admitted),
-        Evaluation(asked(sets_of(config, task))),
-        configs.actors_of(config),
-        config.buffer.max_bytes,
-        config.run.steps,
-        role.run,
-        Learner(steps=steps),
-        shares=Shares(ranks),
-        verifiers=Verifiers(verifier_of(config.task), config.rewards.timeout, config.rewards.max_timeouts),
-        samples=KeptSamples(role.run, config.run, steps),
-        relays=Relays(configs.actors_of(config) if config.weights.fanout is None else config.weights.fanout),
-    )
-    state.verifiers.window = min(state.samples_per_batch, MOST_ANSWERS)
+    state = build_state(config, task, router, Outbox(router, journal), replay, scheduler)
+    state.learner.steps = state.gauges.since_step = steps
+    state.folder, state.samples = role.run, KeptSamples(role.run, config.run, steps)
     go_on(scheduler, replay, state.gauges)
-    controller = Controller(
-        state,
-        heartbeat_timeout=config.buffer.heartbeat_timeout,
-        lease_timeout=config.buffer.lease_timeout,
-        ready_timeout=config.launcher.get("ready_timeout", math.inf),
-    )
+    controller = build_controller(config, state)
     role.offer("buffer", router.endpoint)
     try:
         controller.run()

@@ -7,7 +7,9 @@ One thread, no locks.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -64,7 +66,7 @@ class Weights:
 
 @dataclass(slots=True)
 class RunState:
-    """All times are in seconds of the monotonic clock."""
+    """All times are in seconds of `clock`: the monotonic one or, in a simulation, its own."""
 
     router: Router
     outbox: Outbox
@@ -74,6 +76,7 @@ class RunState:
     evaluation: Evaluation
     expected_actors: int  # actors that must hold version 0 before the first lease
     max_bytes: int  # with more payload bytes, only groups of the learner's next batch are started
+    clock: Callable[[], float] = lambda: time.monotonic()  # looked up at each call: tests replace it
     last_batch: int | None = None  # the data ends with it (None: the end is not known)
     folder: Path | None = None  # of the run (None: write no files)
     learner: Learner = field(default_factory=Learner)

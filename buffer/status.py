@@ -6,7 +6,6 @@ Reads only. The controller uses these when it serves a batch, answers a `status`
 from __future__ import annotations
 
 import math
-import time
 from typing import TYPE_CHECKING
 
 from buffer.fleet import MOST_REFUSED
@@ -36,7 +35,7 @@ def levels(state: RunState, now: float) -> dict[str, object]:
 
 def status(state: RunState) -> dict[str, object]:
     """The status for people, as plain data."""
-    now, bound = time.monotonic(), state.replay.bound.max_staleness
+    now, bound = state.clock(), state.replay.bound.max_staleness
     return {
         **levels(state, now),
         "started": state.started_at is not None,

@@ -1,0 +1,275 @@
+"""Continuous batching as arithmetic on time: which sequences an accelerator decodes when. No model, no sleep, no event
+loop: whoever holds the clock says what time it is. The timed engine drives it in real time, the simulator
+(`scripts.simulation`) in virtual time.
+
+The clock is at the end of the last step. It moves from event to event (a sequence ends, joins or is aborted, an update
+is applied), so a step costs nothing to compute. A step that has begun runs to its end before anything joins or an
+update is applied.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from areal_like.types import Finish, Runs
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCost:
+    """Seconds. A decode step of n sequences that hold k tokens (prompts included) costs `base` + `per_sequence` · n +
+    `per_token` · k. A prompt costs `prefill` per token when it joins. An update costs `apply` and, with `recompute`,
+    one step and the prefill of all that is held."""
+
+    base: float = 0.001
+    per_sequence: float = 0.0
+    per_token: float = 0.0
+    prefill: float = 0.0
+    apply: float = 0.0
+    recompute: bool = True
+
+    def steps(self, count: int, sequences: int, tokens: int) -> float:
+        """Seconds of `count` steps of the same sequences, which hold `tokens` tokens at first."""
+        seconds = count * (self.base + self.per_sequence * sequences)
+        if self.per_token:
+            seconds += self.per_token * (count * tokens + sequences * count * (count - 1) / 2)
+        return seconds
+
+    def steps_within(self, seconds: float, sequences: int, tokens: int) -> int:
+        """How many such steps end within so many seconds."""
+        if seconds <= 0:
+            return 0
+        growth = self.per_token * sequences / 2
+        first = self.base + self.per_sequence * sequences + self.per_token * tokens - growth
+        if growth == 0:
+            return int(seconds / first)
+        return int((math.sqrt(first * first + 4 * growth * seconds) - first) / (2 * growth))
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A sequence to decode: `length` tokens after `prompt` tokens, asked for at `arrival`. `ended` is called with it
+    and how it ended; `made` counts its tokens, `runs` says which versions made them. `first` and `last`: steps done
+    when it joined, and when it will be complete."""
+
+    name: str
+    length: int
+    stops: bool
+    arrival: float
+    ended: Callable[[Request, Finish], None]
+    prompt: int = 0
+    made: int = 0
+    runs: Runs = field(default_factory=list)
+    first: int = 0
+    last: int = 0
+    run_start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """An update to `version` that arrived at `arrival`. `begun` is called when decoding stops for it, `ended` once it
+    is applied."""
+
+    version: int
+    arrival: float
+    begun: Callable[[], None]
+    ended: Callable[[], None]
+
+
+class DecodeClock:
+    """At most `slots` sequences run, others wait, first in, first out. If the tokens held would exceed `kv_tokens`, the
+    newest sequence is preempted: it joins again later, and what it had made is prefilled. `interruptible` False: an
+    update waits for the running sequences. `totals`: running totals, in simulated seconds."""
+
+    def __init__(self, cost: DecodeCost, slots: int, *, kv_tokens: float = math.inf, interruptible: bool = True):
+        self.cost, self.slots, self.kv_tokens, self._interruptible = cost, slots, kv_tokens, interruptible
+        self.version = 0
+        self.now = 0.0  # end of the last step or update
+        self.steps = 0
+        self.held = 0  # tokens in the cache
+        self.running: dict[Request, None] = {}
+        self.waiting: deque[Request] = deque()
+        self._ends: list[tuple[int, int, Request]] = []  # heap of (last step, tie-break, request)
+        self._loads: deque[Load] = deque()
+        self._applied: deque[tuple[float, Callable[[], None]]] = deque()  # to be called at their time
+        self._order = itertools.count()
+        self.totals = dict.fromkeys(
+            (
+                "tokens",
+                "joins",
+                "updates",
+                "busy_seconds",
+                "apply_seconds",
+                "pause_seconds",
+                "pauses",
+                "recompute_seconds",
+                "preemptions",
+            ),
+            0.0,
+        )
+
+    def submit(self, request: Request) -> None:
+        """Ask for a sequence. Call `advance` once for all that are asked for at the same time."""
+        self.waiting.append(request)
+
+    def load(self, load: Load) -> None:
+        """Ask for an update, after the step in progress (and the running sequences, if they may not be interrupted)."""
+        self.advance(load.arrival)
+        self._loads.append(load)
+        self.advance(load.arrival)
+
+    def abort(self, requests: Iterable[Request], now: float) -> None:
+        """End sequences now, with the tokens of all complete steps."""
+        self.advance(now)
+        for request in requests:
+            if request in self.running or request in self.waiting:
+                self._end(request, "abort")
+        self.advance(now)
+
+    def advance(self, now: float) -> None:
+        """Move through every event up to `now`."""
+        while self._next_boundary() <= now:
+            self._run_steps(self._steps_to_boundary())
+            self._at_boundary()
+        if self.running:
+            self._run_steps(self.cost.steps_within(now - self.now, len(self.running), self.held))
+        while self._applied and self._applied[0][0] <= now:
+            self._applied.popleft()[1]()
+
+    def due(self) -> float:
+        """When something happens next, unless something is asked for before: call `advance` then. inf: never."""
+        return min(self._next_boundary(), self._applied[0][0] if self._applied else math.inf)
+
+    def drop_loads(self) -> list[Load]:
+        """Forget updates that have not begun; returns them."""
+        loads, self._loads = list(self._loads), deque()
+        return loads
+
+    def finish_applied(self) -> None:
+        """Call what waits for an update that has begun."""
+        while self._applied:
+            self._applied.popleft()[1]()
+
+    def _steps_to_boundary(self) -> int:
+        """Steps until something may happen: the next sequence ends, the cache is full, or the step that holds up a
+        joiner or an update."""
+        if not self.running:
+            return 0
+        if (self._loads and self._interruptible) or (self.waiting and self._may_join()):
+            return 1 if self.now < self._first_arrival() else 0
+        count = self._ends[0][0] - self.steps
+        if self.kv_tokens != math.inf and len(self.running) > 1:
+            count = min(count, max(1, int(self.kv_tokens - self.held) // len(self.running) + 1))
+        return count
+
+    def _may_join(self) -> bool:
+        if self._loads or len(self.running) >= self.slots:
+            return False
+        if self.kv_tokens == math.inf or not self.running:
+            return True
+        first = self.waiting[0]
+        return self.held + first.prompt + first.made + len(self.running) + 1 <= self.kv_tokens
+
+    def _first_arrival(self) -> float:
+        return self._loads[0].arrival if self._loads else self.waiting[0].arrival
+
+    def _next_boundary(self) -> float:
+        """Time of the next event; infinity if there is nothing to do."""
+        if self.running:
+            return self.now + self.cost.steps(self._steps_to_boundary(), len(self.running), self.held)
+        if self._loads or self.waiting:
+            return max(self.now, self._first_arrival())
+        return math.inf
+
+    def _run_steps(self, count: int) -> None:
+        sequences = len(self.running)
+        seconds = self.cost.steps(count, sequences, self.held)
+        self.steps += count
+        self.now += seconds
+        self.held += count * sequences
+        self.totals["tokens"] += count * sequences
+        self.totals["busy_seconds"] += seconds
+
+    def _at_boundary(self) -> None:
+        """Between two steps: end the sequences that are complete, apply one update, let waiting ones join."""
+        while self._ends and self._ends[0][0] <= self.steps:
+            request = self._ends[0][2]
+            self._end(request, "stop" if request.stops else "length")
+        while self.held > self.kv_tokens and len(self.running) > 1:
+            self._preempt(next(reversed(self.running)))
+        if self._loads and (self._interruptible or not self.running):
+            if not self.running:
+                self.now = max(self.now, self._loads[0].arrival)
+            if self._loads[0].arrival <= self.now:
+                self._apply(self._loads.popleft())
+        while self.waiting and self._may_join():
+            if not self.running:
+                self.now = max(self.now, self.waiting[0].arrival)
+            if self.waiting[0].arrival > self.now:
+                break
+            self._join(self.waiting.popleft())
+
+    def _join(self, request: Request) -> None:
+        request.first = request.run_start = self.steps
+        request.last = self.steps + request.length - request.made
+        self.running[request] = None
+        heapq.heappush(self._ends, (request.last, next(self._order), request))
+        known = request.prompt + request.made
+        self.held += known
+        if self.cost.prefill:
+            self.now += self.cost.prefill * known
+            self.totals["busy_seconds"] += self.cost.prefill * known
+        self.totals["joins"] += 1
+
+    def _apply(self, load: Load) -> None:
+        for request in self.running:
+            self._end_run(request)
+        self.version = load.version
+        load.begun()
+        recompute = 0.0
+        if self.cost.recompute and self.running:
+            recompute = self.cost.steps(1, len(self.running), self.held) + self.cost.prefill * self.held
+        self._applied.append((self.now + self.cost.apply, load.ended))
+        self.now += self.cost.apply + recompute
+        self.totals["updates"] += 1
+        self.totals["apply_seconds"] += self.cost.apply
+        self.totals["pause_seconds"] += self.cost.apply if self.running else 0.0
+        self.totals["pauses"] += bool(self.running)
+        self.totals["recompute_seconds"] += recompute
+
+    def _end_run(self, request: Request) -> None:
+        count = self.steps - request.run_start
+        if count:
+            if request.runs and request.runs[-1][0] == self.version:  # it was preempted meanwhile
+                count += request.runs.pop()[1]
+            request.runs.append((self.version, count))
+            request.run_start = self.steps
+
+    def _leave(self, request: Request) -> None:
+        """Out of the running ones; what it has made so far counts as its own."""
+        self._end_run(request)
+        made = self.steps - request.first
+        request.made += made
+        self.held -= request.prompt + request.made
+        del self.running[request]
+        if self._ends[0][2] is request:
+            heapq.heappop(self._ends)
+        else:
+            self._ends = [entry for entry in self._ends if entry[2] is not request]
+            heapq.heapify(self._ends)
+
+    def _preempt(self, request: Request) -> None:
+        self._leave(request)
+        self.waiting.appendleft(request)
+        self.totals["preemptions"] += 1
+
+    def _end(self, request: Request, finish: Finish) -> None:
+        if request in self.running:
+            self._leave(request)
+        else:
+            self.waiting.remove(request)
+        request.ended(request, finish)

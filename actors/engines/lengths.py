@@ -1,0 +1,62 @@
+"""How long made-up answers are: a function of prompt and sampling key, so that a run can be repeated."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import xxhash
+
+from areal_like.sampling import stream_key, uniform
+
+_NORMAL = NormalDist()
+
+
+class Lengths:
+    """A prompt's median length is log-normal(`median`, `sigma`), a sample's length log-normal(its prompt's median,
+    `noise`), in tokens. `trace`: lengths to draw from instead: a list, or a file (a JSON list, or numbers separated by
+    white space). Raises ValueError."""
+
+    def __init__(
+        self, median: float, sigma: float, noise: float, seed: int = 0, trace: str | Sequence[int] | None = None
+    ):
+        self._median, self._sigma, self._noise, self._seed = median, sigma, noise, seed
+        self._trace = _read_trace(trace) if isinstance(trace, str) else list(trace or ())
+        if self._trace and min(self._trace) < 1:
+            raise ValueError("trace: every length must be at least 1")
+
+    def of(self, prompt: int, key: int) -> int:
+        """The whole length of the sample with this key: at least 1. `prompt`: `digest_of` its prompt."""
+        sample = stream_key(self._seed, key)
+        if self._trace:
+            return self._trace[int(uniform(sample) * len(self._trace))]
+        spread = self._sigma * _spread(stream_key(self._seed, prompt)) if self._sigma else 0.0
+        noise = self._noise * _normal(sample) if self._noise else 0.0
+        return max(1, round(self._median * math.exp(spread + noise)))
+
+
+def digest_of(prompt: np.ndarray) -> int:
+    """A 64-bit hash of token ids."""
+    return xxhash.xxh3_64_intdigest(np.asarray(prompt, np.int32).tobytes())
+
+
+def _normal(key: int) -> float:
+    return _NORMAL.inv_cdf(max(uniform(key), 2.0**-53))
+
+
+_spread = lru_cache(4096)(_normal)
+"""That of a prompt, which has many samples."""
+
+
+def _read_trace(path: str) -> list[int]:
+    text = Path(path).read_text()
+    numbers = json.loads(text) if text.lstrip().startswith("[") else text.split()
+    lengths = [int(number) for number in numbers]
+    if not lengths:
+        raise ValueError(f"trace: no lengths in {path!r}")
+    return lengths

@@ -1,0 +1,75 @@
+"""Simulate a run in virtual time: `python -m scripts.simulate CONFIG [key=value ...] [--costs FILE] [--run FOLDER]`.
+
+The buffer is the production code (admission, scheduler, staleness, evaluation); actors and learner are modelled. What
+they cost comes from the config where engine and learner are timed, else from `--costs`. Prints what the run would come
+to; `--run` writes a run folder that `scripts.timeline`, `scripts.compare` and `scripts.report` read. `--against RUN`
+compares with a real run of the same config, or with one that was simulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from areal_like import config as configs
+from areal_like.config import ConfigError
+from areal_like.errors import UserError
+from areal_like.run_folder import CONFIG, SUMMARY
+
+from .arguments import command, new_file, refuse
+from .output import console, table, write_json
+from .simulation import costs, results
+from .simulation.run import Simulation, Stuck
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = command("simulate", __doc__)
+    parser.add_argument("config", help="a yaml file, or the name of a shipped one")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
+    parser.add_argument("--costs", type=Path, metavar="FILE", help="what things cost (default: the timed parts' own)")
+    parser.add_argument("--run", type=Path, metavar="FOLDER", help="write a run folder: metrics, spans, summary")
+    parser.add_argument("--against", type=Path, metavar="RUN", help="compare with this run's folder")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the figures to this file")
+    return parser.parse_intermixed_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(sys.argv[1:] if argv is None else argv)
+    out = console()
+    try:
+        config = configs.load([args.config, *args.overrides])
+        cost = costs.read(args.costs) if args.costs else costs.of_timed(config)
+        measured = results.of_run(args.against) if args.against else None
+        if args.run:
+            args.run.mkdir(parents=True)
+        begin = time.perf_counter()
+        outcome = Simulation(config, cost, args.run).run()
+    except FileExistsError:
+        refuse(f"{args.run} is there already: name a new folder")
+    except (ConfigError, UserError, OSError, ValueError, Stuck) as error:
+        refuse(error)
+    if args.run:
+        configs.save(config, args.run / CONFIG)
+        (args.run / SUMMARY).write_text(json.dumps(results.summary(outcome), indent=2) + "\n")
+    found = results.figures(outcome)
+    rows = table(f"simulated: costs from {cost.source}", "", "simulated", *(["measured", "error"] if measured else []))
+    for name, value in found.items():
+        cells = [results.shown(name, value)]
+        if measured:
+            there = measured.get(name)
+            cells += ["", ""] if there is None else [results.shown(name, there), results.error(name, value, there)]
+        rows.add_row(name, *cells)
+    out.print(rows)
+    seconds = time.perf_counter() - begin
+    out.print(
+        f"{outcome.seconds:.1f} s of the run took {seconds:.1f} s: {outcome.events} events, {outcome.turns} turns"
+    )
+    write_json(args.json, found if measured is None else {"simulated": found, "measured": measured})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,352 @@
+"""Modelled actors: they take leases, decode in simulated time (`actors.engines.decode_clock`), verify, push.
+
+What an actor tells the buffer, and when, is what `actors.worker` tells it; whatever the buffer decides is decided by
+the production code. Tokens are all 0: only their number counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from statistics import NormalDist
+
+import numpy as np
+
+from actors import measures
+from actors.engines.decode_clock import DecodeClock, Load, Request
+from actors.engines.lengths import Lengths
+from areal_like import messages
+from areal_like.groups import FINISHES, ROW, RUN
+from areal_like.messages import Message, Table
+from areal_like.partials import decode_partial, encode_partial
+from areal_like.sampling import stream_key, uniform
+from areal_like.spans import Spans
+from areal_like.types import Completion, Finish, Lease, PartialSample, Runs
+from areal_like.wire import Payloads
+
+from .costs import Costs
+from .timeline import SimulatedRouter, Timeline
+
+_HELDOUT, _RIGHT, _VERIFY = 1, 2, 3
+"""Names of random streams."""
+_NORMAL = NormalDist()
+MAX_GROUPS_PER_PUSH = 64
+
+
+class Prompts:
+    """What of a task matters here. `of(split, row)`: tokens of its prompt, a hash of it, the longest answer."""
+
+    def __init__(self, of: Callable[[str, int], tuple[int, int, int]], right: float):
+        self.of = lru_cache(1 << 16)(of)
+        self._right = right
+        self.chance = lru_cache(1 << 16)(self._chance)
+
+    def _chance(self, digest: int) -> float:
+        """The chance of a right answer to a prompt: uniform around the mean, as far as it can be."""
+        width = min(self._right, 1.0 - self._right)
+        return self._right + (2.0 * uniform(stream_key(_RIGHT, digest)) - 1.0) * width
+
+
+@dataclass(eq=False, slots=True)
+class _Sample(Request):
+    """`before`: runs that an earlier lease has left."""
+
+    group: _Group = None  # type: ignore[assignment]
+    index: int = 0
+    key: int = 0
+    before: Runs = field(default_factory=list)
+    finish: Finish = "abort"
+    open: bool = True  # it occupies a place of its actor
+
+    @property
+    def all_runs(self) -> Runs:
+        before, runs = self.before, self.runs
+        if before and runs and before[-1][0] == runs[0][0]:
+            return [*before[:-1], (before[-1][0], before[-1][1] + runs[0][1]), *runs[1:]]
+        return before + runs
+
+
+@dataclass(eq=False, slots=True)
+class _Group:
+    lease: Lease
+    prompt: int
+    chance: float
+    began: float
+    digests: dict[int, str]
+    samples: list[_Sample] = field(default_factory=list)
+    good: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What all actors of a run share. `seed`: of the run; `most`: longest answer (None: as the task says)."""
+
+    timeline: Timeline
+    router: SimulatedRouter
+    costs: Costs
+    prompts: Prompts
+    seed: int
+    most: int | None
+    lengths: Lengths
+
+
+class SimulatedActor:
+    """`depth`: hops between the learner and this actor's source of weights. `spans`: where it says when it works."""
+
+    def __init__(self, name: str, world: World, depth: int = 0, spans: Spans | None = None):
+        self.name, self.peer = name, name.encode()
+        self.timeline, self.router, self.costs = world.timeline, world.router, world.costs
+        self.world, engine = world, world.costs.engine
+        self.engine = DecodeClock(
+            engine.cost, engine.slots, kv_tokens=engine.kv_tokens or math.inf, interruptible=engine.interruptible
+        )
+        self.engine.version = -1
+        self.spans, self.started_at = spans, math.inf
+        self._depth, self._seed = depth, world.seed
+        self._groups: dict[int, _Group] = {}
+        self._digests: dict[int, str] = {}
+        self._newest: messages.Manifest | None = None
+        self._fetching = False
+        self._active, self._ended, self._since = 0, 0, 0.0
+        self._credit_due = False
+        self._ready: list[_Group] = []
+        self._due = math.inf
+        self.router.peers[self.peer] = self
+
+    def hello(self) -> None:
+        self._say(messages.Hello("actor", self.name, 1, self.costs.engine.slots))
+
+    def report(self) -> None:
+        """A heartbeat with what was measured so far."""
+        wall = self.timeline.now - self.started_at if self.started_at < math.inf else 0.0
+        self.engine.advance(self.timeline.now)
+        self._plan()
+        stats = dict[str, float | str](measures.of_engine(_Measured(self.engine), wall))
+        self._say(messages.Heartbeat(stats, {}, {}))
+
+    def _say(self, message: Message, payloads: Payloads = ()) -> None:
+        self.router.say(self.peer, message, payloads)
+
+    # ---- the engine's clock -----------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        self.engine.advance(self.timeline.now)
+        self._plan()
+
+    def _plan(self) -> None:
+        due = self.engine.due()
+        if due != self._due:
+            self._due = due
+            if due < math.inf:
+                self.timeline.at(due, self._wake, due)
+
+    def _wake(self, due: float) -> None:
+        if due == self._due:  # else something has come between
+            self._due = math.inf
+            self._advance()
+
+    # ---- messages ---------------------------------------------------------------------------------------------------
+
+    def receive(self, message: Message, payloads: Payloads) -> None:
+        match message:
+            case messages.Lease():
+                self._start(message, payloads)
+            case messages.Announce():
+                self._newest = message.manifest
+                self._digests[message.manifest["version"]] = message.manifest["digest"]
+                self._fetch()
+            case messages.Cancel():
+                self._cancel(message.ids, message.hand_back)
+
+    def _fetch(self) -> None:
+        newest = self._newest
+        if self._fetching or newest is None or newest["version"] <= self.engine.version:
+            return
+        self._fetching = True
+        weights = self.costs.weights
+        self.timeline.after(weights.fetch + weights.hop * self._depth, self._load, newest)
+
+    def _load(self, manifest: messages.Manifest) -> None:
+        begin = self.timeline.now
+        self.engine.load(Load(manifest["version"], begin, lambda: None, partial(self._applied, manifest, begin)))
+        self._plan()
+
+    def _applied(self, manifest: messages.Manifest, begin: float) -> None:
+        if self.spans:
+            self.spans.add("update", begin, self.timeline.now)
+        self._fetching = False
+        self._say(messages.Applied(manifest["version"], manifest["digest"]))
+        self._fetch()
+
+    def _cancel(self, ids: Iterable[int], hand_back: bool) -> None:
+        groups = [group for group in map(self._groups.get, ids) if group]
+        for group in groups:
+            del self._groups[group.lease.group_id]
+            self._abort(group.samples)
+        if hand_back:
+            encoded = [self._partial(group) for group in groups]
+            kept = [each for each in encoded if each]
+            ids = [group.lease.group_id for group in groups]
+            self._say(messages.HandBack(ids, [head for head, _ in kept], False), [part for _, part in kept])
+
+    def _partial(self, group: _Group) -> tuple[messages.PartialHead, bytes] | None:
+        """What was sampled, as an actor records it: a call per sample."""
+        found = {}
+        for sample in group.samples:
+            if runs := sample.all_runs:
+                count = sum(n for _, n in runs)
+                tokens, logprobs = np.zeros(count, np.int32), np.zeros(count, np.float32)
+                call = Completion(tokens, logprobs, runs, sample.finish)
+                found[sample.index] = PartialSample({(0, 0): call})
+        return encode_partial(group.lease.group_id, found, group.digests | self._digests)
+
+    # ---- groups -----------------------------------------------------------------------------------------------------
+
+    def _start(self, message: messages.Lease, payloads: Payloads) -> None:
+        now = self.timeline.now
+        self.started_at = min(self.started_at, now)
+        pairs = zip(message.partials, payloads, strict=True)
+        carried = {head.id: decode_partial(head, payload, usable) for (head, usable), payload in pairs}
+        for lease in message.leases:
+            tokens, digest, longest = self.world.prompts.of(lease.split, lease.row)
+            group = _Group(lease, tokens, self.world.prompts.chance(digest), now, {})
+            if lease.split != "train":
+                self._add(group, 0, stream_key(self._seed, _HELDOUT, lease.row, lease.sample), digest, longest, [])
+                continue
+            left = carried.get(lease.group_id)
+            if left:
+                group.digests = left.digests
+            self._groups[lease.group_id] = group
+            for index in range(lease.launch):
+                begun = left.samples.get(index) if left else None
+                before = [run for call in begun.calls.values() for run in call.runs] if begun else []
+                self._add(group, index, stream_key(self._seed, lease.group_id, index), digest, longest, before)
+        self._advance()
+
+    def _add(self, group: _Group, index: int, key: int, prompt: int, longest: int, before: Runs) -> None:
+        """Begin a sample, or go on with one."""
+        now, most = self.timeline.now, self.world.most or longest
+        whole = self.world.lengths.of(prompt, key)
+        if self.costs.answers.drift != 1.0:
+            whole = max(1, round(whole * self.costs.answers.drift ** max(0, self.engine.version)))
+        made = sum(n for _, n in before)
+        length, given = min(whole, most) - made, group.prompt + made
+        sample = _Sample("", length, whole <= most, now, self._decoded, given)
+        sample.group, sample.index, sample.key, sample.before = group, index, key, before
+        group.samples.append(sample)
+        if not self._active:
+            self._since = now
+        self._active += 1
+        if length > 0:
+            self.engine.submit(sample)
+        else:  # it was complete, but not yet verified
+            sample.finish = "stop" if sample.stops else "length"
+            self.timeline.at(now, self._verify, sample)
+
+    def _decoded(self, request: Request, finish: Finish) -> None:
+        assert isinstance(request, _Sample)
+        request.finish = finish
+        if finish != "abort":
+            self._verify(request)
+
+    def _verify(self, sample: _Sample) -> None:
+        verifier = self.costs.verifier
+        if not verifier.median:
+            self._sampled(sample)
+            return
+        spread = verifier.sigma * _NORMAL.inv_cdf(max(uniform(stream_key(sample.key, _VERIFY)), 2.0**-53))
+        self.timeline.after(verifier.median * math.exp(spread), self._sampled, sample)
+
+    def _sampled(self, sample: _Sample) -> None:
+        if not sample.open:
+            return  # it was cut, or its lease has ended
+        group = sample.group
+        self._close(sample)
+        if group.lease.split != "train":
+            runs, right = sample.all_runs, uniform(stream_key(sample.key, _RIGHT)) < group.chance
+            ages = min(version for version, _ in runs), max(version for version, _ in runs)
+            length = sum(n for _, n in runs)
+            self._say(messages.Evaluated(group.lease.group_id, float(right), *ages, length, None))
+            return
+        group.good.append(sample.index)
+        if len(group.good) == group.lease.need:
+            del self._groups[group.lease.group_id]
+            if len(group.good) < len(group.samples):
+                self._leave_out(group)
+            if not self._ready:
+                self.timeline.at(self.timeline.now, self._push)
+            self._ready.append(group)
+
+    def _leave_out(self, group: _Group) -> None:
+        rest = [sample for sample in group.samples if sample.index not in group.good]
+        self._abort(rest)
+        cut = sorted(length for sample in rest if (length := sum(n for _, n in sample.all_runs)))
+        self._say(messages.LeftOut(group.lease.group_id, cut, []))
+
+    def _abort(self, samples: list[_Sample]) -> None:
+        running = [sample for sample in samples if sample.open]
+        for sample in running:
+            self._close(sample)
+        self.engine.abort(running, self.timeline.now)
+        self._plan()
+
+    def _close(self, sample: _Sample) -> None:
+        """A place is free: tell the buffer once for all that are at this time."""
+        sample.open = False
+        self._active -= 1
+        self._ended += sample.group.lease.split == "train"
+        if self.spans and not self._active:
+            self.spans.add("generate", self._since, self.timeline.now)
+        if not self._credit_due:
+            self._credit_due = True
+            self.timeline.at(self.timeline.now, self._credit)
+
+    def _credit(self) -> None:
+        self._credit_due = False
+        self._say(messages.Credit(self._ended))
+
+    def _push(self) -> None:
+        ready, self._ready = self._ready, []
+        for start in range(0, len(ready), MAX_GROUPS_PER_PUSH):
+            some = ready[start : start + MAX_GROUPS_PER_PUSH]
+            names, rows, runs, digests, payloads = [], list[tuple[int, ...]](), Runs(), dict[int, str](), []
+            for group in some:
+                size = 0
+                for index in sorted(group.good):
+                    sample = group.samples[index]
+                    mine = sample.all_runs
+                    length = sum(n for _, n in mine)
+                    right = uniform(stream_key(sample.key, _RIGHT)) < group.chance
+                    rows.append((group.prompt, length, FINISHES.index(sample.finish), 0, len(mine), right))
+                    runs += mine
+                    size += 4 * group.prompt + 9 * length
+                names.append((group.lease.group_id, len(group.good), self.timeline.now - group.began))
+                payloads.append(zeros(size))
+                for version in {version for index in group.good for version, _ in group.samples[index].all_runs}:
+                    digests[version] = self._digests.get(version) or group.digests[version]
+            table = Table(names, np.array(rows, ROW).tobytes(), np.array(runs, RUN).tobytes(), digests)
+            self._say(messages.Push(table), payloads)
+
+
+class _Measured:
+    """An engine's totals, as `actors.measures` asks for them."""
+
+    def __init__(self, clock: DecodeClock):
+        self._clock = clock
+
+    def stats(self) -> dict[str, float]:
+        running, waiting = float(len(self._clock.running)), float(len(self._clock.waiting))
+        return {**self._clock.totals, "running": running, "waiting": waiting}
+
+
+_zeros = bytes(1 << 20)
+
+
+def zeros(size: int) -> memoryview:
+    """A payload of so many bytes; all share their memory."""
+    global _zeros
+    if size > len(_zeros):
+        _zeros = bytes(2 * size)
+    return memoryview(_zeros)[:size]

@@ -1,0 +1,124 @@
+"""What things cost in a simulated run, in seconds: of engines, the learner, weights, verifiers and the wire."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from actors.engines.decode_clock import DecodeCost
+from actors.engines.lengths import Lengths
+from areal_like.config import Config, ConfigError
+from areal_like.registry import settled
+
+
+class Engine(msgspec.Struct, forbid_unknown_fields=True):
+    """A server's: see `actors.engines.decode_clock.DecodeCost`, and `TimedEngine` for the others."""
+
+    base: float = 0.02
+    per_sequence: float = 0.0
+    per_token: float = 0.0
+    prefill: float = 0.0
+    apply: float = 0.0
+    recompute: bool = True
+    slots: int = 64
+    kv_tokens: float | None = None
+    interruptible: bool = True
+
+    @property
+    def cost(self) -> DecodeCost:
+        return DecodeCost(self.base, self.per_sequence, self.per_token, self.prefill, self.apply, self.recompute)
+
+
+class Answers(msgspec.Struct, forbid_unknown_fields=True):
+    """Lengths of answers in tokens (`actors.engines.lengths`), at most `most` (None: as the config or task says).
+    `drift`: by which factor the median grows per version. `right`: the share of right answers, of a prompt
+    Beta(right · 2, (1 - right) · 2). `turns` of each answer, `tool` seconds between two."""
+
+    median: float = 200.0
+    sigma: float = 1.0
+    noise: float = 0.3
+    seed: int = 0
+    trace: str | list[int] | None = None
+    most: int | None = None
+    prompt: int | None = None
+    drift: float = 1.0
+    right: float = 0.5
+
+    @property
+    def lengths(self) -> Lengths:
+        return Lengths(self.median, self.sigma, self.noise, self.seed, self.trace)
+
+
+class LearnerCost(msgspec.Struct, forbid_unknown_fields=True):
+    """A train step: `base` + `per_sample` · samples + `per_token` · trained tokens. `publish`: for which training waits
+    after it."""
+
+    base: float = 0.0
+    per_sample: float = 0.0
+    per_token: float = 0.0
+    stream: bool = False
+    publish: float = 0.0
+
+
+class WeightsCost(msgspec.Struct, forbid_unknown_fields=True):
+    """`encode`: from a train step's end to the announcement. `fetch`: of an actor, and `hop` of each relay above it."""
+
+    encode: float = 0.0
+    fetch: float = 0.0
+    hop: float = 0.0
+
+
+class Verifier(msgspec.Struct, forbid_unknown_fields=True):
+    """Seconds of a verification: log-normal(`median`, `sigma`); at least `timeout` counts as one."""
+
+    median: float = 0.0
+    sigma: float = 0.0
+
+
+class Costs(msgspec.Struct, forbid_unknown_fields=True):
+    """`latency`: of a message. `buffer`: seconds of the buffer per message. `source`: where the figures come from."""
+
+    engine: Engine = msgspec.field(default_factory=Engine)
+    answers: Answers = msgspec.field(default_factory=Answers)
+    learner: LearnerCost = msgspec.field(default_factory=LearnerCost)
+    weights: WeightsCost = msgspec.field(default_factory=WeightsCost)
+    verifier: Verifier = msgspec.field(default_factory=Verifier)
+    latency: float = 0.0003
+    buffer: float = 0.00012
+    source: str = "defaults"
+
+
+def of_timed(config: Config) -> Costs:
+    """Of a run whose engine and learner are timed. Raises ConfigError for others."""
+    if config.engine.name != "timed" or config.learner.name != "timed":
+        raise ConfigError(
+            f"engine={config.engine.name} and learner={config.learner.name}: what they cost is not known. Name a file "
+            "with --costs (`areal-like calibrate RUN` makes one of a short run), or set engine=timed learner=timed"
+        )
+    engine, learner = settled("engine", config.engine), settled("learner", config.learner)
+    return Costs(
+        Engine(
+            engine["base"],
+            engine["per_sequence"],
+            engine["per_token"],
+            engine["prefill"],
+            engine["apply"],
+            engine["kv_policy"] == "recompute",
+            engine["slots"],
+            engine["kv_tokens"],
+            engine["interruptible"],
+        ),
+        Answers(engine["median"], engine["sigma"], engine["noise"], engine["seed"], engine["trace"]),
+        LearnerCost(learner["base"], learner["per_sample"], learner["per_token"], learner["stream"]),
+        WeightsCost(encode=0.001, fetch=0.003),
+        source="the config's timed engine and learner",
+    )
+
+
+def read(path: Path) -> Costs:
+    """Costs from a YAML file. Raises ConfigError."""
+    try:
+        return msgspec.yaml.decode(path.read_bytes(), type=Costs)
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: {error}") from None

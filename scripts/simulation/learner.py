@@ -1,0 +1,175 @@
+"""A modelled learner: it asks for batches, takes the time of a train step, publishes. See `learners.main`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from areal_like import messages
+from areal_like.config import Config
+from areal_like.groups import ROW, RUN
+from areal_like.messages import Message, Table
+from areal_like.metrics import MetricsLog
+from areal_like.spans import Spans
+from areal_like.stopping import reason_to_stop
+from areal_like.wire import Payloads
+
+from .costs import Costs
+from .timeline import SimulatedRouter, Timeline
+
+
+class SimulatedLearner:
+    """Trains until the config's end. `metrics`: where a row per train step goes. `before_report` is called before it
+    asks for the final report. `report`: that of the buffer, once it is over."""
+
+    peer = b"learner"
+
+    def __init__(
+        self,
+        config: Config,
+        timeline: Timeline,
+        router: SimulatedRouter,
+        costs: Costs,
+        before_report: Callable[[], None],
+        metrics: MetricsLog | None = None,
+        spans: Spans | None = None,
+    ):
+        self.config, self.timeline, self.router, self.costs = config, timeline, router, costs.learner
+        self._encode, self._before_report = costs.weights.encode, before_report
+        self.metrics, self.spans = metrics, spans
+        self.steps, self.waited, self.samples, self.tokens = 0, 0.0, 0, 0
+        self.ages = Counter[int]()  # staleness → samples
+        self.began: float | None = None
+        self.elapsed = 0.0
+        self.seconds: list[float] = []  # since the first lease, of each step
+        self.report: dict[str, Any] | None = None
+        self.reason = ""
+        self._inbox: deque[messages.Batch | messages.Part] = deque()
+        self._busy, self._waits_since, self._taken, self._take_seconds = False, 0.0, 0, 0.0
+        self._evaluations: list[dict[str, Any]] = []
+        router.peers[self.peer] = self
+
+    def hello(self) -> None:
+        self._say(messages.Hello("learner", "learner", 1, 0))
+        if self.costs.stream:
+            self._say(messages.Stream())
+        self._publish()
+        self._want(0)
+        self._waits_since = self.timeline.now
+
+    def _say(self, message: Message) -> None:
+        self.router.say(self.peer, message)
+
+    def _want(self, index: int) -> None:
+        self._say(messages.Want(index, index // self.config.weight_sync_interval))
+
+    def _publish(self) -> None:
+        version = math.ceil(self.steps / self.config.weight_sync_interval)
+        self._say(messages.Published({"version": version, "digest": f"v{version}"}))
+
+    def receive(self, message: Message, payloads: Payloads) -> None:
+        match message:
+            case messages.Batch() | messages.Part():
+                self._inbox.append(message)
+                self._next()
+            case messages.Report():
+                self.report = message.report
+
+    def _next(self) -> None:
+        """Work on what has come, in its order."""
+        if self._busy or not self._inbox:
+            return
+        message = self._inbox.popleft()
+        now = self.timeline.now
+        self._busy = True
+        if isinstance(message, messages.Part):
+            if message.index != self.steps or message.begin != self._taken:
+                self._busy = False
+                self._next()
+                return
+            self._taken += len(message.table.groups)
+            cost = self._seconds(message.table)
+            self._take_seconds += cost
+            self._span("take", now, now + cost)
+            self.timeline.after(cost, self._go_on)
+            return
+        if self.began is None:
+            self.began = now
+        else:
+            self.waited += now - self._waits_since - self._take_seconds
+        self._want(message.index + 1)
+        cost = self.costs.base + self._seconds(message.table, self._taken)
+        self._taken, self._take_seconds = 0, 0.0
+        self._span("train", now, now + cost)
+        self.timeline.after(cost, self._trained, message)
+
+    def _go_on(self) -> None:
+        self._busy = False
+        self._next()
+
+    def _span(self, name: str, begin: float, end: float) -> None:
+        if self.spans:
+            self.spans.add(name, begin, end)
+
+    def _seconds(self, table: Table, first: int = 0) -> float:
+        """What the groups from `first` on cost."""
+        if not (self.costs.per_sample or self.costs.per_token):
+            return 0.0
+        skipped = sum(samples for _, samples, _ in table.groups[:first])
+        lengths = np.frombuffer(table.rows, ROW)["response"][skipped:]
+        return self.costs.per_sample * len(lengths) + self.costs.per_token * int(lengths.sum())
+
+    def _trained(self, batch: messages.Batch) -> None:
+        self._say(messages.Trained(batch.index))
+        self.steps += 1
+        published = self.steps % self.config.weight_sync_interval == 0
+        if published:
+            self.timeline.after(self._encode, self._publish)
+        self.timeline.after(self.costs.publish if published else 0.0, self._finished, batch)
+
+    def _finished(self, batch: messages.Batch) -> None:
+        assert self.began is not None
+        self._busy = False
+        self._waits_since = self.timeline.now
+        self.elapsed = self.timeline.now - self.began
+        self._count(batch)
+        seconds = self.seconds[-1]
+        self.reason = reason_to_stop(self.config.run, self.steps, seconds, self._evaluations)
+        if self.reason:
+            self._before_report()
+            self._say(messages.Finish(self.reason, self.steps))
+            return
+        self._next()
+
+    def _count(self, batch: messages.Batch) -> None:
+        info: dict[str, Any] = batch.info
+        rows, runs = np.frombuffer(batch.table.rows, ROW), np.frombuffer(batch.table.runs, RUN)
+        starts = np.cumsum(rows["runs"]) - rows["runs"]
+        made = np.where(runs["version"] >= batch.oldest_allowed, runs["version"], batch.version + 1)
+        ages = batch.version - np.minimum.reduceat(made, starts)
+        batch_ages = Counter(ages[ages >= 0].tolist())
+        self.ages += batch_ages
+        lengths = rows["response"]
+        self.samples, self.tokens = self.samples + len(rows), self.tokens + int(lengths.sum())
+        self.seconds.append(info["seconds"])
+        evaluations = info.pop("evaluations")
+        self._evaluations += evaluations
+        if not self.metrics:
+            return
+        row = {"step": self.steps, "version": batch.version, **info, "train/idle_share": self.idle_share}
+        row |= {"reward/mean": float(rows["reward"].mean()), "tokens": int(lengths.sum())}
+        row |= {"staleness/mean": float(ages.mean()), "staleness/max": int(ages.max())}
+        row["staleness/histogram"] = {str(age): count for age, count in sorted(batch_ages.items())}
+        row |= {f"response_length/p{q}": float(np.percentile(lengths, q)) for q in (50, 95)}
+        row |= {"response_length/mean": float(lengths.mean()), "response_length/max": int(lengths.max())}
+        if evaluations:
+            row |= {"eval/reward": evaluations[-1]["reward"], "eval/version": evaluations[-1]["version"]}
+        self.metrics.write(row)
+
+    @property
+    def idle_share(self) -> float:
+        return self.waited / max(1e-9, self.elapsed)

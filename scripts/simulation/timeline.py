@@ -1,0 +1,120 @@
+"""Virtual time: events in order, and the wire between the buffer and its peers."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from areal_like.messages import Message, Refused
+from areal_like.wire import Payloads, Received
+
+
+class Timeline:
+    """Calls in the order of their times; those of the same time in the order in which they were asked for. `now` in
+    seconds; `events` counts the calls so far."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.events = 0
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._order = itertools.count()
+
+    def at(self, when: float, call: Callable[..., object], *arguments: object) -> None:
+        """Call it at a time, which is now if it has passed."""
+        heapq.heappush(self._heap, (max(when, self.now), next(self._order), call, arguments))
+
+    def after(self, seconds: float, call: Callable[..., object], *arguments: object) -> None:
+        self.at(self.now + seconds, call, *arguments)
+
+    def step(self) -> bool:
+        """Make the next call; False if there is none."""
+        if not self._heap:
+            return False
+        self.now, _, call, arguments = heapq.heappop(self._heap)
+        self.events += 1
+        call(*arguments)
+        return True
+
+    def clock(self) -> float:
+        return self.now
+
+
+class Peer(Protocol):
+    """An actor or learner on the wire."""
+
+    def receive(self, message: Message, payloads: Payloads) -> None: ...
+
+
+class SimulatedRouter:
+    """In the place of `areal_like.bus.Router`: messages arrive `latency` seconds later, in order. `wake` is called when
+    one is there for the buffer. The messages are the real ones, as objects: they are not packed."""
+
+    def __init__(self, timeline: Timeline, latency: float):
+        self.timeline, self.latency = timeline, latency
+        self.endpoint = "simulated"
+        self.refused = 0
+        self.refusals: list[str] = []
+        self.peers: dict[bytes, Peer] = {}
+        self.incoming: deque[tuple[bytes, Received]] = deque()
+        self.wake: Callable[[], None] = lambda: None
+
+    def say(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
+        """A peer sends a message to the buffer."""
+        self.timeline.after(self.latency, self._arrive, peer, Received(message, payloads))
+
+    def _arrive(self, peer: bytes, received: Received) -> None:
+        self.incoming.append((peer, received))
+        self.wake()
+
+    def receive(self, timeout: float) -> tuple[bytes, Received] | None:
+        return self.incoming.popleft() if self.incoming else None
+
+    def send(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
+        if here := self.peers.get(peer):
+            self.timeline.after(self.latency, here.receive, message, payloads)
+
+    def refuse(self, peer: bytes, reason: str) -> None:
+        self.refused += 1
+        self.refusals.append(reason)
+        self.send(peer, Refused(reason))
+
+
+class Turns:
+    """When the buffer's loop turns: at once when a message is there, unless it is still busy with those before, each of
+    which takes `seconds_per_message`; and `idle_seconds` after its last turn."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        router: SimulatedRouter,
+        turn: Callable[[], None],
+        seconds_per_message: float,
+        idle_seconds: float = 0.2,
+    ):
+        self._timeline, self._router, self._turn = timeline, router, turn
+        self._seconds_per_message, self._idle_seconds = seconds_per_message, idle_seconds
+        self._free_at, self._due = 0.0, math.inf
+        router.wake = self.wake
+        self._plan(0.0)
+
+    def wake(self) -> None:
+        self._plan(max(self._timeline.now, self._free_at))
+
+    def _plan(self, when: float) -> None:
+        if when < self._due:
+            self._due = when
+            self._timeline.at(when, self._take, when)
+
+    def _take(self, due: float) -> None:
+        if due != self._due:
+            return  # an earlier turn has come instead
+        self._due = math.inf
+        count = len(self._router.incoming)
+        self._turn()
+        handled = count - len(self._router.incoming)
+        self._free_at = self._timeline.now + handled * self._seconds_per_message
+        self._plan(self._free_at if self._router.incoming else self._timeline.now + self._idle_seconds)

@@ -1,0 +1,124 @@
+"""Runs in virtual time: the production buffer with modelled peers."""
+
+import json
+import math
+
+import pytest
+
+from areal_like import config as configs
+from areal_like.spans import read
+from scripts.simulate import main
+from scripts.simulation import costs, results
+from scripts.simulation.run import Outcome, Simulation, depth
+
+BASE = "configs/bench/modes.yaml"
+LONG_TAIL = ["engine.median=60", "engine.sigma=1.0", "engine.noise=0.3", "learner.base=0.105"]
+
+
+def simulate(*overrides: str, **changed: object) -> Outcome:
+    config = configs.load([BASE, *overrides])
+    cost = costs.of_timed(config)
+    for name, value in changed.items():
+        setattr(cost, name, value)
+    return Simulation(config, cost).run()
+
+
+def closes(outcome: Outcome) -> bool:
+    """Is each prompt that was admitted trained, filtered or dropped?"""
+    ledger = outcome.report["ledger"]
+    left = ledger["trained"] + sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
+    return bool(ledger["admitted"] == left)
+
+
+def test_equal_lengths_come_to_what_arithmetic_says() -> None:
+    """200 steps of 1 ms, 128 samples on two engines of 64 slots; .2 s to train them."""
+    sync, one_ahead = simulate("mode=sync"), simulate("scheduler.max_staleness=1")
+    assert sync.samples_per_second == pytest.approx(128 / 0.4, rel=0.03)
+    assert one_ahead.samples_per_second == pytest.approx(128 / 0.2, rel=0.03)
+    assert sync.staleness == {0: 16 * 128} and sync.learner_idle == pytest.approx(0.5, abs=0.02)
+    assert set(one_ahead.staleness) == {0, 1} and closes(sync) and closes(one_ahead)
+
+
+def test_long_tails_gain_from_staleness_as_real_runs_do() -> None:
+    """Real processes came to 1.82 and 2.99 times sync (docs/results.md, "Sync against async")."""
+    sync = simulate("mode=sync", *LONG_TAIL).samples_per_second
+    gains = [simulate(f"scheduler.max_staleness={bound}", *LONG_TAIL).samples_per_second / sync for bound in (1, 4)]
+    assert gains == pytest.approx([1.82, 2.99], rel=0.03)
+
+
+def test_async_at_zero_is_sync() -> None:
+    sync, zero = simulate("mode=sync", *LONG_TAIL), simulate("scheduler.max_staleness=0", *LONG_TAIL)
+    assert sync.samples_per_second == pytest.approx(zero.samples_per_second, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["mode=sync", "scheduler.oversample_prompts=1.25", "scheduler.oversample_responses=1.25"],
+        ["mode=sync", "sizing={name: sagc}"],
+        ["mode=sync", "learner.stream=true", "learner.per_token=1e-5"],
+        ["scheduler.max_staleness=1", "policy.name=fifo", "staleness_policy=requeue"],
+        ["scheduler.max_staleness=1", "policy.name=fifo", "staleness_policy=mask_tokens", "weight_sync_interval=2"],
+        ["scheduler.max_staleness=2", "filter.name=zero_variance", "sizing.group_size=2"],
+        ["scheduler.max_staleness=2", "eval.prompts=8", "eval.every=5", "engine.interruptible=false"],
+        ["scheduler.max_staleness=2", "engine.per_token=1e-8", "engine.prefill=1e-6", "engine.kv_tokens=9000"],
+    ],
+    ids=["tail batching", "sagc", "stream", "requeue", "mask", "filter", "evaluation", "cache"],
+)
+def test_every_mode_ends_within_its_bound_and_loses_no_prompt(overrides: list[str]) -> None:
+    outcome = simulate(*LONG_TAIL, "run.steps=12", *overrides)
+    bound = outcome.report["staleness_bound"]
+    assert closes(outcome) and max(outcome.staleness) <= bound and outcome.report["refused"] == 0
+    assert outcome.report["steps"] == 12 and outcome.seconds > 0
+    again = simulate(*LONG_TAIL, "run.steps=12", *overrides)
+    assert again == outcome
+
+
+def test_verifiers_and_drift_take_their_time() -> None:
+    plain = simulate("mode=sync")
+    slow = simulate("mode=sync", verifier=costs.Verifier(median=0.1))
+    assert slow.seconds == pytest.approx(plain.seconds + 16 * 0.1, rel=0.01)
+    longer = simulate("mode=sync", answers=costs.Answers(200, 0, 0, drift=1.1, right=0.5))
+    assert longer.tokens == pytest.approx(plain.tokens * sum(1.1**step for step in range(16)) / 16, rel=0.01)
+
+
+@pytest.mark.parametrize("place, fanout, hops", [(0, 2, 0), (1, 2, 0), (2, 2, 1), (5, 2, 1), (6, 2, 2), (9, 0, 0)])
+def test_depth_is_that_of_the_tree_of_relays(place: int, fanout: int, hops: int) -> None:
+    assert depth(place, fanout) == hops
+
+
+def test_the_command_writes_a_run_folder_that_is_read_as_a_real_one(tmp_path, capsys) -> None:
+    run, file = tmp_path / "run", tmp_path / "found.json"
+    assert main([BASE, "run.steps=6", "scheduler.max_staleness=1", "--run", str(run), "--json", str(file)]) == 0
+    assert "samples_per_second" in capsys.readouterr().out
+    spans = read(run)
+    assert set(spans) == {"actor-0", "actor-1", "learner"} and len(spans["learner"]) == 6
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6] and rows[-1]["rollout/actors"] == 2
+    found = json.loads(file.read_text())
+    assert results.of_run(run) == pytest.approx(found, rel=1e-6)
+    assert main([BASE, "run.steps=6", "scheduler.max_staleness=1", "--against", str(run)]) == 0
+    assert "+0.0%" in capsys.readouterr().out
+
+
+def test_errors_say_what_to_do(tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["quickstart"])
+    assert "--costs" in capsys.readouterr().err
+    file = tmp_path / "costs.yaml"
+    file.write_text("engine: {bass: 1}\n")
+    with pytest.raises(SystemExit):
+        main(["quickstart", "--costs", str(file)])
+    assert "bass" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([BASE, "--against", str(tmp_path)])
+    assert "no folder of a run" in capsys.readouterr().err
+
+
+def test_costs_of_a_file_stand_for_any_config(tmp_path) -> None:
+    file = tmp_path / "costs.yaml"
+    file.write_text("engine: {base: 0.01, slots: 16}\nanswers: {median: 20, most: 60}\nlearner: {base: 0.5}\n")
+    found = costs.read(file)
+    assert found.engine.base == 0.01 and found.learner.base == 0.5 and math.isclose(found.answers.sigma, 1.0)
+    outcome = Simulation(configs.load(["quickstart", "run.steps=4", "actors.count=2"]), found).run()
+    assert outcome.report["steps"] == 4 and closes(outcome)
