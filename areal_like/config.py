@@ -40,6 +40,7 @@ from areal_like.places import CONFIGS
 from areal_like.ranges import RANGES, range_of
 from areal_like.registry import COMPONENTS, ConfigError, check, knobs, marks, nearest, settled
 from areal_like.schema import SECTIONS, Config
+from areal_like.supervision import refuse_odd_supervision
 
 __all__ = ["Config", "ConfigError", "load", "load_resolved", "replace", "save", "to_yaml"]
 
@@ -174,6 +175,7 @@ def _consistent(config: Config) -> Config:
     refuse_odd_model(config)
     refuse_odd_training(config)
     refuse_odd_replay(config)
+    refuse_odd_supervision(config)
     return config
 
 

@@ -40,6 +40,7 @@ from areal_like.model_folder import weight_bytes
 from areal_like.placement import actors_on
 from areal_like.registry import marks, settled
 from areal_like.schema import Config
+from areal_like.supervision import is_supervised
 
 RANDOM_LR = 2e-3
 PRETRAINED_LR = 1e-5
@@ -102,6 +103,7 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = Fal
     launcher, large = marks("launcher", config.launcher["name"]), is_large(config)
     here, one_process = "ACROSS_HOSTS" not in launcher, "ONE_PROCESS" in launcher  # then its roles take turns
     learns, acts = (here and large and _on_cpu(kind, known[kind]) for kind in ("learner", "engine"))
+    acts = acts and not is_supervised(config)
     embedded = {"needs_model", "needs_folder"} & marks("engine", config.engine["name"]) == {"needs_model"}  # no servers
     decodes_on_gpu = embedded and _on_cuda(known["engine"])
     quarter, rounds = cores // 4, known["scheduler"].get("max_staleness") == 0
@@ -149,8 +151,9 @@ def describe_machine(config: Config, cores: int) -> str:
     """A line for people: which role gets which share of the machine."""
     learner, engine, actors = config.learner, config.engine, config.actors
     found = [("learner.threads", learner.get("threads")), ("learner.compute_dtype", learner.get("compute_dtype"))]
-    found += [("engine.compute_dtype", engine.get("compute_dtype")), ("engine.slots", engine.get("slots"))]
-    found += [("actors.count", actors.count), ("actors.threads", actors.threads)]
+    if not is_supervised(config):
+        found += [("engine.compute_dtype", engine.get("compute_dtype")), ("engine.slots", engine.get("slots"))]
+        found += [("actors.count", actors.count), ("actors.threads", actors.threads)]
     shares = ", ".join(f"{key}={value}" for key, value in found if value is not None)
     return f"machine: {cores} core{'s' * (cores != 1)}; {shares}"
 

@@ -16,7 +16,8 @@ from areal_like.weights.update import Update
 class Task(Protocol):
     """Prompts and their verifier. Built as `Task(seed, *, knobs)` in every process that needs it, from the same config
     and `run.seed`, so it is deterministic. A mixture also has `members`, its tasks by name, and their `ratios`
-    (`areal_like.tasks.mixture`)."""
+    (`areal_like.tasks.mixture`). A task that supervised losses can train on has `demonstration(split, row)`, which
+    returns a `Demonstration`: the same one every time, in every process."""
 
     @property
     def vocab_size(self) -> int:

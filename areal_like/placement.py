@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from areal_like.registry import ConfigError, settled
 from areal_like.schema import Config
+from areal_like.supervision import is_supervised
 
 KEY = "placement"
 AUTO = "auto"
@@ -85,7 +86,7 @@ def needs_of(config: Config, gpu: bool = False) -> Needs:
     `device: auto` computes on a device where there is one (`gpu`), or where the placement names devices for actors."""
     learner, engine = settled("learner", config.learner), settled("engine", config.engine)
     on_device = learner["device"] == "cuda" if "device" in learner else None
-    actors = 0 if config.replay else int(config.actors.count or 1)
+    actors = 0 if config.replay or is_supervised(config) else int(config.actors.count or 1)
     per_actor = _per_actor(engine, gpu or bool(_named(config.placement)))
     return Needs(int(learner.get("ranks", 1)), on_device, actors, per_actor)
 

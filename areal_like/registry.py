@@ -36,6 +36,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "calculator": "areal_like.tasks.calculator:Calculator",
         "jsonl": "areal_like.tasks.jsonl:Jsonl",
         "code": "areal_like.tasks.code:Code",
+        "demonstrations": "areal_like.tasks.demonstrations:Demonstrations",
         "mixture": "areal_like.tasks.mixture:Mixture",
         "reasoning_gym": "areal_like.tasks.reasoning_gym:ReasoningGym",
     },
@@ -104,6 +105,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "dg_kondo": "learners.losses.delightful:dg_kondo",
         "pmpo": "learners.losses.targets:pmpo",
         "tpo": "learners.losses.targets:tpo",
+        "sft": "learners.losses.supervised:sft",
     },
     "advantage": {
         "group": "learners.advantages:group",

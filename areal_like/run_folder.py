@@ -80,7 +80,7 @@ def is_going_on(run: Path) -> bool:
     try:
         offered = json.loads((run / RENDEZVOUS / "buffer.json").read_text())
     except (OSError, ValueError):
-        return True  # it starts
+        return _is_held(run / LOCK) or not (run / RENDEZVOUS / STEPPED).exists()  # it starts, or has no buffer
     return offered.get("host") != socket.gethostname() or _lives(offered.get("pid")) or _is_held(run / LOCK)
 
 

@@ -189,6 +189,15 @@ class Group:
         return min(sample.oldest_version for sample in self.samples)
 
 
+class Demonstration(NamedTuple):
+    """A right answer to a prompt, to learn from: `tokens` int32 [R], of which those where `trained` bool [R] is True
+    are learned; others are read, such as a user's next turn."""
+
+    prompt: Prompt
+    tokens: np.ndarray
+    trained: np.ndarray
+
+
 class Lease(NamedTuple):
     """The right and the duty of one actor to roll out one prompt.
 

@@ -46,5 +46,24 @@ def batch_metrics(batch: Batch) -> dict[str, Any]:
     }
 
 
+OF_ROLLOUTS = (
+    "reward/",
+    "zero_variance_share",
+    "staleness/",
+    "version_span/",
+    "partial_share",
+    "kl/",
+    "ratio/",
+    "ess",
+    "mismatch_",
+)
+
+
+def of_demonstrations(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The metrics that have a meaning where nobody sampled the tokens, and nothing was rewarded."""
+    kept = {name: value for name, value in metrics.items() if not name.startswith(OF_ROLLOUTS)}
+    return {name: value for name, value in kept.items() if "/staleness_" not in name}
+
+
 def _histogram(values: Iterable[int]) -> dict[str, int]:
     return {str(value): count for value, count in sorted(Counter(int(value) for value in values).items())}

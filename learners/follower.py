@@ -29,12 +29,14 @@ from typing import Any
 from areal_like.client import LearnerClient
 from areal_like.config import ranks_of
 from areal_like.process import Role, run_role
-from areal_like.registry import knobs, resolve
+from areal_like.registry import build, knobs, resolve
 from areal_like.run_folder import RENDEZVOUS
+from areal_like.supervision import is_supervised
 from areal_like.types import Batch
 from areal_like.weights.state import State
 from learners.build import build_trainer
 from learners.collectives import Ranks, is_lost_rank, is_timed_out, join, who_waits
+from learners.demonstrated import Demonstrated
 from learners.learner import TorchLearner
 from learners.publication import Coding, Publisher, Report
 from learners.untrainable import Untrainable
@@ -142,7 +144,7 @@ class OtherRanks:
             return [Report.of(each) for each in self._side_channel.gathered(report.plain())]
 
 
-def follow(trainer: TorchLearner, client: LearnerClient, publisher: Publisher) -> None:
+def follow(trainer: TorchLearner, client: LearnerClient | Demonstrated, publisher: Publisher) -> None:
     """Execute rank 0's commands until this process ends. It asks for its share of the next batch before it trains this
     one."""
     asked, rank = [-1, 0], trainer.ranks.rank
@@ -169,6 +171,14 @@ def follow(trainer: TorchLearner, client: LearnerClient, publisher: Publisher) -
         trainer.ranks.barrier()
 
 
+def client_of(role: Role, rank: int) -> LearnerClient | Demonstrated:
+    """Where this rank's shares of batches come from."""
+    if is_supervised(role.config):
+        return Demonstrated(build("task", role.config.task, role.config.run.seed), role.config, None, rank)
+    link_timeout = role.config.buffer.heartbeat_timeout
+    return LearnerClient(role.find("buffer"), role.name, link_timeout=link_timeout, keys=role.keys)
+
+
 def main(role: Role) -> None:
     # In a collective Python has no say, and there is nothing to put in order here. A rank that has time to end lets
     # rank 0 write its checkpoint, and ends when it does.
@@ -178,9 +188,7 @@ def main(role: Role) -> None:
     trainer = build_rank(role, rank)
     coding, endpoint = Coding.of(role.config.weights), role.endpoint(f"weights-{rank}")
     publisher = Publisher(endpoint, coding, lambda _: None, role.keys, OtherRanks(trainer.ranks))
-    client = LearnerClient(
-        role.find("buffer"), role.name, link_timeout=role.config.buffer.heartbeat_timeout, keys=role.keys
-    )
+    client = client_of(role, rank)
     try:
         with naming_lost_ranks():
             follow(trainer, client, publisher)

@@ -34,13 +34,13 @@ from areal_like.weights.state import State
 from learners.adapters import Adapters
 from learners.advantages import Episodes, bootstraps, marked, turns_of
 from learners.attention import use_packed_attention
-from learners.batch_metrics import batch_metrics
+from learners.batch_metrics import batch_metrics, of_demonstrations
 from learners.collectives import Ranks
 from learners.critic import Critic
 from learners.cut_answers import one_token_further, without_cut_answers
 from learners.diagnostics import buckets, zero_variance_by_staleness
 from learners.logprobs import forward_logprobs, forward_with_states
-from learners.losses.contract import LossFunction, is_single_pass, needs_proximal, needs_uniform, plan_of
+from learners.losses.contract import LossFunction, is_single_pass, is_supervised, needs_proximal, needs_uniform, plan_of
 from learners.mismatch import MismatchProbe
 from learners.objective import Objective, frozen
 from learners.optim import MasterAdamW
@@ -214,7 +214,8 @@ class TorchLearner:
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
         more |= self._replay.metrics(self.ranks) if self._replay else {}
         batch = batch if self.streams else step.batch  # that of all ranks
-        return batch_metrics(batch) | zero_variance_by_staleness(batch) | probed | step.metrics(self.ranks) | more
+        found = batch_metrics(batch) | zero_variance_by_staleness(batch) | probed | step.metrics(self.ranks) | more
+        return of_demonstrations(found) if is_supervised(self._loss) else found
 
     def _filtered(self, batch: Batch) -> Batch:
         return without_cut_answers(batch) if self.objective.overlong_filter else batch

@@ -4,7 +4,8 @@
 
 So the buffer can prepare the next batch during the step, and actors get new weights before anything that only people
 wait for. The learner waits for the buffer (which pushes of actors unblock), never for an actor. If the run folder holds
-a checkpoint, training continues from it: the buffer serves all later batches again.
+a checkpoint, training continues from it: the buffer serves all later batches again. With a supervised loss there is no
+buffer: batches come from the task, and only the last weights are published, for their digest.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ from areal_like.registry import build
 from areal_like.run_folder import SUMMARY, note_step
 from areal_like.spans import Spans
 from areal_like.stopping import reason_to_stop
+from areal_like.supervision import is_supervised
 from areal_like.types import Batch
 from learners.attestation import Attestation
 from learners.build import build_trainer
+from learners.demonstrated import Demonstrated, Score
 from learners.kept_samples import KeptSamples
 from learners.publication import Alone, Coding, Others, Publisher
 from learners.served import Reference, sequences_of
@@ -82,7 +85,7 @@ class TrainLoop:
         self,
         role: Role,
         trainer: Trainer,
-        client: LearnerClient,
+        client: LearnerClient | Demonstrated,
         publisher: Publisher,
         attestation: Attestation,
         metrics: MetricsLog,
@@ -90,7 +93,7 @@ class TrainLoop:
     ):
         self.run_folder, self.config, self.trainer, self.client = role.run, role.config, trainer, client
         self.publisher, self.attestation, self.metrics = publisher, attestation, metrics
-        self.reference = reference
+        self.reference, self.alone = reference, is_supervised(role.config)
         self.spans = Spans(role.run, role.name)
         self.progress = Progress()
         self.digest = ""
@@ -116,9 +119,10 @@ class TrainLoop:
         progress, before = self.progress, dataclasses.replace(self.progress)
         self.samples = KeptSamples(self.run_folder, self.config.run, progress.steps)
         self.client.hello(getattr(self.trainer, "vocab_size", None), getattr(self.trainer, "routing", None))
-        if getattr(self.trainer, "streams", False):
+        if getattr(self.trainer, "streams", False) and not isinstance(self.client, Demonstrated):
             self.client.stream(self._take)
-        self._publish()
+        if not self.alone:
+            self._publish()
         self._want(progress.steps)
         reason, begin = self._reason_to_stop(), time.monotonic()
         while not reason:
@@ -139,7 +143,7 @@ class TrainLoop:
                 continue
             self.client.trained(progress.steps)
             progress.steps += 1
-            if progress.steps % self.config.weight_sync_interval == 0:
+            if progress.steps % self.config.weight_sync_interval == 0 and not self.alone:
                 row["publish/seconds"] = self._publish()
             progress.elapsed = before.elapsed + time.monotonic() - begin
             progress.seconds = info["seconds"] = before.seconds + info["seconds"]
@@ -152,8 +156,9 @@ class TrainLoop:
             reason = self._reason_to_stop()
             self._checkpoint(last=bool(reason))
         log.info("training ends: %s", reason)
-        if progress.steps % self.config.weight_sync_interval:
-            self._publish(self.version + 1)  # the last evaluation then sees the weights that are saved
+        unpublished = bool(progress.steps % self.config.weight_sync_interval)
+        if unpublished or self.alone:
+            self._publish(self.version + unpublished)  # the last evaluation then sees the weights that are saved
         manifest = self.publisher.wait()
         self._published, self.digest = manifest["version"], manifest["digest"]
         report = self.client.finish(reason, progress.steps)
@@ -163,7 +168,8 @@ class TrainLoop:
         """Make a train step, while the buffer prepares the next batch. Returns its metrics. Raises Untrainable."""
         if self._fault:
             raise self._fault
-        self.attestation.check(batch)
+        if not self.alone:
+            self.attestation.check(batch)
         self._want(batch.index + 1)
         started = time.monotonic()
         with self.spans.during("train"):
@@ -192,8 +198,8 @@ class TrainLoop:
     def _set_aside(self, fault: Untrainable) -> None:
         """Have an untrainable batch replaced. Raises the fault if that is impossible, or too many failed in a row."""
         step, most = self.progress.steps, self.config.run.max_untrainable
-        if self.config.replay or self.config.inject_staleness is not None:
-            raise fault  # a replay, or a fixed age, allows no other batch
+        if isinstance(self.client, Demonstrated) or self.config.replay or self.config.inject_staleness is not None:
+            raise fault  # demonstrations, a replay, or a fixed age allow no other batch
         log.warning("step %d: %s", step + 1, fault, exc_info=fault.__cause__)
         self.client.set_aside(step, str(fault))
         self._fault, self._early, self._early_seconds = None, 0, 0.0
@@ -270,7 +276,8 @@ class TrainLoop:
         progress.evaluations = [*progress.evaluations, *evaluations]  # the list is shared with `before`
         if evaluations:
             newest = evaluations[-1]
-            row |= {"eval/reward": newest["reward"], "eval/version": newest["version"], "eval/length": newest["length"]}
+            known = ("reward", "loss", "version", "length")
+            row |= {f"eval/{key}": newest[key] for key in known if key in newest}
             row |= heldout_metrics(newest.get("sets", {}))
         progress.tokens += int(row.get("tokens", 0))
         row["train/idle_share"] = progress.waited / max(1e-9, progress.elapsed)
@@ -291,33 +298,39 @@ class TrainLoop:
         evaluations = before.evaluations + _later(report["evaluations"], before.seconds)
         target = self.config.run.target_reward
         reached = [e["seconds"] for e in evaluations if target is not None and e["reward"] >= target]
-        return {
-            "reward_before": evaluations[0]["reward"] if evaluations else None,
-            "reward_after": evaluations[-1]["reward"] if evaluations else None,
+        measured = "loss" if self.alone else "reward"
+        found: dict[str, Any] = {
+            f"{measured}_before": evaluations[0][measured] if evaluations else None,
+            f"{measured}_after": evaluations[-1][measured] if evaluations else None,
             "steps": progress.steps,
             "version": self._published,
             "seconds": seconds,
-            "seconds_to_target": reached[0] if reached else None,
             "stopped_because": reason,
+            "since_step": before.steps,  # rates and shares count from here on, except the learner's own
+            "trained_tokens_per_second": progress.tokens / max(1e-9, progress.elapsed),
+            "learner_idle_share": progress.waited / max(1e-9, progress.elapsed),
+            "weights_digest": self.digest,
+            "faults": {"train/nonfinite_steps": progress.nonfinite},
+            "evaluations": evaluations,
+        }
+        if self.alone:
+            return found
+        return found | {
+            "seconds_to_target": reached[0] if reached else None,
             "staleness_mean": progress.staleness / max(1, progress.samples),
             "staleness_max": report["staleness_max"],
             "staleness_bound": report["staleness_bound"],
-            "since_step": before.steps,  # the rates and shares below count from here on, except the learner's own
             "tokens_per_second": report.get("rollout/tokens", 0) / max(1e-9, seconds - before.seconds),
-            "trained_tokens_per_second": progress.tokens / max(1e-9, progress.elapsed),
             "actor_idle_share": report.get("rollout/idle_share"),
-            "learner_idle_share": progress.waited / max(1e-9, progress.elapsed),
             "update_apply_seconds": report.get("rollout/update_apply_seconds"),
             "update_pause_seconds": report.get("rollout/update_pause_seconds"),
-            "weights_digest": self.digest,
             "ledger": report["ledger"],
             "faults": {
                 name: value
                 for name, value in report.items()
                 if name.startswith(("rewards/", "refused/", "served/alarms"))
             }
-            | {"train/nonfinite_steps": progress.nonfinite},
-            "evaluations": evaluations,
+            | found["faults"],
         }
 
 
@@ -345,17 +358,24 @@ def _later(evaluations: list[dict[str, Any]], seconds: float) -> list[dict[str, 
     return [result | {"seconds": result["seconds"] + seconds} for result in evaluations]
 
 
+def client_of(role: Role, task: Task, score: Score | None) -> LearnerClient | Demonstrated:
+    """Where the batches come from."""
+    if is_supervised(role.config):
+        return Demonstrated(task, role.config, score)
+    link_timeout = role.config.buffer.heartbeat_timeout
+    return LearnerClient(role.find("buffer"), role.name, link_timeout=link_timeout, keys=role.keys)
+
+
 def main(role: Role) -> None:
     trainer, others = (build_trainer(role.config), Alone()) if ranks_of(role.config) == 1 else lead(role)
     checkpoint = checkpoints.latest(role.run)
-    link_timeout = role.config.buffer.heartbeat_timeout
-    client = LearnerClient(role.find("buffer"), role.name, link_timeout=link_timeout, keys=role.keys)
+    task = build("task", role.config.task, role.config.run.seed)
+    score = getattr(trainer, "logprobs_of", None)
+    client = client_of(role, task, score)
     role.orders.on_pause(client.pause)
     if role.grace:
         role.orders.on_end(client.pause, role.grace)
     attestation = Attestation(role.run, Path(role.config.replay) if role.config.replay else None)
-    task = build("task", role.config.task, role.config.run.seed)
-    score = getattr(trainer, "logprobs_of", None)
     reference = Reference(sequences_of(task), role.config.weights.probe_every, score)
 
     def announce(manifest: Manifest) -> None:

@@ -21,6 +21,7 @@ from areal_like.heldout import sets_of
 from areal_like.interfaces import Task
 from areal_like.launch.plan import limits
 from areal_like.registry import COMPONENTS, build, check, check_function, knobs, marks
+from areal_like.supervision import is_supervised
 from areal_like.types import Prompt
 from buffer.schedulers import Scheduler
 from buffer.sizing import check_sizes
@@ -64,9 +65,12 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
     task = build("task", config.task, config.run.seed)
     sets_of(config, task)
     check_batch(config, sizing.group_size)
-    check_texts(task, config)
-    check_ends(task, config)
-    check_lengths(task, config, model)
+    if is_supervised(config):
+        check_demonstrations(task, config, model)
+    else:
+        check_texts(task, config)
+        check_ends(task, config)
+        check_lengths(task, config, model)
     if model is not None:
         check_model(config.model["path"], model, task.vocab_size)
     return "; ".join(filter(None, notes(task, config, scheduler)))
@@ -209,6 +213,35 @@ def check_lengths(task: Task, config: Config, model: dict[str, Any] | None) -> N
             found = [too_long(prompt, split, config, *bound) for bound in known.items()]
             place = task.place(split, row) if hasattr(task, "place") else f"row {row} of {split}"
             problems += [f"{place}: {problem}" for problem in found if problem]
+        if problems:
+            others = f" ({len(problems) - 1} more rows don't fit either)" if len(problems) > 1 else ""
+            raise ConfigError(f"{problems[0]}{others}", "task")
+
+
+def check_demonstrations(task: Task, config: Config, model: dict[str, Any] | None) -> None:
+    """Every demonstration can be made, and fits the model; of a task without `place`, the first `ROWS` of each split.
+    Raises ConfigError for the first that doesn't fit, with the number of others."""
+    if not hasattr(task, "demonstration"):
+        name, loss = config.task["name"], config.loss["name"]
+        raise ConfigError(
+            f"task={name} demonstrates nothing that loss={loss} could train on: want task=demonstrations (a file), "
+            "copy, reverse or arithmetic",
+            "task",
+        )
+    known = knobs("model", config.model["name"]) | dict(config.model) if model is None else model
+    most = known.get("max_position_embeddings") or sys.maxsize
+    for split in ("train", "heldout"):
+        rows = task.size(split) if hasattr(task, "place") else min(task.size(split), ROWS)
+        problems = []
+        for row in with_progress(range(rows), split):
+            try:
+                shown = task.demonstration(split, row)
+            except ValueError as error:
+                problems.append(str(error))
+                continue
+            if (length := len(shown.prompt.tokens) + len(shown.tokens)) > most:
+                place = task.place(split, row) if hasattr(task, "place") else f"row {row} of {split}"
+                problems.append(f"{place}: {length} tokens; {POSITIONS}={most}: take the row out")
         if problems:
             others = f" ({len(problems) - 1} more rows don't fit either)" if len(problems) > 1 else ""
             raise ConfigError(f"{problems[0]}{others}", "task")

@@ -17,6 +17,7 @@ from areal_like.client import SupervisorClient
 from areal_like.config import Config, ConfigError
 from areal_like.metrics import MetricsFollower
 from areal_like.run_folder import RENDEZVOUS, SUMMARY, config_file, is_going_on
+from areal_like.supervision import is_supervised
 
 PATIENCE = 10.0
 """Seconds that the buffer has to answer; it needs 0.2 s at most, unless its disk hangs."""
@@ -48,6 +49,11 @@ class Running:
         self.config: Config = older_configs.load(config_file(folder))
         if keys:
             self.config = configs.replace(self.config, "security.key_folder", str(keys.resolve()))
+        if is_supervised(self.config):
+            raise NotRunning(
+                f"{folder}: a run with loss={self.config.loss['name']} has no buffer to ask; its numbers are in "
+                f"{folder}/metrics.jsonl (python -m scripts.watch {folder}); end it with Ctrl-C where it was started"
+            )
         offered = self.rendezvous()
         if offered is None or not is_going_on(folder):
             raise NotRunning(f"{folder}: its buffer is not running: {how_it_ended(folder)}")

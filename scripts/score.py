@@ -28,7 +28,7 @@ from areal_like import config as configs
 from areal_like.config import Config, ConfigError
 from areal_like.layers import read
 from areal_like.places import CONFIGS
-from areal_like.registry import COMPONENTS, bind, check
+from areal_like.registry import COMPONENTS, bind, check, marks
 from areal_like.types import Batch
 
 from .arguments import command
@@ -61,7 +61,8 @@ def _positive(text: str) -> int:
 def loss_specs(config: Config, chosen: Sequence[str] | None) -> dict[str, dict[str, Any]]:
     """Name → spec of the losses to score. Raises ConfigError for a name that is no loss."""
     specs = {}
-    for name in chosen or COMPONENTS["loss"]:
+    usual = [name for name in COMPONENTS["loss"] if "supervised" not in marks("loss", name)]
+    for name in chosen or usual:
         shipped = CONFIGS / "loss" / f"{name}.yaml"
         if name == config.loss["name"]:
             specs[name] = configs.select(config, "loss")

@@ -16,7 +16,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from areal_like.config import Config
 from areal_like.launch.outcome import Death
 from areal_like.metrics import MetricsFollower
 from areal_like.run_folder import RENDEZVOUS, SUMMARY
+from areal_like.supervision import is_supervised
 
 from .arguments import command, other, port, refuse
 from .fault_counts import faults
@@ -51,7 +52,7 @@ class Watch:
     """`update` is called many times a second and does little; `plain` forces lines even on a terminal."""
 
     def __init__(self, config: Config, folder: Path, plain: bool):
-        self.config = config
+        self.config, self.alone = config, is_supervised(config)
         self.folder, self.run, self.keys = folder, config.run, config.security.key_folder
         self.follower = MetricsFollower(folder / "metrics.jsonl")
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -121,8 +122,9 @@ class Watch:
         self.row = row
         if row.get("reward/mean") is not None:
             self.rewards.append(row["reward/mean"])
-        if row.get("eval/reward") is not None:
-            self.evaluation = {"reward": row["eval/reward"], "version": row["eval/version"]}
+        measured = "eval/loss" if self.alone else "eval/reward"
+        if row.get(measured) is not None:
+            self.evaluation = {"found": row[measured], "version": row["eval/version"]}
         if self._tracking:
             self._tracking.row(row)
 
@@ -161,7 +163,14 @@ class Watch:
 
     def _fields(self) -> dict[str, str]:
         number, left_out = self._number, [death.name for death in self.deaths if death.again_in is None]
-        held_out = f"{self.evaluation['reward']:.3f} (v{self.evaluation['version']})" if self.evaluation else "-"
+        held_out = f"{self.evaluation['found']:.3f} (v{self.evaluation['version']})" if self.evaluation else "-"
+        if self.alone:
+            return {
+                "loss": number("loss", "{:.3f}"),
+                "held-out loss": held_out,
+                "tokens/s": number("train/tokens_per_second", "{:,.0f}"),
+                **({"faults": found} if (found := faults(self.row)) else {}),
+            }
         return {
             "reward": number("reward/mean", "{:.3f}"),
             "held-out": held_out,
@@ -178,6 +187,8 @@ class Watch:
     def _stage(self) -> str:
         """The progress of the start, until the first train step."""
         status = self.status
+        if self.alone:
+            return "start: the learner loads its model, and measures the loss on held-out rows"
         if not status:
             return "start, 1 of 4: the processes import and find one another"
         if not status.get("started"):
@@ -188,6 +199,8 @@ class Watch:
         return "start, 4 of 4: the first train step"
 
     def _waits(self) -> str:
+        if self.alone:
+            return "the learner trains alone"
         if not self.status:
             return "the processes are starting"
         if self.row and not self.status["started"]:
@@ -254,6 +267,8 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
     def show(key: str, form: str) -> str:
         return "-" if summary.get(key) is None else form.format(summary[key])
 
+    if "loss_after" in summary:
+        return _print_lines(_of_supervised(summary, folder, show), show("stopped_because", "{}"))
     since = f" since the resume at step {summary['since_step']}" if summary.get("since_step") else ""
     lines = {
         "held-out reward": f"{show('reward_before', '{:.3f}')} before, {show('reward_after', '{:.3f}')} after",
@@ -268,12 +283,33 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         **({"faults": found} if (found := faults(summary.get("faults", {}))) else {}),
         "actor restarts": str(summary.get("restarts", 0)),
         **{f"{name} was left out": words.splitlines()[0] for name, words in summary.get("left_out", {}).items()},
+        **_places(folder),
+    }
+    _print_lines(lines, show("stopped_because", "{}"))
+
+
+def _of_supervised(summary: dict[str, Any], folder: Path, show: Callable[[str, str], str]) -> dict[str, str]:
+    """The facts of a run without rollouts."""
+    return {
+        "held-out loss": f"{show('loss_before', '{:.3f}')} before, {show('loss_after', '{:.3f}')} after, in nats",
+        "train steps": f"{show('steps', '{}')} in {show('seconds', '{:.1f}')} s",
+        "tokens per second": f"{show('trained_tokens_per_second', '{:,.0f}')} trained",
+        **({"faults": found} if (found := faults(summary.get("faults", {}))) else {}),
+        **_places(folder),
+    }
+
+
+def _places(folder: Path) -> dict[str, str]:
+    return {
         "logs": str(folder / "logs"),
         "report": f"{other('report')} {shlex.quote(str(folder))}",
         "model": str(folder / "checkpoints" / "final"),
     }
+
+
+def _print_lines(lines: dict[str, str], ended: str) -> None:
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    console.print(f"\nfinished: {show('stopped_because', '{}')}", style="bold", markup=False)
+    console.print(f"\nfinished: {ended}", style="bold", markup=False)
     for name, text in lines.items():
         console.print(f"  {name:<18}{text}", markup=False)
 

@@ -9,6 +9,7 @@ from areal_like.launch.restarts import Limits
 from areal_like.placement import KEY, Devices, needs_of, place
 from areal_like.registry import marks
 from areal_like.schema import Spec
+from areal_like.supervision import is_supervised
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,10 @@ class RoleSpec:
 
 
 def plan(config: Config) -> list[RoleSpec]:
-    """The processes of a run, in order of their start. A replay has no actors: all its data is recorded."""
-    threads, count = config.actors.threads or 1, 0 if config.replay else actors_of(config)
+    """The processes of a run, in order of their start. A replay has no actors: all its data is recorded. A supervised
+    loss has no buffer either."""
+    alone = is_supervised(config)
+    threads, count = config.actors.threads or 1, 0 if config.replay or alone else actors_of(config)
     engine, learner = has_model("engine", config.engine), has_model("learner", config.learner)
     needs = needs_of(config)
     placed = place(select(config, KEY), needs, None)
@@ -53,7 +56,8 @@ def plan(config: Config) -> list[RoleSpec]:
         )
         for rank in [*range(1, ranks_of(config)), 0]
     ]
-    return [RoleSpec("buffer", "buffer.main", 1, True, devices=() if placed else None), *ranks, *actors]
+    buffer = RoleSpec("buffer", "buffer.main", 1, True, devices=() if placed else None)
+    return ranks if alone else [buffer, *ranks, *actors]
 
 
 def has_model(kind: str, spec: Spec) -> bool:

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from areal_like.tasks.generated import GeneratedTask, until_stop
-from areal_like.types import Prompt
+from areal_like.tasks.generated import GeneratedTask, answered, until_stop
+from areal_like.types import Demonstration, Prompt
 
 OPERATORS = "+-*"
 EQUALS, EOS, PAD = 13, 14, 15
@@ -51,6 +51,9 @@ class Arithmetic(GeneratedTask):
         self._operators = operators
         self._exact = credit == "exact"
         super().__init__(seed, train_size, heldout_size, length_trace)
+
+    def demonstration(self, split: str, row: int) -> Demonstration:
+        return answered(self.prompt(split, row), self.stop_tokens)
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         given, answer = until_stop(tokens, EOS), prompt.answer

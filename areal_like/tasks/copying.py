@@ -12,8 +12,8 @@ from typing import Annotated
 import numpy as np
 
 from areal_like.tasks.characters import CharacterCodec
-from areal_like.tasks.generated import GeneratedTask, until_stop
-from areal_like.types import Prompt
+from areal_like.tasks.generated import GeneratedTask, answered, until_stop
+from areal_like.types import Demonstration, Prompt
 
 DIGITS = 10
 SEP, EOS, PAD = 10, 11, 12
@@ -49,6 +49,9 @@ class Copy(GeneratedTask):
         self._min_digits = min_digits
         self.stop_tokens: tuple[int, ...] = () if min_digits is None else (EOS,)
         super().__init__(seed, train_size, heldout_size, length_trace)
+
+    def demonstration(self, split: str, row: int) -> Demonstration:
+        return answered(self.prompt(split, row), self.stop_tokens)
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         given = until_stop(tokens, EOS) if self.stop_tokens else tokens

@@ -17,7 +17,7 @@ import xxhash
 from areal_like.interfaces import Codec
 from areal_like.sampling import stream_key
 from areal_like.tasks.length_trace import trace_of
-from areal_like.types import Prompt
+from areal_like.types import Demonstration, Prompt
 
 SPLITS = ("train", "heldout")
 _HELDOUT_ONE_IN = 10
@@ -95,6 +95,13 @@ class GeneratedTask(GeneratedPrompts):
     @abstractmethod
     def _max_tokens(self) -> int:
         """The longest response that makes sense; the same for all rows, so that it gives no answer away."""
+
+
+def answered(prompt: Prompt, stop_tokens: tuple[int, ...]) -> Demonstration:
+    """A prompt whose answer is the tokens of the right response, and that response, ended with the first stop token if
+    there is one."""
+    tokens = np.append(prompt.answer, stop_tokens[:1]).astype(np.int32)
+    return Demonstration(prompt, tokens, np.ones(len(tokens), bool))
 
 
 def until_stop(tokens: np.ndarray, stop: int) -> np.ndarray:

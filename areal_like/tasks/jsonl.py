@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated
+from typing import Annotated, TypeGuard
 
 import numpy as np
 import xxhash
@@ -83,12 +83,12 @@ class Jsonl(TextTask):
         self._knobs = as_spec(reward)
         self._verifier = target("reward", str(self._knobs.pop("name")))
         self._trace = trace_of(length_trace)
-        self._rows = _split(
-            seed,
-            _read(path, prompt_key, answer_key, self._chat),
-            _read(heldout_path, prompt_key, answer_key, self._chat) if heldout_path else None,
-            heldout_fraction,
-        )
+
+        def row_of(place: str, fields: dict[str, object]) -> Row:
+            return _row(place, fields, prompt_key, answer_key, self._chat)
+
+        heldout = read_rows(heldout_path, row_of) if heldout_path else None
+        self._rows = split_rows(seed, read_rows(path, row_of), heldout, heldout_fraction)
 
     def size(self, split: str) -> int:
         if split not in self._rows:
@@ -125,8 +125,9 @@ class Jsonl(TextTask):
         return float(resolve_name(verifier)(*arguments, **knobs))
 
 
-def _read(path: str, prompt_key: str, answer_key: str, chat: bool) -> list[Row]:
-    """The rows of a file, without empty lines."""
+def read_rows(path: str, row_of: Callable[[str, dict[str, object]], Row]) -> list[Row]:
+    """The rows of a file, without empty lines; `row_of(place, fields)` makes one. Raises FileNotFoundError,
+    ValueError."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"task: no file {path!r}")
     rows = []
@@ -134,7 +135,7 @@ def _read(path: str, prompt_key: str, answer_key: str, chat: bool) -> list[Row]:
         try:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    rows.append(_row(f"{path}:{number}", line, prompt_key, answer_key, chat))
+                    rows.append(row_of(f"{path}:{number}", _fields(f"{path}:{number}", line)))
         except UnicodeDecodeError:
             raise ValueError(f"{_undecodable(path)}: not UTF-8 text; convert the file, e.g. with iconv") from None
     return rows
@@ -151,18 +152,22 @@ def _undecodable(path: str) -> str:
     return path
 
 
-def _row(place: str, line: str, prompt_key: str, answer_key: str, chat: bool) -> Row:
+def _fields(place: str, line: str) -> dict[str, object]:
     try:
         fields = json.loads(line)
     except ValueError as error:
         raise ValueError(f"{place}: not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ValueError(f"{place}: want a JSON object, got {type(fields).__name__}")
+    return fields
+
+
+def _row(place: str, fields: dict[str, object], prompt_key: str, answer_key: str, chat: bool) -> Row:
     for key in (prompt_key, answer_key):
         if key not in fields:
             raise ValueError(f"{place}: no {key!r}; the keys are {', '.join(fields)}")
     prompt, answer = fields[prompt_key], fields[answer_key]
-    if not isinstance(prompt, str) and not (chat and _are_messages(prompt)):
+    if not isinstance(prompt, str) and not (chat and are_messages(prompt)):
         wanted = "a text or a list of messages {role, content}" if chat else "a text"
         raise ValueError(f"{place}: {prompt_key!r} must be {wanted}")
     if isinstance(answer, bool) or not isinstance(answer, (str, int, float, dict)):
@@ -170,7 +175,8 @@ def _row(place: str, line: str, prompt_key: str, answer_key: str, chat: bool) ->
     return Row(place, prompt, json.dumps(answer) if isinstance(answer, dict) else str(answer))
 
 
-def _are_messages(prompt: object) -> bool:
+def are_messages(prompt: object) -> TypeGuard[list[dict[str, str]]]:
+    """Is it a list of messages with a role and a text?"""
     return (
         isinstance(prompt, list)
         and bool(prompt)
@@ -179,7 +185,7 @@ def _are_messages(prompt: object) -> bool:
     )
 
 
-def _split(seed: int, rows: list[Row], heldout: list[Row] | None, fraction: float) -> dict[str, list[Row]]:
+def split_rows(seed: int, rows: list[Row], heldout: list[Row] | None, fraction: float) -> dict[str, list[Row]]:
     """The rows of both splits, shuffled. They share no prompt: prompts, not rows, are held out."""
     if heldout is None:
         if not 0 < fraction < 1:

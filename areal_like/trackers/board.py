@@ -28,6 +28,7 @@ LAYOUT: dict[str, dict[str, list[str]]] = {
     "Learning": {
         "reward of a batch": ["reward/mean"],
         "held-out reward": ["eval/reward"],
+        "loss, also held-out": ["loss", "eval/loss"],
         "entropy, nats per token": ["entropy"],
         "response length, tokens": ["response_length/mean", "response_length/p95"],
     },

@@ -114,6 +114,13 @@ def single_pass(loss: Callable[..., Any]) -> Callable[..., Any]:
     return loss
 
 
+def supervised(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a loss of tokens that a task demonstrates: it reads neither behaviour logprobs nor advantages, and the
+    learner runs alone."""
+    loss.supervised = True  # type: ignore[attr-defined]
+    return loss
+
+
 def planned(plan: Plan) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Mark a loss that needs `LossBatch.weights`, made by `plan`."""
 
@@ -144,6 +151,10 @@ def needs_uniform(loss: Callable[..., Any]) -> bool:
 
 def is_single_pass(loss: Callable[..., Any]) -> bool:
     return _marked(loss, "single_pass")
+
+
+def is_supervised(loss: Callable[..., Any]) -> bool:
+    return _marked(loss, "supervised")
 
 
 def plan_of(loss: Callable[..., Any]) -> Plan | None:

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from areal_like.registry import bind
 from learners.advantages import Episodes, marked
-from learners.losses.contract import LossBatch, LossFunction, needs_proximal, needs_uniform, plan_of, with_plan
+from learners.losses.contract import (
+    LossBatch,
+    LossFunction,
+    is_supervised,
+    needs_proximal,
+    needs_uniform,
+    plan_of,
+    with_plan,
+)
 from learners.losses.trial import try_loss
 
 from . import Broken, Claim, Help, demand
@@ -96,7 +104,8 @@ def _close(found: Tensor, expected: Tensor) -> bool:
 def _better(loss: LossFunction) -> None:
     batch = batch_of(loss, spread=0.0, masked=0.0)
     _, gradient = _taken(loss, with_plan(loss, batch))
-    push = float(-(gradient * batch.advantages).sum())
+    good = torch.ones_like(gradient) if is_supervised(loss) else batch.advantages
+    push = float(-(gradient * good).sum())
     demand(
         push > 0, f"advantage · push = {push:.3g}: a step lowers the log probability of good answers (a wrong sign?)"
     )

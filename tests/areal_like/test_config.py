@@ -262,7 +262,8 @@ def test_replacing_a_key_leaves_the_first_alone_and_checks(stand_ins: Path) -> N
 FILES = sorted(set(layers.CONFIGS.rglob("*.yaml")) - set(layers.CONFIGS.glob("ablation/*")))
 """Ablations are no configs but name some; tests of `scripts.ablation` load them."""
 NEEDED = {
-    **{stem: ["task.path=x", "task.tokenizer=y"] for stem in ("jsonl", "code_jsonl")},
+    **{stem: ["task.path=x", "task.tokenizer=y"] for stem in ("jsonl", "code_jsonl", "demonstrations")},
+    "sft.yaml": ["task.path=x", "model.path=y"],
     "smollm2": ["task.path=x", "task.heldout_path=y"],
     "reasoning_gym": ["task.dataset=chain_sum", "task.tokenizer=bytes"],
     **{stem: ["model.path=x"] for stem in ("math", "gsm8k")},
@@ -275,7 +276,7 @@ def test_every_shipped_config_loads(file: Path, tmp_path: Path) -> None:
     group = file.parent.name
     is_choice = file.parent != layers.CONFIGS and group in config.Config.__annotations__
     argv = ["base", f"{group}={file.stem}"] if is_choice else [str(file)]
-    made = load([*argv, *NEEDED.get(file.stem, [])])
+    made = load([*argv, *NEEDED.get(str(file.relative_to(layers.CONFIGS)), NEEDED.get(file.stem, []))])
     config.save(made, tmp_path / "config.yaml")
     assert config.load_resolved(tmp_path / "config.yaml") == made
 

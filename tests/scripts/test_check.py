@@ -35,7 +35,13 @@ HELP: dict[tuple[str, str], dict[str, str]] = {
         "response": "def f(x):\n    return x + 1",
     },
 }
-ELSEWHERE = {("task", "jsonl"), ("workflow", "agent"), ("engine", "sglang"), ("group_reward", "judge")}
+ELSEWHERE = {
+    ("task", "jsonl"),
+    ("task", "demonstrations"),
+    ("workflow", "agent"),
+    ("engine", "sglang"),
+    ("group_reward", "judge"),
+}
 """These need files, programs or servers."""
 SHIPPED = [(k, name) for k in check.CONTRACTS for name in COMPONENTS[k] if (k, name) not in ELSEWHERE]
 

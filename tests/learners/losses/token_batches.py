@@ -10,6 +10,7 @@ import torch
 from learners.losses.clipped import decoupled_ppo, gspo, icepop, ppo
 from learners.losses.contract import LossBatch, with_plan
 from learners.losses.delightful import dg, dg_kondo
+from learners.losses.supervised import sft
 from learners.losses.targets import pmpo, tpo
 from learners.losses.trusted import dppo, m2po
 from learners.losses.weighted import cispo, is_pg, reinforce, tis, vtrace
@@ -39,9 +40,10 @@ LOSSES: dict[str, Any] = {
     "dg_kondo": partial(dg_kondo, keep=0.3),
     "pmpo": pmpo,
     "tpo": partial(tpo, temperature=0.7),
+    "sft": sft,
 }
 
-POLICY_GRADIENT = [name for name in LOSSES if not name.startswith(("dg", "pmpo", "tpo"))]
+POLICY_GRADIENT = [name for name in LOSSES if not name.startswith(("dg", "pmpo", "tpo", "sft"))]
 """Losses whose gradient on-policy is − Σ A ∇log π ÷ denominator."""
 
 LENGTH = 6

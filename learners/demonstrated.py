@@ -1,0 +1,126 @@
+"""Batches of demonstrations, for a learner that trains alone (`areal_like.supervision`): `LearnerClient`'s methods,
+without a buffer behind them.
+
+Batch k follows from `run.seed` and k alone: its rows are the places k · groups_per_batch, ... of all epochs' rows one
+behind the other, each epoch shuffled anew. So a resume goes on with the same batches. Every rank makes the batch, and
+takes its share. The first one also measures the loss on held-out rows, as often as `eval.every` says; no random number
+and no gradient is involved, so no bit of the training depends on it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from areal_like import turns
+from areal_like.client import Stopped
+from areal_like.config import Config, ranks_of
+from areal_like.interfaces import Task
+from areal_like.types import Batch, Demonstration, Group, Sample
+
+Score = Callable[[list[list[int]]], tuple[list[list[float]], str]]
+"""`TorchLearner.logprobs_of`."""
+SHOWN = "demonstrated"
+"""In place of the digest of weights that made tokens."""
+TURN_SECONDS = 1e-4
+"""Pause before a batch: roles that share a process take turns while one waits."""
+
+
+class Demonstrated:
+    """`score` is the trainer's; None on other ranks than the first."""
+
+    def __init__(self, task: Task, config: Config, score: Score | None, rank: int = 0):
+        self._task, self._config, self._score = task, config, score
+        self._rank, self._ranks = rank, ranks_of(config)
+        self._index, self.redo, self.pausing = 0, 0, False
+        self._begin = time.monotonic()
+        self._evaluations: list[dict[str, float]] = []
+
+    # ---- what the loop asks for -------------------------------------------------------------------------------------
+
+    def want(self, index: int, version: int) -> None:
+        self._index = index
+
+    def want_share(self, index: int, rank: int) -> None:
+        self._index = index
+
+    def batch(self, may_pause: bool = True) -> tuple[Batch, dict[str, Any]]:
+        """The batch that was asked for (or this rank's share), and what was measured before it. Raises Stopped."""
+        turns.sleep(TURN_SECONDS)
+        if self.pausing and may_pause:
+            raise Stopped(by_signal=True)
+        known = len(self._evaluations)
+        every = self._config.eval.every
+        if self._score and (self._index % every == 0 if every else self._index == 0):
+            self._evaluate(self._index // self._config.weight_sync_interval)
+        batch = self._made(self._index)
+        return batch, {"seconds": time.monotonic() - self._begin, "evaluations": self._evaluations[known:]}
+
+    def finish(self, reason: str, steps: int) -> dict[str, Any]:
+        """Measure once more; returns a report as the buffer's."""
+        self._evaluate(-(-steps // self._config.weight_sync_interval))
+        return {"trained_seconds": time.monotonic() - self._begin, "evaluations": self._evaluations}
+
+    def pause(self) -> None:
+        """Make `batch` raise Stopped. For signal handlers."""
+        self.pausing = True
+
+    def hello(self, *_: object) -> None: ...
+    def published(self, manifest: object) -> None: ...
+    def trained(self, index: int) -> None: ...
+    def checkpointed(self, step: int) -> None: ...
+    def close(self) -> None: ...
+
+    # ---- the data ---------------------------------------------------------------------------------------------------
+
+    def _made(self, index: int) -> Batch:
+        count, version = self._config.groups_per_batch, index // self._config.weight_sync_interval
+        rows = rows_of(self._config.run.seed, index * count, count, self._task.size("train"))
+        groups = [
+            Group(
+                index * count + place, [as_sample(demonstration(self._task, "train", row), version)], {version: SHOWN}
+            )
+            for place, row in enumerate(rows)
+        ]
+        if self._ranks == 1:
+            return Batch(index, version, groups)
+        longest_first = sorted(range(count), key=lambda place: -len(groups[place].samples[0].tokens))
+        places = sorted(longest_first[self._rank :: self._ranks])
+        return Batch(index, version, [groups[place] for place in places], places=places)
+
+    def _evaluate(self, version: int) -> None:
+        """Note the mean negative log likelihood, in nats, of the trained tokens of held-out rows."""
+        assert self._score
+        rows = range(min(self._config.eval.prompts, self._task.size("heldout")))
+        shown = [demonstration(self._task, "heldout", row) for row in rows]
+        logprobs, _ = self._score([[*each.prompt.tokens.tolist(), *each.tokens.tolist()] for each in shown])
+        losses = [
+            -np.array(values[len(each.prompt.tokens) - 1 :])[each.trained]
+            for values, each in zip(logprobs, shown, strict=True)
+        ]
+        every = np.concatenate(losses)
+        found = {"version": version, "seconds": time.monotonic() - self._begin, "loss": float(every.mean())}
+        self._evaluations.append(found | {"tokens": len(every)})
+
+
+def demonstration(task: Any, split: str, row: int) -> Demonstration:
+    """That of a task which has some (`areal_like.interfaces.Task`)."""
+    return task.demonstration(split, row)
+
+
+def rows_of(seed: int, first: int, count: int, size: int) -> list[int]:
+    """Rows at the places `first`, ... of all epochs one behind the other; an epoch has each of `size` rows once."""
+    epochs = {place // size for place in range(first, first + count)}
+    orders = {epoch: np.random.default_rng((seed, epoch)).permutation(size) for epoch in epochs}
+    return [int(orders[place // size][place % size]) for place in range(first, first + count)]
+
+
+def as_sample(shown: Demonstration, version: int) -> Sample:
+    """Nobody has sampled it: it has no behaviour logprobs (0 stands for them), and no reward."""
+    count = len(shown.tokens)
+    tokens = np.concatenate([shown.prompt.tokens, shown.tokens]).astype(np.int32)
+    logprobs = np.zeros(count, np.float32)
+    return Sample(tokens, len(shown.prompt.tokens), logprobs, shown.trained, [(version, count)], 0.0, "stop")

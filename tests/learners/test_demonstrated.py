@@ -1,0 +1,154 @@
+"""Training on demonstrations: the gradient, which rows come when, shares of ranks, and what is measured."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from areal_like import config as configs
+from areal_like.client import Stopped
+from areal_like.config import ConfigError
+from areal_like.tasks.copying import Reverse
+from learners.advantages import group
+from learners.demonstrated import Demonstrated, rows_of
+from learners.learner import TorchLearner
+from learners.losses.supervised import sft
+from tests.learners.batches import tiny_model
+
+TASK = Reverse(0, digits=5, min_digits=2, train_size=37, heldout_size=9)
+
+
+def config_of(*overrides: str):
+    return configs.load(["configs/quickstart.yaml", "loss=sft", "task={name: reverse}", *overrides])
+
+
+def source(*overrides: str, score=None, rank: int = 0) -> Demonstrated:
+    return Demonstrated(TASK, config_of(*overrides), score, rank)
+
+
+def batch_at(made: Demonstrated, index: int):
+    made.want(index, index)
+    return made.batch()[0]
+
+
+def learner(**knobs) -> TorchLearner:
+    return TorchLearner(tiny_model(), sft, partial(group), 1.0, 0, num_minibatches=1, clip_grad=0.0, **knobs)
+
+
+def test_each_epoch_has_every_row_once_in_an_order_of_its_own() -> None:
+    rows = rows_of(3, 0, 30, 10)
+    epochs = [rows[:10], rows[10:20], rows[20:]]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert [row for first in range(0, 30, 4) for row in rows_of(3, first, 4, 10)][:30] == rows, "however it is cut"
+    assert rows_of(4, 0, 30, 10) != rows
+
+
+def test_a_batch_follows_from_seed_and_index_alone() -> None:
+    one, other = source(), source()
+    for index in (0, 1, 2):
+        batch_at(one, index)
+    late, early = batch_at(one, 7), batch_at(other, 7)
+    assert [s.tokens.tolist() for s in late.samples] == [s.tokens.tolist() for s in early.samples]
+    assert [g.id for g in late.groups] == list(range(7 * 16, 8 * 16)) and late.staleness() == [0] * 16
+
+
+def test_the_gradient_is_that_of_plain_cross_entropy() -> None:
+    """Written sample by sample without packing, with torch's own loss; masked tokens are read only."""
+    trained, batch = learner(), batch_at(source(), 0)
+    batch.samples[3].loss_mask[0] = False
+    model = tiny_model()
+    model.load_state_dict(trained.model.state_dict())
+    total, tokens = torch.zeros(()), 0
+    for sample in batch.samples:
+        ids = torch.from_numpy(sample.tokens.astype(np.int64))[None]
+        logits = model(input_ids=ids).logits[0, sample.prompt_length - 1 : -1]
+        targets = torch.where(torch.from_numpy(sample.loss_mask), ids[0, sample.prompt_length :], -100)
+        total = total + torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+        tokens += int(sample.loss_mask.sum())
+    (total / tokens).backward()
+    mean = total.item() / tokens
+    metrics = trained.train(batch)
+    for p, q in zip(trained.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5)
+    assert metrics["loss"] == pytest.approx(mean, rel=1e-5) == pytest.approx(metrics["loss/nll"])
+    assert metrics["tokens"] == tokens
+    meaningless = ("reward/", "ratio/", "kl/", "ess", "staleness/", "zero_variance_share", "mismatch")
+    assert not [name for name in metrics if name.startswith(meaningless) or "/staleness_" in name]
+
+
+def test_ranks_share_a_batch() -> None:
+    whole = batch_at(source(), 3)
+    shares = [batch_at(source("learner.ranks=3", rank=rank), 3) for rank in range(3)]
+    found = {place: g for share in shares for place, g in zip(share.places, share.groups, strict=True)}
+    assert sorted(found) == list(range(16))
+    for place, each in enumerate(whole.groups):
+        np.testing.assert_array_equal(found[place].samples[0].tokens, each.samples[0].tokens)
+    tokens = [sum(len(s.tokens) for s in share.samples) for share in shares]
+    assert max(tokens) < 1.5 * min(tokens)
+
+
+def test_the_held_out_loss_is_that_of_trained_tokens() -> None:
+    """With logprobs that say where they stand: −(place in the sequence), for the token behind it."""
+    asked = []
+
+    def score(sequences):
+        asked.append(sequences)
+        return [[-float(place) for place in range(1, len(each))] for each in sequences], "float32"
+
+    made = source("eval.every=2", "eval.prompts=4", score=score)
+    shown = [TASK.demonstration("heldout", row) for row in range(4)]
+    places = [p for each in shown for p in range(len(each.prompt.tokens), len(each.prompt.tokens) + len(each.tokens))]
+    found = []
+    for index in range(3):
+        made.want(index, index)
+        found.append(made.batch()[1]["evaluations"])
+    assert [len(each) for each in found] == [1, 0, 1] and len(asked[0]) == 4
+    assert found[0][0]["loss"] == np.mean(places) and found[0][0]["tokens"] == len(places)
+    report = made.finish("done", 3)
+    assert [each["version"] for each in report["evaluations"]] == [0, 2, 3]
+
+
+def test_a_pause_ends_it_before_the_next_batch() -> None:
+    made = source()
+    made.pause()
+    assert made.batch(may_pause=False)[0].groups
+    with pytest.raises(Stopped):
+        made.batch()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "run.target_reward=0.9",
+        "sampling.temperature=0.7",
+        "advantage=gae",
+        "learner.stream=true",
+        "learner.kl_reward=0.1",
+        "inject_staleness=1",
+        "replay=runs/x",
+        "group_reward=diversity",
+        "learner={name: timed}",
+    ],
+)
+def test_settings_that_need_rollouts_are_refused(setting: str) -> None:
+    with pytest.raises(ConfigError, match=r"loss=sft (has neither rollouts nor rewards|needs a learner)"):
+        config_of(setting)
+
+
+def test_the_plan_is_the_learner_alone() -> None:
+    from areal_like.launch.plan import plan
+
+    assert [role.name for role in plan(config_of())] == ["learner"]
+    assert [role.name for role in plan(config_of("learner.ranks=2"))] == ["learner-1", "learner"]
+
+
+def test_a_task_that_demonstrates_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scripts.preflight import check_demonstrations
+
+    with pytest.raises(ConfigError, match="task=reverse demonstrates nothing that loss=sft could train on"):
+        check_demonstrations(SimpleNamespace(), config_of(), None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"row 0 of train: \d+ tokens; .*max_position_embeddings=6"):
+        check_demonstrations(TASK, config_of("model.max_position_embeddings=6"), None)
