@@ -85,6 +85,11 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "windowed": "buffer.policies:windowed",
         "priority": "buffer.policies:priority",
     },
+    "sampler": {
+        "in_order": "buffer.samplers:in_order",
+        "pass_rate_pools": "buffer.samplers:pass_rate_pools",
+        "thompson": "buffer.samplers:thompson",
+    },
     "filter": {
         "none": "buffer.filters:none",
         "zero_variance": "buffer.filters:zero_variance",

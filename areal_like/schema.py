@@ -129,6 +129,7 @@ class Config:
     workflow: Spec
     scheduler: Spec
     sizing: Spec
+    sampler: Spec
     policy: Spec
     filter: Spec
     sampling: Sampling

@@ -14,6 +14,7 @@ import msgspec
 from areal_like.groups import Head
 from areal_like.messages import PartialHead
 from buffer.payloads import Extent, Payload
+from buffer.results import ResultsState
 from buffer.staleness import BatchesState, SlotsState
 
 
@@ -228,7 +229,8 @@ class Held(msgspec.Struct, array_like=True):
 
 class Snapshot(_Record):
     """The whole state after all earlier events. A reader of the journal starts at the newest snapshot. `tasks`: of a
-    mixture's tasks, how many groups were admitted, trained, "filtered: REASON" and "dropped: REASON"."""
+    mixture's tasks, how many groups were admitted, trained, "filtered: REASON" and "dropped: REASON". `results`: what a
+    sampler draws by (None: the order of prompts needs none)."""
 
     admitted: int
     trained: int
@@ -245,6 +247,7 @@ class Snapshot(_Record):
     planned: dict[int, list[int]]
     groups: list[Held]
     tasks: dict[str, dict[str, int]] = {}
+    results: ResultsState | None = None
 
 
 Event = (

@@ -138,6 +138,8 @@ def _open_batch(state: RunState) -> None:
         groups = scheduler.open_batch(state.samples_per_batch, replay.deferred, seen, least)
         replay.open_batch(groups, scheduler.state_dict())
         state.gauges.note_decision(batch, scheduler.metrics() | {"rounds/deferred": replay.deferred})
+        if state.store.results:
+            state.gauges.note_decision(batch, state.store.results.metrics())
 
 
 def _least_groups(state: RunState, batch: int) -> int:

@@ -31,7 +31,9 @@ from buffer.playback import Playback
 from buffer.prompts import PromptCursor, shares_of
 from buffer.relays import Relays
 from buffer.replay import Replay
+from buffer.results import Results
 from buffer.run_state import RunState
+from buffer.samplers import asks
 from buffer.schedulers import Scheduler
 from buffer.shares import Shares
 from buffer.staleness import Bound, Slots
@@ -95,19 +97,22 @@ def build_replay(config: Config, scheduler: Scheduler) -> Replay:
     policy, group_filter = bind("policy", config.policy), bind("filter", config.filter)
     ages = configs.select(config, "inject_staleness")
     slots = Slots() if ages is None else AgedSlots(Ages(ages, config.run.seed), bound, config.checkpoint.every)
-    return Replay(bound, policy, config.staleness_policy, group_filter, config.partial_rollout == "resume", slots)
+    results = Results() if asks(bind("sampler", config.sampler)) else None
+    resume = config.partial_rollout == "resume"
+    return Replay(bound, policy, config.staleness_policy, group_filter, resume, slots, results)
 
 
 def build_state(
     config: Config, task: Task, router: Router, outbox: Outbox, replay: Replay, scheduler: Scheduler
 ) -> RunState:
     """What a buffer knows at the begin of a run; a simulation has a router of its own."""
+    held, sampler = replay.store, bind("sampler", config.sampler)
     state = RunState(
         router,
         outbox,
         replay,
         scheduler,
-        PromptCursor(shares_of(task), config.run.seed, position=replay.store.admitted),
+        PromptCursor(shares_of(task), config.run.seed, held.admitted, sampler, held.results),
         Evaluation(asked(sets_of(config, task))),
         configs.actors_of(config),
         config.buffer.max_bytes,

@@ -3,6 +3,9 @@
 A group's id is its prompt's place in this order. So the id determines task, epoch and row, and the cursor is one
 number. In a mixture the tasks take turns in blocks, which are shuffled, too: each block has as many prompts of a task
 as its ratio says, so the ratios hold after every block, and each task has epochs of its own.
+
+With a sampler (`buffer.samplers`) the id still determines the task; which of its rows follows also from the results
+that were recorded before. New rows come in the order of the first epoch.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from areal_like.interfaces import Task
+from buffer.results import Results
+from buffer.samplers import NEW, Sampler
 
 
 class Share(NamedTuple):
@@ -45,26 +50,47 @@ class Place(NamedTuple):
 
 class PromptCursor:
     """Iterates over training rows, epoch after epoch, from `position` on: over those of `shares`, or a number of them
-    that belong to a single task."""
+    that belong to a single task. `sampler` chooses from `results`, which the store keeps; without either it is
+    the order of the seed."""
 
-    def __init__(self, shares: int | Sequence[Share], seed: int, position: int = 0):
+    def __init__(
+        self,
+        shares: int | Sequence[Share],
+        seed: int,
+        position: int = 0,
+        sampler: Sampler | None = None,
+        results: Results | None = None,
+    ):
         self.shares = [Share("", 0, shares, 1)] if isinstance(shares, int) else list(shares)
         for share in self.shares:
             if share.size < 1:
                 raise ValueError(f"the task {share.name} has no training prompts".replace("  ", " "))
         self.seed = seed
         self.position = position
+        self._sampler, self._results = sampler, results
         self._block = sum(share.per_block for share in self.shares)
         self._turns: tuple[int, np.ndarray] = -1, np.empty(0, np.int64)
         self._orders: dict[int, tuple[int, np.ndarray]] = {}  # by share: its epoch, and the order of its rows
 
     def next(self) -> Place:
-        """The next prompt."""
+        """The next prompt. Raises ValueError if the sampler chooses none that there is."""
         group_id, self.position = self.position, self.position + 1
-        return self.at(group_id)
+        if self._sampler is None or self._results is None:
+            return self.at(group_id)
+        block, place = divmod(group_id, self._block)
+        number = int(self._turns_of(block)[place])
+        share = self.shares[number]
+        known = self._results.known(share.name, share.size)
+        chosen = self._sampler(known, np.random.default_rng([self.seed, group_id, 0, 2]))
+        if chosen == NEW and known.new:
+            return Place(group_id, share.first + int(self._order_of(number, 0)[len(known.rows)]), share.name)
+        if not 0 <= chosen < len(known.rows):
+            there = f"{len(known.rows)} prompts were drawn before, and {known.new} never"
+            raise ValueError(f"the sampler chose {chosen} for group {group_id}: {there}")
+        return Place(group_id, int(known.rows[chosen]), share.name)
 
     def at(self, group_id: int) -> Place:
-        """The prompt of a group."""
+        """The prompt of a group in the order of the seed, without a sampler."""
         block, place = divmod(group_id, self._block)
         turns = self._turns_of(block)
         number = int(turns[place])

@@ -14,6 +14,7 @@ from buffer import events, filters
 from buffer.partials import PartialGroup
 from buffer.payloads import Payload
 from buffer.policies import WAIT_FOR_GAPS, Waiting
+from buffer.results import Results
 from buffer.staleness import Bound, Holder, Slots, place, rescue
 from buffer.store import LEASED, NO_SLOT, UNFINISHED, Entry, Stage, Store
 
@@ -45,7 +46,8 @@ class Replay:
 
     `policy`: see `buffer.policies`. `group_filter`: see `buffer.filters`. `staleness_policy`: what happens to a group
     that would break the bound, see `serve`. `resume`: continue from the tokens that actors hand back; otherwise such
-    groups start again. `record` gets every event, `lost` every finished group that will not be trained.
+    groups start again. `record` gets every event, `lost` every finished group that will not be trained. `results`: kept
+    for a sampler.
     """
 
     def __init__(
@@ -56,12 +58,13 @@ class Replay:
         group_filter: Filter = filters.none,
         resume: bool = True,
         slots: Slots | None = None,
+        results: Results | None = None,
     ):
         self.bound, self.policy, self.staleness_policy, self.resume = bound, policy, staleness_policy, resume
         self.group_filter = None if getattr(group_filter, "func", group_filter) is filters.none else group_filter
         self.record: events.Recorder = events.record_nothing
         self.lost: Lost = keep_nothing
-        self.store = Store(bound, slots)
+        self.store = Store(bound, slots, results)
         self.duplicates = 0
         self._waits_for_gaps = getattr(policy, "func", policy) in WAIT_FOR_GAPS
         self._oldest_limit = -math.inf  # `_limiting_version` of every group is at least this: see `_expire`

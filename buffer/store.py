@@ -40,6 +40,7 @@ from areal_like.groups import Head
 from buffer import events
 from buffer.partials import PartialGroup
 from buffer.payloads import Extent, Payload, Read, Stored, cannot_read
+from buffer.results import Results
 from buffer.staleness import Bound, Slots
 
 NO_SLOT = -1
@@ -219,9 +220,9 @@ class Store:
     from before a crash that will be served again; `replans`: how often such plans became void. `scheduler`: the
     scheduler's state when the last batch was opened; `decided`: the same for each open batch that is not trained.
     `changes`: number of events; while it is the same, decisions from the store alone stay valid. `read`: reads the
-    payloads that a snapshot names."""
+    payloads that a snapshot names. `results`: what samplers draw by (None: nobody needs it)."""
 
-    def __init__(self, bound: Bound, slots: Slots | None = None):
+    def __init__(self, bound: Bound, slots: Slots | None = None, results: Results | None = None):
         self.bound, self.slots = bound, slots or Slots()
         self.read: Read = cannot_read
         self.entries: dict[int, Entry] = {}
@@ -235,6 +236,7 @@ class Store:
         self.decided: dict[int, object] = {}
         self.planned: dict[int, list[int]] = {}
         self.replans = 0
+        self.results = results
         self._clear()
         self._appliers: dict[type[events.Event], Callable[..., None]] = {
             each: getattr(self, f"_{each.__name__.lower()}") for each in events.Event.__args__
@@ -317,6 +319,8 @@ class Store:
         self._count(entry, "admitted")
         self._enter(entry)
         self.admitted += 1
+        if self.results:
+            self.results.admit(event.id, event.task, event.row)
 
     def _lease(self, event: events.Lease, *_: object) -> None:
         entry = self.entries[event.id]
@@ -363,6 +367,8 @@ class Store:
         self._move(entry, Stage.WAITING)
         self.pushes += 1
         self.bytes += len(payload)
+        if self.results:
+            self.results.push(entry.id, entry.task, entry.row, event.head.rewards)
 
     def _place(self, event: events.Place, *_: object) -> None:
         winner = self.entries[event.id]
@@ -403,6 +409,8 @@ class Store:
         self.bytes -= entry.size
         if entry.slot != NO_SLOT:
             self.slots.release(entry.slot)
+        if self.results:
+            self.results.leave(group_id)
         return entry
 
     def _keep(self, entry: Entry, left: PartialGroup | None) -> None:
@@ -418,6 +426,8 @@ class Store:
             self.decided[event.batch] = event.scheduler
         self.scheduler = event.scheduler
         self.bound.batches.open(event.groups)
+        if self.results:
+            self.results.open()
 
     def _settle(self, event: events.Settle, *_: object) -> None:
         for group_id, slot in event.slots.items():
@@ -496,6 +506,8 @@ class Store:
         self.tasks = {task: Counter(counts) for task, counts in event.tasks.items()}
         self.slots.load(event.slots)
         self.bound.batches.load(event.batches)
+        if self.results and event.results:
+            self.results.load(event.results)
         self._clear()
         for held in event.groups:
             entry = Entry(**{name: getattr(held, name) for name in KEPT}, admitted_at=now, pushed_at=now)
@@ -514,7 +526,8 @@ class Store:
         """The whole store as an event. All payloads must be written before: the snapshot has their places."""
         facts = {name: getattr(self, name) for name in (*COUNTED, "filtered", "dropped", "tasks")}
         groups = [_held(entry) for entry in self.of(*Stage)]  # by stage, to keep the order of the queue
-        return events.Snapshot(slots=self.slots.state(), batches=self.bound.batches.state(), groups=groups, **facts)
+        facts |= {"slots": self.slots.state(), "batches": self.bound.batches.state(), "groups": groups}
+        return events.Snapshot(**facts, results=self.results.state() if self.results else None)
 
     # ---- where everything is ----------------------------------------------------------------------------------------
 

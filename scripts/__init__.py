@@ -32,6 +32,7 @@ PARTS = {
     "contracts.learning": "check",
     "contracts.serving": "check",
     "devices": "train --dry-run",
+    "difficulty": "ledger",
     "earlier_runs": "train",
     "estimate": "train --dry-run",
     "exporter": "status --prometheus",

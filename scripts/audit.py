@@ -3,6 +3,7 @@
 Checks the whole journal of a run (`buffer.keep_journal=true`), however often its processes died:
 
   prompts   group ids are 0, 1, 2, ... without a hole, each admitted once, with the row that the prompt order gives it
+            or, with a sampler, the row that it chooses from the results recorded before
   fates     each group is trained, filtered, dropped (for one reason) or active: one of them, once
   batches   batches 0, 1, 2, ... were trained, each with the configured number of groups; no group is in two batches; a
             batch that was served again after a crash had the same groups in the same order
@@ -24,11 +25,13 @@ from rich.table import Table
 
 from areal_like import older_configs
 from areal_like.config import ConfigError
-from areal_like.registry import build
+from areal_like.registry import bind, build
 from buffer.events import Admit, Branch, Drop, Event, Filter, Finish, HandBack, Push, Serve, Snapshot
 from buffer.journal import JournalError, Record, Recorded, scan
 from buffer.prompts import PromptCursor, shares_of
 from buffer.recovery import standing
+from buffer.results import Results
+from buffer.samplers import asks
 from buffer.staleness import Bound
 from buffer.store import LEASED, UNFINISHED, Stage, Store, ledger_of
 
@@ -41,10 +44,10 @@ RULES = ("prompts", "fates", "batches", "bound", "weights", "ledger")
 class Audit:
     """Takes a journal's events in order and checks each before it is applied; `findings` maps a rule to its violations,
     in words. An event that breaks a rule is not applied. `bound`: the run's; `prompts`: the order that the run should
-    have followed."""
+    have followed; `results`: those that its sampler chooses by (None: it has none)."""
 
-    def __init__(self, prompts: PromptCursor, bound: Bound):
-        self.prompts, self.bound, self.store = prompts, bound, Store(bound)
+    def __init__(self, prompts: PromptCursor, bound: Bound, results: Results | None = None):
+        self.prompts, self.bound, self.store = prompts, bound, Store(bound, results=results)
         self.findings: dict[str, list[str]] = {rule: [] for rule in RULES}
         self.gone: dict[int, str] = {}  # groups that have left, and how
         self.trained = self.served_again = 0
@@ -161,11 +164,13 @@ def audit(run: Path) -> Audit:
     config = older_configs.load(run / "config.yaml", tell=True)
     task = build("task", config.task, config.run.seed)
     scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
-    prompts = PromptCursor(shares_of(task), config.run.seed)
+    sampler = bind("sampler", config.sampler)
+    results = Results() if asks(sampler) else None
+    prompts = PromptCursor(shares_of(task), config.run.seed, 0, sampler, results)
     bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
     for _ in scan(run / "journal"):
         pass  # reading checks the payloads' checksums
-    found = Audit(prompts, bound).read(Recorded(run / "journal", whole=True))
+    found = Audit(prompts, bound, results).read(Recorded(run / "journal", whole=True))
     if (run / "summary.json").exists():
         _compare(found, json.loads((run / "summary.json").read_text()))
     return found

@@ -26,7 +26,7 @@ from .output import console
 
 CONTRACTS = {
     **dict.fromkeys(("loss", "advantage"), "learning"),
-    **dict.fromkeys(("scheduler", "sizing", "policy", "filter"), "serving"),
+    **dict.fromkeys(("scheduler", "sizing", "policy", "sampler", "filter"), "serving"),
     **dict.fromkeys(("task", "reward", "group_reward", "environment", "workflow", "engine"), "acting"),
 }
 """Kind → the module of `scripts.contracts` that has its claims."""
@@ -45,6 +45,7 @@ PARAMETERS = {
     ("answer", "response"): "reward",
     ("prompt", "answers"): "group_reward",
     ("waiting", "missing", "want"): "policy",
+    ("known", "dice"): "sampler",
 }
 """Positional parameters of a function → its kind."""
 

@@ -29,6 +29,7 @@ MUST_AGREE = (
     "sampling",
     "advantage",
     "loss",
+    "sampler",
     "policy",
     "filter",
     "staleness_policy",

@@ -8,6 +8,9 @@ lengths shows it. A mixture of tasks has a table for each task as well. If the j
 Below the table: how much shorter the trained responses are than all offered ones, including those that wait in a queue
 or were cut (`scripts.offered` estimates the whole length of a cut one). `--steps N` looks at the first N train steps
 only: with tail batching the queue holds the long prompts during a run, and is empty at its end.
+
+Where prompts were drawn again, or groups were left out, two more tables show the bias of sampler and filter: draws by
+the prompt's difficulty, against uniform draws, and groups by their own (`scripts.difficulty`).
 """
 
 from __future__ import annotations
@@ -24,13 +27,14 @@ from rich.table import Table
 
 from areal_like import checkpoints
 from areal_like.groups import Head
-from buffer.events import Admit, Drop, Event, Filter, Finish, LeaveOut, Snapshot
+from buffer.events import Admit, Drop, Event, Filter, Finish, LeaveOut, Open, Snapshot
 from buffer.journal import JournalError, Record, Recorded
 from buffer.recovery import standing
+from buffer.results import Results
 from buffer.staleness import Bound
 from buffer.store import Entry, Stage, Store
 
-from . import output
+from . import difficulty, output
 from .arguments import command, picture, refuse
 from .offered import Offer, lengths
 
@@ -67,7 +71,9 @@ class Books:
         self.tasks: dict[str, dict[str, Account]] = {}  # the same of each task of a mixture
         self.offers: list[Offer] = []
         self.admitted: list[tuple[int, int, int]] = []  # group, row of the task, samples that were started
-        self._store = Store(Bound(math.inf, 1))
+        results = Results()
+        self.difficulty = difficulty.Tally(results)
+        self._store = Store(Bound(math.inf, 1), results=results)
         self._redrawn: dict[int, list[str]] = {}
 
     def read(self, records: Iterable[Record], steps: float = math.inf) -> dict[str, Account]:
@@ -95,6 +101,9 @@ class Books:
         match event:
             case Admit():
                 self.admitted.append((event.id, event.row, event.launch))
+                self.difficulty.admitted(event)
+            case Open():
+                self.difficulty.opened()
             case LeaveOut():
                 self._redrawn[event.id] = event.redrawn
             case Drop():
@@ -120,6 +129,7 @@ class Books:
     def _close(self, fate: str, entry: Entry) -> None:
         """Record a group's fate."""
         redrawn = self._redrawn.pop(entry.id, ())
+        self.difficulty.left(entry, fate == TRAINED, fate.startswith("filtered"))
         for task in {"", entry.task}:
             self.account(fate, task).add(entry.head, len(entry.cut), redrawn)
         if entry.head:
@@ -204,6 +214,8 @@ def main() -> int:
     console.print(table(accounts))
     for task, of_task in sorted(books.tasks.items()):
         console.print(table(of_task, f"ledger of {task}"))
+    for each in difficulty.tables(books.difficulty.of):
+        console.print(each, highlight=False)
     if told := reasons(accounts):
         console.print("samples drawn again, because")
         console.print("\n".join(told), highlight=False, markup=False)

@@ -15,6 +15,7 @@ import argparse
 import itertools
 import sys
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,14 @@ from areal_like import older_configs
 from areal_like.config import from_tree
 from areal_like.held_out_keys import OWN
 from areal_like.heldout import HeldoutSet, sets_of
-from areal_like.registry import ConfigError, build, nearest
+from areal_like.registry import ConfigError, bind, build, nearest
 from areal_like.run_folder import CONFIG
 from areal_like.samples import DROPPED, FOLDER, HELDOUT, TRAINED, Fate, Kept, read
 from areal_like.types import Prompt
+from buffer.events import Admit, Snapshot
+from buffer.journal import Recorded
 from buffer.prompts import PromptCursor, shares_of
+from buffer.samplers import asks
 
 from .arguments import command, refuse
 from .output import console, shortened, visible
@@ -81,6 +85,7 @@ class Texts:
         self.stops = bool(self._task.stop_tokens)
         self._codec = self._task.prompt("train", 0).codec
         self._cursor = PromptCursor(shares_of(self._task), seed)  # shared, because it knows an epoch's order
+        self._journal = run / "journal" if asks(bind("sampler", config["sampler"])) else None
 
     def of(self, tokens: Sequence[int]) -> str:
         if self._codec:
@@ -90,16 +95,39 @@ class Texts:
     def prompt(self, record: Kept) -> str:
         if record.prompt_length:
             return self.of(record.tokens[: record.prompt_length])
-        return self.of(self._prompt(record).tokens.tolist())  # its group was not rolled out
+        try:
+            return self.of(self._prompt(record).tokens.tolist())  # its group was not rolled out
+        except LookupError:
+            return ""
 
     def wanted(self, record: Kept) -> str:
-        """What the task's verifier looks for."""
-        return str(self._prompt(record).answer)
+        """What the task's verifier looks for; "" if the journal no longer says which prompt it was."""
+        try:
+            return str(self._prompt(record).answer)
+        except LookupError:
+            return ""
 
     def _prompt(self, record: Kept) -> Prompt:
         if record.fate == HELDOUT:
             return self._prompt_of_set(record.of, record.group)
-        return self._task.prompt("train", self._cursor.at(record.group).row)
+        return self._task.prompt("train", self._row(record.group))
+
+    def _row(self, group_id: int) -> int:
+        """The row of a group: of the seed's order or, with a sampler, as the journal has it. Raises LookupError."""
+        if self._journal is None:
+            return self._cursor.at(group_id).row
+        return self._admitted[group_id]
+
+    @cached_property
+    def _admitted(self) -> dict[int, int]:
+        found: dict[int, int] = {}
+        assert self._journal
+        for event, _ in Recorded(self._journal, whole=True):
+            if isinstance(event, Admit):
+                found[event.id] = event.row
+            elif isinstance(event, Snapshot):
+                found.update((held.id, held.row) for held in event.groups)
+        return found
 
     def _prompt_of_set(self, name: str, place: int) -> Prompt:
         if name == OWN:

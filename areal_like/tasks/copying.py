@@ -7,7 +7,7 @@ stops it early; with `min_digits` the length varies and the response must end wi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -22,8 +22,9 @@ SEP, EOS, PAD = 10, 11, 12
 class Copy(GeneratedTask):
     """The answer is the prompt's digits (tokens 0–9).
 
-    Reward: the share of right positions, out of the longer of response and answer, EOS excluded; in [0, 1]. So a
-    response of variable length earns 1 only if it also stops in time.
+    Reward, EOS excluded: `credit="digits"` (the default) gives the share of right positions, out of the longer of
+    response and answer. So a response of variable length earns 1 only if it also stops in time. `credit="exact"` gives
+    1 for the whole answer and 0 otherwise.
 
     digits: length, or the longest length where `min_digits` is given (then uniform in min_digits..digits).
     train_size, heldout_size: rows of the splits. length_trace: see `areal_like.tasks.length_trace`.
@@ -39,13 +40,14 @@ class Copy(GeneratedTask):
         *,
         digits: Annotated[int, "[1, inf)"] = 8,
         min_digits: Annotated[int, "[1, inf)"] | None = None,
+        credit: Literal["digits", "exact"] = "digits",
         train_size: Annotated[int, "[1, inf)"] = 1_000_000,
         heldout_size: Annotated[int, "[1, inf)"] = 1024,
         length_trace: Mapping[str, float] | None = None,
     ):
         if not 1 <= (digits if min_digits is None else min_digits) <= digits:
             raise ValueError(f"want 1 <= min_digits <= digits, got min_digits={min_digits}, digits={digits}")
-        self._digits = digits
+        self._digits, self._exact = digits, credit == "exact"
         self._min_digits = min_digits
         self.stop_tokens: tuple[int, ...] = () if min_digits is None else (EOS,)
         super().__init__(seed, train_size, heldout_size, length_trace)
@@ -55,6 +57,8 @@ class Copy(GeneratedTask):
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         given = until_stop(tokens, EOS) if self.stop_tokens else tokens
+        if self._exact:
+            return float(np.array_equal(given, prompt.answer))
         both = min(len(given), len(prompt.answer))
         right = np.count_nonzero(given[:both] == prompt.answer[:both])
         return float(right / max(len(given), len(prompt.answer)))

@@ -1,4 +1,4 @@
-"""Contracts of what the buffer calls: schedulers, sizings, policies and filters."""
+"""Contracts of what the buffer calls: schedulers, sizings, policies, samplers and filters."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import msgpack
+import numpy as np
 
 from areal_like.registry import bind, build
 from buffer.policies import Waiting
+from buffer.results import WINDOW, Known
+from buffer.samplers import NEW
 from buffer.schedulers import GroupPlan, Round, Scheduler, View
 from buffer.sizing import Lengths, Sizing
 
@@ -74,6 +77,45 @@ def policy_claims(spec: Mapping[str, object], help: Help) -> list[Claim]:
         ("with too few it returns ()", waits),
         ("it changes none of its inputs, and repeats", lambda: _repeats(policy, [(waiting, {2}, 2)])),
     ]
+
+
+def sampler_claims(spec: Mapping[str, object], help: Help) -> list[Claim]:
+    sampler = bind("sampler", spec)
+    examples = [_known(seen, new) for seen, new in ((0, 5), (1, 0), (1, 3), (20, 0), (20, 1_000_000))]
+
+    def draw(known: Known, seed: int) -> int:
+        return sampler(known, np.random.default_rng(seed))
+
+    def chooses() -> None:
+        for known in examples:
+            seen = len(known.rows)
+            for seed in range(BATCHES):
+                chosen = draw(known, seed)
+                demand(isinstance(chosen, int), f"it returned {chosen!r}: an int, the place of a prompt, or {NEW}")
+                may = f"{seen} prompts were drawn before, {known.new} never"
+                demand(0 <= chosen < seen or (chosen == NEW and known.new > 0), f"it chose {chosen}, but {may}")
+
+    def repeats() -> None:
+        for known in examples:
+            before = copy.deepcopy(known)
+            first, second = ([draw(known, seed) for seed in range(BATCHES)] for _ in range(2))
+            demand(first == second, f"it chose {first}, then {second}, by the same results: use `dice`, and no clock")
+            same = all(np.array_equal(*pair, equal_nan=True) for pair in zip(before[:5], known[:5], strict=True))
+            demand(same, "it wrote into its inputs")
+
+    return [
+        ("it chooses a prompt that there is", chooses),
+        ("it changes none of its inputs, and repeats", repeats),
+    ]
+
+
+def _known(seen: int, new: int) -> Known:
+    """Prompts of all pass rates; a fourth of them without a result, a fifth under way."""
+    rates = np.tile(np.linspace(0, 1, seen).reshape(-1, 1), WINDOW)
+    places = np.arange(seen)
+    rates[places % 4 == 3] = np.nan
+    answers = np.where(np.isnan(rates), 0, 8)
+    return Known(rates, answers, places % 3 + 1, places % 5 != 4, places * 7, new)
 
 
 def sizing_claims(spec: Mapping[str, object], help: Help) -> list[Claim]:
@@ -197,6 +239,7 @@ def _goes_on(makes: Callable[[], Scheduler | Sizing], step: Callable[..., object
 CLAIMS = {
     "filter": filter_claims,
     "policy": policy_claims,
+    "sampler": sampler_claims,
     "sizing": sizing_claims,
     "scheduler": scheduler_claims,
 }

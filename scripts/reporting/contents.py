@@ -250,7 +250,9 @@ def ledger_data(accounts: dict[str, Account], books: Books) -> dict[str, Any]:
         fates.append(entry)
     shorter = bias(accounts, books.offers)
     places = {name: [short(float(edge)) for edge in each] for name, each in edges.items()}
-    return {"fates": fates, "edges": places, "bias": None if math.isnan(shorter) else short(shorter)}
+    found = {"fates": fates, "edges": places, "bias": None if math.isnan(shorter) else short(shorter)}
+    drawn = books.difficulty.of[""]
+    return found | ({"difficulty": drawn.rows()} if drawn.is_biased else {})
 
 
 def timeline_data(found: Timeline, shown: Timeline, most_bytes: int) -> dict[str, Any]:

@@ -125,6 +125,11 @@ class House:
         sent = [(who, body) for who, kind, body in self.router.sent if kind == "lease" and (not name or who == name)]
         return [row[0] for _, body in sent for row in body["leases"] if row[2] == split]
 
+    def rows(self) -> dict[int, int]:
+        """The row of each group that was leased."""
+        sent = [body for _, kind, body in self.router.sent if kind == "lease"]
+        return {lease[0]: lease[1] for body in sent for lease in body["leases"] if lease[2] == "train"}
+
     def push(self, name: str, group_id: int, version: int) -> None:
         head, payload = group(group_id, version)
         self.say(name, "push", table(head), payload)

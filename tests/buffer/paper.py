@@ -12,6 +12,7 @@ from buffer.journal import Record
 from buffer.payloads import Extent, Payload, Stored, load
 from buffer.recovery import restore, standing
 from buffer.replay import Replay
+from buffer.results import Results
 from buffer.staleness import BatchesState, Bound, SlotsState
 from buffer.store import Store
 
@@ -54,7 +55,8 @@ class Paper:
     def check(self, replay: Replay, bound: Bound, *, hedged: bool = False) -> None:
         """The events that still count must make the same store as the live buffer has. `hedged`: leases are left out,
         because nobody records which of two actors continues alone."""
-        again = Store(Bound(bound.max_staleness, bound.groups_per_batch, bound.interval))
+        fresh = Bound(bound.max_staleness, bound.groups_per_batch, bound.interval)
+        again = Store(fresh, results=Results() if replay.store.results else None)
         again.read = self.read
         for each in standing(tuple(self.records)):
             again.apply(each.event, each.payload)
@@ -76,6 +78,7 @@ def content(store: Store) -> dict[str, Any]:
     found = {name: getattr(store, name) for name in counts} | {"ledger": store.ledger(), "groups": groups}
     found["stages"] = {stage: [entry.id for entry in store.of(stage)] for stage in ("deferred", "served")}
     found["first"] = store.first_queued and store.first_queued.id
+    found["results"] = store.results and store.results.state()
     return found | {"slots": (store.slots.end, sorted(store.slots.free))}
 
 

@@ -3,8 +3,8 @@
 The model: actors that hold some version, run groups, push them (with tokens as old as their lease, updates in flight
 included), hand them back unfinished for others to go on from, fail, and die; a learner that asks for a batch ahead,
 trains, publishes and checkpoints; a buffer that crashes and is made anew from its journal, with the learner back at its
-checkpoint. Every policy, staleness policy and filter. Time and sockets play no part here. The environment's HISTORIES
-sets how many histories are tried in all.
+checkpoint. Every policy, staleness policy, filter and sampler. Time and sockets play no part here. The environment's
+HISTORIES sets how many histories are tried in all.
 """
 
 import math
@@ -22,11 +22,15 @@ from areal_like.groups import Head, make_head
 from areal_like.partials import encode_partial, versions_of
 from areal_like.types import Completion, PartialSample
 from buffer import filters
-from buffer.events import Drop, Filter
+from buffer.events import Admit, Drop, Filter
 from buffer.partials import PartialGroup
 from buffer.payloads import load
 from buffer.policies import Waiting, fifo, in_order, priority, windowed
+from buffer.prompts import PromptCursor
+from buffer.recovery import standing
 from buffer.replay import Replay
+from buffer.results import Results
+from buffer.samplers import pass_rate_pools, thompson
 from buffer.staleness import Bound
 from buffer.store import LEASED, UNFINISHED, Entry, Stage, Store
 from tests.buffer.paper import Paper
@@ -48,6 +52,12 @@ POLICIES = {
 }
 STALENESS_POLICIES = ("wait", "drop", "requeue", "mask_tokens")
 FILTERS = {"none": partial(filters.none), "zero_variance": partial(filters.zero_variance)}
+SAMPLERS = {
+    "in_order": None,
+    "pools": partial(pass_rate_pools, retire_at=0.7, retire_after=1),
+    "thompson": partial(thompson, candidates=3),
+}
+ROWS = 13
 
 
 def head_of(group_id: int, oldest: int, newest: int, rewards: tuple[float, float]) -> Head:
@@ -85,9 +95,11 @@ class BufferHistory(RuleBasedStateMachine):
         ),
         group_filter=st.sampled_from(list(FILTERS)),
         resume=st.booleans(),
+        sampler=st.sampled_from(list(SAMPLERS)),
     )
-    def start(self, bound: Bound, group_filter: str, resume: bool) -> None:
-        self.bound, self.resume = bound, resume
+    def start(self, bound: Bound, group_filter: str, resume: bool, sampler: str) -> None:
+        self.bound, self.resume, self.sampler = bound, resume, SAMPLERS[sampler]
+        self.whole = True
         self.filter = FILTERS[group_filter]
         self.held = dict.fromkeys(ACTORS, 0)
         self.journal = Paper()
@@ -104,7 +116,13 @@ class BufferHistory(RuleBasedStateMachine):
         return self.replay.store
 
     def new_replay(self) -> Replay:
-        return Replay(self.bound, POLICIES[self.policy], self.staleness_policy, self.filter, self.resume)
+        bound = self.bound
+        self.bound = Bound(bound.max_staleness, bound.groups_per_batch, bound.interval)
+        results = Results() if self.sampler else None
+        rules = POLICIES[self.policy], self.staleness_policy, self.filter, self.resume
+        replay = Replay(self.bound, *rules, results=results)
+        self.prompts = PromptCursor(ROWS, 0, self.next_id, self.sampler, results)
+        return replay
 
     def running(self, actor: str) -> list[Entry]:
         return [e for e in self.store.of(*LEASED) if e.actor == actor]
@@ -119,10 +137,18 @@ class BufferHistory(RuleBasedStateMachine):
             if entry:
                 self.carry_on(entry, actor, version)
             elif self.replay.room(version) > 0 and (len(self.store.entries) < 40 or self.is_awaited):
-                self.replay.admit(self.next_id, self.next_id, 8, 8, actor, version, 0.0)
+                self.open_batches()
+                group_id, row, task = self.prompts.next()
+                assert group_id == self.next_id
+                self.replay.admit(group_id, row, 8, 8, actor, version, 0.0, task=task)
                 self.next_id += 1
             else:
                 return
+
+    def open_batches(self) -> None:
+        """A batch is opened before its first group is admitted."""
+        while self.sampler and self.bound.batches.end <= self.store.slots.next:
+            self.replay.open_batch(self.bound.groups_per_batch, None)
 
     @property
     def is_awaited(self) -> bool:
@@ -271,6 +297,7 @@ class BufferHistory(RuleBasedStateMachine):
             self.checkpoint = self.batches
             if rotate:
                 self.journal.rotate(self.replay)
+                self.whole = False
 
     @precondition(lambda self: self.serving)
     @rule(ahead=st.booleans(), pick=PICK, lost=st.booleans())
@@ -293,6 +320,8 @@ class BufferHistory(RuleBasedStateMachine):
     def crash(self) -> None:
         """Everything crashes: only the journal and the learner's checkpoint are left."""
         self.journal.check(self.replay, self.bound)
+        if self.whole and self.sampler:
+            self.check_prompts()
         admitted = self.store.admitted
         left = {e.id: content(e.partial) for e in self.store.entries.values() if e.partial}
         self.replay = self.new_replay()
@@ -305,6 +334,15 @@ class BufferHistory(RuleBasedStateMachine):
         self.published = self.bound.batch_version(self.batches)
         self.held = dict.fromkeys(ACTORS, self.published)
         self.serving, self.trained = [], self.trained[: self.checkpoint]
+
+    def check_prompts(self) -> None:
+        """The records alone say which prompts the sampler chose."""
+        results = Results()
+        prompts, store = PromptCursor(ROWS, 0, 0, self.sampler, results), Store(Bound(math.inf, 1), results=results)
+        for event, payload in standing(tuple(self.journal.records)):
+            if isinstance(event, Admit):
+                assert (event.id, event.row, event.task) == prompts.next()
+            store.apply(event, payload)
 
     # ---- what must hold ---------------------------------------------------------------------------------------------
 

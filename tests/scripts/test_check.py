@@ -115,6 +115,14 @@ def never_waits(waiting, missing, want):
     return tuple(group.id for group in waiting)[:want]
 
 
+def beyond(known, dice):
+    return len(known.rows)
+
+
+def draws_by_itself(known, dice):
+    return -1 if known.new else random.randrange(len(known.rows))
+
+
 class RandomSize(Sizing):
     def next_size(self, seen):
         return random.choice((2, 3, 5))
@@ -230,6 +238,8 @@ BROKEN = [
     (leaves_out_all, "filter", "'' to keep a group"),
     (takes_what_is_missing, "policy", "it chooses"),
     (never_waits, "policy", "with too few"),
+    (beyond, "sampler", "a prompt that there is"),
+    (draws_by_itself, "sampler", "and repeats"),
     (RandomSize, "sizing", "every size is one of"),
     (Idle, "scheduler", "gives each of their groups work"),
     (Forgetful, "scheduler", "after a crash"),

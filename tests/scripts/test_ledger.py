@@ -3,14 +3,17 @@
 from functools import partial
 
 import numpy as np
+import pytest
 
-from areal_like.groups import Head, encode_group
+from areal_like.groups import Head, encode_group, make_head
 from areal_like.types import Group, Sample
 from buffer.events import Begin, Filter, Finish, LeaveOut, Push, Serve
+from buffer.filters import zero_variance
 from buffer.journal import Record
 from buffer.policies import in_order
 from buffer.replay import Replay
 from buffer.staleness import Bound
+from scripts.difficulty import tables
 from scripts.ledger import ACTIVE, TRAINED, Books, bias, reasons, table
 from scripts.offered import Offer
 from tests.buffer.paper import Paper
@@ -52,6 +55,39 @@ def test_every_group_has_one_fate() -> None:
         assert accounts["dropped: stale"].lengths == [300], "what was dropped is known by its length"
         assert accounts["dropped: rejected"].lengths == []
     assert whole[TRAINED].lengths == [10, 20] and cut[TRAINED].lengths == []
+
+
+def test_the_bias_of_a_sampler_and_of_a_filter_is_shown() -> None:
+    """Three prompts of pass rates 0, .5 and 1. Then the sampler draws the second one five times, the first one once;
+    the filter leaves out the first one's groups."""
+    replay, journal = Replay(Bound(9, 3), partial(in_order), group_filter=partial(zero_variance)), Paper()
+    replay.record, rewards = journal.append, {0: (0.0, 0.0), 1: (0.0, 1.0), 2: (1.0, 1.0)}
+    for group_id, row in enumerate([0, 1, 2, 1, 1, 0, 1, 1, 1]):
+        if group_id % 3 == 0:
+            replay.open_batch(3, None)
+        replay.admit(group_id, row, 1, 1, "a", 0, 0.0, task="sums")
+        head = make_head(group_id, [(1, 2, 0, 1, each) for each in rewards[row]], [(0, 2)] * 2, {0: "d"})
+        replay.push(head, b"", 0, 0.0)
+    assert [entry.id for entry in replay.serve(0)] == [1, 3, 4]
+    replay.finish(0)
+    books = Books()
+    books.read(journal.records)
+    for task in ("", "sums"):
+        found = books.difficulty.of[task]
+        assert found.drawn == {"new": 3, "right": 5, "hard": 1}
+        assert found.uniform == {"hard": pytest.approx(2), "right": pytest.approx(2), "easy": pytest.approx(2)}
+        assert found.trained == {"new": 1, "right": 2}
+        assert found.rolled_out == {"hard": 2, "right": 6, "easy": 1} and +found.kept == {"right": 3}
+        assert found.prompts == {0: 2, 1: 6, 2: 1}
+    shown = list(tables(books.difficulty.of))
+    assert [each if isinstance(each, str) else each.title for each in shown][:3] == [
+        "draws by difficulty",
+        "groups by difficulty",
+        "3 prompts were drawn 9 times, one of them 6 times; the tenth that was drawn most has 66.7% of the draws",
+    ]
+    assert [list(column.cells) for column in shown[0].columns][4] == ["0.50", "2.50", "0.00", "-"]
+    assert [list(column.cells) for column in shown[1].columns][5] == ["0.00", "0.50", "0.00"]
+    assert not list(tables(Books().difficulty.of)), "nothing was chosen"
 
 
 def test_a_batch_that_is_trained_again_after_a_crash_counts_once() -> None:

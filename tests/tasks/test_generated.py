@@ -126,6 +126,7 @@ def test_variable_length_reward(tokens, expected):
     task = Copy(0, digits=5, min_digits=1)
     prompt = Prompt(np.array([1, 2, 3, SEP], np.int32), np.array([1, 2, 3], np.int32), 6)
     assert score(task, prompt, tokens) == pytest.approx(expected)
+    assert score(Copy(0, digits=5, min_digits=1, credit="exact"), prompt, tokens) == (expected == 1.0)
 
 
 SYMBOLS = "0123456789+-*="

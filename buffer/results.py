@@ -1,0 +1,209 @@
+"""What a run knows of each prompt: how often it was drawn, and the results of its newest groups.
+
+It is a fold over recorded events, and `buffer.store` applies it: admissions count draws, pushes are results, a batch
+that is opened makes the results so far visible. None of these is undone by a resume, so the live buffer, recovery and
+audit know the same at each admission. Between two openings only draws change. So with rounds the order in which groups
+of a round finish does not decide what is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+WINDOW = 4
+"""Results that are kept per prompt."""
+HARD, RIGHT, EASY, NEW = "hard", "right", "easy", "new"
+CLASSES = (HARD, RIGHT, EASY, NEW)
+HARD_TO, EASY_FROM, MEMORY = 0.2, 0.8, 0.5
+"""Where difficulty begins and ends for people, and for the pools unless their knobs say otherwise."""
+
+
+class Known(NamedTuple):
+    """The prompts of one task that were drawn before, n of them in the order of their first draw.
+
+    rates: float64 (n, WINDOW), mean reward of each of its newest groups, newest first, rewards clipped to [0, 1]; NaN:
+        no such group. answers: int64 (n, WINDOW), samples of these groups. draws: int64 (n,), how often it was drawn.
+        free: bool (n,), was it not drawn since the newest batch was opened, and was it not under way then? rows: int64
+        (n,), its row. new: how many prompts of the task were never drawn.
+    """
+
+    rates: NDArray[np.float64]
+    answers: NDArray[np.int64]
+    draws: NDArray[np.int64]
+    free: NDArray[np.bool_]
+    rows: NDArray[np.int64]
+    new: int
+
+
+def weighed(known: Known, memory: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(right answers, answers) of each prompt, float64 (n,): a result counts `memory` times as much as the one after
+    it. A fraction of a reward is a fraction of a right answer."""
+    weights = known.answers * memory ** np.arange(WINDOW)
+    return (np.nan_to_num(known.rates) * weights).sum(axis=1), weights.sum(axis=1)
+
+
+def pass_rates(known: Known, memory: float = MEMORY) -> NDArray[np.float64]:
+    """The pass rate of each prompt, float64 (n,); NaN without a result."""
+    right, answers = weighed(known, memory)
+    found = np.full(len(right), np.nan)
+    np.divide(right, answers, out=found, where=answers > 0)
+    return found
+
+
+def classes(rates: NDArray[np.float64], hard_to: float = HARD_TO, easy_from: float = EASY_FROM) -> NDArray[np.int64]:
+    """The places in `CLASSES` of prompts with these pass rates, int64 (n,)."""
+    found = np.full(len(rates), CLASSES.index(RIGHT))
+    found[rates >= easy_from] = CLASSES.index(EASY)
+    found[rates <= hard_to] = CLASSES.index(HARD)
+    found[np.isnan(rates)] = CLASSES.index(NEW)
+    return found
+
+
+def rate_of(rewards: Iterable[float]) -> float:
+    """The mean of a group's rewards, each clipped to [0, 1]."""
+    return float(np.clip(np.fromiter(rewards, np.float64), 0.0, 1.0).mean())
+
+
+class _Prompt(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    row: int
+    draws: int
+    free: bool
+    results: list[tuple[float, int]]
+
+
+class ResultsState(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """`Results` in a snapshot: the prompts of each task, the groups without a result (id → task, row), and the results
+    that are not visible yet (group, task, row, rate, samples)."""
+
+    tasks: dict[str, list[_Prompt]]
+    awaited: dict[int, tuple[str, int]]
+    fresh: list[tuple[int, str, int, float, int]]
+
+
+class _Task:
+    """Columns that grow, a place for each prompt."""
+
+    def __init__(self) -> None:
+        self.places: dict[int, int] = {}
+        self.columns: dict[str, np.ndarray] = {
+            "rates": np.full((16, WINDOW), np.nan),
+            "answers": np.zeros((16, WINDOW), np.int64),
+            "draws": np.zeros(16, np.int64),
+            "free": np.ones(16, np.bool_),
+            "rows": np.zeros(16, np.int64),
+        }
+
+    def place(self, row: int) -> int:
+        found = self.places.get(row)
+        if found is None:
+            found = self.places[row] = len(self.places)
+            if found == len(self.columns["rows"]):
+                self.columns = {name: _doubled(name, column) for name, column in self.columns.items()}
+            self.columns["rows"][found] = row
+        return found
+
+    def add(self, row: int, rate: float, answers: int) -> None:
+        place = self.place(row)
+        for name, value in (("rates", rate), ("answers", answers)):
+            column = self.columns[name][place]
+            column[1:] = column[:-1].copy()
+            column[0] = value
+
+    def known(self, size: int) -> Known:
+        seen = {name: column[: len(self.places)] for name, column in self.columns.items()}
+        for column in seen.values():
+            column.flags.writeable = False  # of this view
+        return Known(**seen, new=max(0, size - len(self.places)))
+
+    def state(self) -> list[_Prompt]:
+        known, found = self.known(0), []
+        for rates, answers, draws, free, row in zip(*known[:5], strict=True):
+            results = [(float(r), int(n)) for r, n in zip(rates, answers, strict=True) if n]
+            found.append(_Prompt(int(row), int(draws), bool(free), results))
+        return found
+
+    def load(self, prompts: Sequence[_Prompt]) -> None:
+        for prompt in prompts:
+            place = self.place(prompt.row)
+            self.columns["draws"][place], self.columns["free"][place] = prompt.draws, prompt.free
+            for rate, answers in reversed(prompt.results):
+                self.add(prompt.row, rate, answers)
+
+
+def _doubled(name: str, column: np.ndarray) -> np.ndarray:
+    rest = np.full_like(column, {"rates": np.nan, "free": True}.get(name, 0))
+    return np.concatenate([column, rest])
+
+
+class Results:
+    """The results of all prompts, by task ("": the only one)."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, _Task] = {}
+        self._awaited: dict[int, tuple[str, int]] = {}
+        self._fresh: list[tuple[int, str, int, float, int]] = []
+
+    def known(self, task: str, size: int) -> Known:
+        """What is known of a task of `size` prompts: views, valid until the next event."""
+        return self._task(task).known(size)
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(self._tasks)
+
+    def _task(self, name: str) -> _Task:
+        return self._tasks.setdefault(name, _Task())
+
+    # ---- events -----------------------------------------------------------------------------------------------------
+
+    def admit(self, group_id: int, task: str, row: int) -> None:
+        """The prompt was drawn."""
+        columns = self._task(task)
+        place = columns.place(row)
+        columns.columns["draws"][place] += 1
+        columns.columns["free"][place] = False
+        self._awaited[group_id] = task, row
+
+    def push(self, group_id: int, task: str, row: int, rewards: Sequence[float]) -> None:
+        """A group of the prompt was rolled out."""
+        self._awaited.pop(group_id, None)
+        self._fresh.append((group_id, task, row, rate_of(rewards), len(rewards)))
+
+    def leave(self, group_id: int) -> None:
+        """A group leaves, with or without a result."""
+        self._awaited.pop(group_id, None)
+
+    def open(self) -> None:
+        """A batch is opened: all results so far become visible, in the order of their groups."""
+        for _, task, row, rate, answers in sorted(self._fresh, key=lambda fresh: fresh[0]):
+            self._task(task).add(row, rate, answers)
+        self._fresh = []
+        for columns in self._tasks.values():
+            columns.columns["free"][:] = True
+        for task, row in self._awaited.values():
+            columns = self._task(task)
+            columns.columns["free"][columns.places[row]] = False
+
+    def metrics(self) -> dict[str, float]:
+        """Prompts with a result, and the shares of them that are hard, right and easy."""
+        kinds = np.concatenate([classes(pass_rates(self.known(task, 0))) for task in self._tasks] or [np.empty(0, int)])
+        counts = np.bincount(kinds, minlength=len(CLASSES))[: CLASSES.index(NEW)]
+        shares = zip(CLASSES, counts / max(1, counts.sum()), strict=False)
+        return {"prompts/known": float(counts.sum())} | {f"prompts/{name}": float(share) for name, share in shares}
+
+    # ---- snapshots --------------------------------------------------------------------------------------------------
+
+    def state(self) -> ResultsState:
+        tasks = {name: columns.state() for name, columns in self._tasks.items()}
+        return ResultsState(tasks, dict(self._awaited), list(self._fresh))
+
+    def load(self, state: ResultsState) -> None:
+        self._tasks = {}
+        for name, prompts in state.tasks.items():
+            self._task(name).load(prompts)
+        self._awaited, self._fresh = dict(state.awaited), list(state.fresh)

@@ -1,0 +1,233 @@
+"""What samplers choose, what they choose by, and that the choice follows from the record alone."""
+
+import random
+from collections import Counter
+from functools import partial
+
+import msgspec
+import numpy as np
+import pytest
+
+from areal_like.groups import Head, encode_group, make_head
+from areal_like.types import Group, Sample
+from buffer.filters import zero_variance
+from buffer.prompts import PromptCursor, Share
+from buffer.results import WINDOW, Known, Results, ResultsState, classes, pass_rates
+from buffer.samplers import NEW, Sampler, asks, drawable, in_order, pass_rate_pools, solved, thompson
+from buffer.schedulers import AsyncScheduler, Scheduler, SyncScheduler
+from buffer.sizing import Fixed
+from tests.buffer.house import B, House, table
+
+SAMPLERS: dict[str, partial] = {
+    "in_order": partial(in_order, retire_at=1.0, retire_after=1),
+    "pass_rate_pools": partial(pass_rate_pools, retire_at=0.9),
+    "thompson": partial(thompson, candidates=4),
+}
+every_sampler = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=list(SAMPLERS))
+
+
+def known(rates: list[float], new: int = 0, results: int = WINDOW, taken: tuple[int, ...] = ()) -> Known:
+    """Prompts whose newest results all had these pass rates, 8 samples each."""
+    n = len(rates)
+    columns = np.arange(WINDOW) < results
+    free = np.ones(n, bool)
+    free[list(taken)] = False
+    seen = np.where(columns, np.array(rates).reshape(n, 1), np.nan)
+    return Known(seen, np.tile(8 * columns, (n, 1)), np.ones(n, np.int64), free, np.arange(n) + 100, new)
+
+
+def draws(sampler: Sampler, prompts: Known, count: int = 400) -> Counter[int]:
+    return Counter(sampler(prompts, np.random.default_rng(number)) for number in range(count))
+
+
+@every_sampler
+@pytest.mark.parametrize("new", [0, 3, 10**9])
+def test_a_choice_is_a_prompt_that_is_free_or_a_new_one(sampler: partial, new: int) -> None:
+    dice = np.random.default_rng(new)
+    for size in (1, 2, 9):
+        prompts = known(list(dice.random(size) * 0.8), new, taken=(0,))
+        chosen = draws(sampler, prompts, 60)
+        assert set(chosen) <= {NEW, *range(size)} and (new or NEW not in chosen)
+        assert 0 not in chosen or (size == 1 and not new), "it is under way, and others are not"
+
+
+@every_sampler
+def test_nothing_known_is_no_obstacle(sampler: partial) -> None:
+    assert set(draws(sampler, known([], 5), 20)) == {NEW}
+
+
+def test_thompson_prefers_the_rate_that_it_wants() -> None:
+    chosen = draws(partial(thompson, memory=1.0), known([0.0, 0.5, 1.0]))
+    assert chosen[1] > 300 and chosen[0] + chosen[2] < 100
+    assert draws(partial(thompson, memory=1.0, target=1.0), known([0.0, 0.5, 1.0])).most_common(1)[0][0] == 2
+    doubted = draws(partial(thompson, memory=0.0), known([0.0, 0.5, 1.0], results=1))
+    assert doubted[0] + doubted[2] > chosen[0] + chosen[2], "one result says less than four"
+
+
+def test_thompson_sees_only_its_candidates() -> None:
+    chosen = draws(partial(thompson, candidates=1), known([0.0, 0.5, 1.0], new=3), 600)
+    assert all(80 < chosen[place] < 120 for place in range(3)) and 250 < chosen[NEW] < 350, "it can only be uniform"
+
+
+def test_pools_are_drawn_by_weight_and_an_empty_one_gives_its_part_to_the_others() -> None:
+    pools = partial(pass_rate_pools, new=0.2, right=0.4, easy=0.1, hard=0.3)
+    chosen = draws(pools, known([0.1, 0.5, 0.6, 0.9], new=7), 1000)
+    assert abs(chosen[NEW] - 200) < 40 and abs(chosen[0] - 300) < 45 and abs(chosen[3] - 100) < 30
+    assert abs(chosen[1] - 200) < 40 and abs(chosen[2] - 200) < 40
+    chosen = draws(pools, known([0.1, 0.9]), 1000)
+    assert abs(chosen[0] - 750) < 45 and abs(chosen[1] - 250) < 45
+    only = partial(pass_rate_pools, new=0, right=1, easy=0, hard=0)
+    assert set(draws(only, known([0.1, 0.9], new=3), 40)) == {NEW, 0, 1}, "the only pool with a weight is empty"
+
+
+@every_sampler
+def test_a_solved_prompt_is_retired_until_nothing_else_is_left(sampler: partial) -> None:
+    retiring = partial(sampler, retire_at=0.9, retire_after=2)
+    assert 0 not in draws(retiring, known([1.0, 0.4, 0.5]))
+    assert set(draws(retiring, known([1.0, 0.95]), 60)) == {0, 1}
+    twice = known([1.0, 0.4, 0.9], results=2)
+    assert [solved(twice, *rule).tolist() for rule in ((0.9, 2), (0.95, 2), (0.9, 3), (None, 1))] == [
+        [True, False, True], [True, False, False], [False] * 3, [False] * 3
+    ]  # fmt: skip
+    assert set(draws(retiring, known([1.0, 0.4], taken=(1,)), 40)) == {1}, "it is under way"
+    assert list(drawable(known([1.0, 0.5], taken=(0, 1)), None, 2)) == [0, 1]
+
+
+def test_the_default_order_asks_for_nothing_and_is_that_of_the_seed() -> None:
+    assert not asks(partial(in_order)) and asks(partial(in_order, retire_at=1.0)) and asks(partial(thompson))
+    results = Results()
+    ours, plain = PromptCursor(7, 3, 0, SAMPLERS["in_order"], results), PromptCursor(7, 3)
+    for _ in range(7):
+        place = ours.next()
+        assert place == plain.next(), "the first epoch is the same"
+        results.admit(place.group_id, "", place.row)
+    later = [ours.next() for _ in range(2)]
+    for place in later:
+        results.admit(place.group_id, "", place.row)
+    assert len({place.row for place in later}) == 2
+
+
+def test_results_become_visible_when_a_batch_is_opened_whatever_the_order_of_finishing() -> None:
+    order = [(3, [1.0, 0.0]), (1, [1.0, 1.0]), (2, [-5.0, 7.0])]
+    states = []
+    for pushes in (order, order[::-1]):
+        results = Results()
+        for group_id in (1, 2, 3):
+            results.admit(group_id, "", 40)
+        results.admit(4, "", 41)
+        for group_id, rewards in pushes:
+            results.push(group_id, "", 40, rewards)
+        assert np.isnan(results.known("", 9).rates).all() and not results.known("", 9).free.any()
+        results.open()
+        states.append(results.state())
+    seen = results.known("", 9)
+    assert seen.rates[0, :3].tolist() == [0.5, 0.5, 1.0] and np.isnan(seen.rates[0, 3]), "newest group first"
+    assert seen.answers[0].tolist() == [2, 2, 2, 0] and seen.draws.tolist() == [3, 1] and seen.new == 7
+    assert seen.free.tolist() == [True, False] and seen.rows.tolist() == [40, 41], "41 is under way"
+    assert states[0] == states[1]
+    assert results.metrics() == {"prompts/known": 1, "prompts/hard": 0, "prompts/right": 1, "prompts/easy": 0}
+    results.leave(4)
+    results.open()
+    assert results.known("", 9).free.all()
+
+
+def test_only_the_newest_results_are_kept_and_a_snapshot_has_all_of_it() -> None:
+    results, dice = Results(), random.Random(0)
+    for group_id in range(200):
+        task, row = dice.choice("ab"), dice.randrange(50)
+        results.admit(group_id, task, row)
+        if dice.random() < 0.8:
+            results.push(group_id, task, row, [dice.random() for _ in range(3)])
+        if dice.random() < 0.1:
+            results.open()
+    again = Results()
+    again.load(msgspec.msgpack.decode(msgspec.msgpack.encode(results.state()), type=ResultsState))
+    assert again.state() == results.state()
+    for task in "ab":
+        for ours, theirs in zip(results.known(task, 60), again.known(task, 60), strict=True):
+            assert np.array_equal(ours, theirs, equal_nan=True)
+    again.open(), results.open()
+    assert again.state() == results.state()
+
+
+def test_a_pass_rate_forgets_by_its_memory() -> None:
+    prompts = known([0.0, 1.0, 0.5])
+    prompts.rates[0, 0] = 1.0
+    assert pass_rates(prompts, 0.0).tolist() == [1.0, 1.0, 0.5]
+    assert pass_rates(prompts, 1.0).tolist() == [0.25, 1.0, 0.5]
+    assert pass_rates(prompts, 0.5)[0] == pytest.approx(8 / 15)
+    assert classes(np.array([0.0, 0.2, 0.21, 0.79, 0.8, 1.0, np.nan])).tolist() == [0, 0, 1, 1, 2, 2, 3]
+
+
+@every_sampler
+def test_ratios_of_a_mixture_hold_and_the_choice_stays_within_the_task(sampler: partial) -> None:
+    shares = [Share("a", 0, 5, 3), Share("b", 5, 40, 1)]
+    results, dice = Results(), random.Random(1)
+    cursor, plain = PromptCursor(shares, 0, 0, sampler, results), PromptCursor(shares, 0)
+    for number in range(80):
+        place = cursor.next()
+        assert (place.group_id, place.task) == (number, plain.next().task)
+        first, size = {"a": (0, 5), "b": (5, 40)}[place.task]
+        assert first <= place.row < first + size
+        results.admit(number, place.task, place.row)
+        results.push(number, place.task, place.row, [dice.random(), 1.0])
+        if number % 4 == 3:
+            results.open()
+
+
+def test_a_sampler_that_chooses_what_is_not_there_is_an_error() -> None:
+    cursor = PromptCursor(2, 0, 0, lambda prompts, dice: 5, Results())
+    with pytest.raises(ValueError, match="the sampler chose 5 for group 0: 0 prompts were drawn before, and 2 never"):
+        cursor.next()
+
+
+# ---- the record decides ---------------------------------------------------------------------------------------------
+
+
+def rolled_out(group_id: int, row: int, version: int) -> tuple[Head, bytes]:
+    """A group whose rewards follow from its prompt and id alone; those of every fifth row are equal."""
+    dice = random.Random(1000 * row + group_id)
+    rewards = [0.0] * 8 if row % 5 == 0 else [float(dice.random() < row / 12) for _ in range(8)]
+    tokens = np.zeros(3, np.int32), np.zeros(2, np.float32), np.ones(2, bool)
+    samples = [Sample(tokens[0], 1, *tokens[1:], [(version, 2)], reward, "stop") for reward in rewards]
+    return encode_group(Group(group_id, samples, {version: f"d{version}"}))
+
+
+def batches_of(scheduler: Scheduler, sampler: partial, dice: random.Random) -> list[list[tuple[int, int]]]:
+    """Groups and rows of six batches; two actors finish in any order."""
+    results = Results()
+    house = House(scheduler, rows=12, results=results, group_filter=partial(zero_variance))
+    house.state.prompts = PromptCursor(12, 0, 0, sampler, results)
+    house.start()
+    for batch in range(6):
+        house.say("learner", "want", {"index": batch, "version": batch})
+        while len(house.batches()) <= batch:
+            running = [e for e in house.state.store.entries.values() if e.actor]
+            entry = dice.choice([e for e in running if e.stage == "running"])
+            head, payload = rolled_out(entry.id, entry.row, batch)
+            house.say(entry.actor, "push", table(head), payload)
+        house.say("learner", "trained", {"index": batch})
+        house.publish(batch + 1)
+        house.apply(batch + 1, *dice.sample(house.names, 2))
+    rows = house.rows()
+    return [sorted((group_id, rows[group_id]) for group_id in ids) for ids in house.batches()]
+
+
+@every_sampler
+def test_sync_is_async_at_zero_and_the_order_of_finishing_decides_nothing(sampler: partial) -> None:
+    def scheduler(sync: bool) -> Scheduler:
+        return SyncScheduler(Fixed(group_size=8)) if sync else AsyncScheduler(Fixed(group_size=8), max_staleness=0)
+
+    found = [batches_of(scheduler(n % 2 == 0), sampler, random.Random(n)) for n in range(4)]
+    assert found[0] == found[1] == found[2] == found[3]
+    assert all(len(batch) == B for batch in found[0]) and len(found[0]) == 6
+    assert len({row for batch in found[0] for _, row in batch}) > 3
+
+
+def test_a_head_of_rewards_counts_each_clipped() -> None:
+    results = Results()
+    results.admit(0, "", 3)
+    head = make_head(0, [(1, 2, 0, 1, 3.0), (1, 2, 0, 1, -1.0)], [(0, 2), (0, 2)], {0: "d"})
+    results.push(0, "", 3, head.rewards)
+    results.open()
+    assert results.known("", 4).rates[0, 0] == 0.5
