@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from areal_like import corrections
 from areal_like.defaults import optimizer_steps
 from areal_like.model_folder import ROUTED, read_config
 from areal_like.placement import AUTO, needs_of, place
 from areal_like.placement import KEY as PLACEMENT
-from areal_like.registry import ConfigError, check_part, knobs, marks, settled
+from areal_like.registry import ConfigError, as_spec, check_part, correction_of, knobs, marks, settled
 from areal_like.schema import Config
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -99,6 +100,7 @@ def refuse_odd_training(config: Config) -> None:
     if epochs > 1 and "single_pass" in marks("loss", config.loss["name"]):
         key = "learner.num_minibatch_epochs"
         raise ConfigError(f"{key}: loss={config.loss['name']} diverges with more than 1, got {epochs}", key)
+    _refuse_odd_correction(config, stream=known.get("stream") is True)
     if known.get("ranks", 1) > 1 and known.get("stream"):
         raise ConfigError("learner.ranks: learner.stream works with 1 rank only", "learner.ranks")
     if known.get("schedule", "constant") != "constant" and known.get("schedule_steps") is not None:
@@ -114,6 +116,30 @@ def refuse_odd_training(config: Config) -> None:
         key = "learner.critic_lr"
         raise ConfigError(f"advantage={advantage} needs a critic: set {key} above 0", key)
     _refuse_odd_shaping(config, known)
+
+
+def _refuse_odd_correction(config: Config, stream: bool) -> None:
+    """Corrections whose knobs contradict one another, the loss, or streaming."""
+    loss = settled("loss", config.loss)
+    found, own = marks("loss", loss["name"]), None
+    if "wants_proximal" in found and loss.get("proximal", "recompute") is not None:
+        own = "proximal_current"
+    elif "ratio_to_behaviour" in found:
+        own = "behaviour_current"
+    path, spec = "loss.correction", correction_of(config.loss)
+    if "supervised" in found and spec["name"] != corrections.NONE:
+        raise ConfigError(f"{path}: demonstrations were sampled by no policy: leave it out", path)
+    while spec["name"] != corrections.NONE:
+        chosen = settled("correction", spec)
+        if "weight" not in chosen:  # one of the user's own
+            return
+        problem = corrections.problem_of(chosen) or corrections.problem_with_loss(chosen, own)
+        if stream and (chosen["self_normalise"] or chosen["rejected"] == "drop"):
+            knob = "self_normalise" if chosen["self_normalise"] else "rejected"
+            problem = knob, "learner.stream takes gradients before the whole batch is there; leave one of the two out"
+        if problem:
+            raise ConfigError(f"{path}.{problem[0]}: {problem[1]}", f"{path}.{problem[0]}")
+        path, spec = f"{path}.correction", as_spec(chosen["correction"])
 
 
 def _refuse_odd_shaping(config: Config, learner: Mapping[str, object]) -> None:

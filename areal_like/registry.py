@@ -12,6 +12,7 @@ Drivers: `areal_like.config` calls `check`; the processes call `build`, `bind` a
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import importlib
@@ -21,11 +22,12 @@ from typing import Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from areal_like import corrections
 from areal_like.annotations import misfit
 from areal_like.errors import UserError
 from areal_like.other_names import instead_of, instead_of_component
 from areal_like.places import CONFIGS
-from areal_like.signatures import REQUIRED, Signature, UnreadableError, docstring, is_async, signature
+from areal_like.signatures import REQUIRED, Knob, Signature, UnreadableError, docstring, is_async, signature
 
 T = TypeVar("T")
 COMPONENTS: dict[str, dict[str, str]] = {
@@ -97,12 +99,12 @@ COMPONENTS: dict[str, dict[str, str]] = {
     "loss": {
         "ppo": "learners.losses.clipped:ppo",
         "decoupled_ppo": "learners.losses.clipped:decoupled_ppo",
-        "icepop": "learners.losses.clipped:icepop",
+        "icepop": "learners.losses.clipped:decoupled_ppo",
         "gspo": "learners.losses.clipped:gspo",
         "reinforce": "learners.losses.weighted:reinforce",
-        "is_pg": "learners.losses.weighted:is_pg",
-        "tis": "learners.losses.weighted:tis",
-        "cispo": "learners.losses.weighted:cispo",
+        "is_pg": "learners.losses.weighted:reinforce",
+        "tis": "learners.losses.weighted:reinforce",
+        "cispo": "learners.losses.weighted:reinforce",
         "vtrace": "learners.losses.weighted:vtrace",
         "m2po": "learners.losses.trusted:m2po",
         "dppo": "learners.losses.trusted:dppo",
@@ -111,6 +113,15 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "pmpo": "learners.losses.targets:pmpo",
         "tpo": "learners.losses.targets:tpo",
         "sft": "learners.losses.supervised:sft",
+    },
+    "correction": {
+        "none": "learners.losses.corrections:none",
+        "ratio": "learners.losses.corrections:ratio",
+        "exact": "learners.losses.corrections:exact",
+        "tis": "learners.losses.corrections:tis",
+        "cispo": "learners.losses.corrections:cispo",
+        "capped": "learners.losses.corrections:capped",
+        "icepop": "learners.losses.corrections:icepop",
     },
     "advantage": {
         "group": "learners.advantages:group",
@@ -141,6 +152,9 @@ COMPONENTS: dict[str, dict[str, str]] = {
 
 PARTS = {"learner.lora": "learners.adapters:Adapters"}
 """Knobs whose value is itself a set of knobs: dotted path → the class that defines them."""
+
+
+NO_CORRECTION: dict[str, object] = {"name": corrections.NONE}
 
 
 class ConfigError(UserError):
@@ -188,10 +202,27 @@ def build(kind: str, spec: Mapping[str, object], *args: object) -> Any:
 
 
 def bind(kind: str, spec: Mapping[str, object]) -> functools.partial[Any]:
-    """The component of `spec` with its knobs bound, for later calls (losses, workflows, policies)."""
+    """The component of `spec` with its knobs bound, for later calls (losses, workflows, policies). A loss comes with
+    its correction, as another callable."""
     check(kind, spec)
     plain = _plain(spec)
-    return functools.partial(resolve(kind, plain.pop("name")), **plain)
+    correction = NO_CORRECTION
+    if kind == "loss":
+        correction = correction_of(plain)
+        plain.pop("correction", None)
+    bound = functools.partial(resolve(kind, plain.pop("name")), **plain)
+    if correction == NO_CORRECTION:
+        return bound
+    return cast(functools.partial[Any], build("correction", correction, bound))
+
+
+def correction_of(spec: Mapping[str, object]) -> dict[str, object]:
+    """The spec of a loss's correction: what the loss's spec says, or what losses of its name usually have. Raises
+    ConfigError."""
+    try:
+        return corrections.meant(str(spec["name"]), _plain(spec).get("correction"))
+    except TypeError as error:
+        raise ConfigError(f"loss.correction: {error}", "loss.correction") from None
 
 
 def _plain(spec: Mapping[str, object]) -> dict[str, Any]:
@@ -212,6 +243,8 @@ def check(kind: str, spec: Mapping[str, object]) -> None:
     name = plain.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"{kind}.name: {name!r} is not the name of a component: {_list(COMPONENTS[kind])}", kind)
+    if kind == "loss" and "correction" in plain:
+        plain["correction"] = correction_of({"name": name, **plain})
     _hold_against(_signature_of(kind, name), kind, name, plain)
 
 
@@ -321,6 +354,10 @@ def _preset(kind: str, name: str) -> str:
 def _signature_of(kind: str, name: str) -> Signature:
     module, attribute = _target(kind, name)
     try:
-        return signature(module, attribute)
+        found = signature(module, attribute)
+        if kind != "loss":
+            return found
+        correction = Knob(corrections.USUAL.get(name, corrections.NONE), None)
+        return dataclasses.replace(found, knobs={**found.knobs, "correction": correction})
     except UnreadableError as error:
         raise ConfigError(f"{kind}.name: {name!r} cannot be read: {error}", f"{kind}.name") from None

@@ -18,6 +18,7 @@ from torch import Tensor
 from areal_like.types import Batch
 from learners.advantages import varied
 from learners.collectives import Ranks
+from learners.losses.contract import LOG_RATIO_LIMIT
 
 PEAKED = {"loss/ratio", "loss/behaviour_weight", "loss/trace_weight"}
 """Names that also report their maximum: `NAME/mean` and `NAME/max`."""
@@ -144,23 +145,40 @@ def _of(name: str, values: np.ndarray, advantages: np.ndarray) -> dict[str, floa
     return metrics
 
 
-def drift(log_ratio: np.ndarray, staleness: np.ndarray) -> dict[str, float]:
-    """How far the policy at the start of the step (log start/behaviour, [N]) is from the behaviour policy.
+def drift(log_ratio: np.ndarray, staleness: np.ndarray, sample: np.ndarray) -> dict[str, float]:
+    """How far the policy at the start of the step (log start/behaviour of tokens, [N]) is from the behaviour policy.
 
     `kl/k1` and `kl/k3` estimate KL(behaviour ‖ policy) per token (Schulman's estimators); `ess` is Kish's effective
-    sample size of the importance weights as a share of the tokens, `ratio/mean` and `ratio/max` are of these weights
-    (`loss/ratio` is the ratio that a loss clips or weighs by; some losses have none). Overall and by staleness.
+    sample size of the importance weights as a share of the tokens, `chi2` their χ² divergence, mean of w² − 1;
+    `ratio/mean` and `ratio/max` are of these weights (`loss/ratio` is the ratio that a loss clips or weighs by; some
+    losses have none). `sequence/ess` and `sequence/chi2` are of the products over each sample's tokens, within e^±20.
+    Overall and by staleness, of a sample by that of its oldest token.
     """
     metrics: dict[str, float] = {}
-    if len(log_ratio):
-        weight = np.exp(log_ratio.astype(np.float64))
-        for suffix, members in [("", np.ones(len(weight), bool)), *buckets(staleness)]:
-            w, d = weight[members], log_ratio[members].astype(np.float64)
-            metrics[f"kl/k1{suffix}"] = float(-d.mean())
-            metrics[f"kl/k3{suffix}"] = float((w - 1 - d).mean())
-            metrics |= {f"ratio/mean{suffix}": float(w.mean()), f"ratio/max{suffix}": float(w.max())}
-            metrics[f"ess{suffix}"] = float(w.sum() ** 2 / (len(w) * (w**2).sum()))
+    if not len(log_ratio):
+        return metrics
+    moved = log_ratio.astype(np.float64)
+    weight = np.exp(moved)
+    for suffix, members in [("", np.ones(len(weight), bool)), *buckets(staleness)]:
+        w, d = weight[members], moved[members]
+        metrics[f"kl/k1{suffix}"] = float(-d.mean())
+        metrics[f"kl/k3{suffix}"] = float((w - 1 - d).mean())
+        metrics |= {f"ratio/mean{suffix}": float(w.mean()), f"ratio/max{suffix}": float(w.max())}
+        metrics |= _spread(w, "", suffix)
+    there, place = np.unique(sample, return_inverse=True)
+    products = np.exp(np.clip(np.bincount(place, moved), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    oldest = np.zeros(len(there), np.int64)
+    np.maximum.at(oldest, place, staleness)
+    for suffix, members in [("", np.ones(len(there), bool)), *buckets(oldest)]:
+        metrics |= _spread(products[members], "sequence/", suffix)
     return metrics
+
+
+def _spread(weights: np.ndarray, prefix: str, suffix: str) -> dict[str, float]:
+    """ESS and χ² of importance weights."""
+    squares = float((weights**2).mean())
+    ess = float(weights.mean()) ** 2 / squares
+    return {f"{prefix}ess{suffix}": ess, f"{prefix}chi2{suffix}": squares - 1.0}
 
 
 def zero_variance_by_staleness(batch: Batch) -> dict[str, float]:

@@ -40,7 +40,16 @@ from learners.critic import Critic
 from learners.cut_answers import one_token_further, without_cut_answers
 from learners.diagnostics import buckets, zero_variance_by_staleness
 from learners.logprobs import forward_logprobs, forward_with_states
-from learners.losses.contract import LossFunction, is_single_pass, is_supervised, needs_proximal, needs_uniform, plan_of
+from learners.losses.contract import (
+    LossFunction,
+    is_single_pass,
+    is_supervised,
+    leaves_out,
+    needs_proximal,
+    needs_uniform,
+    plan_of,
+    planned_for,
+)
 from learners.mismatch import MismatchProbe
 from learners.objective import Objective, frozen
 from learners.optim import MasterAdamW
@@ -414,17 +423,22 @@ class TorchLearner:
             current = self.ranks.sum_disjoint(current, step.own)
             if at_start:
                 step.proximal[places] = current[places]
-        minibatch = step.loss_batch(places, current[places], step.sample[places], with_proximal=False)
-        weights, observed = self._plan.weigh(minibatch)
+        around = needs_proximal(self._loss)
+        if around:
+            step.proximal = self.ranks.sum_disjoint(step.proximal, step.own)
+        minibatch = step.loss_batch(places, current[places], step.sample[places], with_proximal=around)
+        minibatch, observed = planned_for(self._loss, minibatch)
         mine = step.own[places]
         step.observe({name: values[mine] for name, values in observed.items()}, places[mine], "loss/")
-        step.weights = torch.zeros_like(step.behaviour).index_copy(0, places, weights)
-        return step.columns.only((step.weights != 0).cpu().numpy()) if self._plan.skips else step.columns
+        step.plan(places, minibatch.weights, minibatch.factors)
+        if leaves_out(self._loss):
+            step.leave_out(self.objective.shares)
+        return step.columns.only(step.has_weight()) if self._plan.skips else step.counted
 
     def _accumulate(self, step: Step, samples: np.ndarray, *, at_start: bool) -> float:
         """Put the gradient of one minibatch into the optimizer's buffer; returns its loss."""
-        denominator = self.objective.denominator(step.columns, samples)
         columns = self._planned(step, samples, at_start) if self._plan else step.columns
+        denominator = self.objective.denominator(step.counted, samples) or 1.0  # 0: a correction has left nothing
         self._zero_grad()
         return self._backward(step, columns, samples, denominator, at_start=at_start)
 

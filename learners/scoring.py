@@ -21,7 +21,7 @@ from areal_like.types import Batch
 from learners.diagnostics import buckets
 from learners.learner import TorchLearner
 from learners.logprobs import forward_logprobs
-from learners.losses.contract import LossFunction, needs_proximal, plan_of
+from learners.losses.contract import LossFunction, leaves_out, needs_proximal, planned_for
 from learners.step import Step
 
 
@@ -71,13 +71,16 @@ class ScoringLearner(TorchLearner):
     def _pull(self, step: Step, loss: LossFunction, denominator: float) -> Tensor:
         """dloss/dlogprob of every trained token: [N]."""
         places = torch.arange(len(step.proximal), device=self.model.device)
-        plan = plan_of(loss)
-        step.weights = None
-        if plan:
-            whole = step.loss_batch(places, step.proximal, step.sample, with_proximal=False)
-            step.weights = plan.weigh(whole)[0]
+        share, step.weights, step.factors, step.counted = step.share, None, None, step.columns
+        whole = step.loss_batch(places, step.proximal, step.sample, with_proximal=needs_proximal(loss))
+        planned, _ = planned_for(loss, whole)
+        step.plan(places, planned.weights, planned.factors)
+        if leaves_out(loss):
+            step.leave_out(self.objective.shares)
+            denominator = self.objective.denominator(step.counted, np.flatnonzero(step.counted.lengths)) or 1.0
         current = step.proximal.clone().requires_grad_()
         value, _ = loss(step.loss_batch(places, current, step.sample, needs_proximal(loss)), denominator)
+        step.share = share
         (pull,) = torch.autograd.grad(value, [current], allow_unused=True, materialize_grads=True)
         return pull
 

@@ -54,6 +54,8 @@ class Step:
         self.targets: Tensor | None = None
         self.uniform: Tensor | None = None
         self.weights: Tensor | None = None
+        self.factors: Tensor | None = None
+        self.counted = columns
         self.tally = Tally()
         self._observed: dict[str, list[tuple[Tensor, Tensor]]] = {}  # name → (places, values) of this rank's tokens
         self.losses: list[float] = []
@@ -88,6 +90,28 @@ class Step:
         places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         self.uniform = self.on_device(uniforms(np.array(keys, np.uint64)[self.columns.sample], places))
 
+    def plan(self, places: Tensor, weights: Tensor | None, factors: Tensor | None) -> None:
+        """What a plan has made for the tokens at `places` int64 [M]: [M] each."""
+        if weights is not None:
+            self.weights = torch.zeros_like(self.behaviour).index_copy(0, places, weights)
+        if factors is not None:
+            self.factors = torch.ones_like(self.behaviour).index_copy(0, places, factors)
+
+    def leave_out(self, shares: Any) -> None:
+        """Count no more what has the factor 0; the others' shares are as if it had not been there."""
+        assert self.factors is not None
+        self.counted = self.columns.only((self.factors != 0).cpu().numpy())
+        share = self.on_device(shares(self.counted))
+        if self.share is not None:
+            places = self.on_device(self.counted.tokens_of(np.arange(len(self.counted.lengths))))
+            self.share = torch.zeros_like(self.share).index_copy(0, places, share)
+
+    def has_weight(self) -> np.ndarray:
+        """Which tokens have a weight and, if there are factors, a factor: bool [N]."""
+        assert self.weights is not None
+        known = self.weights != 0
+        return (known if self.factors is None else known & (self.factors != 0)).cpu().numpy()
+
     def loss_batch(self, places: Tensor, current: Tensor, sequence: Tensor, with_proximal: bool) -> LossBatch:
         """The loss's view of the tokens at `places` int64 [M], with their `current` logprobs and `sequence` [M]."""
 
@@ -106,6 +130,7 @@ class Step:
             group=self.group[places],
             uniform=at(self.uniform),
             weights=at(self.weights),
+            factors=at(self.factors),
             sequences=len(self.columns.lengths),
         )
 
@@ -151,7 +176,10 @@ class Step:
         moved = log_ratio(self.proximal, self.behaviour, known)[known]
         log_ratios, staleness = moved.cpu().numpy(), self.staleness[known].cpu().numpy()
         fresh, in_flight = staleness == 0, self.in_flight[known].cpu().numpy()
-        metrics = self.tally.metrics() | drift(log_ratios, staleness) | mismatch(log_ratios[fresh], in_flight[fresh])
+        sample = self.sample[known].cpu().numpy()
+        metrics = (
+            self.tally.metrics() | drift(log_ratios, staleness, sample) | mismatch(log_ratios[fresh], in_flight[fresh])
+        )
         metrics |= {f"grad_norm{suffix}": float(np.mean(norms)) for suffix, norms in self.bucket_norms.items()}
         metrics["loss"] = float(np.mean(self.losses)) if self.losses else 0.0
         metrics["grad_norm"] = float(np.mean(self.norms)) if self.norms else 0.0

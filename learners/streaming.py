@@ -15,6 +15,7 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from areal_like.types import Batch
@@ -66,6 +67,8 @@ def combined(steps: Sequence[Step]) -> Step:
         first.denominator += each.denominator
     for name in ("proximal", "behaviour", "staleness", "in_flight"):
         setattr(first, name, torch.cat([getattr(each, name) for each in steps]))
+    counts = np.cumsum([0] + [len(each.columns.lengths) for each in steps])
+    first.sample = torch.cat([each.sample + int(before) for each, before in zip(steps, counts, strict=False)])
     total = sum(loss for each in steps for loss in each.losses)
     first.losses = [total / first.denominator] if first.denominator else []
     return first

@@ -1,7 +1,7 @@
 """Losses that clip a probability ratio: a token has no gradient any more once the policy has moved far enough.
 
-They differ in the clipped ratio (current/behaviour, current/proximal, a whole sequence's) and in the correction for the
-behaviour policy.
+They differ in the clipped ratio: current/behaviour, current/proximal, a whole sequence's. A ratio to the proximal
+policy leaves proximal/behaviour to a correction (`learners.losses.corrections`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from learners.losses.contract import (
     clips_finely,
     log_ratio,
     ratio,
+    ratio_to_behaviour,
     required,
-    sequence_sums,
+    sequence_means,
     total,
     wants_proximal,
 )
@@ -57,6 +58,7 @@ def check_clip(clip: float, clip_high: float | None, dual_clip: float | None) ->
         raise ValueError(f"dual_clip must be above 1, got {dual_clip}")
 
 
+@ratio_to_behaviour
 def ppo(
     batch: LossBatch,
     denominator: float,
@@ -80,69 +82,37 @@ def decoupled_ppo(
     clip: Annotated[float, "(0, 1]"] = 0.2,
     clip_high: Annotated[float, "(0, inf)"] | None = None,
     dual_clip: Annotated[float, "(1, inf]"] | None = None,
-    behaviour_cap: Annotated[float, "(0, inf]"] | None = 5.0,
-    cap_mode: Literal["mask", "clamp"] = "mask",
     proximal: Literal["recompute", "interpolate"] = "recompute",
 ) -> tuple[Tensor, Observed]:
-    """Decoupled PPO, equation 5 of AReaL (arXiv 2505.24298): `w · min(u A, clip(u) A)`.
+    """PPO-clip around the proximal policy, `min(u A, clip(u) A)`: equation 5 of AReaL (arXiv 2505.24298) but for its
+    weight.
 
-    `w` = proximal/behaviour (no gradient) corrects for the policy that sampled the token; `u` = current/proximal is
-    clipped, so the trust region is centred on the learner's own policy at the start of the train step, however old the
-    data are. Where `w` > `behaviour_cap` the token is left out ("mask") or `w` is set to the cap ("clamp"); the
-    denominator counts such tokens all the same. None means no cap.
+    `u` = current/proximal is clipped, so the trust region is centred on the learner's own policy at the start of the
+    train step, however old the data are. The weight proximal/behaviour for the policy that sampled the token is the
+    correction's, by default `capped`; with `icepop` this is IcePop (Ring-1T, arXiv 2510.18855). IcePop's paper compares
+    engines at equal weights; here the weight includes staleness as well.
 
     `proximal`: "recompute" by a forward pass at the start of the step, or "interpolate" (`interpolated`, A-3PO).
     """
     check_clip(clip, clip_high, dual_clip)
-    if cap_mode not in ("mask", "clamp"):
-        raise ValueError(f"cap_mode must be 'mask' or 'clamp', got {cap_mode!r}")
-    if proximal not in ("recompute", "interpolate"):
-        raise ValueError(f"proximal must be 'recompute' or 'interpolate', got {proximal!r}")
-    start = interpolated(batch) if proximal == "interpolate" else _proximal(batch, "decoupled_ppo")
-    weight = ratio(start, batch.behaviour, batch.mask).detach()
+    start = _centre(batch, proximal, "decoupled_ppo")
     moved = ratio(batch.current, start, batch.mask)
     objective, flat = clipped_surrogate(moved, batch.advantages, clip, clip_high, dual_clip)
-    capped = torch.zeros_like(batch.mask) if behaviour_cap is None else weight > behaviour_cap
-    used = torch.where(capped, behaviour_cap if cap_mode == "clamp" and behaviour_cap else 0.0, weight)
-    observed = {"ratio": moved.detach(), "clip_share": flat, "behaviour_weight": weight, "capped_share": capped}
-    return total(used * objective, batch, denominator), observed
-
-
-@wants_proximal
-def icepop(
-    batch: LossBatch,
-    denominator: float,
-    *,
-    low: Annotated[float, "[0, 1)"] = 0.5,
-    high: Annotated[float, "(1, inf]"] = 5.0,
-    clip: Annotated[float, "(0, 1]"] = 0.2,
-    clip_high: Annotated[float, "(0, inf)"] | None = None,
-) -> tuple[Tensor, Observed]:
-    """IcePop, masked importance sampling (Ring-1T, arXiv 2510.18855): `M(w) · min(u A, clip(u) A)`.
-
-    `w` = proximal/behaviour (no gradient), `u` = current/proximal; `M(w)` = w within [`low`, `high`] and 0 outside:
-    tokens on which trainer and sampler disagree either way are left out. The paper's two policies differ by the
-    inference engine at equal weights; here by staleness as well. Bounds and clip are the paper's.
-    """
-    check_clip(clip, clip_high, None)
-    if not 0.0 <= low < 1.0 < high:
-        raise ValueError(f"low and high must enclose 1, got {low} and {high}")
-    start = _proximal(batch, "icepop")
-    weight = ratio(start, batch.behaviour, batch.mask).detach()
-    moved = ratio(batch.current, start, batch.mask)
-    objective, flat = clipped_surrogate(moved, batch.advantages, clip, clip_high, None)
-    outside = (weight < low) | (weight > high)
-    observed = {"ratio": moved.detach(), "clip_share": flat, "behaviour_weight": weight, "masked_share": outside}
-    return total(torch.where(outside, 0.0, weight) * objective, batch, denominator), observed
+    return total(objective, batch, denominator), {"ratio": moved.detach(), "clip_share": flat}
 
 
 @clips_finely
+@wants_proximal
+@ratio_to_behaviour
 def gspo(
     batch: LossBatch,
     denominator: float,
     *,
     clip: Annotated[float, "(0, 1]"] = 3e-4,
     clip_high: Annotated[float, "(0, inf)"] | None = 4e-4,
+    dual_clip: Annotated[float, "(1, inf]"] | None = None,
+    proximal: Literal["recompute", "interpolate"] | None = None,
+    average: bool = False,
 ) -> tuple[Tensor, Observed]:
     """GSPO (arXiv 2507.18071, its s_i): PPO-clip on the sequence's ratio, its tokens' geometric mean.
 
@@ -150,14 +120,29 @@ def gspo(
     `min(s A, clip(s) A)`. The paper's mean over sequences is the learner's `normalise: sequence_mean`; under a mean
     over tokens long sequences count more. The clip range is the paper's: a sequence's ratio moves far less than a
     token's.
+
+    With `proximal` the ratio is current/proximal, as in `decoupled_ppo`, and the behaviour policy is left to the
+    correction. With `average` A is the mean over the sequence's tokens first, as in AReaL; without it, each token has
+    its own. They differ only where the tokens of a sequence have different advantages.
     """
-    check_clip(clip, clip_high, None)
-    moved = log_ratio(batch.current, batch.behaviour, batch.mask)
-    lengths = sequence_sums(torch.ones_like(moved), batch).clamp(min=1.0)
-    sequence_ratio = (sequence_sums(moved, batch) / lengths).exp()
+    check_clip(clip, clip_high, dual_clip)
+    start = batch.behaviour if proximal is None else _centre(batch, proximal, "gspo")
+    moved = log_ratio(batch.current, start, batch.mask)
+    sequence_ratio = sequence_means(moved, batch).exp()
     advantages = torch.where(batch.mask, batch.advantages, 0.0)  # a masked token's would reach its sequence's gradient
-    objective, flat = clipped_surrogate(sequence_ratio, advantages, clip, clip_high, None)
+    if average:
+        advantages = torch.where(batch.mask, sequence_means(advantages, batch), 0.0)
+    objective, flat = clipped_surrogate(sequence_ratio, advantages, clip, clip_high, dual_clip)
     return total(objective, batch, denominator), {"ratio": sequence_ratio.detach(), "clip_share": flat}
+
+
+def _centre(batch: LossBatch, proximal: str, loss: str) -> Tensor:
+    """The proximal policy's logprobs [N], by the knob of this name."""
+    if proximal not in ("recompute", "interpolate"):
+        raise ValueError(f"proximal must be 'recompute' or 'interpolate', got {proximal!r}")
+    if proximal == "interpolate":
+        return interpolated(batch)
+    return required(batch.proximal, "proximal logprobs", loss).detach()
 
 
 def interpolated(batch: LossBatch) -> Tensor:
@@ -171,7 +156,3 @@ def interpolated(batch: LossBatch) -> Tensor:
     staleness = batch.staleness.to(batch.behaviour.dtype)
     moved = log_ratio(batch.current.detach(), batch.behaviour, batch.mask)
     return batch.behaviour.clamp(min=IMPOSSIBLE) + staleness / (staleness + 1.0) * moved
-
-
-def _proximal(batch: LossBatch, loss: str) -> Tensor:
-    return required(batch.proximal, "proximal logprobs", loss).detach()

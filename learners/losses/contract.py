@@ -10,7 +10,8 @@ start of the train step, *current* carries the gradient.
 
 A loss uses marks to ask for more than a micro-batch: `wants_proximal`, `wants_uniform`, `single_pass`, and `planned`
 for losses that must see a whole minibatch (a rank among its tokens, a softmax over a group) before the first gradient
-is taken. The learner reads the marks; losses know nothing of models, batches on the wire or devices.
+is taken. `ratio_to_behaviour` says what a correction must not weigh again. The learner reads the marks; losses know
+nothing of models, batches on the wire or devices.
 
 Masked tokens may hold any value, NaN included: they change neither the loss nor its gradient. Log ratios are clamped to
 ±`LOG_RATIO_LIMIT` and logprobs to `LOGPROB_FLOOR`, so tokens that are impossible under a policy stay finite, and have
@@ -49,6 +50,8 @@ class LossBatch:
     `share` is the token's weight in the sum over tokens (None: 1; 1/length for a mean over sequences). `group` int64
     numbers the group of each token. `uniform` in [0, 1) is there for losses marked with `wants_uniform`, `weights` for
     those marked with `planned`. `sequences` is above every number of a sequence, known without asking the device.
+    `factors` are those of a correction that must see the whole minibatch (`learners.losses.corrections`), 0 where it
+    rejects a token.
     """
 
     current: Tensor
@@ -62,6 +65,7 @@ class LossBatch:
     group: Tensor | None = None
     uniform: Tensor | None = None
     weights: Tensor | None = None
+    factors: Tensor | None = None
     sequences: Any = None  # an int; the other fields are tensors, and may be given as a dict of such
 
     @property
@@ -91,8 +95,15 @@ class Plan:
 
 
 def wants_proximal(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a loss that needs `LossBatch.proximal`, unless its knob `proximal`, if it has one, is "interpolate"."""
+    """Mark a loss around the proximal policy, which needs `LossBatch.proximal`; if it has a knob `proximal`, only where
+    that is "recompute" ("interpolate": it makes its own, None: it is not around the proximal policy)."""
     loss.needs_proximal = True  # type: ignore[attr-defined]
+    return loss
+
+
+def ratio_to_behaviour(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a loss that has the ratio current/behaviour in itself: a weight by that ratio would count it twice."""
+    loss.has_ratio_to_behaviour = True  # type: ignore[attr-defined]
     return loss
 
 
@@ -142,7 +153,20 @@ def knobs_of(loss: Callable[..., Any]) -> dict[str, Any]:
 
 def needs_proximal(loss: Callable[..., Any]) -> bool:
     """Whether a loss, bare or bound, needs the logprobs of the learner's policy at the start of the train step."""
-    return _marked(loss, "needs_proximal") and knobs_of(loss).get("proximal") != "interpolate"
+    return _marked(loss, "needs_proximal") and proximal_of(loss) == "recompute"
+
+
+def proximal_of(loss: Callable[..., Any]) -> str | None:
+    """The knob `proximal` of a loss; "recompute" where it has none."""
+    defaults = getattr(getattr(loss, "func", loss), "__kwdefaults__", None) or {}
+    return knobs_of(loss).get("proximal", defaults.get("proximal", "recompute"))
+
+
+def own_ratio(loss: Callable[..., Any]) -> str | None:
+    """The policies whose ratio a loss has in itself: "proximal_current", "behaviour_current" or None."""
+    if _marked(loss, "needs_proximal") and proximal_of(loss) is not None:
+        return "proximal_current"
+    return "behaviour_current" if _marked(loss, "has_ratio_to_behaviour") else None
 
 
 def needs_uniform(loss: Callable[..., Any]) -> bool:
@@ -165,11 +189,28 @@ def plan_of(loss: Callable[..., Any]) -> Plan | None:
     return dataclasses.replace(plan, weigh=functools.partial(plan.weigh, **knobs_of(loss)))
 
 
+def leaves_out(loss: Callable[..., Any]) -> bool:
+    """Do the tokens to which a loss's plan gives the factor 0 leave the batch, with their part of the denominator?"""
+    return _marked(loss, "leaves_out")
+
+
 @torch.no_grad()
-def with_plan(loss: Callable[..., Any], minibatch: LossBatch) -> LossBatch:
-    """The minibatch with the weights that `loss` plans for it; itself, where the loss has no plan."""
+def planned_for(loss: Callable[..., Any], minibatch: LossBatch) -> tuple[LossBatch, Observed]:
+    """The minibatch with the weights and factors that `loss` plans for it, and what the plan observes; itself, where
+    the loss has no plan."""
+    own = getattr(loss, "planned_for", None)
+    if own:
+        return own(minibatch)
     plan = plan_of(loss)
-    return minibatch if plan is None else dataclasses.replace(minibatch, weights=plan.weigh(minibatch)[0])
+    if plan is None:
+        return minibatch, {}
+    weights, observed = plan.weigh(minibatch)
+    return dataclasses.replace(minibatch, weights=weights), observed
+
+
+def with_plan(loss: Callable[..., Any], minibatch: LossBatch) -> LossBatch:
+    """The minibatch with what `loss` plans for it."""
+    return planned_for(loss, minibatch)[0]
 
 
 # Sums
@@ -197,6 +238,11 @@ def sequence_sums(values: Tensor, batch: LossBatch) -> Tensor:
     """For each token, the sum of `values` [N] over the trained tokens of its sequence: [N]."""
     sums = values.new_zeros(batch.most_sequences)
     return sums.index_add(0, batch.sequence, torch.where(batch.mask, values, 0.0))[batch.sequence]
+
+
+def sequence_means(values: Tensor, batch: LossBatch) -> Tensor:
+    """For each token, the mean of `values` [N] over the trained tokens of its sequence: [N]; 0 without any."""
+    return sequence_sums(values, batch) / sequence_sums(torch.ones_like(values), batch).clamp(min=1.0)
 
 
 # Policies

@@ -10,7 +10,17 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from learners.losses.contract import LossBatch, Observed, Plan, log_ratio, planned, ratio, required, total
+from learners.losses.contract import (
+    LossBatch,
+    Observed,
+    Plan,
+    log_ratio,
+    planned,
+    ratio,
+    ratio_to_behaviour,
+    required,
+    total,
+)
 
 
 def second_moment_mask(batch: LossBatch, *, threshold: float = 0.04) -> tuple[Tensor, Observed]:
@@ -31,6 +41,7 @@ def second_moment_mask(batch: LossBatch, *, threshold: float = 0.04) -> tuple[Te
     return kept.to(batch.advantages.dtype), {"masked_share": ~kept}
 
 
+@ratio_to_behaviour
 @planned(Plan(second_moment_mask))
 def m2po(
     batch: LossBatch, denominator: float, *, threshold: Annotated[float, "(0, inf]"] = 0.04
@@ -47,6 +58,7 @@ def m2po(
     return total(objective, batch, denominator), {"ratio": moved.detach()}
 
 
+@ratio_to_behaviour
 def dppo(
     batch: LossBatch,
     denominator: float,

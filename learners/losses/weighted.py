@@ -1,12 +1,13 @@
 """Losses with the plain policy gradient `w A ∇log π`; they differ in the importance weight w, which has no gradient.
 
-The reported value is `− Σ w A log π ÷ denominator`: only its gradient has a meaning, as with every score function.
+REINFORCE has none; with a correction (`learners.losses.corrections`) it is exact importance sampling, TIS or CISPO. The
+reported value is `− Σ w A log π ÷ denominator`: only its gradient has a meaning, as with every score function.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -16,71 +17,25 @@ from learners.losses.contract import (
     LossBatch,
     Observed,
     log_ratio,
-    ratio,
+    ratio_to_behaviour,
     score_loss,
-    sequence_sums,
 )
 
 
 def reinforce(batch: LossBatch, denominator: float) -> tuple[Tensor, Observed]:
-    """REINFORCE (Williams 1992): w = 1. No correction: the control for every off-policy loss."""
+    """REINFORCE (Williams 1992): w = 1. Without a correction it is the control for every off-policy loss.
+
+    `loss=is_pg` is this with the correction `exact` (Precup et al. 2000): w = Π current/behaviour over the sequence,
+    which is exact for a reward at its end, and whose variance grows exponentially with its length;
+    `loss.correction.weight=token` is the first-order approximation that most LLM losses start from. `loss=tis`: the
+    token's ratio, truncated (Ionides 2008; in LLM training Yao et al. 2025). `loss=cispo` (MiniMax-M1, arXiv
+    2506.13585): clipped at 1.28, without a lower bound; the paper tunes its upper bound without giving it, and later
+    work uses anything up to 7 (ScaleRL, arXiv 2510.13786).
+    """
     return score_loss(batch.advantages, batch, denominator), {}
 
 
-def is_pg(
-    batch: LossBatch, denominator: float, *, level: Literal["sequence", "token"] = "sequence"
-) -> tuple[Tensor, Observed]:
-    """Policy gradient with importance weights that are neither clipped nor truncated (Precup et al. 2000).
-
-    "sequence": w = Π current/behaviour over the whole sequence, which is exact for a reward at its end, and whose
-    variance grows exponentially with its length. "token": w = the token's own ratio, the first-order approximation that
-    most LLM losses start from. They agree on sequences of one token. Weights are bounded by e^±20 to stay finite.
-    """
-    if level not in ("sequence", "token"):
-        raise ValueError(f"level must be 'sequence' or 'token', got {level!r}")
-    moved = log_ratio(batch.current.detach(), batch.behaviour, batch.mask)
-    if level == "sequence":
-        moved = sequence_sums(moved, batch).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    weight = moved.exp()
-    return score_loss(weight * batch.advantages, batch, denominator), {"ratio": weight}
-
-
-def tis(batch: LossBatch, denominator: float, *, cap: Annotated[float, "(0, inf]"] = 2.0) -> tuple[Tensor, Observed]:
-    """Truncated importance sampling (Ionides 2008; in LLM training Yao et al. 2025): w = min(current/behaviour, cap).
-
-    The blog post's version with a clipped ratio to a proximal policy is `decoupled_ppo` with `cap_mode: clamp` and
-    `behaviour_cap: 2`; this is the policy gradient without a second clip.
-    """
-    if cap <= 0.0:
-        raise ValueError(f"cap must be positive, got {cap}")
-    moved = ratio(batch.current.detach(), batch.behaviour, batch.mask)
-    observed = {"ratio": moved, "capped_share": moved > cap}
-    return score_loss(moved.clamp(max=cap) * batch.advantages, batch, denominator), observed
-
-
-def cispo(
-    batch: LossBatch,
-    denominator: float,
-    *,
-    clip: Annotated[float, "[0, 1]"] | None = None,
-    clip_high: Annotated[float, "[0, inf]"] = 0.28,
-) -> tuple[Tensor, Observed]:
-    """CISPO (MiniMax-M1, arXiv 2506.13585): w = clip(current/behaviour, 1 − clip, 1 + clip_high).
-
-    Unlike PPO's clip, it clips the weight and keeps every token's gradient. As in the paper there is no lower bound by
-    default (`clip: null`); the paper tunes the upper one without giving it, and later work uses anything up to 7
-    (ScaleRL, arXiv 2510.13786).
-    """
-    if clip is not None and not 0.0 <= clip <= 1.0:
-        raise ValueError(f"clip must lie in [0, 1], got {clip}")
-    if clip_high < 0.0:
-        raise ValueError(f"clip_high must not be negative, got {clip_high}")
-    moved = ratio(batch.current.detach(), batch.behaviour, batch.mask)
-    weight = moved.clamp(0.0 if clip is None else 1.0 - clip, 1.0 + clip_high)
-    observed = {"ratio": moved, "clip_share": weight != moved}
-    return score_loss(weight * batch.advantages, batch, denominator), observed
-
-
+@ratio_to_behaviour
 def vtrace(
     batch: LossBatch,
     denominator: float,

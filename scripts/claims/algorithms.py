@@ -16,9 +16,10 @@ from torch import Tensor
 
 from learners.losses.clipped import decoupled_ppo, ppo
 from learners.losses.contract import LossBatch, plan_of, with_plan
+from learners.losses.corrections import capped, exact
 from learners.losses.delightful import dg, dg_kondo
 from learners.losses.targets import pmpo, tpo
-from learners.losses.weighted import is_pg, reinforce
+from learners.losses.weighted import reinforce
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,9 @@ class Algorithm:
 
 ALGORITHMS = {
     "reinforce": Algorithm(reinforce),
-    "exact_iw": Algorithm(partial(is_pg, level="sequence")),
+    "exact_iw": Algorithm(exact(reinforce)),
     "ppo": Algorithm(partial(ppo, clip=0.2)),
-    "decoupled_ppo": Algorithm(partial(decoupled_ppo, clip=0.2, behaviour_cap=5.0)),
+    "decoupled_ppo": Algorithm(capped(partial(decoupled_ppo, clip=0.2))),
     "pmpo": Algorithm(partial(pmpo, alpha=0.5, beta=0.1), idle="never"),
     "tpo": Algorithm(tpo, idle="on_policy"),
     "positive_only": Algorithm(reinforce, positive_only=True),

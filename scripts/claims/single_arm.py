@@ -25,8 +25,9 @@ if __name__ == "__main__":  # first: `--help` needs none of the imports below
 import torch
 from torch import Tensor
 
+from learners.losses.corrections import exact
 from learners.losses.delightful import dg
-from learners.losses.weighted import is_pg, reinforce
+from learners.losses.weighted import reinforce
 
 from ..comparison import bootstrap, markdown_table
 from ..output import write_json
@@ -41,7 +42,7 @@ ACTORS = {"learner": "the learner's own actor", "uniform": "a stale actor (still
 FINDING = "DG's gate removes the noise of failures, the more so the better the policy and the smaller its temperature η"
 LOSSES: dict[str, Callable[..., Any]] = {
     "reinforce": reinforce,
-    "exact_iw": partial(is_pg, level="sequence"),
+    "exact_iw": exact(reinforce),
     "dg η=1": dg,
     "dg η=½": partial(dg, gate_temperature=0.5),
     "dg η=¼": partial(dg, gate_temperature=0.25),

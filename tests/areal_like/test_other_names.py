@@ -81,7 +81,7 @@ def test_a_word_of_another_system_is_answered(override: str, told: str) -> None:
 
 
 def test_our_own_key_in_another_place_is_found_in_the_code() -> None:
-    assert "Did you mean loss.behaviour_cap?" in refusal("behaviour_cap=2")
+    assert "Did you mean loss.dual_clip?" in refusal("dual_clip=2")
     assert "Did you mean weights.keep or checkpoint.keep?" in refusal("keep=2")
 
 

@@ -113,7 +113,7 @@ def test_checking_imports_nothing() -> None:
 
 
 def test_defaults_are_read_from_the_source() -> None:
-    assert knobs("loss", "own_parts:loss") == {"clip": 0.2, "cap": None, "kind": "mask"}
+    assert knobs("loss", "own_parts:loss") == {"clip": 0.2, "cap": None, "kind": "mask", "correction": "none"}
     assert knobs("task", "own_parts:Base") == {"digits": 4, "path": REQUIRED, "sizes": [1, 2], "size": "2 * 3"}
 
 
@@ -133,7 +133,7 @@ def test_an_init_that_passes_knobs_on_has_those_of_its_base_or_member() -> None:
 def test_an_unknown_knob_is_refused_with_the_nearest_and_all() -> None:
     message = refusal("loss", name="own_parts:loss", clipp=0.1)
     assert message == (
-        "loss.clipp: 'own_parts:loss' has no knob 'clipp'. Did you mean 'clip'? Its knobs: clip, cap, kind"
+        "loss.clipp: 'own_parts:loss' has no knob 'clipp'. Did you mean 'clip'? Its knobs: clip, cap, kind, correction"
     )
 
 
@@ -278,6 +278,8 @@ def keyword_only(component: Any) -> dict[str, inspect.Parameter]:
 def test_every_registered_component_is_there_and_read_rightly(kind: str, name: str) -> None:
     """The knobs read from the source are the keyword-only parameters that Python sees, with the same defaults."""
     seen, read = keyword_only(resolve(kind, name)), knobs(kind, name)
+    if kind == "loss":
+        assert read.pop("correction") in COMPONENTS["correction"]
     assert list(read) == list(seen)
     for knob, parameter in seen.items():
         assert read[knob] == parameter.default or isinstance(read[knob], str)

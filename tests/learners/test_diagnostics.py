@@ -13,13 +13,16 @@ from learners.collectives import Ranks
 from learners.diagnostics import Tally, buckets, drift, zero_variance_by_staleness
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
+from learners.losses.corrections import capped
 from learners.losses.delightful import dg
 from tests.learners.batches import make_batch, tiny_model
 from tests.learners.test_learner import batches
 from tests.seeds import seeded
 
+DECOUPLED = capped(decoupled_ppo)
 
-def learner_of(loss=decoupled_ppo, **knobs) -> TorchLearner:
+
+def learner_of(loss=DECOUPLED, **knobs) -> TorchLearner:
     return TorchLearner(tiny_model(), loss, partial(group), 1.0, 0, **knobs)
 
 
@@ -105,7 +108,8 @@ def test_ranks_reduce_what_needs_no_quantiles_and_report_what_one_would():
 
 def test_drift_by_staleness_is_that_of_the_tokens_there():
     moved, staleness = seeded(0).normal(0, 0.3, 50), np.arange(50) % 2
-    metrics = drift(moved, staleness)
+    sample = np.repeat(np.arange(10), 5)
+    metrics = drift(moved, staleness, sample)
     for suffix, d in (("", moved), ("/staleness_0", moved[::2]), ("/staleness_1", moved[1::2])):
         w = np.exp(d)
         assert metrics[f"kl/k1{suffix}"] == pytest.approx(np.mean(-d))
@@ -113,7 +117,14 @@ def test_drift_by_staleness_is_that_of_the_tokens_there():
         assert metrics[f"ess{suffix}"] == pytest.approx(w.sum() ** 2 / (len(w) * (w**2).sum()))
         assert metrics[f"ratio/mean{suffix}"] == pytest.approx(w.mean())
         assert metrics[f"ratio/max{suffix}"] == pytest.approx(w.max())
-    assert drift(np.array([]), np.array([])) == {}
+        assert metrics[f"chi2{suffix}"] == pytest.approx(np.mean(w**2) - 1)
+    products = np.array([np.exp(sum(moved[sample == s])) for s in range(10)])
+    for suffix in ("", "/staleness_1"):  # each sample has a token of staleness 1
+        expected = products.sum() ** 2 / (10 * (products**2).sum())
+        assert metrics[f"sequence/ess{suffix}"] == pytest.approx(expected)
+        assert metrics[f"sequence/chi2{suffix}"] == pytest.approx(np.mean(products**2) - 1)
+    assert "sequence/ess/staleness_0" not in metrics
+    assert drift(np.array([]), np.array([]), np.array([])) == {}
 
 
 def test_zero_variance_by_staleness_goes_by_the_groups_oldest_token():

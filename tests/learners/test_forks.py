@@ -10,7 +10,8 @@ from areal_like.types import Batch, Group, Sample
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import gspo, ppo
-from learners.losses.weighted import tis
+from learners.losses.corrections import tis
+from learners.losses.weighted import reinforce
 from learners.objective import Objective
 from learners.packing import Columns
 from tests.learners.batches import VOCAB, tiny_model
@@ -79,7 +80,7 @@ def learner_of(loss=ppo, advantage=as_they_are, **knobs) -> TorchLearner:
 
 @pytest.mark.parametrize(
     "knobs",
-    [{}, {"max_tokens": 20}, {"loss": tis, "num_minibatches": 2}, {"stream": True, "kl_loss": 0.1}],
+    [{}, {"max_tokens": 20}, {"loss": tis(reinforce), "num_minibatches": 2}, {"stream": True, "kl_loss": 0.1}],
     ids=["plain", "small micro-batches", "tis", "streamed"],
 )
 def test_a_train_step_is_that_of_the_contexts_as_sequences_of_their_own(knobs):

@@ -17,7 +17,8 @@ from learners.attention import packed_attention
 from learners.layout import Layout
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, gspo, ppo
-from learners.losses.weighted import tis
+from learners.losses.corrections import tis
+from learners.losses.weighted import reinforce
 from learners.packing import Columns
 from learners.prefixes import Forest, cut, paths
 from tests.learners.batches import VOCAB, assert_metrics_close, tiny_model
@@ -153,7 +154,7 @@ KNOBS = [
     {},
     {"loss": ppo, "num_minibatches": 2, "entropy_bonus": 0.05},
     {"loss": gspo, "normalise": "sequence_mean"},
-    {"loss": tis, "max_tokens": 30},
+    {"loss": tis(reinforce), "max_tokens": 30},
     {"normalise": 16.0, "kl_loss": 0.1, "kl_reward": 0.1},
     {"advantage": gae, "critic_lr": 1e-2, "critic_trunk": 0.1},
     {"grad_norm_by_staleness": True},

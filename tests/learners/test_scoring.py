@@ -9,8 +9,10 @@ import torch
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, ppo
+from learners.losses.corrections import capped, cispo, tis
+from learners.losses.corrections import exact as product
 from learners.losses.delightful import dg_kondo
-from learners.losses.weighted import cispo, is_pg, reinforce, tis
+from learners.losses.weighted import reinforce
 from learners.scoring import ScoringLearner
 from tests.learners.batches import make_batch, tiny_model
 from tests.learners.exact import exact
@@ -67,7 +69,8 @@ def test_scores_are_computed_as_the_train_step_is(knobs) -> None:
 def test_on_policy_the_ratio_losses_share_one_gradient() -> None:
     learner = scorer()
     batch = on_policy(learner, make_batch(seeded(1)))
-    losses = {"reinforce": reinforce, "ppo": ppo, "decoupled": decoupled_ppo, "tis": tis, "cispo": cispo, "is": is_pg}
+    losses = {"reinforce": reinforce, "ppo": ppo, "decoupled": capped(decoupled_ppo)}
+    losses |= {"tis": tis(reinforce), "cispo": cispo(reinforce), "is": product(reinforce)}
     scores = learner.score(batch, losses)
     for name in losses:
         assert cosine(scores[name][""].gradient, scores["reinforce"][""].gradient) == pytest.approx(1.0, abs=1e-5)
@@ -85,7 +88,7 @@ def test_ess_and_weight_are_those_of_the_importance_weights() -> None:
         if advantage:
             ratios.append(np.exp(logprobs - sample.logprobs)[sample.loss_mask])
     weights = np.concatenate(ratios).astype(np.float64)
-    score = learner.score(batch, {"tis": partial(tis, cap=1e6)})["tis"][""]
+    score = learner.score(batch, {"tis": tis(reinforce, weight_high=1e6)})["tis"][""]
     assert score.weight == pytest.approx(weights.mean(), rel=1e-4)
     assert score.ess == pytest.approx(weights.sum() ** 2 / (len(weights) * (weights**2).sum()), rel=1e-4)
     assert 0.5 < score.ess < 0.99
@@ -98,9 +101,10 @@ def test_active_is_the_share_of_tokens_that_pull() -> None:
 
 
 def test_scoring_leaves_no_trace_in_training() -> None:
-    plain, scored = scorer(decoupled_ppo, lr=1e-2), scorer(decoupled_ppo, lr=1e-2)
+    dropping = capped(ppo, weight="none", high=1.01, rejected="drop")
+    plain, scored = (scorer(capped(decoupled_ppo), lr=1e-2) for _ in range(2))
     for seed in range(3):
         batch = batch_near(plain, seed)
-        scored.score(batch, {"ppo": ppo, "kondo": dg_kondo})
+        scored.score(batch, {"ppo": ppo, "kondo": dg_kondo, "dropping": dropping})
         assert plain.train(batch) == scored.train(batch)
     assert plain.snapshot().digest() == scored.snapshot().digest()

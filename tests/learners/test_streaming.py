@@ -13,16 +13,19 @@ from learners.advantages import batch as batch_advantage
 from learners.advantages import gae, group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, ppo
+from learners.losses.corrections import capped, tis
 from learners.losses.delightful import dg
 from learners.losses.targets import tpo
-from learners.losses.weighted import tis
+from learners.losses.weighted import reinforce
 from tests.learners.batches import assert_metrics_close, make_batch, make_sample, tiny_model
 from tests.learners.exact import ADAMW_EPS, STEPPED, SUMMED, exact
 from tests.rounding import assert_rounds_alike
 from tests.seeds import seeded
 
+DECOUPLED = capped(decoupled_ppo)
 
-def learner_of(loss=decoupled_ppo, advantage=group, model=None, **knobs) -> TorchLearner:
+
+def learner_of(loss=DECOUPLED, advantage=group, model=None, **knobs) -> TorchLearner:
     return TorchLearner(model or tiny_model(), loss, partial(advantage), 1.0, 0, num_minibatches=1, **knobs)
 
 
@@ -47,7 +50,7 @@ KNOBS = [
     {"normalise": "sequence_mean", "entropy_bonus": 0.05},
     {"normalise": 16.0, "kl_loss": 0.1, "kl_reward": 0.1},
     {"loss": dg, "overlong_penalty": 0.5, "overlong_limit": 20, "overlong_buffer": 10},
-    {"loss": tis, "max_tokens": 20},
+    {"loss": tis(reinforce), "max_tokens": 20},
     {"advantage": gae, "critic_lr": 1e-2, "critic_trunk": 0.1},
     {"stream_groups": 4, "normalise": "sequence_mean"},
 ]

@@ -88,8 +88,8 @@ def test_a_value_that_can_not_work_is_refused_with_its_key(tmp_path: Path, argv:
     [
         ["run.seed=18446744073709551615"],
         ["run.max_seconds=inf", "learner.betas=[0, 0.5]", "learner.normalise=12", "weights.dense_above=0"],
-        ["loss={name: tis, cap: inf}"],
-        ["loss={name: decoupled_ppo, clip: 1, behaviour_cap: null}"],
+        ["loss={name: tis, correction: {weight_high: inf}}"],
+        ["loss={name: decoupled_ppo, clip: 1, correction: none}"],
         ["learner.lora={}", "scheduler.max_staleness=inf"],
     ],
 )

@@ -1,13 +1,16 @@
 """The clipped losses against NumPy written from the formulas, case by case."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from learners.losses.clipped import clipped_surrogate, decoupled_ppo, gspo, icepop, interpolated, ppo
+from learners.losses.clipped import clipped_surrogate, decoupled_ppo, gspo, interpolated, ppo
 from learners.losses.contract import needs_proximal
+from learners.losses.corrections import capped, icepop
+from learners.losses.corrections import ratio as weighed
 from tests.learners.losses.token_batches import LENGTH, arrays, batch_of, value_and_gradient
 
 
@@ -42,7 +45,8 @@ def test_ppo_is_the_clipped_surrogate_of_current_over_behaviour(low, high, dual)
 @pytest.mark.parametrize("mode", ["mask", "clamp"])
 def test_decoupled_ppo_weighs_by_proximal_over_behaviour_and_clips_current_over_proximal(mode):
     batch = batch_of(seed=1)
-    bound = partial(decoupled_ppo, clip=0.15, behaviour_cap=1.4, cap_mode=mode)
+    plain = partial(decoupled_ppo, clip=0.15)
+    bound = capped(plain, high=1.4) if mode == "mask" else weighed(plain, weight_high=1.4)
     loss, gradient, seen = value_and_gradient(bound, batch, 5.0)
     current, behaviour, proximal, advantages = arrays(batch)
     weight, ratio = np.exp(proximal - behaviour), np.exp(current - proximal)
@@ -50,7 +54,7 @@ def test_decoupled_ppo_weighs_by_proximal_over_behaviour_and_clips_current_over_
     value, slope = np.array([truth_of_clip(r, a, 0.15, 0.15) for r, a in zip(ratio, advantages, strict=True)]).T
     assert loss == pytest.approx(-(used * value).sum() / 5, rel=1e-12)
     np.testing.assert_allclose(gradient, -used * slope * ratio / 5, rtol=1e-12)
-    np.testing.assert_array_equal(seen["capped_share"], weight > 1.4)
+    np.testing.assert_array_equal(seen["masked_share" if mode == "mask" else "capped_share"], weight > 1.4)
     assert np.count_nonzero(weight > 1.4) > 3
     np.testing.assert_allclose(seen["behaviour_weight"], weight)
 
@@ -64,9 +68,7 @@ def test_interpolated_proximal_lies_between_behaviour_and_current_by_version():
     np.testing.assert_allclose(interpolated(batch)[batch.mask].numpy(), truth, rtol=1e-12)
     weight, ratio = np.exp(truth - behaviour), np.exp(current - truth)
     value, slope = np.array([truth_of_clip(r, a, 0.2, 0.2) for r, a in zip(ratio, advantages, strict=True)]).T
-    loss, gradient, _ = value_and_gradient(
-        partial(decoupled_ppo, proximal="interpolate", behaviour_cap=None), batch, 5.0
-    )
+    loss, gradient, _ = value_and_gradient(weighed(partial(decoupled_ppo, proximal="interpolate")), batch, 5.0)
     assert loss == pytest.approx(-(weight * value).sum() / 5, rel=1e-12)
     np.testing.assert_allclose(gradient, -weight * slope * ratio / 5, rtol=1e-12)
 
@@ -87,7 +89,7 @@ def test_icepop_leaves_out_tokens_whose_weight_is_outside_its_band():
     weight, ratio = np.exp(proximal - behaviour), np.exp(current - proximal)
     used = np.array([w if 0.8 <= w <= 1.3 else 0.0 for w in weight])
     value, slope = np.array([truth_of_clip(r, a, 0.2, 0.2) for r, a in zip(ratio, advantages, strict=True)]).T
-    loss, gradient, seen = value_and_gradient(partial(icepop, low=0.8, high=1.3), batch, 5.0)
+    loss, gradient, seen = value_and_gradient(icepop(decoupled_ppo, low=0.8, high=1.3), batch, 5.0)
     assert loss == pytest.approx(-(used * value).sum() / 5, rel=1e-12)
     np.testing.assert_allclose(gradient, -used * slope * ratio / 5, rtol=1e-12)
     assert (weight > 1.3).any() and (weight < 0.8).any()
@@ -118,8 +120,36 @@ def test_gspo_with_sequence_means_is_the_papers_mean_over_sequences():
     assert value_and_gradient(gspo, batch, 10.0)[0] == pytest.approx(-np.mean(objectives))
 
 
+def test_gspo_can_average_the_advantages_of_a_sequence_first():
+    """As AReaL does; with one advantage per sequence it changes nothing."""
+    batch = batch_of(seed=5)
+    same = [value_and_gradient(partial(gspo, clip=0.3, average=average), batch, 9.0)[:2] for average in (False, True)]
+    assert same[0][0] == pytest.approx(same[1][0], rel=1e-12)
+    np.testing.assert_allclose(same[0][1], same[1][1], rtol=1e-12)
+    batch.advantages = batch.current.detach() - batch.behaviour
+    value, expected = 0.0, np.zeros(60)
+    for start in range(0, 60, LENGTH):
+        members = [t for t in range(start, start + LENGTH) if batch.mask[t]]
+        advantage = float(np.mean([batch.advantages[t].item() for t in members]))
+        objective, slope = truth_of_clip(float(np.exp(advantage)), advantage, 0.1, 0.1)
+        value += len(members) * objective
+        expected[members] = slope * np.exp(advantage)
+    loss, gradient, _ = value_and_gradient(partial(gspo, clip=0.1, clip_high=None, average=True), batch, 9.0)
+    assert loss == pytest.approx(-value / 9, rel=1e-12)
+    np.testing.assert_allclose(gradient, -expected[batch.mask.numpy()] / 9, rtol=1e-12)
+
+
+def test_gspo_can_be_decoupled_from_the_behaviour_policy():
+    batch = batch_of(seed=6)
+    around = replace(batch, behaviour=batch.proximal)
+    loss, gradient, _ = value_and_gradient(partial(gspo, clip=0.1, proximal="recompute"), batch, 9.0)
+    expected, truth, _ = value_and_gradient(partial(gspo, clip=0.1), around, 9.0)
+    assert loss == expected
+    np.testing.assert_array_equal(gradient, truth)
+
+
 def test_no_gradient_flows_into_the_behaviour_weight():
-    for loss in (decoupled_ppo, icepop):
+    for loss in (capped(decoupled_ppo), icepop(decoupled_ppo)):
         batch = batch_of()
         batch.proximal.requires_grad_()
         loss(batch, 1.0)[0].backward()
@@ -127,12 +157,13 @@ def test_no_gradient_flows_into_the_behaviour_weight():
 
 
 def test_losses_say_whether_they_want_proximal_logprobs():
-    assert needs_proximal(decoupled_ppo) and needs_proximal(partial(decoupled_ppo, clip=0.1)) and needs_proximal(icepop)
+    assert needs_proximal(decoupled_ppo) and needs_proximal(partial(decoupled_ppo, clip=0.1))
+    assert needs_proximal(partial(gspo, proximal="recompute")) and not needs_proximal(gspo)
     assert not needs_proximal(ppo) and not needs_proximal(partial(ppo, clip=0.1))
     assert not needs_proximal(partial(decoupled_ppo, proximal="interpolate"))
     batch = batch_of()
     batch.proximal = None
-    for loss in (decoupled_ppo, icepop):
+    for loss in (decoupled_ppo, icepop(decoupled_ppo), partial(gspo, proximal="recompute")):
         with pytest.raises(ValueError, match="proximal"):
             loss(batch, 1.0)
 
@@ -145,13 +176,9 @@ def test_senseless_clips_are_refused(knobs):
 
 
 def test_other_senseless_knobs_are_refused():
-    for loss, knobs in (
-        (decoupled_ppo, {"cap_mode": "drop"}),
-        (decoupled_ppo, {"proximal": "guess"}),
-        (icepop, {"low": 1.5}),
-    ):
-        with pytest.raises(ValueError, match=next(iter(knobs))):
-            loss(batch_of(), 1.0, **knobs)
+    for loss in (decoupled_ppo, gspo):
+        with pytest.raises(ValueError, match="proximal"):
+            loss(batch_of(), 1.0, proximal="guess")
 
 
 def test_at_the_very_bounds_a_token_still_has_its_gradient():

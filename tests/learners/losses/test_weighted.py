@@ -5,7 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from learners.losses.weighted import cispo, is_pg, reinforce, tis, vtrace
+from learners.losses.corrections import cispo, exact, tis
+from learners.losses.weighted import reinforce, vtrace
 from tests.learners.losses.token_batches import LENGTH, arrays, batch_of, value_and_gradient
 
 
@@ -15,7 +16,7 @@ def check(loss, weight, batch, seen_ratio=None):
     np.testing.assert_allclose(gradient, -weight * advantages / 7, rtol=1e-12)
     assert value == pytest.approx(-(weight * advantages * current).sum() / 7, rel=1e-12)
     if seen_ratio is not None:
-        np.testing.assert_allclose(seen["ratio"], seen_ratio)
+        np.testing.assert_allclose(seen["behaviour_weight"], seen_ratio)
     return seen
 
 
@@ -29,9 +30,9 @@ def test_exact_weights_are_products_over_the_sequence():
     current, behaviour, _, _ = arrays(batch)
     sequence = batch.sequence[batch.mask].numpy()
     tokens = np.exp(current - behaviour)
-    exact = np.array([np.prod(tokens[sequence == s]) for s in sequence])
-    check(is_pg, exact, batch, exact)
-    check(partial(is_pg, level="token"), tokens, batch, tokens)
+    products = np.array([np.prod(tokens[sequence == s]) for s in sequence])
+    check(exact(reinforce), products, batch, products)
+    check(exact(reinforce, weight="token"), tokens, batch, tokens)
 
 
 def test_exact_weights_make_the_gradient_of_another_policy_unbiased():
@@ -49,7 +50,7 @@ def test_exact_weights_make_the_gradient_of_another_policy_unbiased():
         for t, arm in ((n * LENGTH, a), (n * LENGTH + 1, b)):
             batch.behaviour[t] = np.log(behaviour[arm])
             batch.current.data[t] = np.log(current[arm])
-    seen = value_and_gradient(is_pg, batch, 1.0)[2]["ratio"].reshape(4, 2)[:, 0]
+    seen = value_and_gradient(exact(reinforce), batch, 1.0)[2]["behaviour_weight"].reshape(4, 2)[:, 0]
     for n, (a, b) in enumerate((a, b) for a in (0, 1) for b in (0, 1)):
         total += behaviour[a] * behaviour[b] * seen[n] * reward[a, b]
     assert total == pytest.approx(own)
@@ -59,7 +60,7 @@ def test_tis_truncates_from_above_only():
     batch = batch_of(seed=2)
     current, behaviour, _, _ = arrays(batch)
     ratio = np.exp(current - behaviour)
-    seen = check(partial(tis, cap=1.2), np.minimum(ratio, 1.2), batch, ratio)
+    seen = check(tis(reinforce, weight_high=1.2), np.minimum(ratio, 1.2), batch, ratio)
     np.testing.assert_array_equal(seen["capped_share"], ratio > 1.2)
     assert 3 < np.count_nonzero(ratio > 1.2) < len(ratio) - 3
 
@@ -68,10 +69,10 @@ def test_cispo_clips_the_weight_and_keeps_the_gradient():
     batch = batch_of(seed=3)
     current, behaviour, _, _ = arrays(batch)
     ratio = np.exp(current - behaviour)
-    seen = check(partial(cispo, clip=0.3, clip_high=0.2), np.clip(ratio, 0.7, 1.2), batch, ratio)
-    np.testing.assert_array_equal(seen["clip_share"], (ratio < 0.7) | (ratio > 1.2))
+    seen = check(cispo(reinforce, weight_low=0.7, weight_high=1.2), np.clip(ratio, 0.7, 1.2), batch, ratio)
+    np.testing.assert_array_equal(seen["capped_share"], (ratio < 0.7) | (ratio > 1.2))
     assert (ratio < 0.7).any()
-    check(partial(cispo, clip_high=0.2), np.minimum(ratio, 1.2), batch)
+    check(cispo(reinforce, weight_high=1.2), np.minimum(ratio, 1.2), batch)
 
 
 @pytest.mark.parametrize(("rho_bar", "c_bar"), [(1.0, 1.0), (1.5, 1.1), (0.8, 1.3)])
@@ -96,17 +97,7 @@ def test_vtrace_is_impalas_recursion_with_a_constant_value(rho_bar, c_bar):
     np.testing.assert_allclose(gradient, -expected / 7, rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("loss", "knobs"),
-    [
-        (is_pg, {"level": "group"}),
-        (tis, {"cap": 0.0}),
-        (cispo, {"clip": 1.5}),
-        (cispo, {"clip_high": -1.0}),
-        (vtrace, {"rho_bar": 0.0}),
-        (vtrace, {"c_bar": -1.0}),
-    ],
-)
-def test_senseless_knobs_are_refused(loss, knobs):
+@pytest.mark.parametrize("knobs", [{"rho_bar": 0.0}, {"c_bar": -1.0}])
+def test_senseless_knobs_are_refused(knobs):
     with pytest.raises(ValueError, match=next(iter(knobs))):
-        loss(batch_of(), 1.0, **knobs)
+        vtrace(batch_of(), 1.0, **knobs)

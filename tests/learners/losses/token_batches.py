@@ -7,31 +7,41 @@ from typing import Any
 import numpy as np
 import torch
 
-from learners.losses.clipped import decoupled_ppo, gspo, icepop, ppo
+from learners.losses.clipped import decoupled_ppo, gspo, ppo
 from learners.losses.contract import LossBatch, with_plan
+from learners.losses.corrections import capped, cispo, exact, icepop, ratio, tis
 from learners.losses.delightful import dg, dg_kondo
 from learners.losses.supervised import sft
 from learners.losses.targets import pmpo, tpo
 from learners.losses.trusted import dppo, m2po
-from learners.losses.weighted import cispo, is_pg, reinforce, tis, vtrace
+from learners.losses.weighted import reinforce, vtrace
 from tests.seeds import seeded, torch_seeded
 
 LOSSES: dict[str, Any] = {
     "ppo": ppo,
     "ppo dual": partial(ppo, clip=0.1, clip_high=0.3, dual_clip=1.2),
-    "decoupled": decoupled_ppo,
-    "decoupled clamp": partial(decoupled_ppo, clip_high=0.28, dual_clip=1.5, behaviour_cap=1.1, cap_mode="clamp"),
-    "decoupled uncapped": partial(decoupled_ppo, behaviour_cap=None),
-    "decoupled interpolated": partial(decoupled_ppo, proximal="interpolate"),
-    "icepop": partial(icepop, low=0.8, high=1.3),
+    "decoupled": capped(decoupled_ppo),
+    "decoupled clamp": ratio(partial(decoupled_ppo, clip_high=0.28, dual_clip=1.5), weight_high=1.1),
+    "decoupled uncapped": ratio(decoupled_ppo),
+    "decoupled interpolated": capped(partial(decoupled_ppo, proximal="interpolate")),
+    "decoupled alone": decoupled_ppo,
+    "icepop": icepop(decoupled_ppo, low=0.8, high=1.3),
     "gspo": partial(gspo, clip=0.1, clip_high=0.2),
+    "gspo decoupled": icepop(partial(gspo, clip=0.1, proximal="recompute", average=True), low=0.6, high=1.8),
     "reinforce": reinforce,
-    "is_pg": is_pg,
-    "is_pg token": partial(is_pg, level="token"),
-    "tis": partial(tis, cap=1.2),
-    "cispo": partial(cispo, clip=0.3, clip_high=0.2),
+    "is_pg": exact(reinforce),
+    "is_pg token": exact(reinforce, weight="token"),
+    "is_pg normalised": ratio(reinforce, self_normalise=True, weight="geometric"),
+    "tis": tis(reinforce, weight_high=1.2),
+    "cispo": cispo(reinforce, weight_low=0.7, weight_high=1.2),
     "vtrace": vtrace,
     "vtrace wide": partial(vtrace, rho_bar=1.3, c_bar=1.1),
+    "ppo rejecting": ratio(ppo, weight="none", reject="k3", over="mean", high=0.2),
+    "ppo dropping": ratio(ppo, weight="none", reject="ratio", over="max", high=2.0, rejected="drop"),
+    "m2po rejecting": ratio(m2po, weight="none", reject="binary_kl", high=0.1),
+    "dg corrected": tis(partial(dg, gate_temperature=0.5)),
+    "dg_kondo corrected": tis(partial(dg_kondo, keep=0.3)),
+    "tpo rejecting": ratio(tpo, weight="none", reject="k2", over="sum", high=0.5),
     "m2po": m2po,
     "dppo": partial(dppo, tv=0.05, tv_high=0.03),
     "dg": partial(dg, gate_temperature=0.5, gate_threshold=0.1),

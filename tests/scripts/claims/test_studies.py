@@ -6,8 +6,9 @@ from functools import partial
 import pytest
 import torch
 
+from learners.losses.corrections import exact
 from learners.losses.delightful import dg
-from learners.losses.weighted import is_pg, reinforce
+from learners.losses.weighted import reinforce
 from scripts.claims.single_arm import gradients, moments, policy
 from scripts.claims.studies import Cell, Study, best_rates, estimates, percent_table, rates_used, same_algorithm
 
@@ -73,7 +74,7 @@ def test_gradients_of_the_single_arm_are_those_of_the_formula():
 
 def test_exact_weights_have_cosine_one_and_dg_crushes_the_second_moment():
     stale, now = torch.full((10,), 0.1, dtype=torch.float64), policy(0.9, 0)
-    second, cosine = moments(partial(is_pg, level="sequence"), now, stale)
+    second, cosine = moments(exact(reinforce), now, stale)
     assert cosine == pytest.approx(1.0)
     plain, _ = moments(reinforce, now, stale)
     gated, _ = moments(partial(dg, gate_temperature=0.5), now, stale)

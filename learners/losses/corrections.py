@@ -1,0 +1,320 @@
+"""Corrections beside the loss: importance weight × rejection × the pair of policies, for any loss.
+
+    loss: {name: dg, correction: {name: ratio, weight: token, weight_high: 2}}
+
+A correction multiplies the objective of each token by a *factor* without gradient: its importance weight, or 0 where it
+rejects the token. Three policies make three pairs (`Pair`); what a loss has as a ratio of its own need not be weighed
+again. The factor enters through `LossBatch.share`, rejection through `LossBatch.mask`, so that every loss that keeps
+its contract can be corrected, and knows nothing of it. Several corrections multiply (`correction` within a correction).
+
+The functions here take a loss and return the corrected one; `ratio` has all knobs, the others are names for some of
+their values. A weight over its bound is *cut*; a token out of bounds is *rejected*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from areal_like.corrections import NONE, problem_of, problem_with_loss
+from areal_like.registry import as_spec, build
+from learners.losses.clipped import interpolated
+from learners.losses.contract import (
+    LOG_RATIO_LIMIT,
+    LossBatch,
+    LossFunction,
+    Observed,
+    Plan,
+    log_ratio,
+    needs_proximal,
+    needs_uniform,
+    own_ratio,
+    plan_of,
+    planned_for,
+    proximal_of,
+    required,
+    sequence_means,
+    sequence_sums,
+    shares,
+)
+
+Pair = Literal["behaviour_proximal", "proximal_current", "behaviour_current"]
+"""Earlier policy _ later policy: a ratio is later/earlier."""
+Weight = Literal["none", "token", "sequence", "geometric"]
+Reject = Literal["none", "ratio", "k1", "k2", "k3", "k3_reverse", "binary_kl"]
+Over = Literal["token", "sum", "mean", "max", "min"]
+Where = Literal["all", "negative"]
+Rejected = Literal["mask", "drop"]
+SURE = 1e-8
+"""Probabilities are kept this far from 0 and 1 in a binary KL (AReaL's number)."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One weight and one rejection. The knobs are those of `ratio`."""
+
+    pair: Pair
+    weight: Weight
+    weight_low: float
+    weight_high: float
+    self_normalise: bool
+    reject: Reject
+    over: Over
+    low: float | None
+    high: float | None
+    where: Where
+    rejected: Rejected
+
+    def of(self, batch: LossBatch) -> tuple[Tensor, Tensor, Observed]:
+        """Each token's weight before its bounds [N], after them [N], and which tokens stay (bool [N]) ."""
+        moved = self._log_ratio(batch)
+        seen: Observed = {}
+        raw = cut = torch.ones_like(moved)
+        if self.weight != NONE:
+            raw = _log_weight(moved, self.weight, batch).exp()
+            cut = raw.clamp(self.weight_low, self.weight_high)
+            if self.where == "negative":
+                raw, cut = (torch.where(batch.advantages < 0, each, 1.0) for each in (raw, cut))
+            seen = {"behaviour_weight": raw}
+            if self.weight_low > 0 or self.weight_high < math.inf:
+                seen["capped_share"] = batch.mask & (raw != cut)
+        stays = batch.mask
+        if self.reject != NONE:
+            outside = self._outside(moved, batch) & batch.mask
+            if self.where == "negative":
+                outside &= batch.advantages < 0
+            stays = batch.mask & ~outside
+            seen["masked_share"] = outside
+        return cut, stays, seen
+
+    def _log_ratio(self, batch: LossBatch) -> Tensor:
+        """log later/earlier of the tokens [N], 0 where they are masked."""
+        known = {"behaviour": batch.behaviour, "current": batch.current.detach()}
+        if "proximal" in self.pair:
+            known["proximal"] = required(batch.proximal, "proximal logprobs", f"a correction of {self.pair}").detach()
+        earlier, later = self.pair.split("_")
+        return log_ratio(known[later], known[earlier], batch.mask)
+
+    def _outside(self, moved: Tensor, batch: LossBatch) -> Tensor:
+        """Which tokens, or all tokens of which sequences, are out of bounds: bool [N]."""
+        found = _over(self._measured(moved, batch), self.over, batch)
+        if self.reject == "ratio":
+            found = found.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        outside = torch.zeros_like(batch.mask)
+        if self.low is not None:
+            outside = found < self.low
+        return outside if self.high is None else outside | (found > self.high)
+
+    def _measured(self, moved: Tensor, batch: LossBatch) -> Tensor:
+        """What is held against the bounds, per token [N]; of a ratio its logarithm."""
+        match self.reject:
+            case "k1":
+                return -moved
+            case "k2":
+                return 0.5 * moved**2
+            case "k3":
+                return torch.expm1(moved) - moved
+            case "k3_reverse":
+                return torch.expm1(-moved) + moved
+            case "binary_kl":
+                earlier = batch.behaviour if self.pair.startswith("behaviour") else batch.proximal
+                assert earlier is not None
+                return binary_kl(torch.where(batch.mask, earlier.detach(), 0.0), moved)
+        return moved
+
+
+def _log_weight(moved: Tensor, level: str, batch: LossBatch) -> Tensor:
+    if level == "token":
+        return moved
+    if level == "sequence":
+        return sequence_sums(moved, batch).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return sequence_means(moved, batch)
+
+
+def _over(values: Tensor, over: str, batch: LossBatch) -> Tensor:
+    """Numbers of tokens [N], or for each token that of its sequence [N]."""
+    match over:
+        case "sum":
+            return sequence_sums(values, batch)
+        case "mean":
+            return sequence_means(values, batch)
+        case "max" | "min":
+            sign = 1.0 if over == "max" else -1.0
+            most = values.new_full((batch.most_sequences,), -math.inf)
+            there = torch.where(batch.mask, sign * values, -math.inf)
+            return sign * most.scatter_reduce(0, batch.sequence, there, "amax")[batch.sequence]
+    return values
+
+
+def binary_kl(earlier: Tensor, moved: Tensor) -> Tensor:
+    """The larger of KL(p ‖ q) and KL(q ‖ p) [N] of "this token or another", from the logprobs of q, `earlier` [N], and
+    log p/q `moved` [N]."""
+    p, q = ((logprob.double().exp()).clamp(SURE, 1.0 - SURE) for logprob in (earlier + moved, earlier))
+    odds = (p / q).log(), ((1.0 - p) / (1.0 - q)).log()
+    forward = p * odds[0] + (1.0 - p) * odds[1]
+    backward = -q * odds[0] - (1.0 - q) * odds[1]
+    return torch.maximum(forward, backward).to(moved.dtype)
+
+
+class Corrected:
+    """A loss, each token's objective times the factors of its links. It has the marks of the loss.
+
+    A link that normalises its weights itself, or that drops tokens, must see a whole minibatch: the plan then makes the
+    factors.
+    """
+
+    def __init__(self, loss: LossFunction, links: list[Link]):
+        self.loss, self.links = loss, links
+        interpolates = proximal_of(loss) == "interpolate"
+        self._interpolates = interpolates and any("proximal" in link.pair for link in links)
+        self.needs_proximal = needs_proximal(loss) or (
+            not interpolates and any("proximal" in link.pair for link in links)
+        )
+        self.needs_uniform = needs_uniform(loss)
+        self.leaves_out = any(link.rejected == "drop" for link in links)
+        self._normalises = any(link.self_normalise for link in links)
+
+    def __getattr__(self, mark: str) -> Any:  # `single_pass`, `clips_finely`
+        if mark.startswith("_") or mark in ("loss", "func", "keywords"):
+            raise AttributeError(mark)
+        return getattr(getattr(self.loss, "func", self.loss), mark)
+
+    def __call__(self, batch: LossBatch, denominator: float) -> tuple[Tensor, Observed]:
+        factors, seen = batch.factors, dict[str, Tensor]()
+        if factors is None:
+            if self._sees_whole:
+                required(None, "the factors that its plan makes", "this correction")
+            factors, seen = self.factors(batch)
+        share = factors if batch.share is None else batch.share * factors
+        corrected = replace(batch, mask=batch.mask & (factors > 0), share=share, factors=None)
+        value, observed = self.loss(corrected, denominator)
+        return value, seen | observed
+
+    @property
+    def _sees_whole(self) -> bool:
+        return self._normalises or self.leaves_out
+
+    @property
+    def plan(self) -> Plan | None:
+        own = plan_of(self.loss)
+        if own and not self._sees_whole:
+            return own
+        return Plan(_unasked, skips=bool(own and own.skips)) if self._sees_whole else None
+
+    def planned_for(self, minibatch: LossBatch) -> tuple[LossBatch, Observed]:
+        """The minibatch with the factors, if they are made for it whole, and with the weights of the loss's own plan,
+        which does not see the tokens that leave."""
+        factors, seen, mask = None, dict[str, Tensor](), minibatch.mask
+        if self._sees_whole:
+            factors, seen = self.factors(minibatch)
+            mask = mask & (factors > 0)
+        inner, observed = planned_for(self.loss, replace(minibatch, mask=mask))
+        return replace(minibatch, weights=inner.weights, factors=factors), seen | observed
+
+    @torch.no_grad()
+    def factors(self, batch: LossBatch) -> tuple[Tensor, Observed]:
+        """Each token's factor [N], 0 where it is rejected and 1 where it is masked, and the observations."""
+        if self._interpolates:
+            batch = replace(batch, proximal=interpolated(batch))
+        factors, stays, observed = torch.ones_like(batch.behaviour), batch.mask, dict[str, Tensor]()
+        for link in self.links:
+            weight, kept, seen = link.of(batch)
+            factors, stays, observed = factors * weight, stays & kept, _joined(observed, seen)
+        factors = torch.where(stays, factors, (~batch.mask).to(factors.dtype))
+        if self._normalises:
+            share = torch.where(stays, shares(batch), 0.0)
+            factors = factors * share.sum() / (share * factors).sum().clamp(min=torch.finfo(factors.dtype).tiny)
+        return factors, observed
+
+
+def _unasked(minibatch: LossBatch) -> tuple[Tensor, Observed]:
+    raise AssertionError("a corrected loss is asked by planned_for")
+
+
+def _joined(first: Observed, second: Observed) -> Observed:
+    """Weights multiply; a token is cut or rejected by either."""
+    both = {name: first[name] * second[name] for name in first.keys() & second.keys() if name == "behaviour_weight"}
+    either = {name: first[name] | second[name] for name in first.keys() & second.keys() if name != "behaviour_weight"}
+    return first | second | both | either
+
+
+# The corrections that a config can name
+
+
+def none(loss: LossFunction) -> LossFunction:
+    """The loss as it is."""
+    return loss
+
+
+def ratio(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters
+    loss: LossFunction,
+    *,
+    pair: Literal["behaviour_proximal", "proximal_current", "behaviour_current"] | None = None,
+    weight: Literal["none", "token", "sequence", "geometric"] = "token",
+    weight_low: Annotated[float, "[0, 1]"] = 0.0,
+    weight_high: Annotated[float, "[1, inf]"] = math.inf,
+    self_normalise: bool = False,
+    reject: Literal["none", "ratio", "k1", "k2", "k3", "k3_reverse", "binary_kl"] = "none",
+    over: Literal["token", "sum", "mean", "max", "min"] = "token",
+    low: Annotated[float, "[-inf, inf]"] | None = None,
+    high: Annotated[float, "[-inf, inf]"] | None = None,
+    where: Literal["all", "negative"] = "all",
+    rejected: Literal["mask", "drop"] = "mask",
+    correction: str | Mapping[str, Any] = "none",
+) -> Corrected:
+    """Weighs each token by a ratio of probabilities, and rejects tokens or sequences that are out of bounds.
+
+    `pair`: which two policies, the earlier below the later. None: what the loss's own ratio leaves, which is
+    behaviour_proximal for losses around the proximal policy, else behaviour_current.
+
+    `weight`: the token's own ratio, the product over its "sequence", its "geometric" mean over the sequence, or "none".
+    It is cut to [`weight_low`, `weight_high`] (infinite: exact, Precup et al. 2000; from above: truncated, Ionides
+    2008). With `self_normalise` weights are divided by their mean over the minibatch, by the tokens' shares.
+
+    `reject`: what must lie within [`low`, `high`] (None: no bound). With d = log later/earlier: the ratio e^d; the
+    estimates of KL(earlier ‖ later) k1 = −d, k2 = d²/2 and k3 = e^d − 1 − d; k3_reverse = e^−d − 1 + d; or binary_kl,
+    the larger of both KLs of "this token or another". `over`: for each "token" alone, or for all tokens of a sequence
+    by the sum, the mean, the largest ("max") or the smallest ("min") of its tokens; of ratios the product, the
+    geometric mean, or one of them.
+
+    `where` "negative": only tokens with an advantage below 0 are weighed or rejected.
+
+    `rejected`: "mask": such tokens have no objective and do not count in their sequence's ratio, but stay in the
+    denominator. "drop": they leave the batch: the denominator, the entropy bonus and the KL in the loss do not see
+    them, and what no other token needs is not computed. That, and `self_normalise`, cost a forward pass without
+    gradient. A further `correction` applies as well.
+    """
+    knobs = dict(locals())
+    corrected = build("correction", as_spec(correction), knobs.pop("loss"))
+    plain, links = (corrected.loss, corrected.links) if isinstance(corrected, Corrected) else (corrected, [])
+    _check(knobs, own_ratio(plain))
+    known = pair or ("behaviour_proximal" if own_ratio(plain) == "proximal_current" else "behaviour_current")
+    link = Link(known, weight, weight_low, weight_high, self_normalise, reject, over, low, high, where, rejected)
+    return Corrected(plain, [link, *links])
+
+
+def _check(knobs: Mapping[str, Any], of_loss: str | None) -> None:
+    """Raises ValueError for knobs that make no sense, alone or with the loss's own ratio."""
+    kinds = {"pair": Pair, "weight": Weight, "reject": Reject, "over": Over, "where": Where, "rejected": Rejected}
+    for knob, kind in kinds.items():
+        if knobs[knob] not in get_args(kind) and not (knob == "pair" and knobs[knob] is None):
+            raise ValueError(f"{knob} must be one of {', '.join(get_args(kind))}, got {knobs[knob]!r}")
+    if not 0.0 <= knobs["weight_low"] <= 1.0 <= knobs["weight_high"]:
+        raise ValueError(
+            f"weight_low and weight_high must enclose 1, got {knobs['weight_low']}, {knobs['weight_high']}"
+        )
+    if problem := problem_of(knobs) or problem_with_loss(knobs, of_loss):
+        raise ValueError(f"{problem[0]}: {problem[1]}")
+
+
+exact = partial(ratio, weight="sequence")
+tis = partial(ratio, weight="token", weight_high=2.0)
+cispo = partial(ratio, weight="token", weight_high=1.28)
+capped = partial(ratio, weight="token", reject="ratio", high=5.0)
+icepop = partial(ratio, weight="token", reject="ratio", low=0.5, high=5.0)
