@@ -5,6 +5,7 @@ SIGTERM ends it gently: it first hands its unfinished groups back to the buffer,
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import time
@@ -39,6 +40,8 @@ from areal_like.weights.state import State
 
 log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 1.0
+COSTS_EVERY = 5
+"""Heartbeats between two records of what decode steps cost."""
 LOOK_SECONDS, MISSES = 2.0, 2
 """Seconds between checks whether the run still exists, and how often in a row it must be missing."""
 
@@ -84,8 +87,10 @@ def build_relay(role: Role, subscriber: Subscriber) -> Relay | None:
         return None
 
 
-async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber, rewards: list[Any]) -> None:
-    while True:
+async def _heartbeat(
+    client: ActorClient, worker: Worker, subscriber: Subscriber, rewards: list[Any], note: Callable[[], None]
+) -> None:
+    for number in itertools.count():
         wall = time.monotonic() - worker.started_at if worker.started_at else 0.0
         said = measures.of_engine(worker.engine, wall) | counts.stats()
         for each in rewards:
@@ -96,7 +101,18 @@ async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber
             said |= subscriber.probe.stats()
         client.heartbeat(said | _engine_words(worker.engine, subscriber.probe), *worker.moved())
         worker.note_spans()
+        if number % COSTS_EVERY == 0:
+            note()
         await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+def _note_costs(role: Role, engine: Any) -> None:
+    """Write what decode steps cost, for `scripts.calibrate`, if the engine counts that."""
+    if counted := getattr(engine, "step_costs", None):
+        try:
+            counted.write(role.run, role.name)
+        except OSError as error:
+            log.debug("the costs of decode steps were not written: %s", error)
 
 
 def _engine_words(engine: Any, probe: ServedProbe | None) -> dict[str, Any]:
@@ -188,7 +204,9 @@ async def serve(role: Role) -> None:
     worker = Worker(task, engine, reward, client, rollout, subscriber.digests, spans, group_rewards)
     session = Session(client, worker, subscriber)
     client.hello()
-    jobs = [session.receive(), session.renew_when_cut(), _heartbeat(client, worker, subscriber, [pool, group_rewards])]
+    note = partial(_note_costs, role, engine)
+    jobs = [session.receive(), session.renew_when_cut()]
+    jobs.append(_heartbeat(client, worker, subscriber, [pool, group_rewards], note))
     jobs.append(_subscribe(engine, subscriber))
     if hasattr(engine, "watch"):
         jobs.append(engine.watch())
@@ -204,6 +222,7 @@ async def serve(role: Role) -> None:
     finally:
         for each in tasks:
             each.cancel()
+        note()
         await engine.close()
         await pool.close()
         await group_rewards.close()

@@ -59,6 +59,7 @@ PARTS = {
     "reporting.several": "report",
     "running": "status",
     "simulation.actors": "simulate",
+    "simulation.calibration": "calibrate",
     "simulation.costs": "simulate",
     "simulation.learner": "simulate",
     "simulation.results": "simulate",

@@ -23,6 +23,7 @@ VERBS = {
     "audit": "check a recorded run against its guarantees",
     "before_after": "held-out answers before and after training",
     "simulate": "a run in virtual time: throughput, staleness, idle shares",
+    "calibrate": "what things cost, from a short run, for simulate",
     "eval": "reward and pass@k of a model on sets of prompts",
     "chat": "talk to a model in the terminal",
     "ablate": "a grid of runs times seeds, with tables and plots",

@@ -39,6 +39,7 @@ from actors.engines.sampler import sample
 from actors.engines.slot_cache import PooledCache, SlotCache, bytes_per_token
 from actors.engines.slot_table import Request, SlotTable, whole
 from actors.engines.static_step import StaticStep
+from actors.engines.step_costs import StepCosts
 from areal_like.defaults import SLOTS
 from areal_like.interfaces import Heard
 from areal_like.models import write_state
@@ -144,6 +145,7 @@ class TorchEngine:
         self._closed = False
         self._pause_start: float | None = None
         self._totals = dict.fromkeys(TOTALS, 0.0)
+        self.step_costs = StepCosts()
 
     def _new_cache(self, model: PreTrainedModel, dtype: torch.dtype, per_token: int) -> SlotCache:
         if not is_static(self._device):
@@ -302,6 +304,7 @@ class TorchEngine:
             self._totals["pause_seconds"] += start - self._pause_start
             self._totals["pauses"] += 1
             self._pause_start = None
+        self.step_costs.end(start)
         table = self._table
         self._relieve()
         if self._stale:
@@ -309,9 +312,14 @@ class TorchEngine:
             await self._prefill(list(range(len(table))), again=True)
             self._totals["recompute_seconds"] += perf_counter() - start
             self._stale = False
+        before, prefilled = perf_counter(), self._totals["prefill_tokens"]
         await self._admit()
+        now = perf_counter()
+        if fresh := int(self._totals["prefill_tokens"] - prefilled):
+            self.step_costs.prefilled(fresh, now - before)
         if not table.requests:
             return
+        self.step_costs.begin(now, len(table), int(table.lengths[: len(table)].sum()))
         tokens, logprobs = self._decode()
         self._totals["tokens"] += len(tokens)
         self._concurrency.step()
@@ -320,7 +328,11 @@ class TorchEngine:
         for request in table.requests:
             if request.heard:
                 request.heard(self._so_far(request))
-        self._totals["busy_seconds"] += perf_counter() - start
+        end = perf_counter()
+        self._totals["busy_seconds"] += end - start
+        self.step_costs.busy += end - start
+        if not table.requests:
+            self.step_costs.end(end)
 
     def _relieve(self) -> None:
         """Put back the newest sequences until the others' next tokens find room."""
@@ -489,7 +501,9 @@ class TorchEngine:
             self._stale = self._recompute
             self._pause_start = self._pause_start or start
         self._totals["updates"] += 1
-        self._totals["apply_seconds"] += perf_counter() - start
+        seconds = perf_counter() - start
+        self._totals["apply_seconds"] += seconds
+        self.step_costs.skip(seconds)
 
     def _apply_waiting_loads(self) -> None:
         """Apply the newest of the updates that waited for the running sequences; it supersedes the others."""

@@ -123,7 +123,7 @@ class SimulatedActor:
         wall = self.timeline.now - self.started_at if self.started_at < math.inf else 0.0
         self.engine.advance(self.timeline.now)
         self._plan()
-        stats = dict[str, float | str](measures.of_engine(_Measured(self.engine), wall))
+        stats = dict[str, float | str](measures.of_engine(_Measured(self.engine, self.costs.engine.busy), wall))
         self._say(messages.Heartbeat(stats, {}, {}))
 
     def _say(self, message: Message, payloads: Payloads = ()) -> None:
@@ -333,12 +333,13 @@ class SimulatedActor:
 class _Measured:
     """An engine's totals, as `actors.measures` asks for them."""
 
-    def __init__(self, clock: DecodeClock):
-        self._clock = clock
+    def __init__(self, clock: DecodeClock, busy: float):
+        self._clock, self._busy = clock, busy
 
     def stats(self) -> dict[str, float]:
-        running, waiting = float(len(self._clock.running)), float(len(self._clock.waiting))
-        return {**self._clock.totals, "running": running, "waiting": waiting}
+        clock, busy = self._clock, self._busy * self._clock.totals["busy_seconds"]
+        now = {"running": float(len(clock.running)), "waiting": float(len(clock.waiting))}
+        return {**clock.totals, **now, "busy_seconds": busy}
 
 
 _zeros = bytes(1 << 20)

@@ -13,7 +13,8 @@ from areal_like.registry import settled
 
 
 class Engine(msgspec.Struct, forbid_unknown_fields=True):
-    """A server's: see `actors.engines.decode_clock.DecodeCost`, and `TimedEngine` for the others."""
+    """A server's: see `actors.engines.decode_clock.DecodeCost`, and `TimedEngine` for the others. `busy`: the share of
+    a step's time in which the engine itself is at work, as idle shares count it."""
 
     base: float = 0.02
     per_sequence: float = 0.0
@@ -24,6 +25,7 @@ class Engine(msgspec.Struct, forbid_unknown_fields=True):
     slots: int = 64
     kv_tokens: float | None = None
     interruptible: bool = True
+    busy: float = 1.0
 
     @property
     def cost(self) -> DecodeCost:

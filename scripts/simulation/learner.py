@@ -81,7 +81,7 @@ class SimulatedLearner:
 
     def _next(self) -> None:
         """Work on what has come, in its order."""
-        if self._busy or not self._inbox:
+        if self._busy or self.reason or not self._inbox:
             return
         message = self._inbox.popleft()
         now = self.timeline.now

@@ -1,0 +1,76 @@
+"""What decode steps cost an engine, as sums: from them `scripts.calibrate` fits the costs of a simulation.
+
+Steps are counted by how many sequences they had, in classes 1, 2, 3 to 4, 5 to 8, ... The time of a step runs to the
+begin of the next one, so it includes what the process does between two; the prefill of sequences that join, and weight
+updates, are not part of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+FOLDER = "costs"
+"""In the run's folder: `ROLE.json` of each actor whose engine counts."""
+VALUES = 4
+"""Of a step: 1, sequences, tokens that these hold, seconds."""
+
+
+class StepCosts:
+    """`decode`: class → sums over its steps of the products of each two of a step's `VALUES`, float64 [4, 4]: what a
+    least-squares fit needs (its first row: steps, sequences, tokens, seconds). `prefill`:
+    tokens, and seconds. `busy`: seconds in which the engine itself was at work."""
+
+    def __init__(self) -> None:
+        self.decode: dict[int, NDArray[np.float64]] = {}
+        self.prefill = [0.0, 0.0]
+        self.busy = 0.0
+        self._open: tuple[float, int, int] | None = None  # begin, sequences and tokens of the step under way
+
+    def begin(self, now: float, sequences: int, tokens: int) -> None:
+        """A step begins; the one before it has ended."""
+        self.end(now)
+        self._open = now, sequences, tokens
+
+    def end(self, now: float) -> None:
+        """The step under way, if any, has ended; no other follows at once."""
+        if self._open is not None:
+            begin, sequences, tokens = self._open
+            values = np.array((1.0, sequences, tokens, now - begin))
+            self._class((sequences - 1).bit_length())[:] += values[:, None] * values
+            self._open = None
+
+    def _class(self, size: int) -> NDArray[np.float64]:
+        return self.decode.setdefault(size, np.zeros((VALUES, VALUES)))
+
+    def skip(self, seconds: float) -> None:
+        """So much of the time since the last begin does not belong to the step."""
+        if self._open is not None:
+            self._open = self._open[0] + seconds, *self._open[1:]
+
+    def prefilled(self, tokens: int, seconds: float) -> None:
+        self.prefill[0] += tokens
+        self.prefill[1] += seconds
+
+    def write(self, run: Path, role: str) -> None:
+        """Write the sums so far, in the place of earlier ones."""
+        if self.decode:
+            (run / FOLDER).mkdir(exist_ok=True)
+            beside = run / FOLDER / f"{role}.tmp"
+            decode = {size: sums.tolist() for size, sums in self.decode.items()}
+            beside.write_text(json.dumps({"decode": decode, "prefill": self.prefill, "busy": self.busy}))
+            beside.replace(run / FOLDER / f"{role}.json")
+
+
+def read(run: Path) -> StepCosts:
+    """The sums of all actors of a run; empty where none has counted."""
+    found = StepCosts()
+    for path in sorted((run / FOLDER).glob("*.json")):
+        said = json.loads(path.read_text())
+        for size, sums in said["decode"].items():
+            found._class(int(size))[:] += np.array(sums)
+        found.prefilled(*said["prefill"])
+        found.busy += said["busy"]
+    return found

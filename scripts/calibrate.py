@@ -1,0 +1,49 @@
+"""Fit the costs of a simulation to a run: `python -m scripts.calibrate RUN [--steps N] [--out costs.yaml]`.
+
+Reads what a run of 5 to 20 train steps measured: decode steps by number of sequences and tokens, prefill, train steps,
+weights, verifiers, lengths of answers. Writes a file for `python -m scripts.simulate CONFIG --costs costs.yaml`, with
+the residuals of its fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from areal_like.config import ConfigError
+from areal_like.errors import UserError
+
+from .arguments import as_called, command, new_file, positive, refuse
+from .output import console
+from .simulation.calibration import calibrate
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = command("calibrate", __doc__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("--steps", type=positive, metavar="N", help="only the first N train steps (default: all)")
+    parser.add_argument("--out", type=new_file, default=Path("costs.yaml"), metavar="FILE", help="default: costs.yaml")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        found = calibrate(args.run, args.steps)
+    except (ConfigError, UserError, OSError, ValueError) as error:
+        refuse(error)
+    lines = [f"# {name}: the fit is off by {error:.1%} (root mean square)" for name, error in found.residuals.items()]
+    lines += [f"# {note}" for note in found.notes]
+    text = "\n".join([*lines, msgspec.yaml.encode(found.costs).decode()])
+    args.out.write_text(text)
+    out = console()
+    out.print(text)
+    out.print(as_called(f"written to {args.out}; now: python -m scripts.simulate CONFIG --costs {args.out}"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

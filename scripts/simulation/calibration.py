@@ -1,0 +1,148 @@
+"""Costs of a run that was made: fitted to what its actors and learner measured."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.engines import step_costs
+from areal_like import older_configs, samples
+from areal_like.config import Config, ConfigError
+from areal_like.metrics import MetricsFollower
+from areal_like.registry import settled
+from areal_like.run_folder import CONFIG
+
+from .costs import Answers, Costs, Engine, LearnerCost, Verifier, WeightsCost, of_timed
+
+SKIPPED_STEPS = 2
+"""The first train steps warm up, and are left out."""
+LEAST_GROUPS = 8
+LEAST_SPREAD = 0.05
+"""Batches whose tokens differ less say nothing of the cost of a token."""
+
+
+@dataclass
+class Calibrated:
+    """`residuals`: name → relative error of the fit, root mean square. `notes`: what could not be measured."""
+
+    costs: Costs
+    residuals: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def calibrate(run: Path, last: int | None = None) -> Calibrated:
+    """From the first `last` train steps of a run (None: all). Raises ConfigError."""
+    if not (run / CONFIG).is_file():
+        raise ConfigError(f"{run}: no run folder ({CONFIG} is missing)")
+    config = older_configs.load(run / CONFIG)
+    rows = [row for row in MetricsFollower(run / "metrics.jsonl").new_rows() if row["step"] <= (last or math.inf)]
+    if len(rows) <= SKIPPED_STEPS:
+        raise ConfigError(f"{run} has {len(rows)} train steps: calibration needs more than {SKIPPED_STEPS}")
+    rows = rows[SKIPPED_STEPS:]
+    found = Calibrated(Costs(source=f"{len(rows)} train steps of {run.name}"))
+    found.costs.engine = _engine(run, config, rows, found)
+    found.costs.learner = _learner(config, rows, found)
+    found.costs.weights = _weights(rows)
+    found.costs.answers = _answers(run, rows, found)
+    if config.task.get("length_trace"):  # a prompt's own limit does not count the filler
+        found.costs.answers.most = int(max(row["response_length/max"] for row in rows))
+    if seconds := [row["rewards/seconds_p50"] for row in rows if row.get("rewards/seconds_p50")]:
+        found.costs.verifier = Verifier(float(np.median(seconds)))
+    return found
+
+
+def nonnegative(products: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Least squares without negative coefficients (those that would be are left out), from the sums of products of the
+    columns [n, n] and of columns and values [n]."""
+    kept = list(range(len(values)))
+    while True:
+        solved = np.linalg.lstsq(products[np.ix_(kept, kept)], values[kept], rcond=1e-12)[0]
+        if (solved >= 0).all() or len(kept) == 1:
+            break
+        kept.pop(int(np.argmin(solved)))
+    found = np.zeros(len(values))
+    found[kept] = np.maximum(solved, 0.0)
+    return found
+
+
+def _engine(run: Path, config: Config, rows: Sequence[dict[str, Any]], found: Calibrated) -> Engine:
+    if config.engine.name == "timed":
+        return of_timed(config).engine
+    counted = step_costs.read(run)
+    if not counted.decode:
+        found.notes.append(f"engine={config.engine.name} does not say what its decode steps cost: defaults")
+        return Engine()
+    classes = list(counted.decode.values())
+    firsts = np.array([each[0] for each in classes])  # steps, sequences, tokens, seconds
+    # Each class counts by its seconds, and an error by its share of the class's mean step.
+    whole = sum(each * steps / seconds for each, (steps, _, _, seconds) in zip(classes, firsts, strict=True))
+    fit = nonnegative(whole[:3, :3], whole[:3, 3])
+    errors = firsts[:, :3] @ fit / firsts[:, 3] - 1.0
+    found.residuals["decode step"] = math.sqrt(float((firsts[:, 3] * errors**2).sum() / firsts[:, 3].sum()))
+    tokens, seconds = counted.prefill
+    knobs = settled("engine", config.engine)
+    apply = [row["rollout/update_pause_seconds"] for row in rows if row.get("rollout/update_pause_seconds")]
+    return Engine(
+        float(fit[0]),
+        float(fit[1]),
+        float(fit[2]),
+        seconds / tokens if tokens else 0.0,
+        float(apply[-1]) if apply else 0.0,
+        knobs.get("kv_policy", "recompute") == "recompute",
+        knobs["slots"] or 64,
+        knobs.get("kv_tokens"),
+        knobs.get("interruptible", True),
+        min(1.0, counted.busy / max(1e-9, seconds + float(firsts[:, 3].sum()))),
+    )
+
+
+def _learner(config: Config, rows: Sequence[dict[str, Any]], found: Calibrated) -> LearnerCost:
+    if config.learner.name == "timed":
+        return of_timed(config).learner
+    seconds = np.array([row["train/step_seconds"] for row in rows])
+    tokens = np.array([row["tokens"] for row in rows], np.float64)
+    columns = np.stack([np.ones(len(rows)), tokens], 1)
+    varies = tokens.std() > LEAST_SPREAD * tokens.mean()
+    fit = nonnegative(columns.T @ columns, columns.T @ seconds) if varies else np.array([seconds.mean(), 0.0])
+    found.residuals["train step"] = float(np.sqrt(np.mean((columns @ fit / seconds - 1.0) ** 2)))
+    publish = [row["publish/seconds"] for row in rows if "publish/seconds" in row]
+    stream = bool(settled("learner", config.learner).get("stream", False))
+    return LearnerCost(float(fit[0]), 0.0, float(fit[1]), stream, float(np.mean(publish)) if publish else 0.0)
+
+
+def _weights(rows: Sequence[dict[str, Any]]) -> WeightsCost:
+    def mean(name: str) -> float:
+        values = [row[name] for row in rows if name in row]
+        return float(np.mean(values)) if values else 0.0
+
+    fetch = mean("rollout/update_fetch_seconds") + mean("rollout/update_replica_seconds")
+    return WeightsCost(mean("publish/encode_seconds"), fetch)
+
+
+def _answers(run: Path, rows: Sequence[dict[str, Any]], found: Calibrated) -> Answers:
+    """The spread within prompts from kept samples, as far as there are; the rest from the metrics."""
+    right = float(np.clip(np.mean([row["reward/mean"] for row in rows]), 0.0, 1.0))
+    groups = defaultdict[tuple[int, int], list[int]](list)
+    for kept in samples.read(run, [samples.TRAINED]):
+        groups[kept.step, kept.group].append(len(kept.response))
+    lengths = [np.log(each) for each in groups.values() if len(each) > 1]
+    if len(lengths) < LEAST_GROUPS:
+        found.notes.append(f"{len(lengths)} groups of kept samples: the spread within prompts is not known (noise 0.3)")
+        median = float(np.median([row["response_length/p50"] for row in rows]))
+        high = float(np.median([row["response_length/p95"] for row in rows]))
+        whole = math.log(max(high / median, 1.0)) / 1.645
+        return Answers(median, math.sqrt(max(0.0, whole**2 - 0.3**2)), min(0.3, whole), right=right)
+    within = float(np.sqrt(np.mean([each.var(ddof=1) for each in lengths])))
+    between = np.var([each.mean() for each in lengths], ddof=1) - within**2 / np.mean([len(e) for e in lengths])
+    return Answers(
+        float(np.exp(np.median(np.concatenate(lengths)))),
+        math.sqrt(max(0.0, float(between))),
+        within,
+        right=right,
+    )

@@ -1,0 +1,101 @@
+"""Costs of a simulation, fitted to what a run measured."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.engines import step_costs
+from actors.engines.decode_clock import DecodeCost
+from actors.engines.step_costs import StepCosts
+from areal_like import config as configs
+from scripts.calibrate import main
+from scripts.simulation.calibration import calibrate, nonnegative
+from scripts.simulation.costs import read
+
+
+def test_step_costs_count_what_belongs_to_a_step() -> None:
+    counted = StepCosts()
+    counted.begin(1.0, 3, 30)
+    counted.begin(1.5, 4, 40)  # the next one begins: the first took .5
+    counted.skip(0.2)  # an update
+    counted.end(2.5)
+    counted.end(9.0)  # idle time belongs to none
+    assert counted.decode[2][0].tolist() == [2, 7, 70, pytest.approx(1.3)] and len(counted.decode) == 1
+
+
+def test_counts_of_actors_add_up(tmp_path: Path) -> None:
+    for number in range(2):
+        counted = StepCosts()
+        counted.begin(0.0, 1, 10)
+        counted.end(1.0 + number)
+        counted.prefilled(100, 0.5)
+        counted.write(tmp_path, f"actor-{number}")
+    found = step_costs.read(tmp_path)
+    assert found.decode[0][0].tolist() == [2.0, 2.0, 20.0, 3.0] and found.decode[0][3, 3] == 5.0
+    assert found.prefill == [200.0, 1.0]
+
+
+def test_a_fit_without_negative_costs() -> None:
+    columns = np.stack([np.ones(6), np.arange(6.0)], 1)
+    for values, fit in ((2.0 + 3.0 * np.arange(6), [2.0, 3.0]), (9.0 - np.arange(6), [6.5, 0.0])):
+        assert nonnegative(columns.T @ columns, columns.T @ values) == pytest.approx(fit)
+
+
+def write_run(run: Path, cost: DecodeCost) -> None:
+    """A run folder as far as calibration reads it, of an engine of that cost."""
+    counted, now = StepCosts(), 0.0
+    for sequences in (1, 2, 4, 8, 16, 32):
+        for tokens in (10 * sequences, 50 * sequences):
+            counted.begin(now, sequences, tokens)
+            now += cost.steps(1, sequences, tokens)
+            counted.end(now)
+    counted.prefilled(1000, 1000 * cost.prefill)
+    counted.busy = now / 2
+    counted.write(run, "actor-0")
+    configs.save(configs.load(["quickstart"]), run / "config.yaml")
+    rows = [
+        {
+            "step": step,
+            "tokens": 1000 + 100 * (step % 3),
+            "train/step_seconds": 0.5 + 1e-4 * (1000 + 100 * (step % 3)),
+            "publish/seconds": 0.01,
+            "publish/encode_seconds": 0.02,
+            "rollout/update_fetch_seconds": 0.03,
+            "rollout/update_replica_seconds": 0.01,
+            "rollout/update_pause_seconds": 0.004,
+            "reward/mean": 0.25,
+            "response_length/p50": 50.0,
+            "response_length/p95": 150.0,
+            "response_length/max": 400,
+        }
+        for step in range(1, 13)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_costs_come_back(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    cost = DecodeCost(base=0.01, per_sequence=0.001, per_token=1e-5, prefill=1e-4)
+    write_run(tmp_path, cost)
+    found = calibrate(tmp_path)
+    engine, learner, weights = found.costs.engine, found.costs.learner, found.costs.weights
+    assert [engine.base, engine.per_sequence, engine.per_token] == pytest.approx([0.01, 0.001, 1e-5], rel=1e-6)
+    assert engine.prefill == pytest.approx(1e-4) and engine.apply == 0.004 and 0 < engine.busy < 1
+    assert [learner.base, learner.per_token, learner.publish] == pytest.approx([0.5, 1e-4, 0.01], rel=0.01)
+    assert (weights.encode, weights.fetch) == pytest.approx((0.02, 0.04))
+    assert found.costs.answers.median == 50 and found.costs.answers.right == 0.25
+    assert found.residuals["train step"] < 1e-6 and any("kept samples" in note for note in found.notes)
+    assert main([str(tmp_path), "--out", str(tmp_path / "costs.yaml")]) == 0
+    assert "the fit is off by" in capsys.readouterr().out
+    assert read(tmp_path / "costs.yaml") == found.costs
+
+
+def test_too_short_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write_run(tmp_path, DecodeCost())
+    with pytest.raises(SystemExit):
+        main([str(tmp_path), "--steps", "2"])
+    assert "needs more than 2" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "nothing")])
+    assert "no run folder" in capsys.readouterr().err
