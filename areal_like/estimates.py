@@ -52,6 +52,13 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
         centre = (mean + Z**2 / (2 * count)) / (1 + Z**2 / count)
         spread = Z / (1 + Z**2 / count) * math.sqrt(mean * (1 - mean) / count + Z**2 / (4 * count**2))
         return max(0.0, centre - spread), min(1.0, centre + spread)
+    return interval_of_any(values)
+
+
+def interval_of_any(values: Sequence[float]) -> tuple[float, float]:
+    """As `interval` of values that are no proportions, whatever they are: differences, say."""
+    array = np.asarray(values, np.float64)
+    count, mean = len(array), float(array.mean())
     if count < 2:
         return -math.inf, math.inf
     if count > MOST_RESAMPLED:
@@ -68,11 +75,17 @@ def resampled_means(values: np.ndarray) -> np.ndarray:
     return means
 
 
-def figures(rewards: Sequence[Sequence[float]], ks: Sequence[int], right: float) -> dict[str, Estimate]:
-    """The mean reward (avg@n of n answers per prompt) and each pass@k, from the rewards of each prompt's answers; an
-    answer is right if it earns `right` at least."""
+def by_prompt(rewards: Sequence[Sequence[float]], ks: Sequence[int], right: float) -> dict[str, list[float]]:
+    """A number per prompt, from the rewards of its answers: their mean, and each pass@k; an answer is right if it earns
+    `right` at least."""
     counts = [sum(reward >= right for reward in each) for each in rewards]
     named = {"reward": [sum(each) / len(each) for each in rewards]}
     for k in ks:
         named[f"pass@{k}"] = [pass_at_k(len(each), n, k) for each, n in zip(rewards, counts, strict=True)]
+    return named
+
+
+def figures(rewards: Sequence[Sequence[float]], ks: Sequence[int], right: float) -> dict[str, Estimate]:
+    """The mean reward (avg@n of n answers per prompt) and each pass@k: means of `by_prompt`."""
+    named = by_prompt(rewards, ks, right)
     return {name: Estimate(sum(values) / len(values), *interval(values)) for name, values in named.items()}

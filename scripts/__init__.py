@@ -43,6 +43,7 @@ PARTS = {
     "memory": "train --dry-run",
     "offered": "ledger",
     "output": "train",
+    "pairing": "eval --against",
     "plotting.canvas": "plots",
     "plotting.drawing": "plots",
     "plotting.lines": "plots",

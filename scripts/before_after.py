@@ -1,9 +1,10 @@
 """What training changed: `python -m scripts.before_after RUN [--before FOLDER] [--after FOLDER]`.
 
 Answers the run's held-out prompts twice, at `eval.temperature` (0: greedily): with the run's first weights, and with
-its last ones (`checkpoints/final`). Prints the mean reward of both, and some answers side by side. `--before` and
-`--after` take other models' folders, e.g. the model that an earlier run began with. Answers are scored in this process,
-without a time limit.
+its last ones (`checkpoints/final`). Prints the mean reward of both, their difference with its interval and a paired
+test, and some answers side by side. `--before` and `--after` take other models' folders, e.g. the model that an earlier
+run began with. Answers are scored in this process, without a time limit. `scripts.eval AFTER --against BEFORE` compares
+several answers per prompt, on any sets.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from areal_like.heldout import own_rows
 
 from .arguments import command, new_file, refuse
 from .output import console, shortened, write_json
+from .pairing import TESTS, Paired, p_value, paired
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,10 @@ def means(pairs: list[Pair]) -> dict[str, float]:
     return {side: sum(getattr(pair, side).reward for pair in pairs) / len(pairs) for side in ("before", "after")}
 
 
+def difference(pairs: list[Pair]) -> Paired:
+    return paired([pair.before.reward for pair in pairs], [pair.after.reward for pair in pairs])
+
+
 def show(pairs: list[Pair], count: int) -> None:
     """A table of the first prompts, and the means of all."""
     from rich.table import Table
@@ -123,6 +129,10 @@ def show(pairs: list[Pair], count: int) -> None:
     console().print(table)
     mean = means(pairs)
     print(f"held-out reward ({len(pairs)} prompts): {mean['before']:.3f} before, {mean['after']:.3f} after")
+    found = difference(pairs)
+    print(f"difference {found.difference:+.3f} [{found.low:+.3f}, {found.high:+.3f}] (95 %, over prompts); "
+          f"{found.better} prompts better, {found.worse} worse; "
+          f"p {p_value(found.p)} ({TESTS[found.test]})")  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -140,7 +150,10 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         refuse(error)
     show(pairs, args.show)
-    write_json(args.json, {**means(pairs), "answers": [asdict(pair) for pair in pairs]})
+    write_json(
+        args.json,
+        {**means(pairs), "difference": difference(pairs)._asdict(), "answers": [asdict(pair) for pair in pairs]},
+    )
     return 0
 
 

@@ -3,8 +3,9 @@
 A SET is a file of prompts and answers (`test.jsonl`; all its rows, or `--prompts` of them), a task's name
 (`arithmetic`; its held-out rows) or a spec (`{name: jsonl, path: test.jsonl, reward: exact}`). Without SET: the run's
 own held-out prompts, in its own workflow. With `--samples 8` each prompt is answered eight times, and pass@k is the
-unbiased estimate (Chen et al., arXiv 2107.03374). Intervals are of 95 %, over prompts. Verifiers run in
-processes of their own, with a time limit.
+unbiased estimate (Chen et al., arXiv 2107.03374). Intervals are of 95 %, over prompts. `--against OTHER` asks a second
+model the same, and tests the differences prompt by prompt: what training changed, say. Verifiers run in processes of
+their own, with a time limit.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from areal_like import config as configs
 from areal_like import older_configs
 from areal_like.config import ConfigError
 from areal_like.errors import UserError
+from areal_like.estimates import by_prompt, powers
 from areal_like.estimates import figures as estimates
-from areal_like.estimates import powers
 from areal_like.held_out_keys import OWN
 from areal_like.heldout import own_rows
 from areal_like.layers import parse_override
@@ -35,6 +36,8 @@ from .output import console, shortened, table, visible, write_json
 if TYPE_CHECKING:
     from areal_like.interfaces import RewardFunction, Task, Workflow
     from areal_like.types import Prompt
+
+    from .pairing import Paired
 
 TIMEOUT, WORKERS = 30.0, 2
 PROGRESS_SECONDS = 5.0
@@ -66,6 +69,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = command("eval", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a run's folder, or a model's (config.json)")
     parser.add_argument("sets", nargs="*", metavar="SET", help="FILE.jsonl, a task's name, or {name: ..., knobs}")
+    parser.add_argument(
+        "--against", type=Path, metavar="OTHER", help="another model's or run's folder: compare with it"
+    )
     parser.add_argument("--prompts", type=positive, help="prompts per set (default: all of a file, else 256)")
     parser.add_argument("--samples", type=positive, default=1, help="answers per prompt (default: 1)")
     parser.add_argument("--temperature", type=temperature, help="0: greedy (default: 0 for one sample, else 1)")
@@ -77,6 +83,19 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print the answers to the first N prompts")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write figures and all answers to this file")
     return parser.parse_args(argv)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a model says: figures and answers of each set, by its name."""
+
+    figures: dict[str, dict[str, Any]]
+    answers: dict[str, list[Answers]]
+
+    def data(self) -> dict[str, dict[str, Any]]:
+        """As JSON."""
+        listed = {name: [vars(each) for each in answers] for name, answers in self.answers.items()}
+        return {name: {**figures, "answers": listed[name]} for name, figures in self.figures.items()}
 
 
 # ---- model and sets -------------------------------------------------------------------------------------------------
@@ -142,6 +161,11 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
     return found
 
 
+def shown(prompt: Prompt) -> str:
+    """A prompt for people: its last message, or its tokens."""
+    return str(prompt.messages[-1]["content"] if prompt.messages else prompt.tokens.tolist())
+
+
 # ---- asking ---------------------------------------------------------------------------------------------------------
 
 
@@ -166,10 +190,9 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
         done += 1
         said = [sample.tokens[sample.prompt_length :] for sample in samples]
         texts = [prompt.codec.decode(each) if prompt.codec else " ".join(map(str, each)) for each in said]
-        asked = prompt.messages[-1]["content"] if prompt.messages else str(prompt.tokens.tolist())
         rewards = [float(sample.reward) for sample in samples]
         cut = sum(sample.finish == "length" for sample in samples) if question.task.stop_tokens else 0
-        return Answers(asked, str(prompt.answer), texts, rewards, [len(each) for each in said], cut)
+        return Answers(shown(prompt), str(prompt.answer), texts, rewards, [len(each) for each in said], cut)
 
     async def tell() -> None:
         while True:
@@ -225,11 +248,11 @@ def figures(answers: Sequence[Answers], samples: int, right: float) -> dict[str,
     }
 
 
-def show(results: Mapping[str, Mapping[str, Any]], args: argparse.Namespace) -> None:
+def show(results: Mapping[str, Mapping[str, Any]], args: argparse.Namespace, model: Path) -> None:
     """The table of all sets."""
     how = "greedy" if args.temperature == 0 else f"temperature {args.temperature:g}"
     columns = ["reward", *(f"pass@{k}" for k in powers(args.samples))]
-    made = table(f"{args.model}: {args.samples} answer{'s' * (args.samples > 1)} per prompt, {how}; mean [95 %]",
+    made = table(f"{model}: {args.samples} answer{'s' * (args.samples > 1)} per prompt, {how}; mean [95 %]",
                  "set", "prompts", *columns, "tokens", "cut")  # fmt: skip
     for name, found in results.items():
         cells = ["{:.3f} [{:.3f}, {:.3f}]".format(*found[column]) for column in columns]
@@ -246,27 +269,53 @@ def show_answers(name: str, answers: Sequence[Answers], count: int) -> None:
             print(f"  {reward:6.3f}  {visible(shortened(text, 200))}")
 
 
-def evaluate(args: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], dict[str, list[Answers]]]:
-    """Set → its figures, and its answers. Raises UserError, ValueError, OSError."""
-    model = model_folder(args.model)
-    import torch
-    from transformers.utils import logging
+def show_against(before: Found, after: Found, args: argparse.Namespace) -> dict[str, dict[str, Paired]]:
+    """Print the table of all differences; returns them by set and figure."""
+    from .pairing import compared, meaning_of_p, pairs_of
 
+    def numbers(found: Found, name: str) -> dict[str, list[float]]:
+        return by_prompt([each.rewards for each in found.answers[name]], powers(args.samples), args.right)
+
+    pairs = {name: pairs_of(numbers(before, name), numbers(after, name)) for name in after.answers}
+    console(140).print(compared(f"{args.model} against {args.against}, prompt by prompt", ("OTHER", "MODEL"), pairs))
+    print(meaning_of_p(pair for each in pairs.values() for pair in each.values()))
+    return pairs
+
+
+def evaluate(args: argparse.Namespace, given: Path, asked: Sequence[Question]) -> Found:
+    """What the model at `given` says to all sets. Raises UserError, ValueError, OSError."""
     from areal_like.registry import build
 
-    logging.disable_progress_bar()
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    asked = questions(args, model)
     vocabulary = max(question.task.vocab_size for question in asked)
     results, answers = {}, {}
     for question in asked:
         begin = time.monotonic()
-        loaded = build("model", {"name": "folder", "path": str(model)}, args.seed, vocabulary)
-        answers[question.name] = asyncio.run(ask(args, question, loaded))
+        model = build("model", {"name": "folder", "path": str(model_folder(given))}, args.seed, vocabulary)
+        answers[question.name] = asyncio.run(ask(args, question, model))
         results[question.name] = figures(answers[question.name], args.samples, args.right)
         results[question.name]["seconds"] = time.monotonic() - begin
-    return results, answers
+    return Found(results, answers)
+
+
+def both(args: argparse.Namespace) -> tuple[Found, Found | None]:
+    """What MODEL says, and OTHER. Raises UserError, ValueError, OSError."""
+    folders = [model_folder(given) for given in (args.model, args.against) if given]
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    asked = questions(args, folders[0])
+    if not args.against:
+        return evaluate(args, args.model, asked), None
+    others = questions(args, folders[1]) if args.sets else asked  # a file is read with the model's own tokenizer
+    for mine, other in zip(asked, others, strict=True):
+        if [shown(mine.task.prompt(*row)) for row in mine.rows] != [
+            shown(other.task.prompt(*row)) for row in other.rows
+        ]:
+            raise ConfigError(f"{mine.name}: the two models' tokenizers leave them other prompts: nothing to compare")
+    return evaluate(args, args.model, asked), evaluate(args, args.against, others)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -274,14 +323,20 @@ def main(argv: list[str] | None = None) -> int:
     if args.temperature is None:
         args.temperature = 0.0 if args.samples == 1 else 1.0
     try:
-        results, answers = evaluate(args)
+        found, other = both(args)
     except (UserError, ValueError, OSError) as error:
         refuse(error)
-    for name, found in answers.items():
-        show_answers(name, found, args.show)
-    show(results, args)
-    listed = {name: [vars(each) for each in found] for name, found in answers.items()}
-    write_json(args.json, {name: {**found, "answers": listed[name]} for name, found in results.items()})
+    for name, answers in found.answers.items():
+        show_answers(name, answers, args.show)
+    show(found.figures, args, args.model)
+    data = found.data()
+    if other:
+        show(other.figures, args, args.against)
+        pairs = show_against(other, found, args)
+        for name, against in other.data().items():
+            differences = {figure: pair._asdict() for figure, pair in pairs[name].items()}
+            data[name] |= {"against": against, "differences": differences}
+    write_json(args.json, data)
     return 0
 
 

@@ -39,7 +39,9 @@ def test_answers_differ_where_weights_do(run, capsys):
     assert any(pair["before"]["text"] != pair["after"]["text"] for pair in data["answers"])
     for side in ("before", "after"):
         assert data[side] == sum(short("", pair[side]["text"]) for pair in data["answers"]) / 5
-    assert "2 of 5 held-out prompts" in capsys.readouterr().out
+    assert data["difference"]["difference"] == pytest.approx(data["after"] - data["before"])
+    said = capsys.readouterr().out
+    assert "2 of 5 held-out prompts" in said and "prompts better" in said and "McNemar" in said
 
 
 def test_the_same_weights_say_the_same(run, capsys):

@@ -110,6 +110,29 @@ def test_a_file_is_asked_whole_and_greedily(model: Path, rows: Path, tmp_path: P
     assert found["samples"] == 1 and max(each["lengths"][0] for each in found["answers"]) <= 5
 
 
+def test_another_model_is_asked_the_same_and_compared(
+    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    other = write_folder(tmp_path / "other", "llama tied", seed=1)
+    spec = f"{{name: jsonl, path: {rows}, heldout_fraction: 0.9, max_tokens: 9, reward: {__name__}:short}}"
+    found = figures(str(model), spec, "--samples", "2", "--against", str(other), at=tmp_path)[spec]
+    mine, others = found["answers"], found["against"]["answers"]
+    assert [each["prompt"] for each in mine] == [each["prompt"] for each in others]
+    assert all(a["texts"] != b["texts"] for a, b in zip(mine, others, strict=True)), "other weights"
+    pairs = [(sum(b["rewards"]) / 2, sum(a["rewards"]) / 2) for a, b in zip(mine, others, strict=True)]
+    change = found["differences"]["reward"]
+    assert change["prompts"] == len(pairs) == 6
+    assert change["difference"] == pytest.approx(sum(a - b for b, a in pairs) / 6)
+    assert change["better"] == sum(a > b for b, a in pairs) and change["worse"] == sum(a < b for b, a in pairs)
+    assert found["differences"]["pass@2"]["test"] == "McNemar" and change["test"] == "permutation"
+    said = capsys.readouterr().out
+    assert f"against {other}" in " ".join(said.split()) and "permutation test" in said
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(SystemExit):
+        evaluation.main([str(model), spec, "--against", str(tmp_path / "nothing")])
+    assert "no model there" in capsys.readouterr().err
+
+
 def test_a_verifier_that_fails_is_named(model: Path, rows: Path, capsys: pytest.CaptureFixture) -> None:
     held = rows.parent / "other.jsonl"
     held.write_text(json.dumps({"prompt": "8?", "answer": "x"}))
