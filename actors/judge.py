@@ -2,7 +2,8 @@
 
 Every reply is kept in RUN/judge, by the content of its request. A resume, or a run with the same `cache`, asks for none
 of them again: it gets the same rewards, also while the judge is off. The client retries requests that fail for a time;
-a request that fails for good, or a reply that holds no verdict, costs its group ("group reward crashed").
+a request that fails for good costs its group ("group reward crashed"). So does a reply that holds no verdict, unless
+`no_verdict` says what it counts as.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class Judge:
         one. The reply must hold `Score: NUMBER` (pairs: `Winner: A`, `B` or `tie`); the last one counts.
     base_url, model_name, api_key: the endpoint, the model there, and the name of the environment variable with the
         key (a local server needs none).
+    no_verdict: the verdict, from 0 to 1, of a reply that holds none (pairs: the share of A); null: its group is
+        dropped. Either way it is a failure in the metrics.
     temperature, max_tokens: of the judge's reply.
     concurrency: requests of one actor at a time. timeout: seconds per attempt. retries: attempts after the first.
     cache: a folder to keep replies in, which several runs may share; null: RUN/judge.
@@ -86,6 +89,7 @@ class Judge:
         opponents: Annotated[int, "[1, inf)"] | None = None,
         both_orders: bool = True,
         template: str | None = None,
+        no_verdict: Annotated[float, "[0, 1]"] | None = None,
         temperature: Annotated[float, "[0, inf)"] = 0.0,
         max_tokens: Annotated[int, "[1, inf)"] = 512,
         concurrency: Annotated[int, "[1, inf)"] = 16,
@@ -100,7 +104,7 @@ class Judge:
             raise ValueError(f"group_reward.scale={list(scale)}: want two numbers, the lower one first")
         self.prices = _two(prices, "prices") if prices else (0.0, 0.0)
         self.compare, self.own, self.weight = compare, own, weight
-        self.opponents, self.both_orders = opponents, both_orders
+        self.opponents, self.both_orders, self.no_verdict = opponents, both_orders, no_verdict
         self.template = Template(template or (PAIRS if compare == "pairs" else EACH))
         wanted = {"first", "second"} if compare == "pairs" else {"answer"}
         if not self.template.is_valid() or not wanted <= set(self.template.get_identifiers()):
@@ -128,26 +132,29 @@ class Judge:
     async def _each(self, words: dict[str, str], texts: list[str]) -> list[float]:
         limits = {"lowest": f"{self.lowest:g}", "highest": f"{self.highest:g}"}
         replies = await _all(self._ask(words | limits | {"answer": text}) for text in texts)
-        return [(self._number(reply) - self.lowest) / (self.highest - self.lowest) for reply in replies]
+        return [self._grade(reply) for reply in replies]
 
-    def _number(self, reply: str) -> float:
+    def _grade(self, reply: str) -> float:
         found = SCORE.findall(reply)
         if not found or not self.lowest <= float(found[-1]) <= self.highest:
-            raise self._failed(f"`Score: NUMBER` from {self.lowest:g} to {self.highest:g} is missing", reply)
-        return float(found[-1])
+            return self._without(f"`Score: NUMBER` from {self.lowest:g} to {self.highest:g} is missing", reply)
+        return (float(found[-1]) - self.lowest) / (self.highest - self.lowest)
 
     async def _pairs(self, words: dict[str, str], texts: list[str]) -> list[float]:
         shown = self._shown(texts)
         replies = await _all(self._ask(words | {"first": texts[a], "second": texts[b]}) for a, b in shown)
         won, of = [0.0] * len(texts), [0] * len(texts)
         for (a, b), reply in zip(shown, replies, strict=True):
-            found = WINNER.findall(reply)
-            if not found:
-                raise self._failed("`Winner: A`, `B` or `tie` is missing", reply)
-            share = {"A": 1.0, "B": 0.0, "TIE": 0.5}[found[-1].upper()]
+            share = self._share(reply)
             won[a], won[b] = won[a] + share, won[b] + 1 - share
             of[a], of[b] = of[a] + 1, of[b] + 1
         return [one / n if n else 0.5 for one, n in zip(won, of, strict=True)]
+
+    def _share(self, reply: str) -> float:
+        found = WINNER.findall(reply)
+        if not found:
+            return self._without("`Winner: A`, `B` or `tie` is missing", reply)
+        return {"A": 1.0, "B": 0.0, "TIE": 0.5}[found[-1].upper()]
 
     def _shown(self, texts: list[str]) -> list[Verdict]:
         """The comparisons of a group: which answers, and which of them is A."""
@@ -205,9 +212,12 @@ class Judge:
         self.replies.add(key, reply)
         return reply
 
-    def _failed(self, why: str, reply: str) -> RewardError:
+    def _without(self, why: str, reply: str) -> float:
+        """The verdict of a reply that holds none. Raises RewardError."""
         self.failures += 1
-        return RewardError(f"the judge at {self.base_url}: {why} in its reply {reply[-200:]!r}")
+        if self.no_verdict is None:
+            raise RewardError(f"the judge at {self.base_url}: {why} in its reply {reply[-200:]!r}")
+        return self.no_verdict
 
     def stats(self) -> dict[str, float]:
         """As in `actors.measures`."""

@@ -82,7 +82,18 @@ class Talk:
         self.answers += 1
 
 
-def talk_of(args: argparse.Namespace, model: Path) -> Talk:
+@dataclass(frozen=True)
+class Speech:
+    """How a model's text becomes tokens. `longest`: of a response, where its task says; `tokenizer`: transformers', if
+    the model has one of its own."""
+
+    codec: Codec
+    stop: tuple[int, ...]
+    longest: int | None = None
+    tokenizer: Any = None
+
+
+def speech_of(given: Path, model: Path) -> Speech:
     """The model's text: its own tokenizer's, or that of the run's task. Raises ConfigError, ValueError, OSError."""
     if (model / "tokenizer_config.json").is_file():
         from transformers import AutoTokenizer
@@ -91,17 +102,25 @@ def talk_of(args: argparse.Namespace, model: Path) -> Talk:
 
         tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
         codec = TokenizerCodec(tokenizer, chat=bool(tokenizer.chat_template))
-        return Talk(codec, stop_tokens(model, tokenizer), args.system, remembers=True)
+        return Speech(codec, stop_tokens(model, tokenizer), tokenizer=tokenizer)
     from areal_like.registry import build
 
-    run = run_of(args.model)
+    run = run_of(given)
     task = build("task", run.task, run.run.seed) if run else None
     prompt = task.prompt("heldout", 0) if task else None
     if task is None or prompt is None or prompt.codec is None:
         raise ConfigError(f"{model} has no tokenizer (tokenizer_config.json is missing), and no task that has text")
-    args.max_tokens = min(args.max_tokens, prompt.max_tokens)
     print(f"the task's own text, e.g. {prompt.codec.decode(prompt.tokens)!r}", file=sys.stderr)
-    return Talk(prompt.codec, tuple(task.stop_tokens), None, remembers=False)
+    return Speech(prompt.codec, tuple(task.stop_tokens), prompt.max_tokens)
+
+
+def talk_of(args: argparse.Namespace, model: Path) -> Talk:
+    """Raises ConfigError, ValueError, OSError."""
+    speech = speech_of(args.model, model)
+    if speech.tokenizer is not None:
+        return Talk(speech.codec, speech.stop, args.system, remembers=True)
+    args.max_tokens = min(args.max_tokens, speech.longest or args.max_tokens)
+    return Talk(speech.codec, speech.stop, None, remembers=False)
 
 
 async def answer(engine: Any, talk: Talk, text: str, args: argparse.Namespace) -> None:

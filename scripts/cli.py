@@ -25,6 +25,7 @@ VERBS = {
     "simulate": "a run in virtual time: throughput, staleness, idle shares",
     "calibrate": "what things cost, from a short run, for simulate",
     "eval": "reward and pass@k of a model on sets of prompts",
+    "serve": "a model as an OpenAI-compatible endpoint, for lm-eval and others",
     "chat": "talk to a model in the terminal",
     "ablate": "a grid of runs times seeds, with tables and plots",
     "plots": "draw the plots of a study again from their data",

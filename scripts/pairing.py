@@ -62,8 +62,8 @@ def paired(before: Sequence[float], after: Sequence[float]) -> Paired:
         (low, high), test = _of_proportions(len(changes), better, worse), MCNEMAR
     else:
         (low, high), test, p = interval_of_any(changes.tolist()), PERMUTATION, _flipped(changes)
-    means = [float(each.mean()) for each in pair]
-    return Paired(len(changes), *means, float(changes.mean()), low, high, better, worse, p, test)
+    first, second = (float(each.mean()) for each in pair)
+    return Paired(len(changes), first, second, float(changes.mean()), low, high, better, worse, p, test)
 
 
 def _of_proportions(prompts: int, better: int, worse: int) -> tuple[float, float]:

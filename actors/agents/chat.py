@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,7 @@ READ = {
     "model", "messages", "tools", "temperature", "max_tokens", "max_completion_tokens", "stop", "stream",
     "stream_options",
 }  # fmt: skip
+MOST_TEMPERATURE = 100
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -65,10 +66,10 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a conversation holds requests to: the sample's `temperature`; `ignore` sampling fields instead of refusing
-    them; the marks around a tool call."""
+    """What a conversation holds requests to: the sample's `temperature` (None: each request has its own); `ignore`
+    sampling fields instead of refusing them; the marks around a tool call."""
 
-    temperature: float
+    temperature: float | None
     ignore: bool = False
     call_marks: tuple[str, str] = ("<tool_call>", "</tool_call>")
 
@@ -76,7 +77,8 @@ class Terms:
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A request that can be answered. `messages` are plain: role, content (a text), and where there are any tool_calls
-    (with arguments as objects) and tool_call_id. `ignored` sampling fields were passed over."""
+    (with arguments as objects) and tool_call_id. `ignored` sampling fields were passed over. A conversation has a
+    temperature and a stream of random numbers of its own; `temperature` and `seed` are for others."""
 
     model: str
     messages: list[dict[str, Any]]
@@ -86,6 +88,8 @@ class Chat:
     stream: bool
     with_usage: bool
     ignored: int
+    temperature: float
+    seed: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,47 +105,66 @@ class Reply:
 
 def parse(body: Any, terms: Terms) -> Chat:
     """Raises Refused."""
-    if not isinstance(body, dict):
-        raise Refused(400, "the body must be a JSON object")
-    given = {name: value for name, value in body.items() if value is not None}
-    unknown = given.keys() - READ - NEUTRAL.keys() - LACKING.keys() - WITHOUT_EFFECT
-    if unknown:
-        name = sorted(unknown)[0]
-        raise Refused(400, f"unknown field {name!r}", param=name, code="unknown_parameter")
-    for name in given.keys() & LACKING.keys():
-        if given[name] not in LACKING[name]:
-            raise Refused(400, f"{name}={given[name]!r} is not supported here", param=name, code="unsupported_value")
-    tools = _typed(given, "tools", list, [])
-    options = _typed(given, "stream_options", dict, {})
+    given = fields_of(body, READ | NEUTRAL.keys() | WITHOUT_EFFECT, LACKING)
+    tools = typed(given, "tools", list, [])
+    options = typed(given, "stream_options", dict, {})
     return Chat(
         model=str(given.get("model", MODEL)),
         messages=_messages(given.get("messages")),
         tools=[] if given.get("tool_choice") == "none" else tools,
         max_tokens=_max_tokens(given),
-        stop=_stop(given.get("stop", [])),
-        stream=_typed(given, "stream", bool, False),
+        stop=stop_texts(given),
+        stream=typed(given, "stream", bool, False),
         with_usage=bool(options.get("include_usage", False)),
-        ignored=_hold_sampling(given, terms),
+        ignored=hold_sampling(given, terms),
+        temperature=temperature_of(given) if terms.temperature is None else terms.temperature,
+        seed=seed_of(given) if terms.temperature is None else None,
     )
 
 
-def _hold_sampling(given: dict[str, Any], terms: Terms) -> int:
+def fields_of(body: Any, known: Set[str], lacking: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """The fields of a body that say something. `lacking`: those for missing features. Raises Refused."""
+    if not isinstance(body, dict):
+        raise Refused(400, "the body must be a JSON object")
+    given = {name: value for name, value in body.items() if value is not None}
+    if unknown := given.keys() - known - lacking.keys():
+        name = sorted(unknown)[0]
+        raise Refused(400, f"unknown field {name!r}", param=name, code="unknown_parameter")
+    for name in given.keys() & lacking.keys():
+        if given[name] not in lacking[name]:
+            raise Refused(400, f"{name}={given[name]!r} is not supported here", param=name, code="unsupported_value")
+    return given
+
+
+def hold_sampling(given: dict[str, Any], terms: Terms) -> int:
     """The number of sampling fields that are passed over. Raises Refused."""
     wrong = [name for name in NEUTRAL if name in given and given[name] not in NEUTRAL[name]]
-    temperature = given.get("temperature", terms.temperature)
-    if not isinstance(temperature, int | float) or abs(temperature - terms.temperature) > 1e-6:
-        wrong.append("temperature")
+    if terms.temperature is not None:
+        temperature = given.get("temperature", terms.temperature)
+        if not isinstance(temperature, int | float) or abs(temperature - terms.temperature) > 1e-6:
+            wrong.append("temperature")
     if wrong and not terms.ignore:
         name = wrong[0]
         held = f"the run samples at {terms.temperature:g}; " if name == "temperature" else ""
-        raise Refused(
-            400,
-            f"{name}={given[name]!r} is refused: {held}behaviour logprobs would differ from the learner's. "
-            "Leave it out, or set workflow.sampling=ignore",
-            param=name,
-            code="unsupported_value",
-        )
+        why = f"{held}behaviour logprobs would differ from the learner's. Leave it out, or set workflow.sampling=ignore"
+        if terms.temperature is None:
+            why = "this engine samples from the whole distribution. Leave it out"
+        message = f"{name}={given[name]!r} is refused: {why}"
+        raise Refused(400, message, param=name, code="unsupported_value")
     return len(wrong)
+
+
+def temperature_of(given: Mapping[str, Any]) -> float:
+    value = given.get("temperature", 1.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_TEMPERATURE:
+        want = f"temperature must be a number from 0 to {MOST_TEMPERATURE}"
+        raise Refused(400, f"{want}, got {value!r}", param="temperature")
+    return float(value)
+
+
+def seed_of(given: Mapping[str, Any]) -> int | None:
+    seed = given.get("seed")
+    return seed if type(seed) is int else None
 
 
 def _max_tokens(given: dict[str, Any]) -> int | None:
@@ -152,14 +175,15 @@ def _max_tokens(given: dict[str, Any]) -> int | None:
     return min(found, default=None)
 
 
-def _stop(stop: Any) -> tuple[str, ...]:
+def stop_texts(given: Mapping[str, Any]) -> tuple[str, ...]:
+    stop = given.get("stop", [])
     texts = [stop] if isinstance(stop, str) else stop
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
         raise Refused(400, "stop must be a text or a list of texts, none of them empty", param="stop")
     return tuple(texts)
 
 
-def _typed(given: dict[str, Any], name: str, kind: type, default: Any) -> Any:
+def typed(given: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     value = given.get(name, default)
     if not isinstance(value, kind):
         raise Refused(400, f"{name} must be of the type {kind.__name__}", param=name)
@@ -235,7 +259,10 @@ def spoken(text: str, number: int, tools: Sequence[Any], marks: tuple[str, str])
 
 def completion(chat: Chat, reply: Reply) -> dict[str, Any]:
     choice = {"index": 0, "message": _served(reply.message), "logprobs": None, "finish_reason": reply.finish}
-    return _head("chat.completion", chat, str(reply.number)) | {"choices": [choice], "usage": _usage(reply)}
+    return _head("chat.completion", chat, str(reply.number)) | {
+        "choices": [choice],
+        "usage": _usage(reply),
+    }
 
 
 class Events:
@@ -295,8 +322,8 @@ def certain(text: str, chat: Chat, marks: tuple[str, str]) -> str:
     return "" if text[:1].isspace() else text.rstrip()  # the text before calls is stripped: see `spoken`
 
 
-def models() -> dict[str, Any]:
-    return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "areal_like"}]}
+def models(name: str = MODEL) -> dict[str, Any]:
+    return {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "areal_like"}]}
 
 
 def _head(kind: str, chat: Chat, name: str) -> dict[str, Any]:
@@ -304,11 +331,14 @@ def _head(kind: str, chat: Chat, name: str) -> dict[str, Any]:
 
 
 def _usage(reply: Reply) -> dict[str, int]:
-    total = reply.prompt_tokens + reply.completion_tokens
+    return usage(reply.prompt_tokens, reply.completion_tokens)
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     return {
-        "prompt_tokens": reply.prompt_tokens,
-        "completion_tokens": reply.completion_tokens,
-        "total_tokens": total,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
     }
 
 

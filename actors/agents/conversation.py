@@ -22,6 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from actors.agents.chat import Chat, Refused, Reply, Terms, certain, spoken
 from actors.agents.counts import TOTALS
 from actors.resumption import streamed
@@ -80,7 +82,7 @@ class Conversation:
         number, transcript = self._asked, self._begin(chat)
         before = transcript.tokens
         completion = await self._sample(before, transcript.limits(chat.max_tokens), self._told(chat, heard))
-        completion, text = self._until(chat.stop, completion)
+        completion, text = until(self._codec.decode, chat.stop, completion)
         transcript.said(completion)
         message = spoken(text, number, chat.tools, self.terms.call_marks)
         self.turns.append(Turn(number, [*chat.messages, message], chat.tools, transcript, completion))
@@ -165,20 +167,23 @@ class Conversation:
             raise Refused(410, ENDED, code="session_ended")
         return completion
 
-    def _until(self, stops: tuple[str, ...], completion: Completion) -> tuple[Completion, str]:
-        """The completion as it would be if the engine had looked for these texts after each token, and its text up to
-        the first of them. (What it has sampled behind costs time, and nothing else: no token depends on later ones.)"""
-        text = self._codec.decode(completion.tokens)
-        places = [place for stop in stops if (place := text.find(stop)) >= 0]
-        if not places:
-            return completion, text
 
-        def has_stop(count: int) -> bool:
-            so_far = self._codec.decode(completion.tokens[:count])
-            return any(stop in so_far for stop in stops)
+def until(
+    decode: Callable[[np.ndarray], str], stops: tuple[str, ...], completion: Completion
+) -> tuple[Completion, str]:
+    """The completion as it would be if the engine had looked for these texts after each token, and its text up to the
+    first of them. (What it has sampled behind costs time, and nothing else: no token depends on later ones.)"""
+    text = decode(completion.tokens)
+    places = [place for stop in stops if (place := text.find(stop)) >= 0]
+    if not places:
+        return completion, text
 
-        count = bisect_left(range(len(completion.tokens)), True, key=has_stop)
-        return _first(completion, count), text[: min(places)]
+    def has_stop(count: int) -> bool:
+        so_far = decode(completion.tokens[:count])
+        return any(stop in so_far for stop in stops)
+
+    count = bisect_left(range(len(completion.tokens)), True, key=has_stop)
+    return _first(completion, count), text[: min(places)]
 
 
 def _first(completion: Completion, count: int) -> Completion:

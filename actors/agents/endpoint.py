@@ -15,8 +15,9 @@ import json
 import logging
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 try:
     from aiohttp import web
@@ -28,6 +29,9 @@ from actors.agents.chat import Refused
 from actors.agents.conversation import ENDED, Conversation
 from actors.agents.counts import TOTALS
 
+Told = Callable[[str], None]
+"""Hears the text so far of an answer that is being made."""
+Ask = Callable[[Told | None], Awaitable[bodies.Reply]]
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 << 20
 REMEMBERED = 4096
@@ -62,24 +66,13 @@ class Endpoint:
 
     async def run(self, started: asyncio.Future[None]) -> None:
         """Serve until cancelled; `started` hears of the start, or of its failure."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
-        app.router.add_post("/v1/chat/completions", _answered(self._complete))
-        app.router.add_get("/v1/models", _answered(self._models))
-        app.router.add_route("*", "/{other:.*}", _answered(self._other))
-        runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS, handle_signals=False
-        )
+        handlers = {("POST", "/v1/chat/completions"): self._complete, ("GET", "/v1/models"): self._models}
         try:
-            await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            self.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-            started.set_result(None)
-            await asyncio.Event().wait()
+            async with listening(handlers | {("*", "/{other:.*}"): self._other}) as self.base_url:
+                started.set_result(None)
+                await asyncio.Event().wait()
         except Exception as error:
             started.set_exception(error)
-        finally:
-            await runner.cleanup()
 
     def _conversation(self, request: web.Request) -> Conversation:
         """Raises Refused."""
@@ -93,11 +86,9 @@ class Endpoint:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         conversation = self._conversation(request)
         try:
-            chat = bodies.parse(await _json(request), conversation.terms)
+            chat = bodies.parse(await body_of(request), conversation.terms)
             TOTALS["fields_ignored"] += chat.ignored
-            if chat.stream:
-                return await _streamed(request, conversation, chat)
-            return web.json_response(bodies.completion(chat, await conversation.ask(chat)))
+            return await answered(request, chat, partial(_asked, conversation, chat))
         except Refused as refused:
             conversation.refusal = str(refused)
             raise
@@ -114,12 +105,22 @@ class Endpoint:
         raise Refused(404, conversation.refusal, code="unknown_url")
 
 
-async def _streamed(request: web.Request, conversation: Conversation, chat: bodies.Chat) -> web.StreamResponse:
-    """The answer as server-sent events, as the engine makes it. Raises Refused where nothing has been sent; later the
-    error is an event."""
+async def _asked(conversation: Conversation, chat: bodies.Chat, heard: Told | None) -> bodies.Reply:
+    try:
+        return await conversation.ask(chat, heard)
+    except Refused as refused:
+        conversation.refusal = str(refused)
+        raise
+
+
+async def answered(request: web.Request, chat: bodies.Chat, ask: Ask) -> web.StreamResponse:
+    """The answer as the request wants it: whole, or as server-sent events while the engine makes it. Raises Refused
+    where nothing has been sent; later the error is an event."""
+    if not chat.stream:
+        return web.json_response(bodies.completion(chat, await ask(None)))
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     events, news = bodies.Events(chat), asyncio.Queue[str | None]()
-    asking = asyncio.ensure_future(conversation.ask(chat, news.put_nowait))
+    asking = asyncio.ensure_future(ask(news.put_nowait))
     asking.add_done_callback(lambda _: news.put_nowait(None))
     try:
         while (text := await news.get()) is not None:
@@ -129,7 +130,6 @@ async def _streamed(request: web.Request, conversation: Conversation, chat: bodi
     except Refused as refused:
         if not response.prepared:
             raise
-        conversation.refusal = str(refused)
         TOTALS["refused"] += 1
         await response.write(bodies.failed(refused).encode())
     finally:
@@ -144,7 +144,8 @@ async def _write(request: web.Request, response: web.StreamResponse, text: str) 
     await response.write(text.encode())
 
 
-async def _json(request: web.Request) -> object:
+async def body_of(request: web.Request) -> object:
+    """Raises Refused."""
     try:
         return json.loads(await request.read())
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError among them
@@ -152,6 +153,24 @@ async def _json(request: web.Request) -> object:
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def listening(handlers: Mapping[tuple[str, str], Handler], port: int = 0) -> AsyncIterator[str]:
+    """Serve (method, path) on this machine's loopback until the block ends; yields the base URL. `port` 0: any free
+    one. Raises OSError if it cannot listen."""
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    for (method, path), handler in handlers.items():
+        app.router.add_route(method, path, _answered(handler))
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS, handle_signals=False
+    )
+    try:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
 
 
 def _answered(handler: Handler) -> Handler:

@@ -23,6 +23,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import accumulate
 from time import perf_counter
 from typing import Annotated, ClassVar, Literal
 
@@ -35,6 +36,7 @@ from actors.engines.concurrency import Concurrency
 from actors.engines.decoders import decoder_for
 from actors.engines.devices import GIB, device_of, does_not_fit, kv_budget
 from actors.engines.prefill_plan import Span, plan
+from actors.engines.ranking import Ranked, ranked
 from actors.engines.sampler import sample
 from actors.engines.slot_cache import PooledCache, SlotCache, bytes_per_token
 from actors.engines.slot_table import Request, SlotTable, whole
@@ -171,7 +173,9 @@ class TorchEngine:
         """
         if self._closed:
             raise RuntimeError("the engine is closed")
-        self._check(tokens, limits)
+        if limits.max_tokens < 1:
+            raise ValueError("a request needs max_tokens of at least 1")
+        self._check(tokens, limits.max_tokens)
         asked = Request(request, tokens, limits, asyncio.get_running_loop().create_future(), heard)
         self._waiting.append(asked)
         if self._task is None:
@@ -185,29 +189,48 @@ class TorchEngine:
 
     async def logprobs_of(self, sequences: list[np.ndarray]) -> list[Scored]:
         """What the present weights say of some sequences of tokens, computed as in a prefill, beside those that run."""
-        lengths = [len(tokens) for tokens in sequences]
-        rows, time = np.arange(len(lengths)), max(lengths)
+        with torch.inference_mode():
+            logits, ids = self._logits(sequences)
+            logprobs = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0].cpu().numpy()
+        return [Scored("", self.version, [row[: len(n) - 1] for row, n in zip(logprobs, sequences, strict=True)])]
+
+    async def ranked(self, sequences: list[np.ndarray], most: int) -> list[Ranked]:
+        """The same, with the `most` likeliest tokens at each place; for any number of sequences, one part of them after
+        another. Raises ValueError as `generate`."""
+        found: list[Ranked] = []
+        for tokens in sequences:
+            self._check(tokens, 0)
+        while len(found) < len(sequences):
+            left = sequences[len(found) :]
+            longest = list(accumulate(map(len, left), max))
+            rows = sum(length * (place + 1) <= self._prefill_tokens for place, length in enumerate(longest))
+            with torch.inference_mode():
+                found += ranked(self._logits(left[: max(1, rows)])[0], left[: max(1, rows)], most)
+            await asyncio.sleep(0)
+        return found
+
+    def _logits(self, sequences: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [b, t, vocab] after each token of sequences that are padded to t, and these tokens [b, t]."""
+        rows, time = np.arange(len(sequences)), max(map(len, sequences))
         tokens = np.zeros((len(rows), time), np.int64)
         for place, known in zip(tokens, sequences, strict=True):
             place[: len(known)] = known
-        with torch.inference_mode():
-            cache = SlotCache(self._config, len(rows), self._device, self._cache.dtype)
-            cache.reserve(len(rows), time)
-            cache.begin_prefill(rows, rows, time)
-            ids = torch.from_numpy(tokens).to(self._device)
-            logits = self._decoder.score(ids, torch.arange(time, device=self._device)[None], cache)
-            logprobs = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0].cpu().numpy()
-        return [Scored("", self.version, [row[: n - 1] for row, n in zip(logprobs, lengths, strict=True)])]
+        cache = SlotCache(self._config, len(rows), self._device, self._cache.dtype)
+        cache.reserve(len(rows), time)
+        cache.begin_prefill(rows, rows, time)
+        ids = torch.from_numpy(tokens).to(self._device)
+        return self._decoder.score(ids, torch.arange(time, device=self._device)[None], cache), ids
 
-    def _check(self, tokens: np.ndarray, limits: Limits) -> None:
-        if len(tokens) == 0 or limits.max_tokens < 1:
-            raise ValueError("a request needs at least one prompt token and max_tokens of at least 1")
+    def _check(self, tokens: np.ndarray, longest: int) -> None:
+        """A prompt, int [P], of a response of at most `longest` tokens. Raises ValueError."""
+        if len(tokens) == 0:
+            raise ValueError("a request needs at least one prompt token")
         if tokens.min() < 0 or tokens.max() >= self._vocab_size:
             raise ValueError(f"prompt has token ids outside 0..{self._vocab_size - 1}")
-        total = len(tokens) + limits.max_tokens
+        total = len(tokens) + longest
         if total > self._positions:
             raise ValueError(
-                f"{len(tokens)} prompt tokens + max_tokens {limits.max_tokens} = {total} exceed the model's "
+                f"{len(tokens)} prompt tokens + max_tokens {longest} = {total} exceed the model's "
                 f"{self._positions} positions"
             )
         if self._kv_tokens is not None and total > self._kv_tokens:

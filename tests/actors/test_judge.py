@@ -9,6 +9,7 @@ import pytest
 from actors.judge import Judge
 from actors.reward_pool import RewardError
 from tests.actors.judging import judging
+from tests.actors.model_judge import judging_model, teach_to_judge
 
 PROMPT = {"text": "6*7", "messages": [{"role": "user", "content": "What is 6*7?"}], "answer": "42"}
 
@@ -120,6 +121,18 @@ def test_a_judge_without_a_verdict_is_an_error_that_says_why(tmp_path, reply, wo
         judged(tmp_path, server.url, answers("a"), retries=1)
 
 
+def test_a_reply_without_a_verdict_can_count_as_one(tmp_path):
+    def shy(text):
+        return "Score: 8" if answer_of(text) == "good" else "I can't say."
+
+    with judging(shy) as server:
+        rewards, stats = judged(tmp_path / "each", server.url, answers("good", "x", "y"), no_verdict=0.25)
+        assert rewards == [0.8, 0.25, 0.25] and stats["sum:judge/failures"] == 2
+        rewards, _ = judged(tmp_path / "pairs", server.url, answers("a", "b"), compare="pairs", no_verdict=0.5,
+                            template="Answer to grade:\n$first\n$second\n")  # fmt: skip
+        assert rewards == [0.5, 0.5]
+
+
 def test_a_judge_that_never_answers_is_given_up(tmp_path):
     with judging(lambda text: time.sleep(1) or 500) as server, pytest.raises(RewardError, match="APITimeoutError"):
         judged(tmp_path, server.url, answers("a"), retries=0, timeout=0.1)
@@ -168,3 +181,17 @@ def test_a_task_without_text_is_refused(tmp_path):
     group = [{"text": None, "tokens": [1], "length": 1, "reward": 0.0, "finish": "stop"}]
     with pytest.raises(RewardError, match="this task has none"):
         judged(tmp_path, "http://127.0.0.1:1/v1", group)
+
+
+def test_this_projects_own_engine_judges(tmp_path):
+    teach_to_judge(tmp_path / "model")
+    group, knobs = (
+        answers(*(f"{i} + {i}" for i in range(12))),
+        {"template": "$answer", "max_tokens": 16, "temperature": 1},
+    )
+    with judging_model(tmp_path / "model") as url:
+        rewards, stats = judged(tmp_path / "judge", url, group, **knobs)
+    assert stats["sum:judge/requests"] == 12 and stats["sum:judge/failures"] == 0
+    assert stats["sum:judge/reply_tokens"] == 12 * len("Score: 5.")
+    assert len(set(rewards)) > 1 and set(rewards) <= {n / 10 for n in range(10)}
+    assert judged(tmp_path / "judge", url, group, **knobs)[0] == rewards, "the engine is off"

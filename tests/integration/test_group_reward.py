@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.actors.judging import judging
+from tests.actors.model_judge import judging_model, teach_to_judge
 from tests.integration.runs import rows, summary, train
 
 pytestmark = pytest.mark.integration
@@ -15,24 +15,22 @@ TEXT = ["task.name=calculator", "task.digits=1", "eval.prompts=2", "mode=sync"]
 
 
 def test_a_judges_cache_makes_a_run_again_while_the_judge_is_off(tmp_path: Path) -> None:
+    """The judge is a model on this project's own engine; what it replies at temperature 1 nobody could tell again."""
+
     def judge(url: str) -> list[str]:
         return [
             *("group_reward.name=judge", f"group_reward.base_url={url}", "group_reward.model_name=m"),
-            *("group_reward.compare=pairs", f"group_reward.cache={tmp_path / 'cache'}", "group_reward.retries=0"),
+            *("group_reward.template=$answer", "group_reward.max_tokens=16", "group_reward.temperature=1"),
+            *("group_reward.no_verdict=0.5", f"group_reward.cache={tmp_path / 'cache'}", "group_reward.retries=0"),
         ]
 
+    teach_to_judge(tmp_path / "model")
     options = [*ALONE, *TEXT, "run.steps=2"]
-    with judging(later) as server:
-        first = train(tmp_path, "first", *options, *judge(server.url))
-    again = train(tmp_path, "again", *options, *judge(server.url))
+    with judging_model(tmp_path / "model") as url:
+        first = train(tmp_path, "first", *options, *judge(url))
+    again = train(tmp_path, "again", *options, *judge(url))
     assert summary(first)["weights_digest"] == summary(again)["weights_digest"]
     assert [row["reward/mean"] for row in rows(first)] == [row["reward/mean"] for row in rows(again)]
     assert all(row["reward/std"] > 0 for row in rows(first)), "the judge's verdicts are what is trained"
-    assert len(server.asked) > 8 and rows(again)[-1].get("judge/requests", 0) == 0
-    assert summary(first)["reward_before"] == 0.5, "a held-out answer is alone: nothing to be compared with"
-
-
-def later(text: str) -> str:
-    """Of two answers it likes the one that sorts later."""
-    first, second = (text.partition(f"Answer {name}:\n")[2].partition("\n")[0] for name in "AB")
-    return f"Winner: {'tie' if first == second else 'A' if first > second else 'B'}"
+    assert rows(first)[-1]["judge/requests"] > 8 and rows(again)[-1].get("judge/requests", 0) == 0
+    assert summary(first)["reward_before"] > 0, "held-out answers are graded, too"

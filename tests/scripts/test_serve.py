@@ -1,0 +1,42 @@
+"""`scripts.serve` as a process: it says where it serves, answers, and ends with Ctrl-C."""
+
+import json
+import re
+import signal
+import time
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+from areal_like import config as configs
+from areal_like.registry import build
+from scripts import serve
+from tests.forked import forked, said
+
+
+@pytest.mark.integration
+def test_a_runs_model_is_served_until_an_interrupt(tmp_path: Path) -> None:
+    """A task without a tokenizer speaks its own characters."""
+    config = configs.load(["quickstart"])
+    build("model", config.model, 0, 13).save_pretrained(tmp_path / "run" / "checkpoints" / "final")
+    configs.save(config, tmp_path / "run" / "config.yaml")
+    (tmp_path / "process").mkdir()
+    command = ["scripts.serve", str(tmp_path / "run"), "--port", "0", "--threads", "1"]
+    with forked("tests.command", [command], tmp_path / "process") as (process,):
+        while not (found := re.search(r"at (http://127\.0\.0\.1:\d+/v1) ", said(tmp_path / "process"))):
+            assert process.poll() is None, said(tmp_path / "process")
+            time.sleep(0.05)
+        body = {"prompt": "12345678>", "max_tokens": 8, "temperature": 0, "logprobs": 1, "echo": True}
+        asked = Request(f"{found[1]}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urlopen(asked, timeout=30) as answer:
+            (choice,) = json.load(answer)["choices"]
+        assert choice["text"].startswith("12345678>") and len(choice["logprobs"]["tokens"]) > 9
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0, said(tmp_path / "process")
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        serve.main([str(tmp_path)])
+    assert "no model there" in capsys.readouterr().err
