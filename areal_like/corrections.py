@@ -22,6 +22,7 @@ USUAL = {
     "tis": "tis",
     "cispo": "cispo",
     "is_pg": "exact",
+    "mis_po": "mis_po",
     "topr": "topr",
 }
 """A loss's name → its correction where the config says none."""

@@ -78,6 +78,7 @@ class TorchLearner:
     (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the policy, and
     `critic_clip` bounds how far a value moves in a train step (None: not at all).
     `grad_norm_by_staleness` measures the gradient's norm per bucket of staleness as well, for one more pass per bucket.
+    `grad_cosine_cap` bounds the cosine between consecutive gradients (`learners.alignment`; 1: it is only reported).
     After `mismatch_every` train steps without tokens of staleness 0 a group is scored by the weights that sampled it
     (0: never; `learners.mismatch`).
     `lora` {rank, alpha, targets} trains adapters instead of the model (`learners.adapters`; {}: defaults). `stream`,
@@ -123,6 +124,7 @@ class TorchLearner:
         critic_trunk: Annotated[float, "[0, inf)"] = 0.0,
         critic_clip: Annotated[float, "(0, inf)"] | None = None,
         grad_norm_by_staleness: bool = False,
+        grad_cosine_cap: Annotated[float, "(0, 1]"] | None = None,
         mismatch_every: Annotated[int, "[0, inf)"] = 8,
         lora: Mapping[str, Any] | None = None,
         stream: bool = False,
@@ -157,7 +159,8 @@ class TorchLearner:
         rates = Schedule(lr, schedule, warmup_steps, (schedule_steps or 0) * num_minibatches * num_minibatch_epochs)
         adamw = partial(MasterAdamW, schedule=rates, betas=betas, eps=eps, weight_decay=weight_decay)
         dtype = self.model.dtype if self._adapters else dtype
-        self.optimizer = adamw(self.model, clip_grad=clip_grad, publish_dtype=dtype, ranks=self.ranks, hold_in=half)
+        adamw = partial(adamw, cosine_cap=grad_cosine_cap, ranks=self.ranks)
+        self.optimizer = adamw(self.model, clip_grad=clip_grad, publish_dtype=dtype, hold_in=half)
         head = partial(Critic, lr=critic_lr, trunk=critic_trunk, clip=critic_clip)
         self._critic = head(self.model, self.ranks) if critic_lr else None
         self._probe = MismatchProbe(self.optimizer, self.ranks, mismatch_every)
@@ -222,6 +225,7 @@ class TorchLearner:
         step = self._streamed(batch) if self.streams else self._in_minibatches(batch)
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
         more |= self._replay.metrics(self.ranks) if self._replay else {}
+        more |= self.optimizer.alignment.take() if self.optimizer.alignment else {}
         batch = batch if self.streams else step.batch  # that of all ranks
         found = batch_metrics(batch) | zero_variance_by_staleness(batch) | probed | step.metrics(self.ranks) | more
         return of_demonstrations(found) if is_supervised(self._loss) else found

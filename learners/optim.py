@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from learners.alignment import Alignment
 from learners.collectives import Ranks
 from learners.schedules import Schedule
 from learners.sharding import own_part, reshard
@@ -38,7 +39,8 @@ class MasterAdamW:
     """torch's AdamW (decoupled weight decay, arXiv 1711.05101) with a schedule, clipping and a finite-gradient guard.
 
     Weight decay spares vectors (biases, norms). `schedule` has the rate of each step. `clip_grad` is the largest global
-    L2 norm; 0 switches clipping off. Raises ValueError if it is negative: that would reverse the step.
+    L2 norm; 0 switches clipping off. Raises ValueError if it is negative: that would reverse the step. `cosine_cap`
+    bounds the cosine between consecutive gradients (`learners.alignment`), before they are clipped.
     """
 
     def __init__(  # noqa: PLR0913 - settings of one optimizer
@@ -53,10 +55,12 @@ class MasterAdamW:
         publish_dtype: torch.dtype,
         ranks: Ranks,
         hold_in: torch.dtype | None = None,
+        cosine_cap: float | None = None,
     ):
         if clip_grad < 0:
             raise ValueError(f"clip_grad must not be negative, got {clip_grad}")
         self.schedule, self.clip_grad = schedule, clip_grad
+        self.alignment = None if cosine_cap is None else Alignment(cosine_cap, ranks)
         self.steps = 0
         self.skipped_steps = 0
         self._model, self._dtype, self._ranks = model, publish_dtype, ranks
@@ -117,8 +121,9 @@ class MasterAdamW:
         if not math.isfinite(norm):
             self.skipped_steps += 1
             return norm
-        if self.clip_grad and norm > self.clip_grad:
-            self.gradient.mul_(self.clip_grad / norm)
+        used = self.alignment.bound(self.gradient, norm) if self.alignment else norm
+        if self.clip_grad and used > self.clip_grad:
+            self.gradient.mul_(self.clip_grad / used)
         for group in self._adamw.param_groups:
             group["lr"] = self.current_lr
         self._adamw.step()
@@ -168,7 +173,7 @@ class MasterAdamW:
             "adamw": [{k: v.clone() for k, v in state.items()} for state in self._adamw.state_dict()["state"].values()],
             "steps": self.steps,
             "skipped_steps": self.skipped_steps,
-        }
+        } | (self.alignment.state_dict() if self.alignment else {})
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -178,6 +183,8 @@ class MasterAdamW:
         own["state"] = {i: {k: v.clone() for k, v in s.items()} for i, s in enumerate(state["adamw"])}
         self._adamw.load_state_dict(own)
         self.steps, self.skipped_steps = state["steps"], state["skipped_steps"]
+        if self.alignment:
+            self.alignment.load_state_dict(state)
         self._round()
 
 

@@ -136,6 +136,28 @@ def gspo(
     return total(objective, batch, denominator), {"ratio": sequence_ratio.detach(), "clip_share": flat}
 
 
+@ratio_to_behaviour
+def sapo(
+    batch: LossBatch,
+    denominator: float,
+    *,
+    temperature: Annotated[float, "(0, inf)"] = 1.0,
+    temperature_negative: Annotated[float, "(0, inf)"] = 1.05,
+) -> tuple[Tensor, Observed]:
+    """SAPO (arXiv 2511.20347): a soft clip, `4/τ · sigmoid(τ (r − 1)) · A` with r = current/behaviour.
+
+    Its slope by r is 1 on-policy and falls smoothly on both sides, faster for larger τ: `temperature` where A > 0,
+    `temperature_negative` elsewhere. The paper's mean is over each answer, then over answers: `normalise:
+    sequence_mean`. Formula and temperatures as in TRL's and AReaL's code.
+    """
+    if temperature <= 0.0 or temperature_negative <= 0.0:
+        raise ValueError(f"temperature must be positive, got {temperature} and {temperature_negative}")
+    moved = ratio(batch.current, batch.behaviour, batch.mask)
+    tau = torch.where(batch.advantages > 0, moved.new_tensor(temperature), moved.new_tensor(temperature_negative))
+    gate = 4.0 / tau * torch.sigmoid(tau * (moved - 1.0))
+    return total(gate * batch.advantages, batch, denominator), {"ratio": moved.detach(), "soft_gate": gate.detach()}
+
+
 def _centre(batch: LossBatch, proximal: str, loss: str) -> Tensor:
     """The proximal policy's logprobs [N], by the knob of this name."""
     if proximal not in ("recompute", "interpolate"):

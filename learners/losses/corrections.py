@@ -318,3 +318,28 @@ tis = partial(ratio, weight="token", weight_high=2.0)
 cispo = partial(ratio, weight="token", weight_high=1.28)
 capped = partial(ratio, weight="token", reject="ratio", high=5.0)
 icepop = partial(ratio, weight="token", reject="ratio", low=0.5, high=5.0)
+topr = partial(ratio, weight="sequence", weight_high=1.0, where="negative")
+seq_tis = partial(ratio, weight="sequence", weight_high=2.0)
+seq_mis = partial(ratio, weight="sequence", reject="ratio", over="sum", high=2.0)
+geo_mask = partial(ratio, weight="none", reject="ratio", over="mean", low=0.999, high=1.001)
+kpop = partial(ratio, weight="token", reject="binary_kl", high=0.05)
+sequence_mask = partial(
+    ratio, pair="behaviour_current", weight="none", reject="k1", over="mean", high=0.5, where="negative"
+)
+mis_po = partial(
+    ratio,
+    pair="behaviour_proximal",
+    weight="none",
+    reject="ratio",
+    low=0.5,
+    high=2.0,
+    correction={
+        "name": "ratio",
+        "pair": "behaviour_proximal",
+        "weight": "none",
+        "reject": "ratio",
+        "over": "mean",
+        "low": 0.996,
+        "high": 1.001,
+    },
+)

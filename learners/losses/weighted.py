@@ -19,6 +19,7 @@ from learners.losses.contract import (
     log_ratio,
     ratio_to_behaviour,
     score_loss,
+    sequence_sums,
 )
 
 
@@ -33,6 +34,30 @@ def reinforce(batch: LossBatch, denominator: float) -> tuple[Tensor, Observed]:
     work uses anything up to 7 (ScaleRL, arXiv 2510.13786).
     """
     return score_loss(batch.advantages, batch, denominator), {}
+
+
+@ratio_to_behaviour
+def vespo(
+    batch: LossBatch,
+    denominator: float,
+    *,
+    k: Annotated[float, "[0, inf)"] = 2.0,
+    rate: Annotated[float, "(0, inf)"] = 3.0,
+    k_negative: Annotated[float, "[0, inf)"] = 3.0,
+    rate_negative: Annotated[float, "(0, inf)"] = 2.0,
+) -> tuple[Tensor, Observed]:
+    """VESPO (arXiv 2602.10693): w = φ(W) with W = Π current/behaviour over the sequence and `φ(W) = W^k e^(λ (1 − W))`.
+
+    φ is 1 on-policy, and small for sequences that have become much likelier or much unlikelier: no clip and no division
+    by the length. λ is `rate`; tokens with A < 0 have `k_negative` and `rate_negative`. Kernel and numbers as in TRL's
+    code, which we could read; of the paper we saw the abstract. W is kept within 1e-8 and e^20, as there.
+    """
+    moved = sequence_sums(log_ratio(batch.current.detach(), batch.behaviour, batch.mask), batch)
+    moved = moved.clamp(math.log(1e-8), LOG_RATIO_LIMIT)
+    knobs = moved.new_tensor([[k, k_negative], [rate, rate_negative]])
+    shape, slope = knobs[:, (batch.advantages < 0).long()]
+    weight = (shape * moved + slope * (1.0 - moved.exp())).exp()
+    return score_loss(weight * batch.advantages, batch, denominator), {"ratio": moved.exp(), "kernel": weight}
 
 
 @ratio_to_behaviour

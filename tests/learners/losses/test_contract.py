@@ -22,7 +22,7 @@ from tests.learners.losses.token_batches import (
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 
 WEIGHS_BY_CURRENT = ("decoupled interpolated", "is_pg", "is_pg token", "tis", "cispo", "vtrace", "vtrace wide")
-WEIGHS_BY_CURRENT += ("is_pg normalised", "dg corrected", "dg_kondo corrected")
+WEIGHS_BY_CURRENT += ("topr", "vespo", "seq_mis", "is_pg normalised", "dg corrected", "dg_kondo corrected")
 SMOOTH = [name for name in LOSSES if name not in (*WEIGHS_BY_CURRENT, "dg", "dg hard", "dg bernoulli")]
 """Losses that hold no function of the current policy constant; the others' gradients are tested by formula."""
 

@@ -57,6 +57,9 @@ def paper(name: str, groups: list[list[dict]]) -> float:
                 case "gspo":  # equations 5 and 7: one ratio per answer
                     ratio = np.exp(np.mean(now - then))
                     total += clipped(ratio, advantage, 3e-4, 4e-4) / answers
+                case "luspo":  # the same, times the answer's length
+                    ratio = np.exp(np.mean(now - then))
+                    total += len(now) * clipped(ratio, advantage, 3e-4, 4e-4) / answers
     return total
 
 
@@ -80,7 +83,7 @@ def as_answers(step, batch: Batch, current: np.ndarray, reference: np.ndarray) -
     return found
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo"])
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo", "luspo"])
 def test_value_and_gradient_are_the_papers(name: str) -> None:
     trainer, batch = trainer_of(name), make_batch(seeded(1), groups=4, version=0)
     for sample in batch.groups[0].samples:
@@ -111,7 +114,7 @@ def test_value_and_gradient_are_the_papers(name: str) -> None:
     assert np.count_nonzero(expected) > 5
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo"])
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo", "luspo"])
 def test_a_train_step_has_the_papers_loss(name: str) -> None:
     trainer, batch = trainer_of(name), make_batch(seeded(3), groups=4, version=0)
     step = trainer._begin(batch)

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from learners.losses.clipped import decoupled_ppo, gspo, ppo
+from learners.losses.clipped import decoupled_ppo, gspo, ppo, sapo
 from learners.losses.contract import LossBatch, with_plan
-from learners.losses.corrections import capped, cispo, exact, icepop, ratio, tis
+from learners.losses.corrections import capped, cispo, exact, icepop, kpop, mis_po, ratio, seq_mis, seq_tis, tis, topr
 from learners.losses.delightful import dg, dg_kondo
 from learners.losses.supervised import sft
 from learners.losses.targets import pmpo, tpo
 from learners.losses.trusted import dppo, m2po
-from learners.losses.weighted import reinforce, vtrace
+from learners.losses.weighted import reinforce, vespo, vtrace
 from tests.seeds import seeded, torch_seeded
 
 LOSSES: dict[str, Any] = {
@@ -28,12 +28,19 @@ LOSSES: dict[str, Any] = {
     "icepop": icepop(decoupled_ppo, low=0.8, high=1.3),
     "gspo": partial(gspo, clip=0.1, clip_high=0.2),
     "gspo decoupled": icepop(partial(gspo, clip=0.1, proximal="recompute", average=True), low=0.6, high=1.8),
+    "sapo": partial(sapo, temperature=2.0, temperature_negative=3.0),
     "reinforce": reinforce,
     "is_pg": exact(reinforce),
     "is_pg token": exact(reinforce, weight="token"),
     "is_pg normalised": ratio(reinforce, self_normalise=True, weight="geometric"),
     "tis": tis(reinforce, weight_high=1.2),
     "cispo": cispo(reinforce, weight_low=0.7, weight_high=1.2),
+    "topr": topr(reinforce),
+    "vespo": vespo,
+    "seq_tis": seq_tis(decoupled_ppo),
+    "seq_mis": seq_mis(reinforce),
+    "kpop": kpop(decoupled_ppo, high=0.1),
+    "mis_po": mis_po(reinforce, low=0.6, high=1.5),
     "vtrace": vtrace,
     "vtrace wide": partial(vtrace, rho_bar=1.3, c_bar=1.1),
     "ppo rejecting": ratio(ppo, weight="none", reject="k3", over="mean", high=0.2),
