@@ -23,6 +23,7 @@ VERBS = {
     "audit": "check a recorded run against its guarantees",
     "before_after": "held-out answers before and after training",
     "simulate": "a run in virtual time: throughput, staleness, idle shares",
+    "plan": "how many GPUs for rollout, which mode, which bound",
     "calibrate": "what things cost, from a short run, for simulate",
     "eval": "reward and pass@k of a model on sets of prompts",
     "serve": "a model as an OpenAI-compatible endpoint, for lm-eval and others",

@@ -53,14 +53,15 @@ class Answers(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LearnerCost(msgspec.Struct, forbid_unknown_fields=True):
-    """A train step: `base` + `per_sample` · samples + `per_token` · trained tokens. `publish`: for which training waits
-    after it."""
+    """A train step on `gpus` GPUs: `base` + `per_sample` · samples + `per_token` · trained tokens. `publish`: for which
+    training waits after it."""
 
     base: float = 0.0
     per_sample: float = 0.0
     per_token: float = 0.0
     stream: bool = False
     publish: float = 0.0
+    gpus: int = 1
 
 
 class WeightsCost(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,7 +89,7 @@ class Costs(msgspec.Struct, forbid_unknown_fields=True):
     verifier: Verifier = msgspec.field(default_factory=Verifier)
     latency: float = 0.0003
     buffer: float = 0.00012
-    source: str = "defaults"
+    source: str = ""
 
 
 def of_timed(config: Config) -> Costs:
@@ -121,6 +122,8 @@ def of_timed(config: Config) -> Costs:
 def read(path: Path) -> Costs:
     """Costs from a YAML file. Raises ConfigError."""
     try:
-        return msgspec.yaml.decode(path.read_bytes(), type=Costs)
+        found = msgspec.yaml.decode(path.read_bytes(), type=Costs)
     except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: {error}") from None
+    found.source = found.source or path.name
+    return found

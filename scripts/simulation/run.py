@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -115,6 +116,15 @@ class Simulation:
 
     def run(self) -> Outcome:
         """Raises Stuck."""
+        log = logging.getLogger("buffer")
+        level = log.level
+        log.setLevel(logging.ERROR)  # it warns of stalls after seconds that pass in no time here
+        try:
+            return self._run()
+        finally:
+            log.setLevel(level)
+
+    def _run(self) -> Outcome:
         self.learner.hello()
         for actor in self.actors:
             actor.hello()

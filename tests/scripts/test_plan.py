@@ -1,0 +1,77 @@
+"""Plans of a cluster: the closed form, candidates, the recommended config."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from areal_like import config as configs
+from scripts.plan import choices, main
+from scripts.simulation import costs
+from scripts.simulation.closed_form import predict
+from scripts.simulation.planning import Choice, scaled, splits
+from scripts.simulation.run import Simulation
+
+BASE = "configs/bench/modes.yaml"
+
+
+@pytest.mark.parametrize("base", [0.1, 0.2, 0.4])
+@pytest.mark.parametrize("bound", [None, 1.0, 4.0])
+def test_the_closed_form_agrees_with_the_simulation_where_lengths_are_equal(base: float, bound: float | None) -> None:
+    mode = ["mode=sync"] if bound is None else [f"scheduler.max_staleness={bound:g}"]
+    config = configs.load([BASE, f"learner.base={base}", *mode])
+    cost = costs.of_timed(config)
+    found = predict(cost, 2, 128, bound or 0.0, sync=bound is None, prompt=8, most=4000)
+    simulated = Simulation(config, cost).run()
+    assert found.throughput == pytest.approx(simulated.samples_per_second, rel=0.05)
+    assert found.rollout == pytest.approx(128 / 0.2, rel=0.01) and found.training == pytest.approx(128 / base)
+
+
+def test_where_rollout_holds_up_the_age_is_what_is_in_flight() -> None:
+    """Little's law: 4 actors of 64 slots and batches of 128 samples are 2 versions, and half a batch of waiting."""
+    words = ["actors.count=4", "scheduler.max_staleness=8", "learner.base=0.01", "run.steps=40", "engine.sigma=0.3"]
+    config = configs.load([BASE, *words])
+    cost = costs.of_timed(config)
+    found, simulated = predict(cost, 4, 128, 8, sync=False, prompt=8, most=4000), Simulation(config, cost).run()
+    assert found.staleness == pytest.approx(2.5) and found.throughput == pytest.approx(found.rollout, rel=0.02)
+    assert simulated.staleness_mean == pytest.approx(found.staleness, abs=0.5)
+    assert simulated.samples_per_second == pytest.approx(found.throughput, rel=0.1)
+
+
+def test_splits_leave_a_gpu_for_the_learner() -> None:
+    assert splits(8, 1) == [1, 2, 3, 4, 5, 6, 7] and splits(8, 4) == [1] and max(splits(64, 1)) == 60
+    with pytest.raises(configs.ConfigError, match="too few"):
+        splits(4, 4)
+
+
+def test_a_learner_on_more_gpus_is_faster_but_not_in_proportion() -> None:
+    cost = costs.Costs(learner=costs.LearnerCost(base=1.0, per_token=1e-3))
+    assert scaled(cost, 4, 1.0).learner.base == 0.25
+    assert scaled(cost, 4, 0.9).learner.per_token == pytest.approx(1e-3 / (4 * 0.81)) and cost.learner.base == 1.0
+
+
+def test_candidates_name_their_settings() -> None:
+    found = choices(8, 2, [1, math.inf])
+    assert {each.learner for each in found} == {2, 4, 6} and len(found) == 3 * 4
+    assert Choice(3, 2, math.inf).overrides() == ["actors.count=3", "mode=async", "scheduler.max_staleness=inf"]
+    assert "scheduler.oversample_prompts=1.25" in Choice(3, 2, None, tail=True).overrides()
+
+
+def test_the_command_recommends_a_config_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    out, file = tmp_path / "planned.yaml", tmp_path / "plan.json"
+    words = [BASE, "--gpus", "4", "--staleness", "1", "--steps", "6", "--price", "2"]
+    assert main([*words, "--out", str(out), "--json", str(file), "engine.sigma=0.5", "learner.base=0.6"]) == 0
+    said, found = capsys.readouterr().out, json.loads(file.read_text())
+    assert "what holds the first up" in said and "GPU-hours" in said
+    rates = [each["samples_per_second"] for each in found]
+    assert rates == sorted(rates, reverse=True) and found[0]["cost_per_million_samples"] > 0
+    assert found[0]["actors"] + found[0]["learner_gpus"] == 4 and found[0]["mode"].startswith("async")
+    config = configs.load([str(out)])
+    assert config.actors.count == found[0]["actors"] and config.engine["sigma"] == 0.5
+
+
+def test_a_limit_of_staleness_that_none_keeps_is_refused(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main([BASE, "--gpus", "2", "--staleness", "1", "--steps", "4", "--most-stale", "-1"])
+    assert "lower --staleness" in capsys.readouterr().err
