@@ -8,7 +8,8 @@ prompt and the answers, and returns the rewards to train on. There are two forms
   for all groups, with time limits of its own (`actors.judge`).
 
 Both get plain JSON values (`described`) and return one finite number per answer. A group whose group reward fails is
-dropped as "group reward crashed". A held-out answer is a group of one. Nothing is called with `group_reward=none`.
+dropped as "group reward crashed". The answers to a held-out prompt are a group, too: of one, where a set asks for one
+answer. Nothing is called with `group_reward=none`.
 """
 
 from __future__ import annotations

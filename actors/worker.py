@@ -96,7 +96,7 @@ class Worker:
         spans = spans or Spans()
         self._generating, self._evaluating = Busy(spans, "generate"), Busy(spans, "evaluate")
         self._groups: dict[int, _Running] = {}
-        self._heldout: dict[int, tuple[str, Recorder]] = {}  # lease → its request, and its calls
+        self._heldout: dict[int, list[tuple[str, Recorder]]] = {}  # lease → requests of its prompt, and their calls
         self._progress, self._heldout_progress = Progress(engine), Progress(engine)
         self._active = self._ended = self._failures = 0
         self._credit_is_due = False
@@ -111,6 +111,7 @@ class Worker:
         if self._leaving:
             return
         self.started_at = self.started_at or time.monotonic()
+        heldout: dict[tuple[str, int], list[Lease]] = {}
         for lease in leases:
             if lease.split == "train":
                 self.cancel([lease.group_id])  # what an earlier session has left of it
@@ -118,7 +119,9 @@ class Worker:
                 group.task = self._spawn(self._run_group(group))
                 group.task.add_done_callback(partial(self._forget, group))
             else:
-                self._run_errand(self._evaluate(lease))
+                heldout.setdefault((lease.split, lease.row), []).append(lease)
+        for of_a_prompt in heldout.values():
+            self._run_errand(self._evaluate(of_a_prompt))
 
     def _run_errand(self, errand: Coroutine[Any, Any, None]) -> None:
         task = self._spawn(errand)
@@ -198,8 +201,7 @@ class Worker:
         """Groups that have made progress since the last call, with their tokens so far; and the same of leases of
         held-out prompts."""
         groups = {group_id: group.recorders.items() for group_id, group in self._groups.items()}
-        heldout = {lease_id: [named] for lease_id, named in self._heldout.items()}
-        return self._progress.moved(groups), self._heldout_progress.moved(heldout)
+        return self._progress.moved(groups), self._heldout_progress.moved(self._heldout)
 
     def note_spans(self) -> None:
         """Record what was worked on so far (`areal_like.spans`)."""
@@ -369,33 +371,54 @@ class Worker:
 
     # ---- evaluation -------------------------------------------------------------------------------------------------
 
-    async def _evaluate(self, lease: Lease) -> None:
-        """One held-out prompt. One that fails counts as reward 0: it must not hold up the others."""
+    async def _evaluate(self, leases: list[Lease]) -> None:
+        """All answers to one held-out prompt. One that fails counts as reward 0: it must not hold up the others."""
         version = self.engine.version
         self._evaluating.enter()
         try:
-            self.client.evaluated(lease.group_id, version, await self._answer(lease))
+            answers = await self._answers(leases)
         except Exception:
-            self._log_failure(f"{lease.split}: prompt {lease.row}")
-            self.client.evaluated(lease.group_id, version, None)
+            self._log_failure(f"{leases[0].split}: prompt {leases[0].row}")
+            answers = {}
         finally:
-            self._heldout.pop(lease.group_id, None)
+            for lease in leases:
+                self._heldout.pop(lease.group_id, None)
             self._evaluating.leave()
+        for lease in leases:
+            self.client.evaluated(lease.group_id, version, answers.get(lease.group_id))
 
-    async def _answer(self, lease: Lease) -> Group | None:
-        """A held-out sample, without filler, as a group; None if the workflow rejects it."""
-        asked = self.rollout.heldout[lease.split]
-        prompt = asked.prompt(lease.row)
+    async def _answers(self, leases: list[Lease]) -> dict[int, Group]:
+        """Lease → its sample, as a group; without those that failed or were rejected. Their group reward sees all."""
+        prompt = self.rollout.heldout[leases[0].split].prompt(leases[0].row)
+        recorders = [Recorder(self.engine, self.rollout.heldout[each.split].reward, PartialSample()) for each in leases]
+        named = [(f"e{lease.group_id}", recorder) for lease, recorder in zip(leases, recorders, strict=True)]
+        self._heldout |= {lease.group_id: named for lease in leases}
+        asked = [self._answer(prompt, *each) for each in zip(leases, recorders, strict=True)]
+        said = await asyncio.gather(*asked)
+        good = [(lease, sample) for lease, sample in zip(leases, said, strict=True) if sample is not None]
+        if not good:
+            return {}
+        samples = await self._compared(prompt, [sample for _, sample in good], recorders)
+        return {
+            lease.group_id: Group(
+                lease.group_id, [sample], {version: self.digests[version] for version, _ in sample.runs}
+            )
+            for (lease, _), sample in zip(good, samples, strict=True)
+        }
+
+    async def _answer(self, prompt: Prompt, lease: Lease, recorder: Recorder) -> Sample | None:
+        """A held-out sample, without filler; None if it fails, or the workflow rejects it."""
         key = stream_key(self.rollout.seed, _HELDOUT_STREAM, lease.row, *([lease.sample] if lease.sample else []))
         limits = replace(self._limits(prompt, lease.temperature or 0.0, key), trained=False)
-        request, recorder = f"e{lease.group_id}", Recorder(self.engine, asked.reward, PartialSample())
-        self._heldout[lease.group_id] = request, recorder
-        sample = await asked.workflow(recorder, recorder.reward, prompt, limits, request, 0)
-        if sample is None:
+        workflow, request = self.rollout.heldout[lease.split].workflow, f"e{lease.group_id}"
+        try:
+            sample = await workflow(recorder, recorder.reward, prompt, limits, request, 0)
+            if sample is not None:
+                _check_rewards(sample)
+            return sample
+        except Exception:
+            self._log_failure(f"{lease.split}: prompt {lease.row}, answer {lease.sample}")
             return None
-        _check_rewards(sample)
-        [sample] = await self._compared(prompt, [sample], [recorder])
-        return Group(lease.group_id, [sample], {version: self.digests[version] for version, _ in sample.runs})
 
 
 def _check_rewards(sample: Sample) -> None:

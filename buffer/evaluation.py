@@ -1,7 +1,8 @@
 """Evaluation on held-out prompts while training continues: a round of leases beside the training leases.
 
-A round asks all sets that are due (`areal_like.heldout`); each answer to a prompt is a lease of its own. An actor gets
-its share of a round for version v once it holds v. Weights may change while a round is decoded; the result says which
+A round asks all sets that are due (`areal_like.heldout`); each answer to a prompt is a lease of its own, and one actor
+has all of a prompt: a group reward sees them together. An actor gets its share of a round for version v once it holds
+v. Weights may change while a round is decoded; the result says which
 versions sampled it. Only one round runs at a time. A round that falls due meanwhile is skipped, except the final one.
 """
 
@@ -138,12 +139,18 @@ class Evaluation:
         return Place(of, *divmod(number - self._firsts[at], of.samples))
 
     def leases(self, actor: str, version: int, actors_to_come: int, now: float = 0.0) -> list[Lease]:
-        """The actor's share of the round. `actors_to_come`: actors without a share, this one included. Deadlines of the
-        rows count from `now`, even if another actor had them before."""
+        """The actor's share of the round, whole prompts. `actors_to_come`: actors without a share, this one included.
+        Deadlines of the rows count from `now`, even if another actor had them before."""
         if not self.round or version < self.round.version or actor in self.round.assigned.values():
             return []
         share = math.ceil(len(self.round.unassigned) / max(1, actors_to_come))
-        numbers = [self.round.unassigned.pop() for _ in range(min(share, len(self.round.unassigned)))]
+        prompts: dict[int, list[int]] = {}
+        for number in self.round.unassigned:
+            prompts.setdefault(number - self.place(number).sample, []).append(number)
+        numbers: list[int] = []
+        while prompts and len(numbers) < share:
+            numbers += prompts.popitem()[1]
+        self.round.unassigned = [number for each in prompts.values() for number in each]
         self.round.assigned.update(dict.fromkeys(numbers, actor))
         self.round.moved.update(dict.fromkeys(numbers, now))
         return [self._lease(number) for number in numbers]

@@ -45,6 +45,21 @@ def test_a_round_asks_the_sets_that_are_due_and_the_last_one_asks_all():
     assert evaluation.finished
 
 
+def test_an_actor_gets_all_answers_of_a_prompt_also_of_one_that_is_handed_out_again():
+    evaluation = Evaluation([OWN, Asked("sampled", 5, samples=4, temperature=1.0, own=False)])
+    evaluation.start(0)
+    shares = {name: evaluation.leases(name, 0, left) for name, left in (("a", 3), ("b", 2), ("c", 1))}
+    assert sum(map(len, shares.values())) == 23 and max(map(len, shares.values())) <= 8 + 3
+    for leases in shares.values():
+        asked_of = {(lease.split, lease.row): 0 for lease in leases}
+        for lease in leases:
+            asked_of[lease.split, lease.row] += 1
+        assert all(count == (4 if name == "sampled" else 1) for (name, _), count in asked_of.items())
+    lost = {lease.group_id for lease in shares["b"]}
+    evaluation.lost("b")
+    assert {lease.group_id for lease in evaluation.leases("d", 0, 1)} == lost
+
+
 def test_figures_are_those_of_the_answers_and_the_rounds_reward_that_of_the_own_set():
     evaluation = Evaluation([OWN, SAMPLED])
     evaluation.start(7)
