@@ -121,7 +121,10 @@ def run_of(given: Path) -> configs.Config | None:
 
 
 def spec_of(text: str, model: Path) -> dict[str, Any]:
-    """The task's spec of a SET. A file, or a spec without a tokenizer, gets the model's. Raises ConfigError."""
+    """The task's spec of a SET, with the model's tokenizer where it needs one and names none. Raises ConfigError."""
+    from areal_like.registry import knobs
+    from areal_like.signatures import REQUIRED
+
     value: Any = parse_override(f"set={text}")[1]
     if isinstance(value, str):
         if value.endswith(".jsonl") and not Path(value).is_file():
@@ -129,7 +132,8 @@ def spec_of(text: str, model: Path) -> dict[str, Any]:
         value = {"name": "jsonl", "path": value} if value.endswith(".jsonl") else {"name": value}
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ConfigError(f"{text}: a set is FILE.jsonl, a task's name, or {{name: ..., knobs}}")
-    return value | ({"tokenizer": str(model)} if value["name"] == "jsonl" and "tokenizer" not in value else {})
+    needs = knobs("task", value["name"]).get("tokenizer") is REQUIRED
+    return {"tokenizer": str(model)} | value if needs else value
 
 
 def questions(args: argparse.Namespace, model: Path) -> list[Question]:
