@@ -21,6 +21,7 @@ VERBS = {
     "timeline": "who worked and who waited, as a plot or a trace",
     "score": "gradients of all losses on a recorded run",
     "audit": "check a recorded run against its guarantees",
+    "gains": "recorded held-out answers before and after training, over seeds, with tests on pairs",
     "before_after": "held-out answers before and after training",
     "simulate": "a run in virtual time: throughput, staleness, idle shares",
     "plan": "how many GPUs for rollout, which mode, which bound",

@@ -1,0 +1,205 @@
+"""Before and after training: `python -m scripts.gains RUN RUN ... [--json FILE] [--plot FILE]`.
+
+Compares a run's first held-out answers with its last ones, as they were recorded: it answers nothing anew. Runs that
+differ only in the seed share a row; the folder of an ablation stands for its finished runs. An answer is right from
+`eval.right` on. [low, high] of right answers is of 95 %, over the prompts of all runs; of the gain, the range of runs.
+"more" and "fewer" count prompts that were answered right more often after training, and less often. p: sign test of
+these counts in each run (with one answer per prompt McNemar's exact test), and of the runs the largest: a small one
+holds for every seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal_like.config import ConfigError
+from areal_like.errors import UserError
+from areal_like.estimates import interval
+from areal_like.samples import HELDOUT, Kept, read
+
+from .arguments import command, new_file, picture, refuse
+from .output import write_json
+
+if TYPE_CHECKING:
+    from .plotting.plot import Plot
+    from .reporting.several import Member
+
+Numbers = Mapping[int, float]
+"""Place of a prompt in its set → its mean over the answers."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A held-out set of one run, before and after: share of right answers and mean reward of each prompt."""
+
+    right: tuple[Numbers, Numbers]
+    reward: tuple[Numbers, Numbers]
+    tokens: tuple[float, float]
+
+    def shares(self) -> tuple[float, float]:
+        before, after = (sum(each.values()) / len(each) for each in self.right)
+        return before, after
+
+    def turned(self) -> tuple[int, int]:
+        """Prompts that are answered right more often, and less often."""
+        before, after = self.right
+        return sum(after[at] > before[at] for at in before), sum(after[at] < before[at] for at in before)
+
+    def p(self) -> float:
+        """Two-sided, exact; 1 where nothing changed."""
+        from scipy.stats import binomtest
+
+        more, fewer = self.turned()
+        return float(binomtest(more, more + fewer).pvalue) if more + fewer else 1.0
+
+
+@dataclass
+class Row:
+    """A setting and a held-out set: the changes of its runs."""
+
+    setting: str
+    name: str
+    changes: list[Change] = field(default_factory=list)
+
+    def estimate(self, what: str, side: int) -> tuple[float, float, float]:
+        """Mean and interval of `what` (right, reward) before (side 0) or after (1), over the prompts of all runs."""
+        values = [value for change in self.changes for value in getattr(change, what)[side].values()]
+        return sum(values) / len(values), *interval(values)
+
+    def as_data(self) -> dict[str, Any]:
+        sides = {"before": 0, "after": 1}
+        turned = [change.turned() for change in self.changes]
+        return {
+            "setting": self.setting,
+            "set": self.name,
+            "prompts": sum(len(change.right[0]) for change in self.changes),
+            "right": {name: self.estimate("right", side) for name, side in sides.items()},
+            "reward": {name: self.estimate("reward", side) for name, side in sides.items()},
+            "tokens": {name: [change.tokens[side] for change in self.changes] for name, side in sides.items()},
+            "of runs": [change.shares() for change in self.changes],
+            "more": [more for more, _ in turned],
+            "fewer": [fewer for _, fewer in turned],
+            "p": [change.p() for change in self.changes],
+        }
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = command("gains", __doc__)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder of an ablation")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write all figures to this file")
+    parser.add_argument("--plot", type=picture, metavar="FILE", help="draw the table, and keep its data beside it")
+    return parser.parse_args(argv)
+
+
+def changes(run: Path, right: Mapping[str, float], otherwise: float) -> dict[str, Change]:
+    """Set → what changed; `right`: set → least reward of a right answer. Raises ConfigError unless every prompt has
+    answers of two rounds."""
+    sides: tuple[dict[tuple[str, int, int], Kept], ...] = {}, {}
+    for record in read(run, [HELDOUT]):
+        place = record.of, record.group, record.index
+        sides[0].setdefault(place, record)
+        sides[1][place] = record
+    before, after = sides
+    if not before:
+        raise ConfigError(f"{run}: it has recorded no held-out answers (run.samples_bytes, eval.prompts)")
+    if once := [place for place in before if before[place].step == after[place].step]:
+        raise ConfigError(f"{run}: {len(once)} held-out prompts were asked once only: the run has not ended")
+    names = dict.fromkeys(name for name, _, _ in before)
+    return {
+        name: _change(
+            [{p: record for p, record in side.items() if p[0] == name} for side in sides], right.get(name, otherwise)
+        )
+        for name in names
+    }
+
+
+def _change(sides: Sequence[Mapping[tuple[str, int, int], Kept]], right: float) -> Change:
+    rights, rewards, tokens = [], [], []
+    for side in sides:
+        of: dict[int, list[Kept]] = defaultdict(list)
+        for (_, place, _), record in side.items():
+            of[place].append(record)
+        rights.append({at: sum((r.reward or 0.0) >= right for r in found) / len(found) for at, found in of.items()})
+        rewards.append({at: sum(r.reward or 0.0 for r in found) / len(found) for at, found in of.items()})
+        tokens.append(sum(len(record.response) for record in side.values()) / len(side))
+    return Change((rights[0], rights[1]), (rewards[0], rewards[1]), (tokens[0], tokens[1]))
+
+
+def rows_of(members: Sequence[Member]) -> list[Row]:
+    """A row per setting and held-out set. Raises ConfigError."""
+    from areal_like import config as configs
+    from areal_like import older_configs
+    from areal_like.run_folder import CONFIG, SUMMARY
+
+    rows: dict[tuple[str, str], Row] = {}
+    for member in members:
+        if not (member.run / SUMMARY).is_file():
+            print(f"{member.run.name} is left out: it has not ended", file=sys.stderr)
+            continue
+        config = older_configs.load(member.run / CONFIG, tell=True)
+        setting, sets = ", ".join(member.labels.values()) or config.task["name"], configs.select(config, "eval.sets")
+        right = {name: spec["right"] for name, spec in sets.items() if "right" in spec}
+        for name, change in changes(member.run, right, config.eval.right).items():
+            rows.setdefault((setting, name), Row(setting, name)).changes.append(change)
+    if not rows:
+        raise ConfigError("no run has ended")
+    return list(rows.values())
+
+
+def shown(rows: Sequence[Row]) -> str:
+    """The table, in markdown."""
+    from .comparison import markdown_table
+
+    lines = []
+    for row in rows:
+        told = row.as_data()
+        gains = [after - before for before, after in told["of runs"]]
+        lines.append([
+            row.setting, row.name, len(gains), told["prompts"],
+            *("{:.3f} [{:.3f}, {:.3f}]".format(*told["right"][side]) for side in ("before", "after")),
+            f"{sum(gains) / len(gains):+.3f} [{min(gains):+.3f}, {max(gains):+.3f}]",
+            sum(told["more"]), sum(told["fewer"]), f"{max(told['p']):.1g}",
+            "{:.3f} → {:.3f}".format(*(told["reward"][side][0] for side in ("before", "after"))),
+            "{:.1f} → {:.1f}".format(*(sum(each) / len(each) for each in told["tokens"].values())),
+        ])  # fmt: skip
+    columns = "set", "runs", "prompts", "right before", "right after", "gain [least, most]", "more", "fewer", "p"
+    return markdown_table(["setting", *columns, "reward", "tokens"], lines)
+
+
+def plot_of(rows: Sequence[Row]) -> Plot:
+    """A panel per held-out set, a row per setting, a dot per seed."""
+    from .plotting.plot import Plot, point
+
+    panels: dict[str, dict[str, list[Any]]] = {}
+    for row in rows:
+        panel = panels.setdefault(row.name, {"before": [], "after": []})
+        for side, name in enumerate(("before", "after")):
+            panel[name].append(point(row.setting, [change.shares()[side] for change in row.changes]))
+    return Plot("rows", "Right held-out answers before and after training", panels, x="share of right answers")
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    from .reporting.several import members
+
+    try:
+        rows = rows_of(members(args.runs))
+        if args.plot:
+            from .plotting.drawing import keep
+
+            keep(plot_of(rows), args.plot)
+    except (ValueError, OSError, UserError) as error:
+        refuse(error)
+    sys.stdout.write(shown(rows))
+    write_json(args.json, [row.as_data() for row in rows])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
