@@ -2,10 +2,8 @@
 
 Compares a run's first held-out answers with its last ones, as they were recorded: it answers nothing anew. Runs that
 differ only in the seed share a row; the folder of an ablation stands for its finished runs. An answer is right from
-`eval.right` on. [low, high] of right answers is of 95 %, over the prompts of all runs; of the gain, the range of runs.
-"more" and "fewer" count prompts that were answered right more often after training, and less often. p: sign test of
-these counts in each run (with one answer per prompt McNemar's exact test), and of the runs the largest: a small one
-holds for every seed.
+`eval.right` on. Intervals are of 95 %, and p is of the test of `scripts.pairing`, over the prompts of all runs: they
+speak of prompts of this kind. "each run" has the differences of the seeds.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from areal_like.samples import HELDOUT, Kept, read
 
 from .arguments import command, new_file, picture, refuse
 from .output import write_json
+from .pairing import meaning_of_p, p_value, paired
 
 if TYPE_CHECKING:
     from .plotting.plot import Plot
@@ -36,27 +35,17 @@ Numbers = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Change:
-    """A held-out set of one run, before and after: share of right answers and mean reward of each prompt."""
+    """A held-out set of one run, before and after: share of right answers and mean reward of each prompt, and the mean
+    length of an answer in tokens."""
 
     right: tuple[Numbers, Numbers]
     reward: tuple[Numbers, Numbers]
     tokens: tuple[float, float]
 
     def shares(self) -> tuple[float, float]:
+        """Of right answers."""
         before, after = (sum(each.values()) / len(each) for each in self.right)
         return before, after
-
-    def turned(self) -> tuple[int, int]:
-        """Prompts that are answered right more often, and less often."""
-        before, after = self.right
-        return sum(after[at] > before[at] for at in before), sum(after[at] < before[at] for at in before)
-
-    def p(self) -> float:
-        """Two-sided, exact; 1 where nothing changed."""
-        from scipy.stats import binomtest
-
-        more, fewer = self.turned()
-        return float(binomtest(more, more + fewer).pvalue) if more + fewer else 1.0
 
 
 @dataclass
@@ -67,25 +56,21 @@ class Row:
     name: str
     changes: list[Change] = field(default_factory=list)
 
-    def estimate(self, what: str, side: int) -> tuple[float, float, float]:
-        """Mean and interval of `what` (right, reward) before (side 0) or after (1), over the prompts of all runs."""
-        values = [value for change in self.changes for value in getattr(change, what)[side].values()]
-        return sum(values) / len(values), *interval(values)
+    def sides(self, what: str) -> tuple[list[float], list[float]]:
+        """Before and after: `what` (right, reward) of each prompt of all runs."""
+        pairs = [getattr(change, what) for change in self.changes]
+        before = [value for first, _ in pairs for value in first.values()]
+        return before, [second[place] for first, second in pairs for place in first]
 
     def as_data(self) -> dict[str, Any]:
-        sides = {"before": 0, "after": 1}
-        turned = [change.turned() for change in self.changes]
+        sides = {what: self.sides(what) for what in ("right", "reward")}
         return {
             "setting": self.setting,
             "set": self.name,
-            "prompts": sum(len(change.right[0]) for change in self.changes),
-            "right": {name: self.estimate("right", side) for name, side in sides.items()},
-            "reward": {name: self.estimate("reward", side) for name, side in sides.items()},
-            "tokens": {name: [change.tokens[side] for change in self.changes] for name, side in sides.items()},
-            "of runs": [change.shares() for change in self.changes],
-            "more": [more for more, _ in turned],
-            "fewer": [fewer for _, fewer in turned],
-            "p": [change.p() for change in self.changes],
+            **{what: paired(*each)._asdict() for what, each in sides.items()},
+            "intervals": {what: [interval(side) for side in each] for what, each in sides.items()},
+            "runs": [change.shares() for change in self.changes],
+            "tokens": [change.tokens for change in self.changes],
         }
 
 
@@ -158,18 +143,18 @@ def shown(rows: Sequence[Row]) -> str:
 
     lines = []
     for row in rows:
-        told = row.as_data()
-        gains = [after - before for before, after in told["of runs"]]
+        told, pair = row.as_data(), paired(*row.sides("right"))
+        intervals = ("[{:.3f}, {:.3f}]".format(*each) for each in told["intervals"]["right"])
+        each_run = ", ".join(f"{after - before:+.3f}" for before, after in told["runs"])
+        tokens = (sum(side) / len(told["tokens"]) for side in zip(*told["tokens"], strict=True))
         lines.append([
-            row.setting, row.name, len(gains), told["prompts"],
-            *("{:.3f} [{:.3f}, {:.3f}]".format(*told["right"][side]) for side in ("before", "after")),
-            f"{sum(gains) / len(gains):+.3f} [{min(gains):+.3f}, {max(gains):+.3f}]",
-            sum(told["more"]), sum(told["fewer"]), f"{max(told['p']):.1g}",
-            "{:.3f} → {:.3f}".format(*(told["reward"][side][0] for side in ("before", "after"))),
-            "{:.1f} → {:.1f}".format(*(sum(each) / len(each) for each in told["tokens"].values())),
+            row.setting, row.name, pair.prompts,
+            *(f"{mean:.3f} {span}" for mean, span in zip((pair.before, pair.after), intervals, strict=True)),
+            f"{pair.difference:+.3f} [{pair.low:+.3f}, {pair.high:+.3f}]", each_run, pair.better, pair.worse,
+            p_value(pair.p), "{before:.3f} → {after:.3f}".format(**told["reward"]), "{:.1f} → {:.1f}".format(*tokens),
         ])  # fmt: skip
-    columns = "set", "runs", "prompts", "right before", "right after", "gain [least, most]", "more", "fewer", "p"
-    return markdown_table(["setting", *columns, "reward", "tokens"], lines)
+    columns = ["prompts", "right before", "right after", "difference", "each run", "better", "worse", "p"]
+    return markdown_table(["setting", "set", *columns, "reward", "tokens"], lines)
 
 
 def plot_of(rows: Sequence[Row]) -> Plot:
@@ -197,6 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, UserError) as error:
         refuse(error)
     sys.stdout.write(shown(rows))
+    print(meaning_of_p(paired(*row.sides("right")) for row in rows))
     write_json(args.json, [row.as_data() for row in rows])
     return 0
 
