@@ -16,6 +16,7 @@ from typing import Any
 
 from actors import measures
 from actors.agents import counts
+from actors.environments import servers
 from actors.group_rewards import GroupRewards
 from actors.relay import Relay
 from actors.reward_pool import RewardPool
@@ -224,6 +225,7 @@ async def serve(role: Role) -> None:
             each.cancel()
         note()
         await engine.close()
+        servers.close()
         await pool.close()
         await group_rewards.close()
         subscriber.close()

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from actors.agents.programs import AgentError
+from actors.environments.errors import EpisodeError
 from actors.group_rewards import GroupRewards
 from actors.progress import Progress
 from actors.resumption import Recorder
@@ -32,8 +33,9 @@ from areal_like.types import Carried, Group, Lease, Limits, PartialSample, Promp
 log = logging.getLogger(__name__)
 _HELDOUT_STREAM = 1
 RESAMPLES = 2
-"""How often a sample whose reward or agent crashed is drawn again, in its slot, before its group is given up."""
-CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed"}
+"""How often a sample whose reward, agent or environment crashed is drawn again, in its slot, before its group is given
+up."""
+CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed", EpisodeError: "environment crashed"}
 """Errors that cost a sample, and not yet its group → the reason in the ledger."""
 REASON_CHARACTERS = 200
 MOST_SAID = 1 << 16
@@ -331,8 +333,8 @@ class Worker:
         return sample
 
     async def _run_sample(self, group: _Running, prompt: Prompt, index: int) -> Sample | None:
-        """Roll out a sample. If its reward or agent crashes, draw another one in its place, with random numbers of its
-        own. (A reward that overruns its time is no crash: it is 0.)"""
+        """Roll out a sample. If its reward, agent or environment crashes, draw another one in its place, with random
+        numbers of its own. (A reward that overruns its time is no crash: it is 0.)"""
         attempt, record = 0, group.carried.samples.get(index) or PartialSample()
         while True:
             try:

@@ -13,11 +13,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 
+from actors.resumption import limited
 from actors.transcript import Transcript, rewrites
 from areal_like.interfaces import Codec, RewardFunction, RolloutEngine, Task, Workflow
 from areal_like.registry import as_spec, bind, build
@@ -122,28 +125,52 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
     if max_turns < 1 or (turn_tokens is not None and turn_tokens < 1):
         raise ValueError("workflow.max_turns and workflow.turn_tokens must be at least 1")
     scene = build("environment", environment)
-    shown = await _answer(scene.reset(prompt))
-    first = np.concatenate([prompt.tokens, prompt.codec.encode(shown)]) if shown else prompt.tokens
-    transcript = Transcript(first, limits)
-    talk = [*prompt.messages[:-1], *({**last, "content": last["content"] + shown} for last in prompt.messages[-1:])]
-    finish: Finish = "length"
-    for turn in range(max_turns):
-        action = await engine.generate(transcript.tokens, transcript.limits(turn_tokens), request)
-        if action.finish == "abort":
-            return None
-        transcript.said(action)
-        said = prompt.codec.decode(action.tokens)
-        outcome = Outcome(*await _answer(scene.step(said)))
-        earned = await reward(prompt, action.tokens) if outcome.reward is None else outcome.reward
-        transcript.earned(earned)
-        if outcome.done:
-            finish = action.finish
-            break
-        talk += [{"role": "assistant", "content": said}, {"role": "user", "content": outcome.observation}]
-        stretch = replace(limits, offset=limits.offset + (turn + 1) * limits.max_tokens)
-        if turn + 1 == max_turns or not _show(transcript, prompt.codec, talk, stretch, action.finish == "stop"):
-            break
+    hear = partial(_heard, engine if getattr(scene, "limited", False) else None)
+    try:
+        talk, first = _opening(prompt, await hear(scene.reset(prompt)))
+        transcript = Transcript(first, limits)
+        finish: Finish = "length"
+        for turn in range(max_turns):
+            action = await engine.generate(transcript.tokens, transcript.limits(turn_tokens), request)
+            if action.finish == "abort":
+                return None
+            transcript.said(action)
+            said = prompt.codec.decode(action.tokens)
+            outcome = Outcome(*await hear(scene.step(said)))
+            transcript.earned(await reward(prompt, action.tokens) if outcome.reward is None else outcome.reward)
+            if outcome.done:
+                finish = action.finish
+                break
+            talk += [{"role": "assistant", "content": said}, {"role": "user", "content": outcome.observation}]
+            stretch = replace(limits, offset=limits.offset + (turn + 1) * limits.max_tokens)
+            if turn + 1 == max_turns or not _show(transcript, prompt.codec, talk, stretch, action.finish == "stop"):
+                break
+    finally:
+        if hasattr(scene, "close"):
+            await hear(scene.close())
     return transcript.sample(None, finish) if await fill(engine, transcript, request, filler) else None
+
+
+async def _heard(engine: RolloutEngine | None, answer: Any) -> Any:
+    """Of an environment, whose methods may be async. With an engine: they have time limits of their own."""
+    if not inspect.isawaitable(answer):
+        return answer
+    with limited(engine) if engine else nullcontext():
+        return await answer
+
+
+def _opening(prompt: Prompt, shown: str) -> tuple[list[dict[str, str]], np.ndarray]:
+    """The prompt's messages, with what the environment shows at the end of the last one, and their tokens, int32 [P].
+    Raises ValueError."""
+    if not shown:
+        return [*prompt.messages], prompt.tokens
+    if not prompt.messages:
+        raise ValueError(
+            "the environment shows something first, and the prompt has no message for it (Prompt.messages)"
+        )
+    *before, last = prompt.messages
+    talk = [*before, last | {"content": last["content"] + shown}]
+    return talk, prompt.codec.opening(talk)
 
 
 def _show(transcript: Transcript, codec: Codec, talk: list[dict[str, str]], stretch: Limits, closed: bool) -> bool:
@@ -180,8 +207,3 @@ async def fill(engine: RolloutEngine, transcript: Transcript, request: str, fill
     rest = await engine.generate(transcript.tokens, transcript.unstopped(filler), request)
     transcript.said(rest, trained=False)
     return rest.finish != "abort"
-
-
-async def _answer(answer: Any) -> Any:
-    """Of an environment, whose methods may be async."""
-    return await answer if inspect.isawaitable(answer) else answer

@@ -97,11 +97,17 @@ class Environment(Protocol):
     """A world of text, one object per episode; `reset` and `step` may be async, and must be if they take time: they
     block the whole actor until they return or await.
 
-    Built as `Environment(*, knobs)` for each sample. Its answers must depend on the prompt and the actions
-    alone: an interrupted sample is replayed up to where it was."""
+    Built as `Environment(*, knobs)` for each sample, and once before a run, to check the knobs. Its answers must depend
+    on the prompt and the actions alone: an interrupted sample is replayed up to where it was. (If they do not, the
+    sample is sampled anew from the first other answer on.)
+
+    Two more are optional. `close()`, maybe async, is called when the episode is over, however it ends. A class
+    attribute `limited = True`: the async methods have time limits of their own, so that waiting for them does not count
+    for `buffer.lease_timeout`."""
 
     def reset(self, prompt: Prompt) -> str:
-        """Start the episode; returns what the model is shown after the prompt (often nothing)."""
+        """Start the episode; returns what the model is shown at the end of the prompt's last message (often nothing).
+        `areal_like.tasks.episodes.seed_of` makes a seed of the prompt."""
         ...
 
     def step(self, action: str) -> Outcome:

@@ -41,6 +41,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "demonstrations": "areal_like.tasks.demonstrations:Demonstrations",
         "mixture": "areal_like.tasks.mixture:Mixture",
         "reasoning_gym": "areal_like.tasks.reasoning_gym:ReasoningGym",
+        "episodes": "areal_like.tasks.episodes:Episodes",
     },
     "reward": {
         "math_verify": "areal_like.tasks.maths:math_verify",
@@ -72,6 +73,9 @@ COMPONENTS: dict[str, dict[str, str]] = {
     "environment": {
         "tools": "actors.tools:Tools",
         "desk": "areal_like.tasks.calculator:Desk",
+        "gymnasium": "actors.environments.gymnasium:Gymnasium",
+        "textarena": "actors.environments.textarena:TextArena",
+        "openenv": "actors.environments.openenv:OpenEnv",
     },
     "scheduler": {
         "async": "buffer.schedulers:AsyncScheduler",

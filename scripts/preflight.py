@@ -53,6 +53,7 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
     check_trackers(config)
     check_devices(config, gpus)
     check_functions(config)
+    check_environments(config)
     model = model_config(config)
     if config.security.key_folder:
         keys.server_pair(config.security.key_folder)
@@ -185,6 +186,20 @@ def check_texts(task: Task, config: Config) -> None:
             name = config.task["name"]
             raise ConfigError(
                 f"{prefix}={spec['name']} needs a task with text, e.g. jsonl; task={name} has none", prefix
+            )
+
+
+def check_environments(config: Config) -> None:
+    """Check that environments can be made, and that there is one for a task that needs it."""
+    name = config.task["name"]
+    for prefix, spec in (("workflow", config.workflow), ("eval.workflow", heldout_workflow(config))):
+        if spec.get("environment"):
+            build("environment", spec["environment"])
+        elif "needs_environment" in marks("task", name):
+            raise ConfigError(
+                f"{prefix}={spec['name']}: task={name} has no rewards of its own; it needs an environment, e.g. "
+                f"{prefix}={{name: multi_turn, environment: {{name: gymnasium, env: FrozenLake-v1}}}}",
+                prefix,
             )
 
 

@@ -1,8 +1,7 @@
 """One SGLang server, spoken to by HTTP: our own process, which is started, watched and ended, or an existing one.
 
-A server of ours dies with this process, however that ends: Linux kills it (PR_SET_PDEATHSIG). Its own children ask for
-the same, but only once they have started. So a guard in their process group kills all remaining processes in it when
-its pipe to this process breaks. Nothing is retried here: the caller decides what a failure means.
+A server of ours dies with this process, however that ends (`actors.child`). Nothing is retried here: the caller decides
+what a failure means.
 
 Every call has a time limit, but `/generate`: sequences may take any time, and the server's `Pulse` tells whether it
 works on them.
@@ -11,15 +10,8 @@ works on them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import json
-import logging
 import math
-import os
-import signal
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -30,21 +22,17 @@ try:
 except ModuleNotFoundError:  # the base install: `Server` says what to do
     aiohttp = None  # type: ignore[assignment]
 
+from actors.child import Child, free_port
 from actors.engines.sglang_health import Pulse
 from areal_like.places import REPOSITORY
 
-log = logging.getLogger(__name__)
-_LIBC = ctypes.CDLL(None)  # loaded before any fork
-_PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.25
 _MISSES = 20
 """Polls in a row that a server which is not ours must leave unanswered to count as dead."""
 _LOG_LINES = 15
-_GUARD = ["sh", "-c", "read _; kill -KILL 0"]
 _LAUNCH = ["-m", "sglang.launch_server"]
 _PROBE_SECONDS = 25.0
 """Seconds for a probe: SGLang itself gives up after 20 s."""
-_KILL_SECONDS = 10.0
 
 
 class ServerGone(RuntimeError):
@@ -53,16 +41,6 @@ class ServerGone(RuntimeError):
 
 class ServerRefused(RuntimeError):
     """The server refused, or failed; the text says why."""
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Server:
@@ -94,8 +72,7 @@ class Server:
         self.ready, self.open = asyncio.Event(), asyncio.Event()
         self.open.set()
         self.arguments, self._environment, self._log = arguments, environment or {}, log
-        self._process: subprocess.Popen | None = None
-        self._guard: subprocess.Popen | None = None
+        self._process: Child | None = None
         self._session: aiohttp.ClientSession | None = None
         self.failure = ""
         self.pulse = Pulse(patience, self._makes_tokens)
@@ -132,21 +109,12 @@ class Server:
 
     def _spawn(self, arguments: list[str]) -> None:
         assert self._log
-        port = _free_port()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         address = ["--host", "127.0.0.1", "--port", str(port)]
+        command = [sys.executable, *_LAUNCH, *arguments, *address]
         with self._log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, *_LAUNCH, *arguments, *address],
-                cwd=REPOSITORY,
-                env=os.environ | self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                process_group=0,
-                preexec_fn=_die_with_parent,
-            )
-        self._guard = subprocess.Popen(_GUARD, stdin=subprocess.PIPE, process_group=self._process.pid)
+            self._process = Child(command, environment=self._environment, output=output, folder=REPOSITORY)
 
     def is_alive(self) -> bool:
         """Of our own process; others are not known to be dead."""
@@ -241,18 +209,8 @@ class Server:
         """End a server of ours, with all that it has started, at once."""
         self.ready.clear()
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            try:
-                self._process.wait(_KILL_SECONDS)
-            except subprocess.TimeoutExpired:  # in the middle of a call to a driver
-                log.error("%s: process %d was killed and does not end", self.name, self._process.pid)
+            self._process.kill()
             self._process = None
-        if self._guard is not None:
-            assert self._guard.stdin
-            self._guard.stdin.close()
-            self._guard.wait()
-            self._guard = None
 
     async def close(self) -> None:
         self.kill()

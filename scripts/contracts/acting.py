@@ -79,7 +79,9 @@ def _prompts(task: Task) -> None:
 
 def _disjoint(task: Task) -> None:
     rows = {split: range(min(ROWS, task.size(split))) for split in ("train", "heldout")}
-    train, heldout = ({task.prompt(split, row).tokens.tobytes() for row in rows[split]} for split in rows)
+    prompts = {split: [task.prompt(split, row) for row in rows[split]] for split in rows}
+    # With its answer: that is the seed of an episode, which an environment shows.
+    train, heldout = ({(each.tokens.tobytes(), repr(each.answer)) for each in prompts[split]} for split in rows)
     demand(not train & heldout, f"{len(train & heldout)} prompts are in both: held-out rewards would tell nothing")
 
 
@@ -247,15 +249,20 @@ def environment_claims(spec: Mapping[str, object], help: Help) -> list[Claim]:
     _, prompt = _scene(help)
     actions = ["12*34=", "", 'x<tool_call>{"name": "calculator", "arguments": {}}</tool_call>', "|", "42"]
 
-    def episode() -> list[object]:
+    async def played() -> list[object]:
         world = build("environment", spec)
-        seen: list[object] = [asyncio.run(_maybe(world.reset(prompt)))]
+        seen: list[object] = [await _maybe(world.reset(prompt))]
         for action in actions:
-            outcome = tuple(asyncio.run(_maybe(world.step(action))))
+            outcome = tuple(await _maybe(world.step(action)))
             seen.append(outcome)
             if outcome[2]:
                 break
+        if hasattr(world, "close"):
+            await _maybe(world.close())
         return seen
+
+    def episode() -> list[object]:
+        return asyncio.run(played())
 
     def answers() -> str:
         shown, *outcomes = episode()

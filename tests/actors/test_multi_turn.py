@@ -1,14 +1,18 @@
 """multi_turn and best_of_n with an engine that plays back a script."""
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 
-from actors.workflows import best_of_n, multi_turn
+from actors.resumption import Recorder
+from actors.workflows import _opening, best_of_n, multi_turn
+from areal_like.tasks.byte_tokens import byte_tokenizer
 from areal_like.tasks.calculator import CHARACTERS, EOS, Calculator, Characters
-from areal_like.types import Completion, Limits, Outcome, Prompt
+from areal_like.tasks.chat import TokenizerCodec
+from areal_like.types import Completion, Limits, Outcome, PartialSample, Prompt
 
 TASK = Calculator(0)
 DESK = {"name": "desk", "call_credit": 0.5}
@@ -16,7 +20,7 @@ TEXT = Characters()
 
 
 def prompt_of(question: str, answer: str) -> Prompt:
-    return Prompt(TEXT.encode(question), answer, 40, (), TEXT)
+    return Prompt(TEXT.encode(question), answer, 40, (), TEXT, ({"role": "user", "content": question},))
 
 
 class Engine:
@@ -113,6 +117,104 @@ def test_an_environment_of_the_users_own():
     assert engine.calls[0][0] == "12*34=1|2|3=" and sample.prompt_length == 12  # what is shown first is prompt
     assert engine.calls[1][0] == "12*34=1|2|3=1|"
     assert sample.turn_rewards == [(1, 0.125), (8, 1.0)] and sample.reward == 1.125
+
+
+def test_what_is_shown_first_is_the_users_and_not_the_models() -> None:
+    """Behind the template's opening of the answer it would read as if the model had said it."""
+    codec: Any = TokenizerCodec(byte_tokenizer(), chat=True)
+    messages = ({"role": "system", "content": "Play."}, {"role": "user", "content": "Go: "})
+    _, opened = _opening(Prompt(codec.opening(messages), 1, 40, (), codec, messages), "SFG")
+    assert codec.decode(opened) == "[system]Play.[user]Go: SFG[assistant]" and messages[1]["content"] == "Go: "
+    with pytest.raises(ValueError, match="no message for it"):
+        _opening(Prompt(TEXT.encode("1="), "1", 40, (), TEXT), "2|")
+
+
+class Closes:
+    """Notes in `LOG` that it was closed; its last turn fails."""
+
+    def reset(self, prompt: Prompt) -> str:
+        return ""
+
+    def step(self, action: str) -> Outcome:
+        if "?" in action:
+            raise RuntimeError("broken")
+        return Outcome("|", 0.0, action == "9")
+
+    async def close(self) -> None:
+        LOG.append("closed")
+
+
+LOG: list[str] = []
+
+
+@pytest.mark.parametrize("script", [("9$",), ("1$", "4!"), ("1$", "1$"), ("?$",)], ids=["done", "cut", "long", "fails"])
+def test_an_environment_is_closed_however_its_episode_ends(script: tuple[str, ...]) -> None:
+    LOG.clear()
+    with pytest.raises(RuntimeError, match="broken") if "?$" in script else nullcontext():
+        play(*script, environment={"name": f"{__name__}:Closes"}, max_turns=2)
+    assert LOG == ["closed"]
+
+
+class Limited:
+    """Notes whether the wait for it counts for the lease's deadline."""
+
+    limited = True
+
+    def reset(self, prompt: Prompt) -> str:
+        return ""
+
+    async def step(self, action: str) -> Outcome:
+        LOG.append("limited" if ENGINES[-1].is_limited else "counts")
+        return Outcome("", 0.0, True)
+
+
+class Unlimited(Limited):
+    limited = False
+
+
+ENGINES: list[Recorder] = []
+
+
+@pytest.mark.parametrize("kind, said", [("Limited", "limited"), ("Unlimited", "counts")])
+def test_waiting_for_an_environment_with_limits_of_its_own_is_no_standstill(kind: str, said: str) -> None:
+    LOG.clear()
+    ENGINES.append(Recorder(Engine("1$"), verifier, PartialSample()))  # type: ignore[arg-type]
+    limits = Limits(40, 1.0, TASK.stop_tokens)
+    environment = {"name": f"{__name__}:{kind}"}
+    run = multi_turn(ENGINES[-1], verifier, prompt_of("12*34=", "1"), limits, "r", environment=environment)
+    asyncio.run(asyncio.wait_for(run, 30))
+    assert [said] == LOG and not ENGINES[-1].is_limited
+
+
+class Moody:
+    """Answers something else each time: what it says does not follow from the actions."""
+
+    count = 0
+
+    def reset(self, prompt: Prompt) -> str:
+        return ""
+
+    def step(self, action: str) -> Outcome:
+        Moody.count += 1
+        return Outcome(f"{Moody.count}|", 0.0, Moody.count % 3 == 0)
+
+
+def test_a_resume_with_other_answers_samples_anew_from_the_first_one_on() -> None:
+    """The first turn was sampled from the same tokens and stays; the second answered what was never shown here."""
+    limits, environment = Limits(40, 1.0, TASK.stop_tokens), {"name": f"{__name__}:Moody"}
+    record = PartialSample()
+
+    def rolled(*script: str) -> Any:
+        engine: Any = Recorder(Engine(*script), verifier, record)  # type: ignore[arg-type]
+        run = multi_turn(engine, verifier, prompt_of("12*34=", "1"), limits, "r", environment=environment)
+        return asyncio.run(asyncio.wait_for(run, 30))
+
+    Moody.count = 0
+    assert rolled("1$", "2$", "3!") is None
+    Moody.count = 4
+    sample = rolled("7$")
+    assert TEXT.decode(sample.tokens) == "12*34=1|5|7"
+    assert sample.loss_mask.tolist() == [True] * 2 + [False] * 2 + [True] * 2
 
 
 def test_filler_follows_the_last_turn():

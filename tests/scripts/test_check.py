@@ -25,6 +25,9 @@ from scripts import check
 NEEDS: dict[tuple[str, str], Mapping[str, object]] = {
     ("task", "mixture"): {"tasks": {"short": {"name": "copy", "digits": 2}, "long": {"name": "copy", "digits": 3}}},
     ("task", "reasoning_gym"): {"dataset": "chain_sum", "tokenizer": "bytes"},
+    ("task", "episodes"): {"tokenizer": "bytes", "instructions": "Go."},
+    ("environment", "gymnasium"): {"env": "FrozenLake-v1"},
+    ("environment", "textarena"): {"game": "GuessTheNumber-v0"},
     ("policy", "priority"): {"key": f"{__name__}:oldest"},
     ("workflow", "multi_turn"): {"environment": {"name": "desk"}},
 }
@@ -41,6 +44,7 @@ ELSEWHERE = {
     ("workflow", "agent"),
     ("engine", "sglang"),
     ("group_reward", "judge"),
+    ("environment", "openenv"),
 }
 """These need files, programs or servers."""
 SHIPPED = [(k, name) for k in check.CONTRACTS for name in COMPONENTS[k] if (k, name) not in ELSEWHERE]

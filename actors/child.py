@@ -1,0 +1,78 @@
+"""A program that dies with this process, however that ends: Linux kills it (PR_SET_PDEATHSIG). Its own children ask for
+the same at best once they have started. So a guard in their process group kills all that remain in it when its pipe to
+this process breaks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+log = logging.getLogger(__name__)
+_LIBC = ctypes.CDLL(None)  # loaded before any fork
+_PR_SET_PDEATHSIG = 1
+_GUARD = ["sh", "-c", "read _; kill -KILL 0"]
+_KILL_SECONDS = 10.0
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Child:
+    """Starts `command` at once, in a process group of its own, which must not be started from a thread that ends before
+    it. `environment` is added to this process's own; `output`: where it writes; None: where this process does."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        output: IO[bytes] | None = None,
+        folder: Path | None = None,
+    ):
+        self._process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=os.environ | dict(environment or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            process_group=0,
+            preexec_fn=_die_with_parent,
+        )
+        self._guard = subprocess.Popen(_GUARD, stdin=subprocess.PIPE, process_group=self.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code; None: it runs."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """End it at once, with all that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        try:
+            self._process.wait(_KILL_SECONDS)
+        except subprocess.TimeoutExpired:  # in the middle of a call to a driver
+            log.error("process %d was killed and does not end", self.pid)
+        assert self._guard.stdin
+        self._guard.stdin.close()
+        self._guard.wait()

@@ -1,0 +1,127 @@
+"""Environments of OpenEnv, behind their server: `reset` and `step` by its WebSocket protocol, a session per episode.
+
+Only the protocol is spoken here: the package brings a web interface and tool servers, and the environments bring their
+own requirements, so that a server may live in another Python, or in a container. Code that a model writes is run by
+such a server, or not at all: what keeps it in is the server's matter.
+
+Replayable if the environment is: `reset` gets the episode's seed. If it is not (it reads a clock, or the network), an
+interrupted sample is repeated as long as the answers are the same, and sampled anew from the first other one on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from actors.environments.errors import EpisodeError
+from actors.environments.servers import Server, command_of, is_url, server_of
+from areal_like.errors import UserError
+from areal_like.tasks.episodes import seed_of
+from areal_like.types import Outcome, Prompt
+
+if TYPE_CHECKING:
+    import aiohttp
+
+UNCLEAR = "This is no valid action."
+
+
+class OpenEnv:
+    """server: "module:app" of an OpenEnv server, which each actor starts with uvicorn and ends; or a command that
+        starts one, as a list with `{port}` for its port; or the URL of one that runs.
+    action: the field of an action that gets what the model says. observation: the field of an observation that the
+        model is shown; null: all of it, as JSON. options: more arguments of `reset`.
+    sessions: episodes that a server plays at once (its max_concurrent_envs); others wait.
+    timeout: seconds for the start of a server, and for each of its answers.
+    """
+
+    limited = True
+
+    def __init__(
+        self,
+        *,
+        server: str | Sequence[str],
+        action: str,
+        observation: str | None = None,
+        options: Mapping[str, object] | None = None,
+        sessions: Annotated[int, "[1, inf)"] = 1,
+        timeout: Annotated[float, "(0, inf)"] = 60.0,
+    ):
+        if importlib.util.find_spec("aiohttp") is None:
+            raise UserError("environment=openenv needs aiohttp: pip install 'areal_like[openenv]'")
+        program = command_of(server)[0]
+        if not is_url(server) and shutil.which(program) is None:
+            raise UserError(f"environment.server: there is no program {program!r} to start")
+        self._knobs = server, sessions
+        self._action, self._observation, self._options = action, observation, dict(options or {})
+        self._timeout = timeout
+        self._server: Server | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+
+    async def reset(self, prompt: Prompt) -> str:
+        """Raises EpisodeError, as `step`."""
+        import aiohttp
+
+        server = server_of(*self._knobs)
+        await server.places.acquire()
+        self._server, self._session = server, aiohttp.ClientSession()
+        url = await server.url(self._timeout)
+        try:
+            async with asyncio.timeout(self._timeout):
+                self._socket = await self._session.ws_connect(f"{url}/ws", max_msg_size=0)
+        except (aiohttp.ClientError, OSError) as error:
+            raise EpisodeError(f"{url} takes no session: {error!r}") from None
+        return self._shown(await self._ask("reset", {"seed": seed_of(prompt)} | self._options))
+
+    async def step(self, action: str) -> Outcome:
+        try:
+            answer = await self._ask("step", {self._action: action})
+        except ValueError:
+            return Outcome(UNCLEAR, 0.0, False)
+        return Outcome(self._shown(answer), float(answer.get("reward") or 0.0), bool(answer.get("done")))
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()  # which closes the socket, and so the server's session
+            self._session = None
+        if self._server is not None:
+            self._server.places.release()
+            self._server = None
+
+    def _shown(self, answer: Mapping[str, Any]) -> str:
+        observation = answer.get("observation") or {}
+        if self._observation is None:
+            return json.dumps(observation, sort_keys=True)
+        if self._observation not in observation:
+            raise UserError(
+                f"environment.observation: there is no field {self._observation!r}; there are {', '.join(observation)}"
+            )
+        return str(observation[self._observation])
+
+    async def _ask(self, kind: str, data: Mapping[str, object]) -> dict[str, Any]:
+        """Raises ValueError where the server finds that `data` are not valid, and EpisodeError."""
+        import aiohttp
+
+        assert self._socket
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._socket.send_str(json.dumps({"type": kind, "data": data}))
+                message = await self._socket.receive()
+        except TimeoutError:
+            raise EpisodeError(f"the server has not answered {kind} after {self._timeout:g} s") from None
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise EpisodeError(f"the session broke in {kind}: {error!r}") from None
+        if message.type is not aiohttp.WSMsgType.TEXT:
+            raise EpisodeError(f"the server closed the session in {kind}")
+        answer = json.loads(message.data)
+        data = answer.get("data") or {}
+        if answer.get("type") != "error":
+            return dict(data)
+        if data.get("code") == "VALIDATION_ERROR":
+            raise ValueError(str(data))
+        hint = " (environment.sessions is more than that)" if data.get("code") == "CAPACITY_REACHED" else ""
+        raise EpisodeError(f"the server failed in {kind}: {data.get('code')}: {data.get('message')}{hint}")

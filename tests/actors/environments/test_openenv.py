@@ -1,0 +1,159 @@
+"""environment=openenv: the protocol, its server's life and its failures.
+
+With a stand-in; and with a server of openenv-core where `OPENENV_PYTHON` names a Python that has it and uvicorn. (It
+cannot be installed beside SGLang.)
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.environments import servers
+from actors.environments.errors import EpisodeError
+from actors.environments.openenv import UNCLEAR, OpenEnv
+from actors.environments.servers import server_of
+from areal_like.errors import UserError
+from areal_like.types import Outcome, Prompt
+
+HERE = __name__.rpartition(".")[0]
+STAND_IN = [sys.executable, "-m", f"{HERE}.openenv_stand_in", "{port}"]
+REAL = [os.environ.get("OPENENV_PYTHON", ""), "-m", "uvicorn", f"{HERE}.openenv_real:app", "--port", "{port}"]
+NO_PACKAGE = pytest.mark.skipif(not REAL[0], reason="OPENENV_PYTHON names no Python with openenv-core")
+Run = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]
+KNOBS: dict[str, Any] = {"server": STAND_IN, "action": "number", "observation": "hint", "sessions": 2}
+
+
+@pytest.fixture(params=["stand-in", pytest.param("openenv-core", marks=NO_PACKAGE)], scope="module")
+def server(request: pytest.FixtureRequest) -> list[str]:
+    return STAND_IN if request.param == "stand-in" else REAL
+
+
+def prompt_of(seed: int) -> Prompt:
+    return Prompt(np.array([1], np.int32), seed, 8)
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Runs a test's body in an actor's event loop, whose servers live as long as it does."""
+
+    async def end() -> None:
+        servers.close()
+
+    with asyncio.Runner() as runner:
+        yield lambda body: runner.run(asyncio.wait_for(body(), 60))
+        runner.run(end())
+
+
+async def played(*actions: str, seed: int = 2, **knobs: Any) -> list[Any]:
+    """What is shown first, and the outcome of each action."""
+    world = OpenEnv(**KNOBS | knobs)
+    try:
+        found: list[Any] = [await world.reset(prompt_of(seed))]
+        for action in actions:
+            found.append(await world.step(action))
+        return found
+    finally:
+        await world.close()
+
+
+def ours(server: list[str]) -> servers.Server:
+    """The one that runs."""
+    return servers._RUNNING[asyncio.get_running_loop()][tuple(server)]
+
+
+def url_of(server: list[str]) -> str:
+    return ours(server)._url
+
+
+def test_episodes_are_played_two_at_a_time_on_one_server(run: Run, server: list[str]) -> None:
+    async def body() -> None:
+        games = [played("5", "1", "3", seed=seed, server=server) for seed in (2, 3, 2, 0)]
+        first, second, again, fourth = await asyncio.gather(*games)
+        assert first == again == [
+            "1 to 7", Outcome("lower", 0.0, False), Outcome("higher", 0.0, False), Outcome("right", 1.0, True),
+        ]  # fmt: skip
+        assert second[-1] == Outcome("higher", 0.0, True) and fourth[2] == Outcome("right", 1.0, True)
+        shown = await played("1", server=server, options={"most": 3}, observation=None)
+        assert shown[0] == '{"guesses": 0, "hint": "1 to 3"}' and shown[1][0] == '{"guesses": 1, "hint": "higher"}'
+
+    run(body)
+
+
+def test_what_the_model_says_is_one_field_and_nothing_else(run: Run, server: list[str], tmp_path: Path) -> None:
+    """Neither code nor JSON in it gets out of the field; what does not fit the field is a lost turn."""
+    file = tmp_path / "out"
+    says = [
+        f"__import__('pathlib').Path('{file}').touch()",
+        '3", "metadata": {"number": 3}, "x": "',
+        '{"number": 3}',
+        "",
+    ]
+
+    async def body() -> None:
+        outcomes = (await played(*says, "3", server=server))[1:]
+        assert outcomes == [Outcome(UNCLEAR, 0.0, False)] * len(says) + [Outcome("right", 1.0, True)]
+
+    run(body)
+    assert not file.exists()
+
+
+def test_failures_of_the_server_are_not_the_models(run: Run, server: list[str]) -> None:
+    async def body() -> None:
+        with pytest.raises(EpisodeError, match="the game is broken"):
+            await played("99", server=server)
+        with pytest.raises(EpisodeError, match=r"has not answered step after 0\.5 s"):
+            await played("98", server=server, timeout=0.5)
+
+    run(body)
+
+
+def test_more_sessions_than_the_server_takes_are_told(run: Run, server: list[str]) -> None:
+    async def body() -> None:
+        await played("1", server=server)
+        games = [played("1", seed=6, server=url_of(server), sessions=3) for _ in range(3)]
+        found = await asyncio.gather(*games, return_exceptions=True)
+        refused = [str(each) for each in found if isinstance(each, EpisodeError)]
+        assert all("CAPACITY_REACHED" in each and "environment.sessions" in each for each in refused) and refused
+
+    run(body)
+
+
+def test_a_server_that_dies_is_started_again_and_an_existing_one_is_joined(run: Run) -> None:
+    async def body() -> None:
+        with pytest.raises(EpisodeError, match=r"closed the session in step|broke in step"):
+            await played("97")
+        assert (await played("3"))[-1].done
+        joined = server_of(url_of(STAND_IN), 1)
+        assert (await played("3", server=url_of(STAND_IN), sessions=1))[-1].done
+        assert joined._child is None and ours(STAND_IN)._child is not None
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "command, told",
+    [
+        ([sys.executable, "-c", "raise SystemExit(4)"], "ended with exit code 4"),
+        ([sys.executable, "-c", "import time; time.sleep(60)"], "did not listen on port"),
+        ("http://127.0.0.1:9", "takes no session"),
+    ],
+)
+def test_a_server_that_does_not_come_up_is_told(run: Run, command: Any, told: str) -> None:
+    async def body() -> None:
+        with pytest.raises(EpisodeError, match=told):
+            await played("1", server=command, timeout=1.0)
+
+    run(body)
+
+
+def test_bad_knobs_are_told(run: Run) -> None:
+    with pytest.raises(UserError, match="there is no program 'nosuch'"):
+        OpenEnv(server=["nosuch", "{port}"], action="number")
+    with pytest.raises(UserError, match="there is no field 'text'; there are hint, guesses"):
+        run(lambda: played(observation="text"))

@@ -1,0 +1,53 @@
+"""Programs that die with the process that has started them."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from actors.child import Child
+
+STARTS = """
+import time
+from actors.child import Child
+child = Child(["sh", "-c", "sleep 60 & sleep 60"])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def in_group(group: int) -> list[psutil.Process]:
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(int(pid)) == group:
+                found.append(psutil.Process(int(pid)))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
+def test_nothing_is_left_of_a_child_and_what_it_has_started(number: signal.Signals) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", STARTS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert parent.stdout
+    members = in_group(int(parent.stdout.readline()))
+    assert len(members) >= 2, "the program and its guard"
+    parent.send_signal(number)
+    parent.wait(30)
+    _, alive = psutil.wait_procs(members, timeout=30)
+    assert not alive
+
+
+def test_a_child_is_killed_with_what_it_has_started() -> None:
+    child = Child(["sh", "-c", "sleep 60 & sleep 60"], environment={"X": "1"})
+    members = in_group(child.pid)
+    assert child.poll() is None and members
+    child.kill()
+    assert child.poll() == -signal.SIGKILL
+    _, alive = psutil.wait_procs(members, timeout=30)
+    assert not alive
