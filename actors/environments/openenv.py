@@ -69,13 +69,21 @@ class OpenEnv:
         server = server_of(*self._knobs)
         await server.places.acquire()
         self._server, self._session = server, aiohttp.ClientSession()
-        url = await server.url(self._timeout)
-        try:
-            async with asyncio.timeout(self._timeout):
-                self._socket = await self._session.ws_connect(f"{url}/ws", max_msg_size=0)
-        except (aiohttp.ClientError, OSError) as error:
-            raise EpisodeError(f"{url} takes no session: {error!r}") from None
+        self._socket = await self._connected(server, self._session)
         return self._shown(await self._ask("reset", {"seed": seed_of(prompt)} | self._options))
+
+    async def _connected(self, server: Server, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
+        """A new session of the server, which is started again if it has died."""
+        import aiohttp
+
+        while True:
+            url = await server.url(self._timeout)
+            try:
+                async with asyncio.timeout(self._timeout):
+                    return await session.ws_connect(f"{url}/ws", max_msg_size=0)
+            except (aiohttp.ClientError, OSError) as error:
+                if not await server.is_ending():
+                    raise EpisodeError(f"{url} takes no session: {error!r}") from None
 
     async def step(self, action: str) -> Outcome:
         try:

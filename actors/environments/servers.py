@@ -15,6 +15,7 @@ from actors.child import Child, free_port
 from actors.environments.errors import EpisodeError
 
 POLL_SECONDS = 0.1
+ENDING_POLLS = 10
 HOST = "127.0.0.1"
 
 
@@ -63,6 +64,14 @@ class Server:
         except TimeoutError:
             self.kill()
             raise EpisodeError(f"{' '.join(command)} did not listen on port {port} after {seconds:g} s") from None
+
+    async def is_ending(self) -> bool:
+        """Has our program ended, or is it about to?"""
+        for _ in range(ENDING_POLLS):
+            if self._child is None or self._child.poll() is not None:
+                break
+            await asyncio.sleep(POLL_SECONDS)
+        return self._child is not None and self._child.poll() is not None
 
     def kill(self) -> None:
         if self._child is not None:
