@@ -3,10 +3,10 @@
 The buffer's own code draws, filters and serves (`buffer.replay`, rounds of 16 groups of 8 samples); the policy is a
 table, so that a run takes a second. A prompt is 1 to 6 digits, and its answer a secret permutation of each place's
 digit. The policy has a softmax per place and digit: short prompts teach what long ones need. Right means the whole
-answer: at the start a prompt of n digits is answered by chance once in 10^n. (`digits` credit pays for each right
-digit instead.) Updates are REINFORCE with the group's mean as baseline, at three learning rates: at the highest a right
-answer is learned at once, at the lowest it takes many. Counted are samples that were rolled out, filtered ones
-included, until the expected share of right answers to unseen prompts of all lengths is .9.
+answer: at the start a prompt of n digits is answered by chance once in 10^n. Updates are REINFORCE with the group's
+mean as baseline, at three learning rates: at the highest a right answer is learned at once, at the lowest it takes
+many. Counted are samples that were rolled out, filtered ones included, until the expected share of right answers to
+unseen prompts of all lengths is .9.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ STATISTICS = ("median", "least", "most")
 
 
 class Arm(NamedTuple):
-    """A sampler (None: the order of the seed), a filter, and whether the whole answer must be right."""
+    """A sampler (None: the order of the seed) and a filter."""
 
     sampler: Sampler | None = None
     group_filter: Filter = filters.none
-    exact: bool = True
 
 
 ARMS = {
@@ -59,8 +58,6 @@ ARMS = {
     "pass_rate_pools": Arm(partial(samplers.pass_rate_pools)),
     "thompson": Arm(partial(samplers.thompson)),
     "thompson, zero_variance": Arm(partial(samplers.thompson), filters.zero_variance),
-    "in_order, credit per digit": Arm(exact=False),
-    "thompson, credit per digit": Arm(partial(samplers.thompson), exact=False),
 }
 
 
@@ -69,7 +66,6 @@ class World:
     """The prompts, the right answers, and the policy: logits float64 (place, digit, answer)."""
 
     seed: int
-    exact: bool = True
     logits: np.ndarray = field(init=False)
     probabilities: np.ndarray = field(init=False)
     ends: np.ndarray = field(init=False)
@@ -96,7 +92,7 @@ class World:
         ends = self.ends[places, digits]
         said = (self.dice.random((SAMPLES, len(places), 1)) > ends).sum(axis=-1).clip(max=DIGITS - 1)
         hits = said == self.right[places, digits]
-        return said, hits.all(axis=1).astype(float) if self.exact else hits.mean(axis=1)
+        return said, hits.all(axis=1).astype(float)
 
     def learn(self, groups: list[tuple[int, np.ndarray, np.ndarray]], rate: float) -> None:
         """One step of REINFORCE on (row, answers, rewards) of each group, divided by the batch's samples."""
@@ -125,7 +121,7 @@ class Run(NamedTuple):
 
 def run(arm: Arm, seed: int, rate: float, steps: int = STEPS) -> Run:
     """Rounds until the target, or `steps` of them."""
-    world, records = World(seed, arm.exact), list[Record]()
+    world, records = World(seed), list[Record]()
     results = Results() if arm.sampler else None
     replay = Replay(Bound(0, GROUPS), partial(policies.in_order), group_filter=arm.group_filter, results=results)
 
