@@ -96,6 +96,7 @@ def refuse_odd_training(config: Config) -> None:
     known = settled("learner", config.learner)
     if known.get("lora") is not None:
         check_part("learner.lora", known["lora"])
+    _refuse_odd_teacher(config, known)
     epochs = known.get("num_minibatch_epochs", 1)
     if epochs > 1 and "single_pass" in marks("loss", config.loss["name"]):
         key = "learner.num_minibatch_epochs"
@@ -140,6 +141,26 @@ def _refuse_odd_correction(config: Config, stream: bool) -> None:
         if problem:
             raise ConfigError(f"{path}.{problem[0]}: {problem[1]}", f"{path}.{problem[0]}")
         path, spec = f"{path}.correction", as_spec(chosen["correction"])
+
+
+def _refuse_odd_teacher(config: Config, learner: Mapping[str, object]) -> None:
+    """A teacher that is missing, or that nobody asks."""
+    key, wanted = "learner.teacher", "needs_teacher" in marks("advantage", config.advantage["name"])
+    teacher = learner.get("teacher")
+    if teacher is None:
+        if wanted:
+            name = config.advantage["name"]
+            raise ConfigError(f"advantage={name} needs a teacher: set {key}.path to the folder of a model", key)
+        return
+    if not isinstance(teacher, Mapping):
+        raise ConfigError(f"{key}: expected {{path: FOLDER, knobs}}, got {teacher!r}", key)
+    check_part(key, teacher)
+    if (teacher.get("path") is None) is (teacher.get("url") is None):
+        raise ConfigError(f"{key}: give path (a folder) or url (a server), one of the two", key)
+    if teacher.get("url") is not None and teacher.get("top"):
+        raise ConfigError(f"{key}.top: a server says only what the sampled token is worth: give {key}.path", key)
+    if not wanted and not teacher.get("top"):
+        raise ConfigError(f"{key} has nothing to do: set advantage=distill, or {key}.top above 0", key)
 
 
 def _refuse_odd_shaping(config: Config, learner: Mapping[str, object]) -> None:

@@ -146,6 +146,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "reinforce_pp": "learners.advantages:reinforce_pp",
         "turn": "learners.advantages:turn",
         "gae": "learners.advantages:gae",
+        "distill": "learners.advantages:distill",
     },
     "learner": {
         "torch": "learners.learner:TorchLearner",
@@ -165,7 +166,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
     },
 }
 
-PARTS = {"learner.lora": "learners.adapters:Adapters"}
+PARTS = {"learner.lora": "learners.adapters:Adapters", "learner.teacher": "learners.teacher:Teacher"}
 """Knobs whose value is itself a set of knobs: dotted path → the class that defines them."""
 
 

@@ -6,6 +6,9 @@ from __future__ import annotations
 from areal_like.registry import ConfigError, marks, settled
 from areal_like.schema import Config
 
+OF_ROLLOUTS = ("stream", "critic_lr", "kl_reward", "router_replay", "teacher")
+"""Knobs of the learner."""
+
 
 def is_supervised(config: Config) -> bool:
     return "supervised" in marks("loss", config.loss["name"])
@@ -24,9 +27,7 @@ def refuse_odd_supervision(config: Config) -> None:
         "group_reward": config.group_reward["name"] != "none",
         "eval.sets": bool(config.eval.sets),
         "advantage": "needs_values" in marks("advantage", config.advantage["name"]),
-        **{
-            f"learner.{knob}": bool(learner.get(knob)) for knob in ("stream", "critic_lr", "kl_reward", "router_replay")
-        },
+        **{f"learner.{knob}": bool(learner.get(knob)) for knob in OF_ROLLOUTS},
     }
     for key, is_set in asked.items():
         if is_set:

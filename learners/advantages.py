@@ -150,6 +150,7 @@ class Episodes:
     subtracted from the reward at each token; `values` float64 [N] the critic's value of the state in which the token
     was chosen (None without a critic). `turns` says where rewards were earned turn by turn (None: all of them at the
     end). `behind` float64 [n] is the value of the state behind a cut sample, 0 for others (None unless `bootstraps`).
+    `teacher`, `student` float64 [N] are their logprobs of each token (None without a teacher).
     """
 
     rewards: np.ndarray
@@ -159,6 +160,8 @@ class Episodes:
     values: np.ndarray | None = None
     turns: Turns | None = None
     behind: np.ndarray | None = None
+    teacher: np.ndarray | None = None
+    student: np.ndarray | None = None
 
     def per_sample(self) -> np.ndarray:
         """Rewards [n] minus the penalties of their tokens."""
@@ -186,6 +189,18 @@ def needs_values(advantage: Callable[..., Any]) -> Callable[..., Any]:
     """Mark an advantage function that needs `Episodes.values`."""
     advantage.needs_values = True  # type: ignore[attr-defined]
     return advantage
+
+
+def needs_teacher(advantage: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark an advantage function that needs `Episodes.teacher`."""
+    advantage.needs_teacher = True  # type: ignore[attr-defined]
+    return advantage
+
+
+def needs_current(advantage: Callable[..., Any]) -> bool:
+    """Is `Episodes.student` the learner's policy at the start of the train step, not the one that sampled?"""
+    knobs = getattr(advantage, "keywords", {})
+    return marked(advantage, "needs_teacher") and bool(knobs.get("sampled", 1.0)) and knobs.get("of") != "behaviour"
 
 
 def marked(advantage: Callable[..., Any], mark: str) -> bool:
@@ -266,6 +281,36 @@ def gae(
     following = np.where(last, behind, np.append(episodes.values[1:], 0.0)[: len(last)])
     deltas = episodes.per_token(episodes.rewards) + gamma * following - episodes.values
     return discounted_sums(deltas, last, gamma * lam)
+
+
+@per_token
+@needs_teacher
+def distill(
+    episodes: Episodes,
+    *,
+    sampled: Annotated[float, "[0, inf)"] = 1.0,
+    of: Literal["current", "behaviour"] = "current",
+    reward: Annotated[float, "[0, inf)"] = 0.0,
+    cut: Annotated[float, "(0, inf)"] | None = None,
+) -> np.ndarray:
+    """On-policy distillation: `sampled` · (log π_teacher − log π) of each sampled token + `reward` · (reward − mean of
+    its group), float64 [N].
+
+    Minus the KL(student ‖ teacher) of a token, estimated from that token, without the KL of later ones (Thinking
+    Machines, "On-Policy Distillation", 2025, with a discount of 0). π is the policy at the start of the train step
+    (one forward pass more, for losses without a proximal policy), or the one that sampled ("behaviour", as there): for
+    stale tokens only the first is the gradient of today's KL, once the loss weighs them. `cut` bounds the difference at
+    ±. `sampled: 0` leaves the KL to `learner.teacher.top`.
+    """
+    if of not in ("current", "behaviour"):
+        raise ValueError(f"of must be 'current' or 'behaviour', got {of!r}")
+    earned = reward * group(episodes.rewards, episodes.groups)[episodes.sample] if reward else 0.0
+    if not sampled:
+        return np.zeros(len(episodes.sample)) + earned
+    if episodes.teacher is None or episodes.student is None:
+        raise ValueError("distill needs a teacher: set learner.teacher")
+    closer = episodes.teacher - episodes.student
+    return sampled * (closer if cut is None else np.clip(closer, -cut, cut)) + earned
 
 
 def discounted_sums(values: np.ndarray, last: np.ndarray, discount: float) -> np.ndarray:

@@ -32,14 +32,15 @@ from areal_like.models import specs_of
 from areal_like.types import Batch, Group, Sample
 from areal_like.weights.state import State
 from learners.adapters import Adapters
-from learners.advantages import Episodes, bootstraps, marked, turns_of
+from learners.advantages import Episodes, bootstraps, marked, needs_current, turns_of
 from learners.attention import use_packed_attention
 from learners.batch_metrics import batch_metrics, of_demonstrations
 from learners.collectives import Ranks
 from learners.critic import Critic
 from learners.cut_answers import one_token_further, without_cut_answers
 from learners.diagnostics import buckets, zero_variance_by_staleness
-from learners.logprobs import forward_logprobs, forward_with_states
+from learners.distillation import lumped_kl, prefix_weights
+from learners.logprobs import forward_candidates, forward_logprobs, forward_top, forward_with_states
 from learners.losses.contract import (
     LossFunction,
     is_single_pass,
@@ -54,12 +55,14 @@ from learners.mismatch import MismatchProbe
 from learners.objective import Objective, frozen
 from learners.optim import MasterAdamW
 from learners.packing import Columns, MicroBatch, cut_groups, empty_microbatch
+from learners.penalties import kl_estimate
 from learners.router_replay import RouterReplay
 from learners.saving import Saving
 from learners.schedules import Schedule
 from learners.sharding import Computing, hold_in, prepare, reshard
 from learners.step import Step
 from learners.streaming import check_stream, combined, is_start_of
+from learners.teacher import Teacher
 from learners.untrainable import or_untrainable
 
 Advantage = Callable[..., np.ndarray]
@@ -81,7 +84,9 @@ class TorchLearner:
     `grad_cosine_cap` bounds the cosine between consecutive gradients (`learners.alignment`; 1: it is only reported).
     After `mismatch_every` train steps without tokens of staleness 0 a group is scored by the weights that sampled it
     (0: never; `learners.mismatch`).
-    `lora` {rank, alpha, targets} trains adapters instead of the model (`learners.adapters`; {}: defaults). `stream`,
+    `lora` {rank, alpha, targets} trains adapters instead of the model (`learners.adapters`; {}: defaults). `teacher`
+    {path or url, top, ...} is the model to distil from (`learners.teacher`; for the advantage `distill`, or `top`).
+    `stream`,
     `stream_groups` see `take`. `ranks` processes share the work, each with its part of the weights
     (`learners.sharding`); within a step none waits more than `collective_timeout` seconds for another
     (`learners.follower`). On `device`, matrices are multiplied in `compute_dtype`; master weights and sums over tokens
@@ -127,6 +132,7 @@ class TorchLearner:
         grad_cosine_cap: Annotated[float, "(0, 1]"] | None = None,
         mismatch_every: Annotated[int, "[0, inf)"] = 8,
         lora: Mapping[str, Any] | None = None,
+        teacher: Mapping[str, Any] | None = None,
         stream: bool = False,
         stream_groups: Annotated[int, "[1, inf)"] = 1,
         ranks: Annotated[int, "[1, inf)"] = 1,
@@ -145,6 +151,8 @@ class TorchLearner:
         self.objective, self.ranks = Objective(**objective), Ranks(ranks)
         torch.set_num_threads(threads or torch.get_num_threads())
         _check(loss, advantage, temperature, num_minibatches, num_minibatch_epochs, critic_lr, critic_clip)
+        self._teacher = None if teacher is None else Teacher(**teacher)
+        _check_teacher(self._teacher, advantage, temperature, grad_norm_by_staleness)
         self._num_minibatches, self._num_epochs = passes = num_minibatches, num_minibatch_epochs
         self.streams = check_stream(stream, loss, advantage, *passes, grad_norm_by_staleness, stream_groups)
         self._stream_groups, self._taken, self._waiting = stream_groups, list[Step](), list[Group]()
@@ -168,6 +176,7 @@ class TorchLearner:
         self._autocast = compute_dtype == "bfloat16" and half is None
         self._rounds = compute_dtype == "bfloat16" or self._adapters is not None  # see `logprobs_of`
         self._loss, self._plan, self._advantage = loss, plan_of(loss), advantage
+        self._starts_known = bool(critic_lr) or needs_current(advantage)  # proximal logprobs come before advantages
         self._temperature, self._seed, self._norm_by_staleness = temperature, seed, grad_norm_by_staleness
         self._max_tokens, self._min_microbatches = max_tokens, min_microbatches
 
@@ -182,7 +191,12 @@ class TorchLearner:
         apart = self.objective.needs_reference and lora is None
         reference = frozen(self.model, dtype) if apart else self.model
         self._replay = RouterReplay(self.model) if replay else None
-        prepare([self.model, reference], self.ranks, replace(how, device=self._device, published=dtype))
+        self._taught_by = self._teacher.load(self.model, self.ranks, dtype) if self._teacher else None
+        models = [self.model, reference]
+        if self._taught_by is not None:
+            use_packed_attention(self._taught_by)
+            models.append(self._taught_by.to(self._device) if self.ranks.count == 1 else self._taught_by)
+        prepare(models, self.ranks, replace(how, device=self._device, published=dtype))
         return adapters, reference
 
     @property
@@ -311,9 +325,8 @@ class TorchLearner:
         for epoch in range(self._num_epochs):
             order = np.random.default_rng((self._seed, batch.index, epoch)).permutation(len(batch.groups))
             minibatches = cut_groups(batch, step.columns, order, self._num_minibatches)
-            if epoch == 0 and needs_proximal(self._loss) and not self._critic:
-                # The first minibatch is left out: its logprobs at the start come with its own forward pass. Those of
-                # all come with a critic's values.
+            if epoch == 0 and needs_proximal(self._loss) and not self._starts_known:
+                # The first minibatch is left out: its logprobs at the start come with its own forward pass.
                 for part, logprobs in self._logprobs(step.columns, minibatches[1:]):
                     step.proximal[part.trained] = logprobs
             for number, samples in enumerate(minibatches):
@@ -336,6 +349,11 @@ class TorchLearner:
             step.reference = self.ranks.sum_disjoint(step.reference, step.own)
         if self._critic:
             self._set_values(step, self._critic)
+        elif self._starts_known:
+            for part, logprobs in self._logprobs(step.columns, trained):
+                step.proximal[part.trained] = logprobs
+        if self._teacher:
+            self._ask(self._teacher, step)
         if needs_uniform(self._loss):
             step.draw(self._seed)
         self._advantages(step)
@@ -349,7 +367,8 @@ class TorchLearner:
         turns = turns_of(self.objective.turn_rewards(step.batch), columns.sample, columns.place)
         step.note_penalties(less, penalties)
         rewards = self.objective.rewards(step.batch, less)
-        episodes = Episodes(rewards, step.groups, columns.sample, penalties, values, turns, behind)
+        known = penalties, values, turns, behind, *self._teaching(step)
+        episodes = Episodes(rewards, step.groups, columns.sample, *known)
         if marked(self._advantage, "per_token"):
             advantages = self._advantage(episodes)
         else:
@@ -357,6 +376,41 @@ class TorchLearner:
         step.set_advantages(advantages)
         if step.values is not None:
             step.targets = step.advantages + step.values
+
+    @torch.no_grad()
+    def _ask(self, teacher: Teacher, step: Step) -> None:
+        """Let the teacher score the trained tokens, and say which ones it would rather have in their places."""
+        columns, k = step.columns, min(teacher.top, self.vocab_size)
+        step.teacher = torch.zeros_like(step.behaviour)
+        if k:
+            ids = torch.zeros(len(step.behaviour), k, dtype=torch.int64, device=self._device)
+            step.top = ids, torch.zeros(len(step.behaviour), k, dtype=step.behaviour.dtype, device=self._device)
+        if self._taught_by is None:
+            mine = np.flatnonzero(columns.own & (columns.lengths > 0))
+            tokens = np.isin(columns.sample, mine)
+            said = teacher.asked([step.batch.samples[sample] for sample in mine])
+            every = dict(zip(mine.tolist(), said, strict=True))
+            pairs = zip(columns.sample[tokens].tolist(), columns.place[tokens].tolist(), strict=True)
+            step.teacher[step.on_device(tokens)] = step.teacher.new_tensor([every[i][place] for i, place in pairs])
+        else:
+            for part in self._microbatches(columns, np.flatnonzero(columns.lengths)):
+                asked = replace(part, experts=None)
+                with self._precision():
+                    if step.top is None:
+                        step.teacher[part.trained] = forward_logprobs(self._taught_by, asked, self._temperature)[0]
+                        continue
+                    found = forward_top(self._taught_by, asked, self._temperature, k, self.vocab_size)
+                step.teacher[part.trained], step.top[0][part.trained], step.top[1][part.trained] = found
+        step.teacher = self.ranks.sum_disjoint(step.teacher, step.own)
+
+    def _teaching(self, step: Step) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """`Episodes.teacher` and `.student`."""
+        if step.teacher is None:
+            return None, None
+        student = step.behaviour
+        if needs_current(self._advantage):
+            student = step.proximal = self.ranks.sum_disjoint(step.proximal, step.own)
+        return step.teacher.double().cpu().numpy(), student.double().cpu().numpy()
 
     def _microbatches(self, columns: Columns | None, samples: np.ndarray) -> Iterator[MicroBatch]:
         """This rank's micro-batches of the given samples; as many as others have, the last ones without tokens."""
@@ -419,7 +473,7 @@ class TorchLearner:
         current = torch.full_like(step.behaviour, torch.nan)
         places = step.on_device(step.columns.tokens_of(samples))
         if self._plan.needs_current:
-            if at_start and self._critic:
+            if at_start and self._starts_known:
                 current.copy_(step.proximal)
             else:
                 for part, logprobs in self._logprobs(step.columns, [samples]):
@@ -473,8 +527,8 @@ class TorchLearner:
 
     def _forward(self, step: Step, part: MicroBatch, denominator: float, at_start: bool) -> tuple[Tensor, list[Tensor]]:
         """The loss of one micro-batch, and the per-token tensors [N] through which its gradient flows."""
-        current, entropy, values = self._outputs(part)
-        outputs = [t for t in (current, entropy, values) if t is not None]
+        current, entropy, values, candidates = self._outputs(part, step)
+        outputs = [t for t in (current, entropy, values, candidates) if t is not None]
         if not len(part.trained):
             return torch.stack([t.sum() for t in outputs]).sum(), outputs
         if at_start:
@@ -486,6 +540,8 @@ class TorchLearner:
         reference = None if step.reference is None else step.reference[part.trained]
         loss, observed = self.objective.with_terms(loss, current, entropy, reference, batch.share, denominator)
         step.observe(observed, part.trained)
+        if self._teacher:
+            loss = loss + self._lesson(self._teacher, step, part, current, candidates, denominator)
         if self._critic and values is not None and step.values is not None and step.targets is not None:
             before, targets = step.values[part.trained], step.targets[part.trained]
             error, observed = self._critic.loss(values, before, targets, batch.share, denominator)
@@ -493,13 +549,37 @@ class TorchLearner:
             step.observe(observed, part.trained)
         return loss, outputs
 
-    def _outputs(self, part: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Logprobs, entropies and values (with a critic) [N] of a micro-batch's trained tokens, with their graph."""
+    def _lesson(
+        self, teacher: Teacher, step: Step, part: MicroBatch, current: Tensor, candidates: Tensor | None, by: float
+    ) -> Tensor:
+        """The KL to the teacher over its most likely tokens, as a term of a micro-batch's loss; 0 without `top`."""
+        assert step.teacher is not None
+        estimate = kl_estimate(current.detach(), step.teacher[part.trained], "k3")
+        step.observe({"teacher_kl": estimate}, part.trained)
+        if candidates is None or step.top is None:
+            return current.new_zeros(())
+        kl = lumped_kl(candidates, step.top[1][part.trained])
+        step.observe({"teacher_kl_top": kl.detach()}, part.trained)
+        weights = torch.ones_like(kl) if step.share is None else step.share[part.trained]
+        if teacher.trace is not None:
+            trace = prefix_weights(current, step.behaviour[part.trained], part.sequence, teacher.trace)
+            step.observe({"teacher_trace": trace}, part.trained)
+            weights = weights * trace
+        return teacher.kl / by * (weights * kl).sum()
+
+    def _outputs(self, part: MicroBatch, step: Step) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Logprobs, entropies and values (with a critic) [N] of a micro-batch's trained tokens, and logprobs [N, k] of
+        the teacher's most likely tokens (with `top`), with their graph."""
+        candidates = None
         with self._precision():
-            if not self._critic:
-                return *forward_logprobs(self.model, part, self._temperature), None
-            current, entropy, hidden = forward_with_states(self.model, part, self._temperature)
-        return current, entropy, self._critic.values(hidden)
+            if step.top is not None and len(part.trained):
+                ids = step.top[0][part.trained]
+                current, entropy, hidden, candidates = forward_candidates(self.model, part, self._temperature, ids)
+            elif not self._critic:
+                return *forward_logprobs(self.model, part, self._temperature), None, None
+            else:
+                current, entropy, hidden = forward_with_states(self.model, part, self._temperature)
+        return current, entropy, self._critic.values(hidden) if self._critic else None, candidates
 
     def _backward_by_staleness(
         self, step: Step, part: MicroBatch, loss: Tensor, outputs: list[Tensor], sums: dict[str, Tensor]
@@ -510,7 +590,7 @@ class TorchLearner:
         gradients = torch.autograd.grad(loss, outputs, allow_unused=True)
         for number, (suffix, members) in enumerate(buckets(step.staleness.cpu().numpy())):
             if number:
-                outputs = [t for t in self._outputs(part) if t is not None and t.requires_grad]
+                outputs = [t for t in self._outputs(part, step) if t is not None and t.requires_grad]
             inside = step.on_device(members)[part.trained]
             pairs = [(t, g) for t, g in zip(outputs, gradients, strict=True) if g is not None]
             self.optimizer.zero_grad()
@@ -522,6 +602,21 @@ def _whole(tokens: list[int]) -> Sample:
     """A sample of which all tokens but the first count."""
     n = len(tokens) - 1
     return Sample(np.array(tokens, np.int32), 1, np.zeros(n, np.float32), np.ones(n, bool), [(0, n)], 0.0, "length")
+
+
+def _check_teacher(teacher: Teacher | None, advantage: Advantage, temperature: float, by_staleness: bool) -> None:
+    """Raise ValueError for a teacher that is missing, has nothing to do, or cannot do it."""
+    wanted = marked(advantage, "needs_teacher")
+    if wanted and teacher is None:
+        raise ValueError("this advantage needs a teacher: set learner.teacher.path to its folder")
+    if teacher is None:
+        return
+    if not wanted and not teacher.top:
+        raise ValueError("learner.teacher has nothing to do: set advantage=distill, or learner.teacher.top above 0")
+    if teacher.url is not None and temperature != 1:
+        raise ValueError("learner.teacher.url: a server's logprobs are of temperature 1: set sampling.temperature=1")
+    if teacher.top and by_staleness:
+        raise ValueError("learner.teacher.top does not go with learner.grad_norm_by_staleness: leave one of them out")
 
 
 def _check(

@@ -204,31 +204,49 @@ class LogprobHead:
         self._entropy_gradient, self._fp32 = entropy_gradient, fp32
         self.targets: Tensor | None = None
         self.states: Tensor | None = None  # of the last forward pass, [1, N, H], until they are taken
+        self.candidates: Tensor | None = None  # int64 [N, k]: tokens of which each position gives logprobs, too
+        self.top, self.among = 0, vocabulary  # the k most likely of the first tokens, of each position, go to `found`
+        self.found: list[tuple[Tensor, Tensor]] = []
         self.temperature = 1.0
 
     def __call__(self, states: Tensor) -> Tensor:
         if self.targets is None:
             return self._forward(states)
         targets, temperature, self.states = self.targets, self.temperature, states
+        if self.candidates is not None or self.top:
+            return self._by_pieces(states, targets, self.candidates, temperature)
         if type(self._head) is nn.Linear and len(targets):
             weight, bias = self._head.weight, self._head.bias
             how = (temperature, self._rows, torch.is_grad_enabled(), self._entropy_gradient, self._fp32)
             return torch.stack(_Chosen.apply(states[0], weight, bias, targets, *how), -1)[None]
+        return self._by_pieces(states, targets, None, temperature)
+
+    def _by_pieces(self, states: Tensor, targets: Tensor, candidates: Tensor | None, temperature: float) -> Tensor:
         if len(targets) <= self._rows:
-            return self._piece(states, targets, temperature)
+            return self._piece(states, targets, candidates, temperature)
+        parts = [None] * -(-len(targets) // self._rows) if candidates is None else candidates.split(self._rows)
         pieces = [
-            checkpoint(self._piece, piece, some, temperature, use_reentrant=False, preserve_rng_state=False)
-            for piece, some in zip(states.split(self._rows, 1), targets.split(self._rows), strict=True)
+            checkpoint(self._piece, *piece, temperature, use_reentrant=False, preserve_rng_state=False)
+            for piece in zip(states.split(self._rows, 1), targets.split(self._rows), parts, strict=True)
         ]
         return torch.cat(pieces, 1)
 
-    def _piece(self, states: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        """For a head that is more than a matrix, such as one with an adapter."""
+    def _piece(self, states: Tensor, targets: Tensor, candidates: Tensor | None, temperature: float) -> Tensor:
+        """For a head that is more than a matrix, such as one with an adapter, and for more than two numbers a token:
+        [1, n, 2 + k]."""
         kind, dtype = states.device.type, next(self._head.parameters()).dtype
         with torch.autocast(kind, enabled=False) if self._fp32 else nullcontext():
             logits = self._forward(states.to(dtype) if self._fp32 else states)[0]
         logprobs, entropy = token_logprobs(logits, targets, temperature)
-        return torch.stack([logprobs, entropy if self._entropy_gradient else entropy.detach()], -1)[None]
+        both = torch.stack([logprobs, entropy if self._entropy_gradient else entropy.detach()], -1)
+        if candidates is None and not self.top:
+            return both[None]
+        every = torch.log_softmax(logits.to(logprobs.dtype) / temperature, -1)
+        if candidates is not None:
+            return torch.cat([both, every.gather(-1, candidates)], -1)[None]
+        values, ids = every[:, : self.among].topk(min(self.top, self.among, every.shape[-1]))
+        self.found.append((ids, values))
+        return both[None]
 
 
 def use_logprob_head(
@@ -253,14 +271,45 @@ def forward_logprobs(model: PreTrainedModel, microbatch: MicroBatch, temperature
     return _forward(model, microbatch, temperature)[:2]
 
 
+def forward_candidates(
+    model: PreTrainedModel, microbatch: MicroBatch, temperature: float, candidates: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `forward_with_states`, and the logprobs [N, k] of `candidates` int64 [N, k] in the tokens' places."""
+    head: LogprobHead = model.get_output_embeddings().forward  # type: ignore[assignment]
+    head.candidates = candidates
+    try:
+        return _forward(model, microbatch, temperature)
+    finally:
+        head.candidates = None
+
+
+@torch.no_grad()
+def forward_top(
+    model: PreTrainedModel, microbatch: MicroBatch, temperature: float, top: int, among: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logprobs [N] of a micro-batch's trained tokens, and ids and logprobs [N, k] of the `top` most likely tokens in
+    their places, of the ids below `among` (k: `top`, or all of them). Without gradient."""
+    head: LogprobHead = model.get_output_embeddings().forward  # type: ignore[assignment]
+    head.top, head.among, head.found = top, among, []
+    try:
+        logprobs = _forward(model, microbatch, temperature)[0]
+        ids, values = (torch.cat(column) for column in zip(*head.found, strict=True))
+    finally:
+        head.top, head.found = 0, []
+    return logprobs, ids, values
+
+
 def forward_with_states(
     model: PreTrainedModel, microbatch: MicroBatch, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `forward_logprobs`, and the last hidden states [N, hidden size] from which each token was chosen."""
-    return _forward(model, microbatch, temperature)
+    return _forward(model, microbatch, temperature)[:3]
 
 
-def _forward(model: PreTrainedModel, microbatch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(
+    model: PreTrainedModel, microbatch: MicroBatch, temperature: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The numbers of `forward_candidates`; the last are [N, 0] where nobody has set candidates."""
     head: nn.Module = model.get_output_embeddings()
     state: LogprobHead = head.forward  # type: ignore[assignment]
     state.targets, state.temperature = microbatch.targets, temperature
@@ -276,6 +325,7 @@ def _forward(model: PreTrainedModel, microbatch: MicroBatch, temperature: float)
         )
     finally:
         state.targets, states, state.states = None, state.states, None
-    logprobs, entropy = output.logits[0].unbind(-1)
     assert states is not None
-    return logprobs, entropy, states[0]
+    numbers, others = output.logits[0].split([2, output.logits.shape[-1] - 2], -1)
+    logprobs, entropy = numbers.unbind(-1)
+    return logprobs, entropy, states[0], others

@@ -28,11 +28,10 @@ class Step:
     that this rank computes.
 
     `proximal` [N] is each trained token's logprob before the first update (NaN where nobody asked for it); `reference`
-    [N], `values` [N], `behind` [n] (values behind cut samples), `targets` [N] (of the values), `share` [N], `uniform`
-    [N] and `weights` [N] are None where the step has no use for them. `penalties`, by name, were subtracted from the
-    reward at each trained token. `losses` and `norms` have one entry per optimizer step. `denominator`: the sums must
-    still be divided by it (0: by nothing; see
-    `learners.streaming`).
+    [N], `teacher` [N] (its logprobs), `values` [N], `behind` [n] (values behind cut samples), `targets` [N] (of the
+    values), `share` [N], `uniform` [N] and `weights` [N] are None where the step has no use for them. `penalties`, by
+    name, were subtracted from the reward at each trained token. `losses` and `norms` have one entry per optimizer step.
+    `denominator`: the sums must still be divided by it (0: by nothing; see `learners.streaming`).
     """
 
     def __init__(self, batch: Batch, own: np.ndarray, device: torch.device, dtype: torch.dtype, share: Any):
@@ -49,6 +48,8 @@ class Step:
         self.proximal = torch.full_like(self.behaviour, torch.nan)
         self.advantages = torch.zeros_like(self.behaviour)
         self.reference: Tensor | None = None
+        self.teacher: Tensor | None = None
+        self.top: tuple[Tensor, Tensor] | None = None  # ids and teacher's logprobs [N, k], of this rank's tokens
         self.values: Tensor | None = None
         self.behind: Tensor | None = None
         self.targets: Tensor | None = None
@@ -149,6 +150,7 @@ class Step:
         number was not computed."""
         known = {"proximal": self.proximal, "advantage": self.advantages}
         known |= {} if self.reference is None else {"reference": self.reference}
+        known |= {} if self.teacher is None else {"teacher": self.teacher}
         known |= {name: self.on_device(values) for name, values in self.penalties.items()}
         for name, pieces in self._observed.items():
             known[name] = torch.full(self.behaviour.shape, torch.nan, device=self.device)

@@ -50,6 +50,7 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
         raise ConfigError("sampling.temperature: greedy rollouts (0) can't be trained on; evaluation may be greedy")
     if config.learner.get("lora") is not None and find_spec("peft") is None:
         raise ConfigError("learner.lora needs peft: pip install 'areal_like[lora]'")
+    check_teacher(config)
     check_trackers(config)
     check_devices(config, gpus)
     check_functions(config)
@@ -88,6 +89,13 @@ def check_trackers(config: Config) -> None:
             raise ConfigError(
                 f"run.trackers: {name} is not installed: pip install 'areal_like[{name}]'", "run.trackers"
             )
+
+
+def check_teacher(config: Config) -> None:
+    """Raises ConfigError where the folder of the model to distil from is none."""
+    path, key = (config.learner.get("teacher") or {}).get("path"), "learner.teacher.path"
+    if path is not None and not (Path(path) / "config.json").is_file():
+        raise ConfigError(f"{key}: no config.json in {path!r}: want the folder of a Hugging Face model", key)
 
 
 def notes(task: Task, config: Config, scheduler: Scheduler) -> Iterator[str]:

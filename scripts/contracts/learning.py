@@ -193,7 +193,8 @@ def _called(advantage: Advantage, rewards: np.ndarray, groups: np.ndarray) -> np
         return advantage(rewards, groups)
     sample = np.repeat(np.arange(len(rewards)), 2)
     values = np.zeros(len(sample)) if marked(advantage, "needs_values") else None
-    return advantage(Episodes(rewards, groups, sample, np.zeros(len(sample)), values))
+    teacher = (rewards[sample], np.zeros(len(sample))) if marked(advantage, "needs_teacher") else (None, None)
+    return advantage(Episodes(rewards, groups, sample, np.zeros(len(sample)), values, None, None, *teacher))
 
 
 def _count(advantage: Advantage, samples: int) -> int:

@@ -264,6 +264,7 @@ FILES = sorted(set(layers.CONFIGS.rglob("*.yaml")) - set(layers.CONFIGS.glob("ab
 NEEDED = {
     **{stem: ["task.path=x", "task.tokenizer=y"] for stem in ("jsonl", "code_jsonl", "demonstrations")},
     "sft.yaml": ["task.path=x", "model.path=y"],
+    **{stem: ["learner.teacher.path=x"] for stem in ("distill", "distill_top")},
     "smollm2": ["task.path=x", "task.heldout_path=y"],
     "reasoning_gym": ["task.dataset=chain_sum", "task.tokenizer=bytes"],
     **{stem: ["model.path=x"] for stem in ("math", "gsm8k")},

@@ -7,7 +7,11 @@ trains every case of `CASES` and leaves what came of it in FOLDER/RANK.pt.
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,9 +20,10 @@ from typing import Any
 
 import torch
 
+from areal_like.models import qwen2
 from areal_like.types import Batch
 from buffer.shares import split
-from learners.advantages import gae, group
+from learners.advantages import distill, gae, group
 from learners.collectives import join
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, ppo
@@ -27,7 +32,7 @@ from learners.losses.targets import tpo
 from learners.losses.weighted import reinforce
 from learners.sharding import layers_of
 from tests.forked import forked, said
-from tests.learners.batches import make_batch, tiny_model
+from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.learners.exact import ADAMW_EPS, exact
 from tests.learners.losses.token_batches import LOSSES
 from tests.seeds import seeded
@@ -40,7 +45,7 @@ STEPS = 2
 class Case:
     """`knobs` of a learner over `model`; its batches have `groups` groups, whose samples have one prompt if `shared`.
     `exact`: computed in float64. `cut`: every third sample was cut at the limit of length. `stale`: each batch is
-    trained by the version after the one that sampled it."""
+    trained by the version after the one that sampled it. `taught`: by a frozen model of another shape."""
 
     loss: Callable[..., Any] = decoupled_ppo
     advantage: Callable[..., Any] = group
@@ -50,6 +55,7 @@ class Case:
     shared: bool = False
     cut: bool = False
     stale: bool = False
+    taught: bool = False
     knobs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -76,6 +82,12 @@ CASES = {
     "shared prefixes": Case(shared=True, model="qwen3", knobs={"num_minibatches": 2}),
     "shared prefixes, cut": Case(tpo, shared=True, model="llama", knobs={"max_tokens": 19, "kl_loss": 0.1}),
     "shared prefixes, critic": Case(advantage=gae, shared=True, knobs={"critic_lr": 1e-2, "num_minibatches": 2}),
+    "teacher": Case(advantage=distill, taught=True, knobs={"num_minibatches": 2, "max_tokens": 23}),
+    "teacher's likely tokens": Case(
+        advantage=partial(distill, sampled=0.0),
+        taught=True,
+        knobs={"teacher": {"top": 4, "trace": 1.0}, "normalise": "sequence_mean", "max_logits": 40},
+    ),
     "stale tokens": Case(stale=True, knobs={"mismatch_every": 1}),
     "float32": Case(exact=False),
     "bfloat16": Case(exact=False, knobs={"compute_dtype": "bfloat16"}),
@@ -107,6 +119,8 @@ def train(case: Case, rank: int, ranks: int) -> dict[str, Any]:
     """Train; returns each step's metrics, and on rank 0 the final weights, published weights and adapters."""
     knobs = {"lr": 1e-2, "eps": ADAMW_EPS, "num_minibatches": 1, "publish_dtype": "float32"} | case.knobs
     model = exact(tiny_model(case.model)) if case.exact else tiny_model(case.model)
+    if case.taught:
+        knobs["teacher"] = {"path": teacher()} | knobs.get("teacher", {})
     learner = TorchLearner(model, case.loss, partial(case.advantage), 1.0, 0, ranks=ranks, **knobs)
     dtypes = set[str]()
     projection = layers_of(learner.model)[0].mlp.down_proj
@@ -121,6 +135,15 @@ def train(case: Case, rank: int, ranks: int) -> dict[str, Any]:
     return {"rows": rows, "held": held, "weights": weights, "adapters": adapters, "dtypes": sorted(dtypes)}
 
 
+@functools.cache
+def teacher() -> str:
+    """The folder of a model of another shape with the same tokens. Ranks that have joined would not write one."""
+    folder = tempfile.mkdtemp()
+    qwen2(5, VOCAB, hidden_size=16, num_hidden_layers=1, initializer_range=0.4).save_pretrained(folder)
+    atexit.register(shutil.rmtree, folder)
+    return folder
+
+
 def train_on(ranks: int, folder: Path, seconds: float = 240.0) -> list[dict[str, Any]]:
     """By rank: name of a case → what `train` returned there."""
     arguments = [[str(rank), str(ranks), str(folder)] for rank in range(ranks)]
@@ -133,6 +156,7 @@ def train_on(ranks: int, folder: Path, seconds: float = 240.0) -> list[dict[str,
 def main() -> None:
     rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
+    teacher()
     join(rank, ranks, folder / "store", local=True)
     torch.save({name: train(case, rank, ranks) for name, case in CASES.items()}, folder / f"{rank}.pt")
 

@@ -61,7 +61,7 @@ def test_a_preset_is_shown_with_what_it_sets(capsys: pytest.CaptureFixture) -> N
     config.main(["loss.gspo"])
     assert "3.0e-4" in (said := capsys.readouterr().out) and "geometric mean" in said and "clip_high" in said
     config.main([])
-    assert "tpo, sft; or a3po, dapo, dr_grpo, grpo" in " ".join(capsys.readouterr().out.split())
+    assert "tpo, sft; or a3po, dapo, distill, distill_top, dr_grpo, grpo" in " ".join(capsys.readouterr().out.split())
 
 
 def test_parts_are_found_by_name_and_a_wrong_name_is_told_the_right_one(capsys: pytest.CaptureFixture) -> None:
