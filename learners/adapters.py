@@ -3,25 +3,35 @@
 Layers, forward pass and files are peft's. The learner publishes the merged model, base + scale · B A, rounded to the
 published dtype, under the names that the model has without adapters: actors know nothing of LoRA. The learner itself
 differentiates the sum before rounding. So on-policy ratios are 1 up to that rounding; in full training they are exactly
-1. B starts at 0, so version 0 has the bits that actors start with. The learner drives it.
+1. B starts at 0, so version 0 has the bits that actors start with; with an adapter from a folder (`path`) actors fetch
+version 0 like any other. The learner drives it.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from areal_like.adapter_folder import AdapterFolder, read_adapter
+
+RANK, ALPHA, TARGETS = 16, 32.0, "all-linear"
+START = "start"
+"""Name of the frozen copy of an adapter that the run begins with."""
+
 
 class Adapters:
     """Adds adapters to `model`, in place, with random A that depends on `seed` alone. A matrix's update is `alpha` /
-    `rank` · B A. `targets`: names of layers (q_proj, ...), or "all-linear": all but the output head.
+    `rank` · B A. `targets`: names of layers (q_proj, ...), or "all-linear": all but the output head. `path`: a folder
+    that `peft` has written, whose adapter is trained on; rank, alpha and targets are then its own, and may be left out.
+    By default they are 16, 32 and all-linear.
 
-    The model's own weights are rounded to `dtype` and frozen. Raises ImportError without peft, ValueError for knobs
-    that make no sense.
+    The model's own weights are rounded to `dtype` and frozen. With `reference`, `off` is asked for. Raises ImportError
+    without peft, ValueError for knobs that make no sense, or an adapter of another model.
     """
 
     def __init__(
@@ -29,23 +39,35 @@ class Adapters:
         model: PreTrainedModel,
         seed: int,
         dtype: torch.dtype,
+        reference: bool = False,
         *,
-        rank: Annotated[int, "[1, inf)"] = 16,
-        alpha: Annotated[float, "(0, inf)"] = 32.0,
-        targets: list[str] | str = "all-linear",
+        rank: Annotated[int, "[1, inf)"] | None = None,
+        alpha: Annotated[float, "(0, inf)"] | None = None,
+        targets: list[str] | str | None = None,
+        path: str | None = None,
     ):
         peft = _peft()
-        if rank < 1 or alpha <= 0:
+        if (rank or 1) < 1 or (1 if alpha is None else alpha) <= 0:
             raise ValueError(f"learner.lora: rank and alpha must be positive, got {rank} and {alpha}")
+        known = None if path is None else read_adapter(path)
+        if known:
+            _check(model, known, str(path), rank, alpha, targets)
         self._names = [name for name, _ in model.named_parameters()]
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(dtype))
-        config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._wrapped = peft.get_peft_model(model, config)
-        self._model = model
+            if known:
+                self._wrapped = peft.PeftModel.from_pretrained(model, path, is_trainable=True)
+            else:
+                config = peft.LoraConfig(
+                    r=rank or RANK, lora_alpha=alpha or ALPHA, target_modules=targets or TARGETS, task_type="CAUSAL_LM"
+                )
+                self._wrapped = peft.get_peft_model(model, config)
+        self._model, self._starts_elsewhere = model, known is not None and reference
+        if self._starts_elsewhere:
+            self._wrapped.load_adapter(path, START)
         held = {id(parameter) for name, parameter in model.named_parameters() if ".base_layer." in name}
         if id(model.get_input_embeddings().weight) in held:
             raise ValueError(
@@ -64,8 +86,17 @@ class Adapters:
         return merged
 
     def off(self) -> AbstractContextManager[None]:
-        """Within this context the model computes what it did before training: a reference that costs no memory."""
-        return self._wrapped.disable_adapter()
+        """Within this context the model computes what it did before training: a reference that costs no memory (with
+        `path`: that of the adapter)."""
+        return self._as_it_began() if self._starts_elsewhere else self._wrapped.disable_adapter()
+
+    @contextmanager
+    def _as_it_began(self) -> Iterator[None]:
+        self._wrapped.set_adapter(START)
+        try:
+            yield
+        finally:
+            self._wrapped.set_adapter("default")
 
     def trained(self) -> dict[str, Tensor]:
         """The adapters' own weights, or this rank's shards of them, by peft's names."""
@@ -74,7 +105,35 @@ class Adapters:
     def save(self, folder: str, weights: dict[str, Tensor]) -> None:
         """Write `weights`, whole ones of all names in `trained`, as peft's folder
         (`PeftModel.from_pretrained(base, folder)`)."""
-        self._wrapped.save_pretrained(folder, state_dict=weights)
+        self._wrapped.save_pretrained(folder, state_dict=weights, selected_adapters=["default"])
+
+
+def _check(
+    model: PreTrainedModel,
+    known: AdapterFolder,
+    path: str,
+    rank: int | None,
+    alpha: float | None,
+    targets: list[str] | str | None,
+) -> None:
+    """Raise ValueError for an adapter that was made for another model, or that the knobs describe otherwise."""
+    told: dict[str, tuple[object, object]] = {"rank": (rank, known.rank), "alpha": (alpha, known.alpha)}
+    told["targets"] = (sorted(targets) if isinstance(targets, list) else targets, known.targets)
+    for knob, (wanted, found) in told.items():
+        if wanted is not None and wanted != found:
+            raise ValueError(f"learner.lora.{knob}={wanted}: the adapter in {path!r} has {found}; leave it out")
+    layers = dict(model.named_modules())
+    for name, shape in known.shapes.items():
+        weight = getattr(layers.get(name), "weight", None)
+        if weight is None:
+            raise ValueError(
+                f"learner.lora.path: the adapter in {path!r} belongs to another model: this one has no layer {name}"
+            )
+        if tuple(weight.shape) != shape:
+            raise ValueError(
+                f"learner.lora.path: the adapter in {path!r} belongs to another model: {name} is {shape[0]} × "
+                f"{shape[1]} there, and {weight.shape[0]} × {weight.shape[1]} here"
+            )
 
 
 def _peft() -> Any:

@@ -84,7 +84,7 @@ class TorchLearner:
     `grad_cosine_cap` bounds the cosine between consecutive gradients (`learners.alignment`; 1: it is only reported).
     After `mismatch_every` train steps without tokens of staleness 0 a group is scored by the weights that sampled it
     (0: never; `learners.mismatch`).
-    `lora` {rank, alpha, targets} trains adapters instead of the model (`learners.adapters`; {}: defaults). `teacher`
+    `lora` {rank, alpha, targets, path} trains adapters, not the model (`learners.adapters`; {}: defaults). `teacher`
     {path or url, top, ...} is the model to distil from (`learners.teacher`; for the advantage `distill`, or `top`).
     `stream`,
     `stream_groups` see `take`. `ranks` processes share the work, each with its part of the weights
@@ -187,7 +187,9 @@ class TorchLearner:
         if self.ranks.count == 1:  # FSDP moves layers when it divides them
             self.model.to(self._device)
         use_packed_attention(self.model)
-        adapters = None if lora is None else Adapters(self.model, seed, dtype, **lora)
+        adapters = None
+        if lora is not None:
+            adapters = Adapters(self.model, seed, dtype, self.objective.needs_reference, **lora)
         apart = self.objective.needs_reference and lora is None
         reference = frozen(self.model, dtype) if apart else self.model
         self._replay = RouterReplay(self.model) if replay else None

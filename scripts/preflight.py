@@ -14,6 +14,7 @@ from typing import Any
 import zmq
 
 from areal_like import keys, model_folder
+from areal_like.adapter_folder import read_adapter
 from areal_like.bus import NODE, own_address
 from areal_like.config import Config, ConfigError, heldout_workflow, ranks_of
 from areal_like.defaults import ruinous_rate, spent_schedule
@@ -50,6 +51,8 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
         raise ConfigError("sampling.temperature: greedy rollouts (0) can't be trained on; evaluation may be greedy")
     if config.learner.get("lora") is not None and find_spec("peft") is None:
         raise ConfigError("learner.lora needs peft: pip install 'areal_like[lora]'")
+    if (path := (config.learner.get("lora") or {}).get("path")) is not None:
+        read_adapter(path)
     check_teacher(config)
     check_trackers(config)
     check_devices(config, gpus)
