@@ -10,13 +10,18 @@ import pytest
 
 from areal_like.groups import Head, encode_group, make_head
 from areal_like.types import Group, Sample
+from buffer import policies
 from buffer.filters import zero_variance
 from buffer.prompts import PromptCursor, Share
+from buffer.replay import Replay
 from buffer.results import WINDOW, Known, Results, ResultsState, classes, pass_rates
 from buffer.samplers import NEW, Sampler, asks, drawable, in_order, pass_rate_pools, solved, thompson
 from buffer.schedulers import AsyncScheduler, Scheduler, SyncScheduler
 from buffer.sizing import Fixed
+from buffer.staleness import Bound
+from buffer.store import UNFINISHED
 from tests.buffer.house import B, House, table
+from tests.buffer.paper import Paper
 
 SAMPLERS: dict[str, partial] = {
     "in_order": partial(in_order, retire_at=1.0, retire_after=1),
@@ -140,6 +145,7 @@ def test_only_the_newest_results_are_kept_and_a_snapshot_has_all_of_it() -> None
             results.push(group_id, task, row, [dice.random() for _ in range(3)])
         if dice.random() < 0.1:
             results.open()
+    results.push(0, "a", 1, [0.5])
     again = Results()
     again.load(msgspec.msgpack.decode(msgspec.msgpack.encode(results.state()), type=ResultsState))
     assert again.state() == results.state()
@@ -222,6 +228,45 @@ def test_sync_is_async_at_zero_and_the_order_of_finishing_decides_nothing(sample
     assert found[0] == found[1] == found[2] == found[3]
     assert all(len(batch) == B for batch in found[0]) and len(found[0]) == 6
     assert len({row for batch in found[0] for _, row in batch}) > 3
+
+
+@every_sampler
+def test_snapshots_and_crashes_change_no_choice(sampler: partial) -> None:
+    """The same history twice: once undisturbed, once with snapshots and restarts at random moments."""
+
+    def drawn(disturbed: bool) -> list[int]:
+        dice, chance, journal = random.Random(3), random.Random(4), Paper()
+        found: list[int] = []
+
+        def begin() -> tuple[Replay, PromptCursor]:
+            results = Results()
+            replay = Replay(Bound(99, 4), partial(policies.in_order), results=results)
+            if found:
+                journal.restore(replay, 0)
+            replay.record = journal.append
+            return replay, PromptCursor(9, 0, len(found), sampler, results)
+
+        replay, prompts = begin()
+        for _ in range(80):
+            if len(found) == replay.bound.batches.end:
+                replay.open_batch(4, None)
+            group_id, row, _ = prompts.next()
+            found.append(row)
+            replay.admit(group_id, row, 8, 8, "a", 0, 0.0)
+            waiting = sorted(e.id for e in replay.store.of(*UNFINISHED))
+            for each in dice.sample(waiting, dice.randrange(len(waiting))):
+                if dice.random() < 0.1:
+                    replay.drop(each, "failed")
+                else:
+                    replay.push(*rolled_out(each, found[each], 0), 0, 0.0)
+            if disturbed and chance.random() < 0.3:
+                journal.check(replay, replay.bound)
+                if chance.random() < 0.5:
+                    journal.rotate(replay)
+                replay, prompts = begin()
+        return found
+
+    assert drawn(True) == drawn(False)
 
 
 def test_a_head_of_rewards_counts_each_clipped() -> None:
