@@ -16,6 +16,7 @@ import yaml
 
 from areal_like import config as configs
 from areal_like import samples
+from areal_like.held_out_keys import OWN
 from areal_like.metrics import MetricsFollower
 from areal_like.older_configs import fill
 from areal_like.places import CONFIGS
@@ -85,7 +86,7 @@ class Contents:
         most = int(np.clip(budget.series / numbers / BYTES_PER_POINT, LEAST_BUCKETS, MOST_BUCKETS))
         self.series = Series(most, self._is_wanted)
         self.row: dict[str, Any] = {}
-        self.evaluations: dict[int, dict[str, float | None]] = {}
+        self.evaluations: dict[int, dict[str, Any]] = {}
         self.notes: list[str] = []
         self._texts: Texts | Numbers = Numbers()
         self._kept: dict[str, tuple[object, Any, list[str]]] = {}
@@ -111,7 +112,7 @@ class Contents:
             self.row = self.row | row
             if row.get("eval/reward") is not None:
                 found = {key: row.get(f"eval/{key}") for key in ("version", "reward", "length")}
-                self._note_evaluation(found | {"seconds": row.get("seconds")})
+                self._note_evaluation(found | {"seconds": row.get("seconds"), "sets": sets_in(row)})
         for each in self.summary.get("evaluations", ()):
             self._note_evaluation(each)
 
@@ -120,7 +121,9 @@ class Contents:
         step = int(found["version"]) * self.config["weight_sync_interval"]
         step = min(step, self.summary.get("steps", step))
         values = {name: short(found[name]) for name in ("reward", "length", "seconds") if found.get(name) is not None}
-        self.evaluations[int(found["version"])] = {"step": step, **values}
+        told = found.get("sets", {}).items()
+        sets = {name: {key: short(value) for key, value in figures.items()} for name, figures in told}
+        self.evaluations[int(found["version"])] = {"step": step, **values, "sets": sets}
 
     def data(self) -> dict[str, Any]:
         """All data of the run's page."""
@@ -212,6 +215,19 @@ class Contents:
         for kind in ("filtered", "dropped"):
             fates |= {f"{kind}: {reason}": count for reason, count in counts.get(kind, {}).items()}
         return {"fates": [{"fate": fate, "count": count} for fate, count in fates.items() if count]}
+
+
+def sets_in(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Set → its figures, from the keys of a row of metrics (`learners.main.heldout_metrics`)."""
+    found: dict[str, dict[str, float]] = {}
+    for key, value in row.items():
+        prefix, _, rest = key.partition("/")
+        if prefix == "heldout" and isinstance(value, int | float):
+            name, _, figure = rest.partition("/")
+            found.setdefault(name, {})[figure or "reward"] = value
+        elif prefix == "eval" and "eval/prompts" in row and isinstance(value, int | float) and rest != "version":
+            found.setdefault(OWN, {})[rest] = value
+    return found
 
 
 def counted(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ function front(run) {
 
 function replaceable(run) {
   // made again when a live run has new data; charts elsewhere are drawn again in place
-  return { waiting: waiting(run), ledger: ledger(run), losses: byStaleness(run) };
+  return { heldout: heldoutSets(run), waiting: waiting(run), ledger: ledger(run), losses: byStaleness(run) };
 }
 
 function show() {
@@ -59,7 +59,7 @@ function show() {
   const reward = el("section", { id: "reward", "data-link": "Reward" },
     el("div", { class: "head" }, el("h2", {}, visible(data.runs.length > 1 ? several.name(run) : "Reward"))),
     head.notes, head.tiles, el("div", { class: "front" }, rewardChart(run), head.written));
-  const all = [several && several.element, reward, browser.element, staleness(run), parts.waiting, throughput(run), parts.ledger, parts.losses, learning(run), weights(run), anyMetric(run, state), config(run, settingsOf(run), state)];
+  const all = [several && several.element, reward, parts.heldout, browser.element, staleness(run), parts.waiting, throughput(run), parts.ledger, parts.losses, learning(run), weights(run), anyMetric(run, state), config(run, settingsOf(run), state)];
   document.getElementById("main").replaceChildren(...all.filter(Boolean));
   header(run);
   redraw();

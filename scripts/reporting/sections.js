@@ -37,6 +37,35 @@ function rewardChart(run) {
   return box;
 }
 
+function heldoutSets(run) {
+  // figures of held-out sets with their intervals of 95 %, the first round against the newest; the own set alone is in the chart of the reward
+  const rounds = run.evaluations.filter((each) => each.sets), names = unique(rounds.flatMap((each) => Object.keys(each.sets)));
+  const several = (name) => rounds.some((each) => each.sets[name] && each.sets[name].samples > 1);
+  if (names.length < 2 && !names.some(several)) return null;
+  const said = (found, figure) => (found[figure] === undefined ? "–" : number(found[figure]) + (found[figure + "_low"] === undefined ? "" : ` [${number(found[figure + "_low"])}, ${number(found[figure + "_high"])}]`));
+  const table = el("table", { class: "data" }, el("tr", {}, ["set", "figure", "prompts", "answers each", "first", "newest", "at step"].map((name) => el("th", {}, name))));
+  const charts = names.map((name) => {
+    const found = rounds.filter((each) => each.sets[name]), first = found[0], newest = found[found.length - 1], last = newest.sets[name];
+    const passes = Object.keys(last).filter((key) => /^pass@\d+$/.test(key)).sort((a, b) => a.slice(5) - b.slice(5));
+    ["reward", ...passes].forEach((figure, place) => {
+      const cells = [figure, number(last.prompts), number(last.samples), first === newest ? "" : said(first.sets[name], figure), said(last, figure), number(newest.step)];
+      table.append(el("tr", {}, el("td", {}, place ? "" : visible(name)), cells.map((cell) => el("td", {}, cell))));
+    });
+    return chart(safe(name), "mean reward" + (last.samples > 1 ? " and pass@k" : "") + ", with intervals of 95 %", () => {
+      const points = found.filter((each) => Number.isFinite(evaluationPlace(run, each)));
+      return {
+        traces: unique(["reward", passes[passes.length - 1]]).filter((figure) => figure && (figure === "reward" || last.samples > 1)).map((figure, place) => {
+          const y = points.map((each) => each.sets[name][figure]);
+          const away = (end) => points.map((each, at) => Math.abs((each.sets[name][`${figure}_${end}`] ?? y[at]) - y[at]));
+          return { x: points.map((each) => evaluationPlace(run, each)), y, name: figure, mode: "lines+markers", line: { color: colour(PALETTE[place]), width: 1.8 }, error_y: { type: "data", symmetric: false, array: away("high"), arrayminus: away("low"), thickness: 1, width: 2 }, hovertemplate: "%{y:.4~g}" };
+        }),
+        layout: { showlegend: last.samples > 1 },
+      };
+    });
+  });
+  return section("heldout", "Held-out sets", "Means over prompts, with intervals of 95 % over prompts.", el("div", { class: "card" }, el("div", { class: "scroll" }, table)), el("div", { class: "grid" }, charts));
+}
+
 function learning(run) {
   return section("learning", "Loss and policy", "Diagnostics of the loss over time.",
     el("div", { class: "grid" },

@@ -22,11 +22,13 @@ from typing import Any
 import pytest
 
 from areal_like.config import ConfigError
+from areal_like.held_out_keys import OWN
 from areal_like.places import REPOSITORY
 from areal_like.samples import HELDOUT, TRAINED, Kept
+from learners.main import heldout_metrics
 from scripts import earlier_runs, report, watch
 from scripts.report import Report
-from scripts.reporting.contents import Budget, Contents
+from scripts.reporting.contents import Budget, Contents, sets_in
 from scripts.reporting.excerpts import MOST_TOKENS, excerpt, excerpts, pieces, spread
 from scripts.reporting.live import Server
 from scripts.reporting.page import as_json, library, page
@@ -147,6 +149,12 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.Capture
 
 
 # ---- metrics --------------------------------------------------------------------------------------------------------
+
+
+def test_figures_of_held_out_sets_are_read_from_a_live_runs_metrics() -> None:
+    sets = {OWN: {"reward": 0.5, "prompts": 4, "samples": 1}, "aime": {"reward": 0.25, "pass@4": 0.5, "samples": 4}}
+    assert sets_in({"step": 3, "eval/version": 3, "heldout/x": None} | heldout_metrics(sets)) == sets
+    assert sets_in({"eval/reward": 0.5, "eval/version": 3}) == {}, "a run of before there were sets"
 
 
 def test_buckets_keep_means_and_extremes_of_any_number_of_steps() -> None:

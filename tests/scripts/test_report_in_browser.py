@@ -78,6 +78,19 @@ def test_a_reward_that_can_be_hacked_shows_itself_on_the_first_page(browser: Chr
     assert browser.value("document.querySelector('.front .js-plotly-plot').getBoundingClientRect().top") < 400
 
 
+def test_held_out_sets_have_a_section_with_their_figures(browser: Chromium, tmp_path: Path) -> None:
+    run = written_run(tmp_path / "a")
+    summary = json.loads((run / "summary.json").read_text())
+    for place, each in enumerate(summary["evaluations"]):
+        figures = {"reward": 0.25 + place / 2, "reward_low": 0.125, "reward_high": 0.875, "prompts": 30, "samples": 8}
+        each["sets"] = {"heldout": figures | {"samples": 1}, "<b>aime": figures | {"pass@1": 0.25, "pass@8": 0.5}}
+    (run / "summary.json").write_text(json.dumps(summary))
+    opened(browser, written(tmp_path / "a.html", run))
+    said = browser.value("document.getElementById('heldout').innerText")
+    assert "<b>aime" in said and "pass@8" in said and "0.75 [0.125, 0.875]" in said and "0.25 [" in said
+    assert browser.value("document.querySelectorAll('#heldout .chart').length") == 2 and not browser.said
+
+
 def test_hostile_text_is_shown_and_never_run(browser: Chromium, tmp_path: Path) -> None:
     opened(browser, written(tmp_path / "a.html", written_run(tmp_path / "<b>a", answer=HOSTILE)))
     assert browser.value("typeof window.hacked") == "undefined"
