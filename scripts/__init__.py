@@ -10,6 +10,7 @@ from types import FrameType
 
 PARTS = {
     "arguments": "timeline",
+    "ablation.devices": "ablate --parallel",
     "ablation.measures": "ablate",
     "ablation.pictures": "ablate",
     "ablation.points": "ablate",

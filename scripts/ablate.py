@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .ablation import results, slurm, study
+from .ablation.devices import pool_for
 from .ablation.points import Result, gather
 from .ablation.results import Choice
-from .ablation.runs import Folder, run_all
+from .ablation.runs import Folder, Width, run_all
 from .ablation.study import MAIN, TUNE, Run
 from .arguments import command
 from .train import EXIT_INTERRUPTED, Interrupted, Signals
@@ -56,12 +57,15 @@ class Ablation:
         self.tuning = self.study.tuning_runs()
 
     def run(self) -> int:
-        """Make all runs, on this machine. Returns how many failed. Raises Interrupted, OSError."""
-        signals, failed = Signals(), list[Run]()
+        """Make all runs, on this machine. Returns how many failed. Raises Interrupted, OSError, ConfigError where the
+        runs at a time need more devices than there are."""
+        signals, failed, parallel = Signals(), list[Run](), self.args.parallel or 1
+        stages = [[run.config for run in self.tuning], self.study.main_configs()]
+        width = Width(parallel, pool_for(parallel, stages))
         for stage in (TUNE, MAIN):
             if self.args.only in (None, stage):
                 runs = self.tuning if stage == TUNE else self.main_runs()
-                failed += run_all(runs, self.folder, self.args.parallel or 1, signals.check, say)
+                failed += run_all(runs, self.folder, width, signals.check, say)
         self.report()
         return len(failed)
 

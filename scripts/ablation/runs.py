@@ -18,15 +18,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from areal_like import config as configs
 from areal_like.config import ConfigError
 from areal_like.launch import forks
 from areal_like.metrics import MetricsFollower
+from areal_like.placement import Devices
 from areal_like.places import COMMANDS, python_path
 from areal_like.process import TERM_SECONDS, end_with_starter
 
+from .devices import DevicePool
 from .study import Run
 
 POLL_SECONDS = 0.1
@@ -84,16 +87,16 @@ class Folder:
 
 
 class Going:
-    """A run with a living process."""
+    """A run with a living process, which has `more` in its environment, and these devices until it ends."""
 
-    def __init__(self, run: Run, folder: Folder):
+    def __init__(self, run: Run, folder: Folder, devices: Devices, more: dict[str, str]):
         folder.prepare(run)
-        self.run, self.began, self.step = run, time.monotonic(), 0
+        self.run, self.devices, self.began, self.step = run, devices, time.monotonic(), 0
         self._rows = MetricsFollower(folder.run(run) / "metrics.jsonl")
         with folder.log(run).open("ab") as log:
             self.process = subprocess.Popen(
                 folder.command(run),
-                env=os.environ | {"PYTHONPATH": python_path()},
+                env=os.environ | {"PYTHONPATH": python_path()} | more,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -108,8 +111,16 @@ class Going:
         return self.step / max(1, self.run.config.run.steps)
 
 
+@dataclass(frozen=True, slots=True)
+class Width:
+    """How many runs go at a time, and the devices that they divide (None: each sees all)."""
+
+    parallel: int
+    devices: DevicePool | None = None
+
+
 def run_all(
-    runs: Sequence[Run], folder: Folder, parallel: int, check: Callable[[], None], say: Callable[[str], None]
+    runs: Sequence[Run], folder: Folder, width: Width, check: Callable[[], None], say: Callable[[str], None]
 ) -> list[Run]:
     """Make all runs that are not finished; returns those that failed. `check` raises to end everything.
 
@@ -119,22 +130,27 @@ def run_all(
     if len(waiting) < len(runs):
         say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already")
     with forks.listening() if len(waiting) > 1 else contextlib.nullcontext():  # they import torch once
-        return _run_all(waiting, folder, parallel, check, say)
+        return _run_all(waiting, folder, width, check, say)
 
 
 def _run_all(
-    waiting: list[Run], folder: Folder, parallel: int, check: Callable[[], None], say: Callable[[str], None]
+    waiting: list[Run], folder: Folder, width: Width, check: Callable[[], None], say: Callable[[str], None]
 ) -> list[Run]:
+    pool = width.devices or DevicePool(0)
     going: list[Going] = []
     failed: list[Run] = []
     progress = Progress(len(waiting), say)
     try:
         while waiting or going:
             check()
-            while waiting and len(going) < parallel:
-                going.append(Going(waiting.pop(0), folder))
+            while waiting and len(going) < width.parallel:
+                devices = pool.take(waiting[0].config) if width.devices else ()
+                if devices is None:
+                    break
+                going.append(Going(waiting.pop(0), folder, devices, pool.environment(devices)))
             for one in [one for one in going if one.process.poll() is not None]:
                 going.remove(one)
+                pool.give_back(one.devices)
                 if one.process.returncode:
                     failed.append(one.run)
                 progress.ended(one, last_words(folder.log(one.run)) if one.process.returncode else "")

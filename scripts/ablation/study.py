@@ -142,13 +142,15 @@ class Study:
             runs += self._runs(MAIN, labels, tuned, self.seeds)
         return sorted(runs, key=lambda run: self.seeds.index(run.seed))
 
+    def main_configs(self) -> list[Config]:
+        """Of every point and seed, with the first candidate of the tuning. Raises ConfigError."""
+        return [self._config(labels, self.candidates()[0]) for labels in self.points()] * len(self.seeds)
+
     def check(self) -> None:
-        """Make the config of every point (with the first candidate of the tuning) and of every tuning run. Raises
-        ConfigError."""
+        """Make the config of every point and of every tuning run. Raises ConfigError."""
         self.tuning_runs()
         sources = [f"{self.curve.x}_to", *(measure.source for measure in self.measures.values())]
-        for labels in self.points():
-            config = self._config(labels, self.candidates()[0])
+        for config in self.main_configs():
             if "samples_to" in sources and "group_size" not in config.sizing:
                 raise ConfigError(f"sizing={config.sizing['name']} has no group_size: measure steps, not samples")
 

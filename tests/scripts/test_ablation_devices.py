@@ -1,0 +1,90 @@
+"""`ablate --parallel` on a node with GPUs: runs at a time have devices of their own, or are refused at once."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal_like import config as configs
+from areal_like.config import Config, ConfigError
+from areal_like.placement import VISIBLE
+from scripts.ablation import devices as ablation_devices
+from scripts.ablation.devices import DevicePool, pool_for, wanted
+from scripts.ablation.runs import Folder, Width, run_all
+from scripts.ablation.study import MAIN, Run
+from scripts.gpus import Gpus
+
+ON_GPUS = ("learner.device=cuda", "learner.ranks=2", "engine.device=cuda", "actors.count=1")
+SHARED = ("learner.device=cuda", "engine.device=cuda", "actors.count=1")
+ON_ONE = (*SHARED, "placement={learner: [0], actors: [0], share: true}")
+
+
+def config_of(*overrides: str) -> Config:
+    return configs.load(["configs/quickstart.yaml", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "count"),
+    [
+        (("engine.device=cpu",), 0),
+        (ON_GPUS, 3),
+        (ON_ONE, 1),
+        ((*SHARED, "placement={learner: [0], actors: [2]}"), 3),
+        (("engine=sglang", "engine.tp_size=2", "engine.replicas=2", "actors.count=1"), 4),
+        ((*SHARED, "launcher=inline"), 1),
+        ((*SHARED, "launcher=slurm", "buffer.transport=tcp"), 0),
+    ],
+    ids=["cpu", "auto", "shared", "named", "servers", "inline", "slurm"],
+)
+def test_a_run_needs_the_devices_of_its_placement(overrides: tuple[str, ...], count: int) -> None:
+    assert wanted(config_of(*overrides)) == count
+
+
+def test_too_many_runs_at_a_time_are_refused_with_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ablation_devices, "gpus_here", lambda: Gpus("stated", 8))
+    large, one, none = config_of(*ON_GPUS), config_of(*ON_ONE), config_of("engine.device=cpu")
+    assert pool_for(2, [[none], [large, large, one]]) and pool_for(8, [[one] * 9])
+    assert pool_for(1, [[large] * 9]) is None and pool_for(9, [[none] * 9]) is None
+    with pytest.raises(
+        ConfigError, match=r"--parallel 3: .* need 3 \+ 3 \+ 3 devices, and there are 8: say --parallel 2"
+    ):
+        pool_for(3, [[one, large, large, large], [one] * 9])
+    monkeypatch.setattr(ablation_devices, "gpus_here", lambda: Gpus("stated", 1))
+    with pytest.raises(ConfigError, match=r"and there is 1: the largest does not fit by itself, or let .* share: true"):
+        pool_for(2, [[large, large]])
+
+
+class Says(Folder):
+    """Its runs write down which devices they see and when, and end."""
+
+    def command(self, run: Run) -> list[str]:
+        code = (
+            "import json, os, sys, time; a = time.time(); time.sleep(0.5); "
+            f"json.dump([os.environ.get('{VISIBLE}'), a, time.time()], open(sys.argv[1], 'w'))"
+        )
+        return [sys.executable, "-c", code, str(self.path / f"{run.seed}.json")]
+
+
+@pytest.mark.parametrize("inherited", [None, "4,5,6,7"])
+def test_runs_at_a_time_see_devices_of_their_own(
+    inherited: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wide one waits until enough are free; who comes later gets what others have given back."""
+    monkeypatch.delenv(VISIBLE, raising=False)
+    wide, one, none = config_of(*ON_GPUS), config_of(*ON_ONE), config_of("engine.device=cpu")
+    runs = [Run(MAIN, {}, {}, seed, config) for seed, config in enumerate([one, one, wide, one, none])]
+    (tmp_path / "logs").mkdir()
+    width = Width(3, DevicePool(4, inherited))
+    assert run_all(runs, Says(tmp_path), width, lambda: None, lambda text: None) == []
+    told = [json.loads((tmp_path / f"{run.seed}.json").read_text()) for run in runs]
+    assert told[4][0] is None and os.environ.get(VISIBLE) is None
+    seen = [set(each[0].split(",")) for each in told[:4]]
+    assert [len(each) for each in seen] == [1, 1, 3, 1]
+    assert set.union(*seen) <= set((inherited or "0,1,2,3").split(","))
+    for i, (_, begin, end) in enumerate(told[:4]):
+        for j, (_, other, _) in enumerate(told[:4]):
+            if i != j and begin <= other < end:
+                assert not seen[i] & seen[j], (told, "two runs at a time had a device")
+    assert told[2][1] > min(told[0][2], told[1][2]), "three devices are free only when one of the first two has ended"
