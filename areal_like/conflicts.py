@@ -192,8 +192,6 @@ def refuse_odd_replay(config: Config) -> None:
     name = config.engine["name"]
     if "return_experts" not in knobs("engine", name):
         raise ConfigError(f"{key}: engine={name} does not return the experts that its model chooses: leave it out", key)
-    if name == "torch" and str(config.engine.get("device", "")).startswith("cuda"):
-        raise ConfigError(f"{key}: engine=torch does not return experts on a GPU yet: use engine=sglang", key)
     path = settled("model", config.model).get("path")
     kind = read_config(path)["model_type"] if isinstance(path, str) else config.model["name"]
     if kind not in ROUTED and (isinstance(path, str) or kind == "qwen2"):

@@ -33,10 +33,9 @@ class ChosenExperts:
     def _note(self, number: int, router: nn.Module, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
         self._newest[number] = output[2]
 
-    def _taken(self, rows: int) -> np.ndarray:
-        """Of the last forward pass, over `rows` sequences of equal length: [rows, time, layers, k]."""
-        found = torch.stack([each for each in self._newest if each is not None], 1)
-        return found.view(rows, -1, *found.shape[1:]).cpu().numpy()
+    def newest(self) -> Tensor:
+        """Of the last forward pass, on its device: int64 [tokens, layers, k]."""
+        return torch.stack([each for each in self._newest if each is not None], 1)
 
     def reserve(self, time: int) -> None:
         """Make room for sequences of this many tokens."""
@@ -47,12 +46,13 @@ class ChosenExperts:
 
     def prefilled(self, chunk: list[Span]) -> None:
         """The last forward pass was over these spans, a row each."""
-        for span, found in zip(chunk, self._taken(len(chunk)), strict=True):
+        newest = self.newest().cpu().numpy()
+        for span, found in zip(chunk, newest.reshape(len(chunk), -1, *newest.shape[1:]), strict=True):
             self._kept[span.slots, span.start : span.stop] = found[: span.stop - span.start]
 
-    def decoded(self, lengths: np.ndarray) -> None:
-        """The last forward pass was over the last token of each sequence, of these lengths int64 [n]."""
-        self._kept[np.arange(len(lengths)), lengths - 1] = self._taken(len(lengths))[:, 0]
+    def decoded(self, lengths: np.ndarray, found: np.ndarray) -> None:
+        """The last token of each sequence, of these lengths int64 [n], had `found` [n, layers, k]."""
+        self._kept[np.arange(len(lengths)), lengths - 1] = found
 
     def move(self, source: int, target: int, time: int) -> None:
         """Copy those of the first `time` positions of one slot to another."""

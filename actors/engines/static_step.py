@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from actors.engines import slot_kernel
+from actors.engines.chosen_experts import ChosenExperts
 from actors.engines.decoders import Decoder
 from actors.engines.sampler import keyed_uniforms, refuse_nan, sample_static
 from actors.engines.slot_cache import SlotCache
@@ -30,16 +31,20 @@ Shape = tuple[int, int, int]
 
 
 class StaticStep:
-    """The decode step over up to `slots` sequences on the cache's device."""
+    """The decode step over up to `slots` sequences on the cache's device. With `chosen`, it copies to the host which
+    experts the model's routers chose, too."""
 
-    def __init__(self, decoder: Decoder, cache: SlotCache, slots: int):
+    def __init__(self, decoder: Decoder, cache: SlotCache, slots: int, chosen: ChosenExperts | None = None):
         device = cache.keys.device
-        self._decoder, self._cache = decoder, cache
+        self._decoder, self._cache, self._chosen = decoder, cache, chosen
         self._captures = pinned = device.type == "cuda"
         self._input = torch.zeros(INPUTS, slots, dtype=torch.int64, device=device)
         self._output = torch.zeros(2, slots, dtype=torch.int32, device=device)
         self._sent = torch.zeros(INPUTS, slots, dtype=torch.int64, pin_memory=pinned)
         self._got = torch.zeros(2, slots, dtype=torch.int32, pin_memory=pinned)
+        routed = (slots, *chosen.routing[:2]) if chosen else (0,)
+        self._experts = torch.zeros(routed, dtype=torch.int32, device=device)
+        self._got_experts = torch.zeros(routed, dtype=torch.int32, pin_memory=pinned)
         self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
 
     @property
@@ -58,11 +63,16 @@ class StaticStep:
             self._input.copy_(self._sent, non_blocking=True)
             self._run(self._shape(n, table.longest))
             self._got.copy_(self._output, non_blocking=True)
+            self._got_experts.copy_(self._experts, non_blocking=True)
         if self._got.is_pinned():
             torch.cuda.current_stream(self._input.device).synchronize()
         tokens, logprobs = self._got[0, :n].numpy().astype(np.int64), self._got[1, :n].numpy().view(np.float32).copy()
         refuse_nan(logprobs)
         return tokens, logprobs
+
+    def experts(self, n: int) -> np.ndarray:
+        """Those of the last step's first n sequences: int32 [n, layers, k], until the next step."""
+        return self._got_experts[:n].numpy()
 
     def step(self, rows: int, time: int) -> None:
         """From the first `rows` columns of the input to those of the output, none of which is longer than `time`."""
@@ -73,6 +83,8 @@ class StaticStep:
         ids, logprobs = sample_static(logits, temperatures.view(torch.float64).float(), draws)
         self._output[0, :rows].copy_(ids)
         self._output[1, :rows].copy_(logprobs.view(torch.int32))
+        if self._chosen:
+            self._experts[:rows].copy_(self._chosen.newest())
 
     def _fill(self, table: SlotTable, n: int) -> None:
         sent = self._sent.numpy()

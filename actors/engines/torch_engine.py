@@ -83,7 +83,7 @@ class TorchEngine:
     `device`: auto (a GPU where there is one), cpu, cuda or e.g. cuda:0. `compute_dtype`: of matrix products and of the
     KV cache (None: bfloat16 on a GPU, else float32); sums over tokens and the head are float32 in any case
     (`decoders`). `return_experts`: completions bring the experts that the model's routers chose (set by
-    `learner.router_replay`; not on a GPU yet).
+    `learner.router_replay`).
     Raises ValueError for a knob out of range, a device that is not there, or memory that it does not have.
     """
 
@@ -113,8 +113,6 @@ class TorchEngine:
             raise ValueError(f"kv_policy must be 'recompute' or 'keep', not {kv_policy!r}")
         if kv_tokens is not None and kv_tokens < 1:
             raise ValueError(f"kv_tokens must be at least 1, not {kv_tokens}")
-        if return_experts and is_static(self._device):
-            raise ValueError("learner.router_replay: engine=torch returns no experts on a GPU yet: use engine=sglang")
         if compute_dtype not in ("float32", "bfloat16"):
             raise ValueError(f"compute_dtype must be 'float32' or 'bfloat16', not {compute_dtype!r}")
         if memory is not None and memory <= 0:
@@ -133,7 +131,8 @@ class TorchEngine:
         self._cache = self._new_cache(model, getattr(torch, compute_dtype), per_token)
         self._decoder = decoder_for(model, self._cache)
         self._chosen = ChosenExperts(model, slots) if return_experts else None
-        self._static = StaticStep(self._decoder, self._cache, slots) if is_static(self._device) else None
+        static = is_static(self._device)
+        self._static = StaticStep(self._decoder, self._cache, slots, self._chosen) if static else None
         self._parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._config, self.dtype = model.config, compute_dtype
         self._waiting: deque[Request] = deque()
@@ -448,15 +447,18 @@ class TorchEngine:
     def _decode(self) -> tuple[np.ndarray, np.ndarray]:
         """Feed each sequence's last token → the next ones int64 [n] and their logprobs float32 [n]."""
         table, n = self._table, len(self._table)
-        if self._static is not None:
-            return self._static(table)
         lengths = table.lengths[:n]
+        if self._static is not None:
+            sampled = self._static(table)
+            if self._chosen:
+                self._chosen.decoded(lengths, self._static.experts(n))
+            return sampled
         self._cache.begin_decode(lengths)
         tokens = torch.from_numpy(table.last_tokens()).to(self._device)[:, None]
         positions = torch.from_numpy(lengths - 1).to(self._device)[:, None]
         logits = self._decoder.decode(tokens, positions)
         if self._chosen:
-            self._chosen.decoded(lengths)
+            self._chosen.decoded(lengths, self._chosen.newest().cpu().numpy())
         temperatures = table.temperatures[:n]
         return sample(logits, temperatures, table.draws() if temperatures.any() else None)
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+from actors.engines import torch_engine
+from actors.engines.slot_cache import PooledCache
 from actors.engines.torch_engine import TorchEngine
 from areal_like.routers import routers_of
 from areal_like.types import Limits
@@ -17,6 +19,15 @@ from tests.seeds import shifted
 CONFIG = Qwen3MoeConfig(
     **SHAPE, head_dim=8, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True
 )
+
+
+@pytest.fixture(params=["usual", "static"])
+def step(request, monkeypatch):
+    """How an engine decodes: as on a CPU, and as on a GPU."""
+    if request.param == "static":
+        monkeypatch.setattr(torch_engine, "is_static", lambda device: True)
+        monkeypatch.setattr(PooledCache, "LEAST", 16)
+        monkeypatch.setattr("actors.engines.static_step.LEAST_TIME", 16)
 
 
 def moe(seed=0):
@@ -35,6 +46,7 @@ def chosen(model, tokens):
     return np.sort(torch.stack(found, 1)[:-1].numpy(), -1)
 
 
+@pytest.mark.usefixtures("step")
 def test_experts_are_those_of_the_models_own_forward():
     model = moe()
     plain, prompts = copy.deepcopy(model), prompts_of(5, 9, 1)
@@ -57,6 +69,7 @@ def test_experts_are_those_of_the_models_own_forward():
         np.testing.assert_array_equal(np.sort(each.experts, -1), expected)
 
 
+@pytest.mark.usefixtures("step")
 def test_experts_of_preempted_sequences_are_whole():
     model = moe()
     plain, prompts = copy.deepcopy(model), prompts_of(6, 6, 6)
@@ -73,6 +86,7 @@ def test_experts_of_preempted_sequences_are_whole():
         np.testing.assert_array_equal(np.sort(each.experts, -1), expected)
 
 
+@pytest.mark.usefixtures("step")
 def test_after_an_update_earlier_tokens_keep_the_experts_under_which_they_were_sampled():
     model, new = moe(), moe(seed=1)
     old, prompts = copy.deepcopy(model), prompts_of(4, 11, 11)

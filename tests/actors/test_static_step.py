@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 from actors.engines import decoders, devices, slot_kernel, torch_engine
+from actors.engines.chosen_experts import ChosenExperts
 from actors.engines.decoders import FusedDecoder, ModelDecoder
 from actors.engines.sampler import keyed_uniforms, sample, sample_static
 from actors.engines.slot_cache import PooledCache
@@ -24,6 +25,7 @@ from areal_like.sampling import stream_key, uniforms
 from areal_like.types import Limits
 from areal_like.weights.changes import Changes
 from areal_like.weights.update import Update
+from tests.actors.test_chosen_experts import CONFIG
 from tests.actors.tiny_models import CONFIGS, greedy_of, logprobs_of, new_model, prompts_of, started, steps, update_of
 from tests.seeds import seeded
 
@@ -138,6 +140,19 @@ def test_a_static_step_asks_the_host_nothing(kind, compute_dtype):
     with OnDeviceOnly("meta") as mode, torch.inference_mode():
         step.step(4, 64)
     assert sum("index_copy_" in name for name in mode.names) == 2 * model.config.num_hidden_layers
+
+
+def test_a_mixture_of_experts_that_tells_which_it_chose_asks_the_host_nothing():
+    """In bfloat16 alone: torch's shapes of a grouped product know no other."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIG), attn_implementation="eager").eval()
+        cache = PooledCache(model.config, 8, torch.device("meta"), torch.bfloat16, 1024)
+        cache.reserve(8, 100)
+        chosen = ChosenExperts(model, 8)
+        step = StaticStep(ModelDecoder(model, cache), cache, 8, chosen)
+    with OnDeviceOnly("meta"), torch.inference_mode():
+        step.step(4, 64)
+    assert chosen.newest().shape == (4, 2, 2) and step._experts.shape == (8, 2, 2)
 
 
 def test_a_large_vocabulary_is_drawn_from_without_asking_the_host():
