@@ -73,6 +73,8 @@ class Tally:
         self._words = first
         self._device = next((box.target.device for each in boxes.values() for box in each), torch.device("cpu"))
         self._sums: Tensor | None = None
+        self.swept = False
+        """Was the last digest computed from all weights?"""
 
     def _check(self, spec: TensorSpec, held: list) -> None:
         sizes = {
@@ -123,6 +125,7 @@ class Tally:
         """Of the weights of all processes, by a sweep if that is wanted or nothing is known of them yet. Raises
         LoaderError where copies differ, or one process has a `problem`."""
         sums, words = torch.zeros(6, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+        self.swept = sweep or self._sums is None
         try:
             if not problem:
                 if sweep or self._sums is None:

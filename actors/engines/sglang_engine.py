@@ -89,7 +89,7 @@ class SglangEngine:
     `sweep_every`: updates from one digest that a server computes from all of its weights to the next (and after all
     weights were sent); between them it follows what patches change.
     Raises ValueError for knobs out of range or that would make logprobs differ from the learner's, and for a model that
-    servers can't follow (latent attention).
+    servers have not been seen to follow (latent attention other than DeepSeek-V2's).
     """
 
     needs_model = True
@@ -101,6 +101,7 @@ class SglangEngine:
         "patch_bytes": "sum:servers/patch_bytes",
         "whole_updates": "sum:servers/whole_updates",
         "unchecked_updates": "sum:servers/unchecked_updates",
+        "swept_updates": "sum:servers/swept_updates",
         "resampled": "sum:servers/resampled",
         "preemptions": "sum:servers/preemptions",
     }
@@ -158,7 +159,9 @@ class SglangEngine:
         self._totals = dict.fromkeys(
             ("tokens", "updates", "busy_seconds", "apply_seconds", "pause_seconds", "pauses", "joins"), 0.0
         )
-        self._totals |= dict.fromkeys(("patch_bytes", "whole_updates", "unchecked_updates", "resampled"), 0.0)
+        self._totals |= dict.fromkeys(
+            ("patch_bytes", "whole_updates", "unchecked_updates", "swept_updates", "resampled"), 0.0
+        )
 
     @property
     def version(self) -> int:
@@ -347,6 +350,7 @@ class SglangEngine:
         self._totals["patch_bytes"] += outcome.nbytes
         self._totals["whole_updates"] += outcome.whole
         self._totals["unchecked_updates"] += not outcome.checked
+        self._totals["swept_updates"] += outcome.swept
         if running:
             self._totals["pauses"] += 1
             self._totals["pause_seconds"] += outcome.pause_seconds
@@ -396,10 +400,10 @@ class SglangEngine:
 
     def stats(self) -> dict[str, float]:
         """Running totals, and `running`, `waiting` as of now. As of the embedded engine, and: `restarts` of servers;
-        `tp_size` of each; `preemptions` for want of memory; `limit`: how many requests
-        may be at the servers now; `patch_bytes` sent to them; `whole_updates`: with all weights; `unchecked_updates`:
-        whose digest the server could not compare; `resampled`: requests sampled again since their version or their
-        prefix was in doubt."""
+        `tp_size` of each; `preemptions` for want of memory; `limit`: how many requests may be at the servers now;
+        `patch_bytes` sent to them; `whole_updates`: with all weights; `unchecked_updates`: whose digest the server
+        could not compare; `swept_updates`: whose digest it computed from all weights; `resampled`: requests sampled
+        again since their version or their prefix was in doubt."""
         self._note_busy()
         running = sum(server.load for server in self._servers)
         fleet = {name: float(getattr(self._fleet, name)) for name in ("restarts", "tp_size", "preemptions")}

@@ -46,6 +46,8 @@ _SWITCHES = ("enable_dp_attention", "cpu_offload_gb", "enable_lora", "enable_epl
 """Those that a server which is joined must not have set."""
 LATENT = "kv_lora_rank"
 """Name in a model's config."""
+LATENT_TRIED = ("deepseek_v2",)
+"""`model_type` of the models with latent attention that have been tried: SGLang's own follows published weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +69,18 @@ class Wanted:
 
 
 def refuse_model(model: PreTrainedModel) -> None:
-    """Raises ValueError for an architecture of which SGLang's own model can't be kept in step with published weights:
-    it computes further weights from those of latent attention; and for quantised weights."""
+    """Raises ValueError for an architecture of which it is not known that SGLang's own model follows published weights
+    (from those of latent attention it computes further ones), and for quantised weights."""
     if getattr(model.config, "quantization_config", None):
         raise ValueError(
             f"engine=sglang does not support quantised weights ({type(model).__name__} has a quantization_config): "
             "use the folder of the unquantised model"
         )
-    if rank := getattr(model.config, LATENT, None):
+    rank, kind = getattr(model.config, LATENT, None), model.config.model_type
+    if rank and kind not in LATENT_TRIED:
         raise ValueError(
-            f"engine=sglang does not support latent attention yet ({type(model).__name__} has {LATENT}={rank}): "
-            "use engine=torch, or another model"
+            f"engine=sglang supports latent attention of {', '.join(LATENT_TRIED)} only ({type(model).__name__} is of "
+            f"{kind}, and has {LATENT}={rank}): use engine=torch, or another model"
         )
 
 

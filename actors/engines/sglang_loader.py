@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 LOAD_FORMAT = "actors.engines.sglang_loader.load"
 """Names `load` for `--custom-weight-loader` and as `load_format`."""
 APPLIED = "areal_like: weights have the digest "
+SWEPT = ", by a sweep"
+"""Follows where the digest was computed from all weights."""
 HOOKED = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_tensor"
 PINNING = "sglang.srt.mem_cache.pool_host.common.alloc_with_host_register"
 PLACES = 1 << 18
@@ -51,7 +53,6 @@ class ParameterMap:
         self.known, self.layout = (specs, patch.stored), layout_of(model)
         problem, boxes = None, {spec.name: list[Box]() for spec in specs}
         try:
-            _refuse_derived(model)
             boxes = boxes_of(model, specs, patch.stored)
         except Exception as error:
             problem = error
@@ -100,14 +101,12 @@ def layout_of(model: torch.nn.Module) -> list[tuple[Any, ...]]:
     ]
 
 
-def _refuse_derived(model: torch.nn.Module) -> None:
-    """Raises LoaderRefused for a model that keeps weights derived from those it is given: a patch does not reach them,
-    and no digest of what was given tells that they are old."""
-    if hasattr(model, "post_load_weights"):
-        raise LoaderRefused(
-            f"{type(model).__name__} computes further weights from those it is given (post_load_weights), which would "
-            "stay old: engine=sglang does not support it yet; use engine=torch, or another model"
-        )
+def derive(model: torch.nn.Module) -> None:
+    """Have a model compute again what it keeps besides the weights that it is given (`post_load_weights`; of latent
+    attention, parts of `kv_b_proj` that its decode steps multiply by). SGLang's own loaders do so after each load."""
+    again = getattr(model, "post_load_weights", None)
+    if again is not None:
+        again()
 
 
 def _as_values(bits: np.ndarray, dtype: str) -> Tensor:
@@ -128,6 +127,9 @@ def apply(model: torch.nn.Module, patch: Patch, group: Any = None) -> str:
     try:
         for change in patch.changes:
             places.apply(change)
+        if patch.changes:
+            with torch.no_grad():
+                derive(model)
     except Exception as error:
         if group is None:
             places.tally.forget()
@@ -185,7 +187,8 @@ def answered(original: Callable, updater: Any, *args: Any, **kwargs: Any) -> tup
             _KNOWN.clear()
             updater.get_model().load_weights(under_stored_names(_tensors(patch), patch.stored))
             return True, "loaded by the model's own loader"
-        return True, APPLIED + apply(updater.get_model(), patch, _group())
+        digest = apply(updater.get_model(), patch, _group())
+        return True, APPLIED + digest + SWEPT * _KNOWN[updater.get_model()].tally.swept
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
         log.log(logging.INFO if asked else logging.WARNING, "weights were not applied: %s", problem)

@@ -25,7 +25,7 @@ import torch
 
 from actors.engines import sglang_patch
 from actors.engines.sglang_boxes import under_stored_names
-from actors.engines.sglang_loader import APPLIED, LOAD_FORMAT, LoaderRefused
+from actors.engines.sglang_loader import APPLIED, LOAD_FORMAT, SWEPT, LoaderRefused
 from actors.engines.sglang_server import Server, ServerRefused
 from actors.engines.sglang_shared import Held, SharedBytes
 from areal_like.errors import UserError
@@ -45,10 +45,12 @@ SLOWEST_BYTES_PER_SECOND = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`whole`: all weights were sent. `checked`: the server has compared the digest."""
+    """`whole`: all weights were sent. `checked`: the server has compared the digest. `swept`: it has computed it from
+    all weights, and did not just follow the changes."""
 
     whole: bool
     checked: bool
+    swept: bool
     nbytes: int
     pause_seconds: float
 
@@ -116,13 +118,14 @@ async def give(server: Server, weights: Weights, mode: PauseMode, flush: bool) -
 
 async def _patched_or_given_all(
     server: Server, held: Held, message: list[str] | None, patch: np.ndarray | None
-) -> tuple[bool, bool, int]:
-    """All weights were sent; their digest was compared; bytes."""
+) -> tuple[bool, bool, bool, int]:
+    """All weights were sent; their digest was compared; it was computed from all weights; bytes."""
     if message is not None and patch is not None:
         with contextlib.suppress(ServerRefused):
-            await _patch(server, message, held.state, held.digest)
-            return False, True, patch.nbytes
-    return True, await (_give_all(server, held) if server.is_ours else _send_all(server, held)), held.state.nbytes
+            swept = await _patch(server, message, held.state, held.digest)
+            return False, True, swept, patch.nbytes
+    checked = await (_give_all(server, held) if server.is_ours else _send_all(server, held))
+    return True, checked, checked, held.state.nbytes
 
 
 async def _begin(server: Server) -> None:
@@ -138,9 +141,9 @@ def _seconds(state: State) -> float:
     return state.nbytes / SLOWEST_BYTES_PER_SECOND
 
 
-async def _patch(server: Server, message: list[str], state: State, digest: str) -> None:
-    """Raises ServerRefused unless the server has confirmed the digest of its weights, which must equal that of `state`
-    then; UserError where no server ever could."""
+async def _patch(server: Server, message: list[str], state: State, digest: str) -> bool:
+    """Returns whether the digest was computed from all weights. Raises ServerRefused unless the server has confirmed
+    the digest of its weights, which must equal that of `state` then; UserError where no server ever could."""
     body = {"serialized_named_tensors": message, "load_format": LOAD_FORMAT, "flush_cache": False}
     try:
         said = (await server.post("/update_weights_from_tensor", body, _seconds(state))).get("message")
@@ -148,8 +151,9 @@ async def _patch(server: Server, message: list[str], state: State, digest: str) 
         said = str(error)
     if _REFUSED in str(said):
         raise UserError(f"engine=sglang can't serve this model: {said}")
-    if said != APPLIED + digest:
+    if str(said).removesuffix(SWEPT) != APPLIED + digest:
         raise ServerRefused(f"{server.name}: no confirmation of the weights: {said!r}")
+    return str(said).endswith(SWEPT)
 
 
 async def _give_all(server: Server, held: Held) -> bool:

@@ -44,7 +44,7 @@ class Fakes:
         async def give(server: Server, weights: Any, mode: str, flush: bool) -> sglang_weights.Outcome:
             self.events.append((server.name, "give", weights.label))
             server.digest, server.label = weights.held.digest, weights.label
-            return sglang_weights.Outcome(True, True, 0, 0.0)
+            return sglang_weights.Outcome(True, True, True, 0, 0.0)
 
         monkeypatch.setattr(sglang_weights, "holds", holds)
         monkeypatch.setattr(sglang_weights, "give", give)

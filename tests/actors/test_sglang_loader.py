@@ -200,8 +200,28 @@ def test_a_parameter_that_is_bound_to_other_memory_gets_the_next_patch_too():
 class Derived(Fused):
     """Keeps a weight that it computes from others, like SGLang's models with latent attention."""
 
+    spoils = False
+
     def post_load_weights(self):
         self.twice = 2 * self.norm.data
+        self.o.data[0, 0] += self.spoils
+
+
+@pytest.mark.parametrize("sweep", [True, False])
+def test_what_a_model_derives_from_its_weights_follows_each_patch(sweep, monkeypatch):
+    monkeypatch.setattr(sglang_loader, "SPARSE", 2.0)
+    model, held = Derived(), None
+    for seed, share in enumerate([1, 0.3, 0.1]):
+        state = random_state(0) if held is None else changed(held, share, seed)
+        assert sglang_loader.apply(model, patch_between(held, state, sweep)) == state.digest()
+        assert torch.equal(model.twice, 2 * dict(tensors_of(state))["norm"].float())
+        held = state
+    model.twice = None
+    sglang_loader.apply(model, sglang_patch.read(sglang_patch.digest_probe(held, held.digest())))
+    assert model.twice is None, "a question changes nothing"
+    model.spoils = True
+    with pytest.raises(sglang_loader.LoaderError, match="the weights have the digest"):
+        sglang_loader.apply(model, patch_between(held, changed(held, 0.1, 9)))
 
 
 class Aside(Fused):
@@ -234,18 +254,32 @@ def inactive(self, what):
 @pytest.mark.parametrize(
     ("model", "more", "why"),
     [
-        (Derived(), {}, "LoaderRefused: Derived computes further weights"),
         (Fused(broken="missing"), {}, "LoaderRefused: norm: SGLang's model has no place"),
         (Fused(), {"_assert_weight_cache_inactive": inactive}, "LoaderRefused: update_weights_from_tensor: the weight"),
         (Aside(), {}, "LoaderUnable: norm: the model's loader puts it elsewhere"),
     ],
-    ids=["derived", "unknown name", "SGLang's own", "aside"],
+    ids=["unknown name", "SGLang's own", "aside"],
 )
 def test_what_can_not_be_followed_is_never_confirmed(model, more, why, monkeypatch):
     monkeypatch.setattr(sglang_loader, "_group", lambda: None)  # asks SGLang
     state = random_state(0)
     success, said = answer_of(model, sglang_patch.write(state, state.digest(), None), **more)
     assert not success and said.startswith(why)
+
+
+def test_an_answer_says_whether_all_weights_were_looked_at(monkeypatch):
+    monkeypatch.setattr(sglang_loader, "_group", lambda: None)
+    monkeypatch.setattr(sglang_loader, "SPARSE", 2.0)
+    model, states = Fused(), [random_state(0)]
+    said = [answer_of(model, sglang_patch.write(states[0], states[0].digest(), None, sweep=False))]
+    for sweep in (False, True, False):
+        states.append(changed(states[-1], 0.1, len(states)))
+        said.append(answer_of(model, sglang_patch.write(states[-1], states[-1].digest(), states[-2], sweep=sweep)))
+    assert [success for success, _ in said] == [True] * 4
+    assert [text.endswith(sglang_loader.SWEPT) for _, text in said] == [True, False, True, False]
+    assert [text.removesuffix(sglang_loader.SWEPT) for _, text in said] == [
+        sglang_loader.APPLIED + state.digest() for state in states
+    ]
 
 
 def test_a_server_that_holds_other_weights_than_it_is_asked_for_is_no_error(monkeypatch, caplog):

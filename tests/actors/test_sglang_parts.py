@@ -340,7 +340,9 @@ def test_models_that_servers_can_not_follow_are_refused_at_once(tmp_path):
         SglangEngine(model, tmp_path)
     model = tiny()
     model.config.kv_lora_rank = 512
-    with pytest.raises(ValueError, match=r"does not support latent attention yet .*kv_lora_rank=512"):
+    with pytest.raises(
+        ValueError, match=r"supports latent attention of deepseek_v2 only .*of qwen2, and has kv_lora_rank=512"
+    ):
         SglangEngine(model, tmp_path)
 
 
