@@ -337,6 +337,37 @@ def test_train_steps_reach_the_server(bench):
     bench.run(check())
 
 
+def test_small_changes_are_followed_and_each_nth_update_looks_at_all_weights(bench, monkeypatch):
+    engine, published = bench.engine, bench.published
+    server, every = engine._servers[0], 4
+    monkeypatch.setattr(engine, "_sweep_every", every)
+
+    async def updated():
+        """Whether an update that changes 1 in 200 elements was swept, and whether all weights had to be sent."""
+        before, update = engine.stats(), published.step(share=0.005)
+        await engine.load(update)
+        assert server.digest == update.digest
+        return tuple(int(engine.stats()[name] - before[name]) for name in ("swept_updates", "whole_updates"))
+
+    async def until_swept():
+        while (await updated()) == (0, 0):
+            pass
+
+    async def is_right():
+        prompt = prompts_of(9, seed=30)[0]
+        done = await generate(engine, prompt, 12)
+        return np.abs(done.logprobs - logprobs_of(published.model, prompt, done.tokens)).max() < 1e-3
+
+    async def check():
+        await until_swept()
+        await until_swept()
+        found = [await updated() for _ in range(3 * every)]
+        assert found == [(0, 0)] * (every - 1) + [(1, 0)] + ([(0, 0)] * (every - 1) + [(1, 0)]) * 2
+        assert await is_right()
+
+    bench.run(check())
+
+
 def test_a_patch_that_does_not_fit_ends_in_all_weights(bench):
     """The server answers with an error but stays alive, and it holds the right weights before it continues."""
     engine, published = bench.engine, bench.published
