@@ -269,6 +269,22 @@ def test_snapshots_and_crashes_change_no_choice(sampler: partial) -> None:
     assert drawn(True) == drawn(False)
 
 
+def test_the_store_folds_admissions_pushes_drops_and_openings() -> None:
+    results = Results()
+    replay = Replay(Bound(99, 1), partial(policies.in_order), results=results)
+    for group_id, row in enumerate((1, 6, 7)):
+        replay.admit(group_id, row, 8, 8, "a", 0, 0.0)
+    head, payload = rolled_out(0, 1, 0)
+    replay.push(head, payload, 0, 0.0)
+    replay.drop(1, "failed")
+    assert replay.serve(0) and replay.finish(0) == 1
+    assert results.metrics()["prompts/known"] == 0 and not results.known("", 9).free.any()
+    replay.open_batch(1, None)
+    known = results.known("", 9)
+    assert known.rates[0, 0] == np.mean(head.rewards) and known.answers.tolist() == [[8, 0, 0, 0], [0] * 4, [0] * 4]
+    assert known.free.tolist() == [True, True, False], "the last one still runs"
+
+
 def test_a_head_of_rewards_counts_each_clipped() -> None:
     results = Results()
     results.admit(0, "", 3)
