@@ -7,6 +7,7 @@
 | `terminal` | one reward at the end: where DG is said to fail |
 | `single_arm` | how much of the failures' gradient DG removes: its second moment across the true direction |
 | `kondo` | 3 % of the backward passes are enough |
+| `warm_start` | (ours) imitation makes RL possible; distillation into a smaller student, at age 0 and 8 |
 
 | shared | what it does |
 |---|---|

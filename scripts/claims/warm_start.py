@@ -1,0 +1,115 @@
+"""Warm start and distillation: what imitation makes possible, and what staleness does to a student.
+
+`python -m scripts.claims.warm_start [--quick] [--seeds N] [--out FOLDER]`
+
+The task is to say five digits backwards, with a reward of 1 for the whole answer and 0 otherwise (`WholeReverse`): from
+random weights about one answer in 370,000 is right. For each seed: reinforcement learning alone; imitation (`loss=sft`)
+of right answers, ended early; reinforcement learning from its checkpoint; and students of half the width that are
+distilled from what that leaves, with rollouts of age 0 and 8, with and without corrections. Rewards are held-out ones
+(greedy), `kl` is the mean k3 of the student's tokens against the teacher, in the last ten batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from .studies import argument_parser
+
+if __name__ == "__main__":  # first: `--help` needs none of the imports below
+    parser = argument_parser(__doc__, "warm_start")
+    parser.add_argument("--seeds", type=int, metavar="N", help="seeds (default: 3; with --quick 1)")
+    OPTIONS = parser.parse_args()
+
+import contextlib
+import io
+import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+
+from areal_like.tasks.copying import Reverse
+from areal_like.types import Prompt
+
+from ..comparison import bootstrap, markdown_table
+from ..output import write_json
+from ..train import inline
+from .studies import prepare, tell
+
+SEEDS, STEPS, WARM = 3, 60, 120
+"""Seeds; train steps of a run, and of the imitation."""
+TASK = "task={name: 'scripts.claims.warm_start:WholeReverse', digits: 5}"
+COMMON = ["quickstart", TASK, "run.target_reward=null", "eval.temperature=0", "eval.prompts=256", "eval.every=0"]
+COMMON += ["weights.probe_every=0", "rewards.workers=0", "run.trackers=[]", "checkpoint.every=0", "run.samples_bytes=0"]
+RL = ["learner.entropy_bonus=0", "learner.lr=2e-3", "learner.warmup_steps=0"]
+AGED = ["inject_staleness=8"]
+STUDENTS: dict[str, list[str]] = {
+    "age 0, sampled token": ["mode=sync", "loss=distill"],
+    "age 8, sampled token, no correction": [*AGED, "loss=distill", "loss={name: reinforce}", "advantage.of=behaviour"],
+    "age 8, sampled token, weighed (tis)": [*AGED, "loss=distill"],
+    "age 0, all tokens": ["mode=sync", "loss=distill_top", "learner.teacher.trace=null"],
+    "age 8, all tokens, no correction": [*AGED, "loss=distill_top", "learner.teacher.trace=null"],
+}
+"""Label → overrides."""
+
+
+class WholeReverse(Reverse):
+    """As Reverse; the reward is 1 for the whole answer, else 0."""
+
+    async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
+        return float(await super().reward(prompt, tokens) == 1.0)
+
+
+def run(folder: Path, name: str, seed: int, steps: int, *overrides: str) -> Mapping[str, float]:
+    """The summary of a run, and the KL to its teacher."""
+    where = [f"run.dir={folder}", f"run.name={name}-{seed}", f"run.seed={seed}", f"run.steps={steps}"]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        summary = inline(*COMMON, *where, *overrides)
+    lines = (folder / f"{name}-{seed}" / "metrics.jsonl").read_text().splitlines()[-10:]
+    kl = [row["teacher_kl"] for row in map(json.loads, lines) if "teacher_kl" in row]
+    found = {key: summary.get(key) for key in ("reward_before", "reward_after", "loss_before", "loss_after", "seconds")}
+    found |= {"kl": float(np.mean(kl)) if kl else None}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def study(folder: Path, seed: int, scale: float) -> dict[str, Mapping[str, float]]:
+    """Label → what a run came to."""
+
+    def steps(count: int) -> int:
+        return max(2, round(scale * count))
+
+    def left(name: str) -> str:
+        return str(folder / f"{name}-{seed}" / "checkpoints" / "final")
+
+    found = {"RL alone": run(folder, "alone", seed, steps(STEPS), *RL)}
+    found["imitation"] = run(folder, "warm", seed, steps(WARM), "loss=sft", "groups_per_batch=64", "learner.lr=1e-2")
+    begun = ["model=folder", f"model.path={left('warm')}"]
+    found["RL after imitation"] = run(folder, "taught", seed, steps(STEPS), *begun, *RL)
+    small = ["model.hidden_size=16", "model.intermediate_size=32", "learner.entropy_bonus=0", "learner.lr=5e-3"]
+    for number, (label, overrides) in enumerate(STUDENTS.items()):
+        teacher = f"learner.teacher.path={left('taught')}"
+        found[label] = run(folder, f"student{number}", seed, steps(STEPS), *overrides, teacher, *small)
+    return found
+
+
+def main() -> None:
+    prepare()
+    seeds = OPTIONS.seeds or (1 if OPTIONS.quick else SEEDS)
+    found: dict[str, list[Mapping[str, float]]] = {}
+    scale = 0.05 if OPTIONS.quick else 1.0
+    with ProcessPoolExecutor(seeds, multiprocessing.get_context("spawn")) as pool:
+        for one in pool.map(study, [OPTIONS.out] * seeds, range(seeds), [scale] * seeds):
+            for label, figures in one.items():
+                found.setdefault(label, []).append(figures)
+    shown = ["reward_before", "reward_after", "kl"]
+    rows = [
+        [label, *(bootstrap(one[key] for one in runs) if key in runs[0] else "" for key in shown)]
+        for label, runs in found.items()
+    ]
+    tell(OPTIONS.out, markdown_table(["run", *shown], rows))
+    write_json(OPTIONS.out / "warm_start.json", found)
+
+
+if __name__ == "__main__":
+    main()
