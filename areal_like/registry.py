@@ -42,6 +42,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "mixture": "areal_like.tasks.mixture:Mixture",
         "reasoning_gym": "areal_like.tasks.reasoning_gym:ReasoningGym",
         "episodes": "areal_like.tasks.episodes:Episodes",
+        "verifiers": "areal_like.tasks.verifiers:Verifiers",
     },
     "reward": {
         "math_verify": "areal_like.tasks.maths:math_verify",

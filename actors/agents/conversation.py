@@ -136,7 +136,12 @@ class Conversation:
 
     def _no_room(self, why: str) -> Refused:
         self.full = True
-        return Refused(400, f"no room for an answer: {why}", param="messages", code="context_length_exceeded")
+        return Refused(
+            400,
+            f"no room for an answer: this model's maximum context length is reached: {why}",
+            param="messages",
+            code="context_length_exceeded",
+        )
 
     def _told(self, chat: Chat, heard: Callable[[str], None] | None) -> Heard | None:
         if heard is None:

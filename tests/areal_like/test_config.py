@@ -267,6 +267,7 @@ NEEDED = {
     **{stem: ["learner.teacher.path=x"] for stem in ("distill", "distill_top")},
     "smollm2": ["task.path=x", "task.heldout_path=y"],
     "reasoning_gym": ["task.dataset=chain_sum", "task.tokenizer=bytes"],
+    "verifiers": ["task.env=x", "task.tokenizer=bytes"],
     **{stem: ["model.path=x"] for stem in ("math", "gsm8k")},
 }
 

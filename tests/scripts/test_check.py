@@ -28,6 +28,7 @@ NEEDS: dict[tuple[str, str], Mapping[str, object]] = {
     ("task", "episodes"): {"tokenizer": "bytes", "instructions": "Go."},
     ("environment", "gymnasium"): {"env": "FrozenLake-v1"},
     ("environment", "textarena"): {"game": "GuessTheNumber-v0"},
+    ("task", "verifiers"): {"env": "examples.verifiers_digits", "tokenizer": "bytes"},
     ("policy", "priority"): {"key": f"{__name__}:oldest"},
     ("workflow", "multi_turn"): {"environment": {"name": "desk"}},
 }
