@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actors import measures
+from actors import measures, turn_counts
 from actors.agents import counts
 from actors.environments import servers
 from actors.group_rewards import GroupRewards
@@ -93,7 +93,7 @@ async def _heartbeat(
 ) -> None:
     for number in itertools.count():
         wall = time.monotonic() - worker.started_at if worker.started_at else 0.0
-        said = measures.of_engine(worker.engine, wall) | counts.stats()
+        said = measures.of_engine(worker.engine, wall) | counts.stats() | turn_counts.stats()
         for each in rewards:
             said |= each.stats()
         said |= measures.of_weights(subscriber.stats(), said.get("sum:rollout/updates", 0.0))
@@ -234,7 +234,8 @@ async def serve(role: Role) -> None:
 
 
 def main(role: Role) -> None:
-    counts.TOTALS.clear()  # of an earlier run in this process
+    for totals in (counts.TOTALS, turn_counts.TOTALS):
+        totals.clear()  # of an earlier run in this process
     with asyncio.Runner(loop_factory=turns.event_loop) as runner:
         runner.run(serve(role))
 

@@ -62,6 +62,7 @@ class Tools:
         self._max_calls, self._max_characters, self._turn_reward = max_calls, max_characters, turn_reward
         self._opens, self._closes = call_marks
         self._before, self._behind = result_marks
+        self.tool_calls = self.tool_errors = 0
 
     def reset(self, prompt: Prompt) -> str:
         return ""
@@ -72,9 +73,10 @@ class Tools:
             return Outcome("", None, True)
         answers = [await self._answer(call) if n < self._max_calls else None for n, call in enumerate(calls)]
         shown = ["error: too many calls in one turn" if each is None else each[0] for each in answers]
-        went_well = all(each is not None and each[1] for each in answers)
+        failed = sum(each is None or not each[1] for each in answers)
+        self.tool_calls, self.tool_errors = self.tool_calls + len(answers), self.tool_errors + failed
         text = "\n".join(f"{self._before}{each[: self._max_characters]}{self._behind}" for each in shown)
-        return Outcome(text, self._turn_reward if went_well else 0.0, False)
+        return Outcome(text, 0.0 if failed else self._turn_reward, False)
 
     async def _answer(self, call: str) -> tuple[str, bool]:
         """What to show for a call, and whether it succeeded."""

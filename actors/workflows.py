@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from actors import turn_counts
 from actors.resumption import limited
 from actors.transcript import Transcript, rewrites
 from areal_like.interfaces import Codec, RewardFunction, RolloutEngine, Task, Workflow
@@ -148,7 +149,12 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
     finally:
         if hasattr(scene, "close"):
             await hear(scene.close())
-    return transcript.sample(None, finish) if await fill(engine, transcript, request, filler) else None
+    return _counted(scene, transcript, finish) if await fill(engine, transcript, request, filler) else None
+
+
+def _counted(scene: object, transcript: Transcript, finish: Finish) -> Sample:
+    calls, errors = getattr(scene, "tool_calls", 0), getattr(scene, "tool_errors", 0)
+    return turn_counts.note(transcript, transcript.sample(None, finish), calls, errors)
 
 
 async def _heard(engine: RolloutEngine | None, answer: Any) -> Any:

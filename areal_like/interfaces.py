@@ -103,7 +103,8 @@ class Environment(Protocol):
 
     Two more are optional. `close()`, maybe async, is called when the episode is over, however it ends. A class
     attribute `limited = True`: the async methods have time limits of their own, so that waiting for them does not count
-    for `buffer.lease_timeout`."""
+    for `buffer.lease_timeout`. One with tools may count its `tool_calls`, and of these the `tool_errors`, for the
+    metrics."""
 
     def reset(self, prompt: Prompt) -> str:
         """Start the episode; returns what the model is shown at the end of the prompt's last message (often nothing).

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from actors import turn_counts
 from actors.agents.chat import Terms
 from actors.agents.conversation import Conversation, Turn
 from actors.agents.counts import TOTALS
@@ -133,7 +134,16 @@ async def _sample(
         score = None
     else:
         score = await reward(prompt, last.completion.tokens) if earned is None else earned
-    return transcript.sample(score, finish) if await fill(engine, transcript, request, filler) else None
+    if not await fill(engine, transcript, request, filler):
+        return None
+    return turn_counts.note(transcript, transcript.sample(score, finish), *_tools_used(last))
+
+
+def _tools_used(last: Turn) -> tuple[int, int]:
+    """Calls of tools in the conversation, and how many results say that theirs failed."""
+    calls = sum(len(message.get("tool_calls", ())) for message in last.messages)
+    results = (message["content"] for message in last.messages if message["role"] == "tool")
+    return calls, sum(result.lower().startswith(turn_counts.FAILED) for result in results)
 
 
 def _finish(conversation: Conversation, last: Turn) -> Finish:

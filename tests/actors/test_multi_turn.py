@@ -2,11 +2,13 @@
 
 import asyncio
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from actors import turn_counts
 from actors.resumption import Recorder
 from actors.workflows import _opening, best_of_n, multi_turn
 from areal_like.tasks.byte_tokens import byte_tokenizer
@@ -17,6 +19,7 @@ from areal_like.types import Completion, Limits, Outcome, PartialSample, Prompt
 TASK = Calculator(0)
 DESK = {"name": "desk", "call_credit": 0.5}
 TEXT = Characters()
+CALL = '{"expression": "1+1"}'
 
 
 def prompt_of(question: str, answer: str) -> Prompt:
@@ -254,3 +257,23 @@ def test_the_first_of_equals_is_kept_and_a_cut_candidate_rejects_all():
 
 def test_outcomes_are_tuples():
     assert Outcome("a", None, True) == ("a", None, True)
+
+
+def test_calls_of_tools_and_their_errors_are_counted_of_samples_that_are_trained():
+    class Text(Characters):
+        def decode(self, tokens: Any) -> str:
+            return said.pop(0)
+
+        def reply(self, text: str, *, closed: bool = True) -> np.ndarray:
+            return np.zeros(2, np.int32)
+
+    good, bad = (f'<tool_call>{{"name": "calculator", "arguments": {each}}}</tool_call>' for each in (CALL, "{}"))
+    for trained in (False, True):
+        turn_counts.TOTALS.clear()
+        said = [good + bad, good, "7"]
+        engine: Any = Engine("1$", "2$", "3$")
+        prompt = replace(prompt_of("12*34=", "00408"), codec=Text())
+        limits = Limits(4000, 1.0, TASK.stop_tokens, trained=trained)
+        asyncio.run(multi_turn(engine, verifier, prompt, limits, "r", environment={"name": "tools"}, max_turns=3))
+        assert not said
+    assert turn_counts.TOTALS == {"samples": 1, "turns": 3, "tokens": 6, "contexts": 1, "calls": 3, "errors": 1}

@@ -338,7 +338,7 @@ def test_a_stream_that_fails_ends_with_the_error_as_an_event():
         done.append(True)
 
     done: list[bool] = []
-    with pytest.raises(AgentError, match="a request was refused: no room for an answer: too long"):
+    with pytest.raises(AgentError, match=r"a request was refused: no room for an answer: .*: too long"):
         play(streams, engine=Full())
     assert done
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from actors import turn_counts
 from actors.agents.counts import TOTALS
 from actors.resumption import Recorder
 from actors.workflows import multi_turn
@@ -18,6 +19,7 @@ from tests.actors.agents.test_conversation import Speaker
 from tests.tasks.templates import QWEN3
 
 EOS = 256
+NO_CALLS = {"calls": 0, "errors": 0}
 LIMITS = replace(limits_of(300), stop=(EOS,))
 THOUGHT = "<think>\nHm.\n</think>\n\n"
 SAID = [f"{THOUGHT}It is 4.<eos>", f"{THOUGHT}Yes.<eos>", f"{THOUGHT}Bye.<eos>"]
@@ -90,10 +92,17 @@ def test_each_turn_is_trained_in_the_context_that_the_model_was_given():
 def test_an_agent_makes_the_same_of_it():
     codec = codec_of()
     before = TOTALS["turns_left_out"]
+    turn_counts.TOTALS.clear()
     ours, theirs = play(doubts, LIMITS, prompt_of(codec), engine=Speaker(codec, *SAID)), None
     theirs = by_multi_turn(codec, Speaker(codec, *SAID))
     assert ours.tokens.tolist() == theirs.tokens.tolist() and ours.forks == theirs.forks
     assert ours.loss_mask.tolist() == theirs.loss_mask.tolist() and ours.runs == theirs.runs
+    assert {
+        "samples": 2,
+        "turns": 6,
+        "contexts": 6,
+        "tokens": 2 * ours.loss_mask.sum(),
+    } | NO_CALLS == turn_counts.TOTALS
     assert ours.turn_rewards == theirs.turn_rewards and TOTALS["turns_left_out"] == before
 
 
@@ -111,7 +120,16 @@ def test_a_tool_call_does_not_fork_and_a_question_behind_it_does():
 
     codec = codec_of()
     engine = Speaker(codec, f"{THOUGHT}{call}<eos>", f"{THOUGHT}It is 3.<eos>", f"{THOUGHT}Yes.<eos>")
+    turn_counts.TOTALS.clear()
     sample = play(calls, replace(LIMITS, max_tokens=900), prompt_of(codec), engine=engine)
+    stats = turn_counts.stats()
+    assert [stats[f"part:turns/{name}"] for name in ("per_sample", "contexts_per_sample", "tool_calls_per_sample")] == [
+        3.0,
+        2.0,
+        1.0,
+    ]
+    assert (stats["part:turns/tool_error_share"], stats["whole:turns/tool_error_share"]) == (0.0, 1.0)
+    assert stats["part:turns/tokens_per_turn"] == sample.loss_mask.sum() and stats["whole:turns/tokens_per_turn"] == 3
     first, second = texts(codec, sample)
     result = "<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     assert first == f"{START}{THOUGHT}{call}{result}{THOUGHT}It is 3."
