@@ -33,6 +33,7 @@ ALIASES = {
     "max_staleness_steps": "scheduler.max_staleness",
     "max_staleness": "scheduler.max_staleness",
     "group_size": "sizing.group_size",
+    "inject_mismatch": "engine.inject_mismatch",
 }
 """Names that are accepted, with a note → ours."""
 

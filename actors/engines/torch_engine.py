@@ -35,6 +35,7 @@ from actors.engines.chosen_experts import ChosenExperts
 from actors.engines.concurrency import Concurrency
 from actors.engines.decoders import decoder_for
 from actors.engines.devices import GIB, device_of, does_not_fit, kv_budget
+from actors.engines.inexact import perturb
 from actors.engines.prefill_plan import Span, plan
 from actors.engines.ranking import Ranked, ranked
 from actors.engines.sampler import sample
@@ -83,7 +84,8 @@ class TorchEngine:
     `device`: auto (a GPU where there is one), cpu, cuda or e.g. cuda:0. `compute_dtype`: of matrix products and of the
     KV cache (None: bfloat16 on a GPU, else float32); sums over tokens and the head are float32 in any case
     (`decoders`). `return_experts`: completions bring the experts that the model's routers chose (set by
-    `learner.router_replay`).
+    `learner.router_replay`). `inject_mismatch`: sample from other weights than the published ones,
+    for experiments (`inexact`); digests are still of the published ones.
     Raises ValueError for a knob out of range, a device that is not there, or memory that it does not have.
     """
 
@@ -103,6 +105,7 @@ class TorchEngine:
         compute_dtype: Literal["float32", "bfloat16"] | None = None,
         device: str = "auto",
         return_experts: bool = False,
+        inject_mismatch: Literal["fp8", "int8", "int4"] | Annotated[float, "(0, inf)"] | None = None,
     ):
         slots = SLOTS if slots is None else slots
         self._device = device_of(device, model.device)
@@ -117,7 +120,7 @@ class TorchEngine:
             raise ValueError(f"compute_dtype must be 'float32' or 'bfloat16', not {compute_dtype!r}")
         if memory is not None and memory <= 0:
             raise ValueError(f"memory must be above 0 GiB, not {memory:g}")
-        self.slots = slots
+        self.slots, self._inject = slots, inject_mismatch
         self._concurrency = Concurrency(slots)
         self.version = 0
         self.digest = ""
@@ -519,8 +522,10 @@ class TorchEngine:
         start = perf_counter()
         self._table.end_runs(self.version)
         changes = update.changes
-        sparse = changes is not None and changes.since == self.digest
+        sparse = changes is not None and changes.since == self.digest and self._inject is None
         write_state(update.state, self._parameters, changes if sparse else None)
+        if self._inject is not None:
+            perturb(self._parameters, self._inject, update.version)
         self.version, self.digest = update.version, update.digest
         if self._table.requests:
             self._stale = self._recompute

@@ -17,6 +17,7 @@ from learners.losses.trusted import dppo, m2po
 from learners.losses.weighted import reinforce, vespo, vtrace
 from tests.seeds import seeded, torch_seeded
 
+WIDE = {"name": "ratio", "weight": "none", "reject": "ratio", "over": "mean", "low": 0.5, "high": 3.0}
 LOSSES: dict[str, Any] = {
     "ppo": ppo,
     "ppo dual": partial(ppo, clip=0.1, clip_high=0.3, dual_clip=1.2),
@@ -40,7 +41,7 @@ LOSSES: dict[str, Any] = {
     "seq_tis": seq_tis(decoupled_ppo),
     "seq_mis": seq_mis(reinforce),
     "kpop": kpop(decoupled_ppo, high=0.1),
-    "mis_po": mis_po(reinforce, low=0.6, high=1.5),
+    "mis_po": mis_po(reinforce, low=0.3, high=4.0, correction={**WIDE, "pair": "behaviour_proximal"}),
     "vtrace": vtrace,
     "vtrace wide": partial(vtrace, rho_bar=1.3, c_bar=1.1),
     "ppo rejecting": ratio(ppo, weight="none", reject="k3", over="mean", high=0.2),

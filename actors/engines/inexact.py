@@ -1,0 +1,47 @@
+"""`inject_mismatch`: weights that differ from the published ones by a set amount, on purpose.
+
+    engine.inject_mismatch: int8       quantised and back: fp8 (e4m3) | int8 | int4, one scale for each row
+    engine.inject_mismatch: 0.01       Gaussian noise of .01 times each tensor's root mean square
+
+Behind a real server engine and learner differ by kernels and number formats; here by as much as an experiment asks for,
+so that mismatch and staleness can be varied apart. Vectors (norms, biases) stay exact, as quantised servers keep them.
+The result depends on the published weights, a tensor's name and the version alone: the same in each actor, and again
+after a resume.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+LARGEST = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
+"""The largest number of each format."""
+
+
+@torch.no_grad()
+def perturb(parameters: Mapping[str, Tensor], how: str | float, version: int) -> None:
+    """Change the matrices among the parameters in place. Raises ValueError for another `how`."""
+    if isinstance(how, str) and how not in LARGEST:
+        raise ValueError(f"inject_mismatch must be one of {', '.join(LARGEST)} or a number above 0, got {how!r}")
+    for name, weights in parameters.items():
+        if weights.ndim >= 2:
+            weights.copy_(_quantised(weights, how) if isinstance(how, str) else _noisy(weights, how, name, version))
+
+
+def _quantised(weights: Tensor, form: str) -> Tensor:
+    """Rounded to the format after each row was scaled to its largest number, and scaled back."""
+    rows = weights.float().flatten(1)
+    scale = rows.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / LARGEST[form]
+    scaled = rows / scale
+    rounded = scaled.to(torch.float8_e4m3fn).float() if form == "fp8" else scaled.round()
+    return (rounded * scale).view(weights.shape)
+
+
+def _noisy(weights: Tensor, sigma: float, name: str, version: int) -> Tensor:
+    exact = weights.float()
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{name}/{version}".encode()))
+    noise = torch.randn(exact.shape, generator=generator).to(exact.device)
+    return exact + sigma * exact.square().mean().sqrt() * noise
