@@ -158,14 +158,16 @@ def shown(rows: Sequence[Row]) -> str:
 
 
 def plot_of(rows: Sequence[Row]) -> Plot:
-    """A panel per held-out set, a row per setting, a dot per seed."""
+    """Of one setting a row per held-out set; of several a panel per set, with a row per setting. A dot per seed."""
     from .plotting.plot import Plot, point
 
     panels: dict[str, dict[str, list[Any]]] = {}
+    alone = len({row.setting for row in rows}) == 1
     for row in rows:
-        panel = panels.setdefault(row.name, {"before": [], "after": []})
+        panel = panels.setdefault("" if alone else row.name, {"before": [], "after": []})
         for side, name in enumerate(("before", "after")):
-            panel[name].append(point(row.setting, [change.shares()[side] for change in row.changes]))
+            shares = [change.shares()[side] for change in row.changes]
+            panel[name].append(point(row.name if alone else row.setting, shares))
     return Plot("rows", "Right held-out answers before and after training", panels, x="share of right answers")
 
 
