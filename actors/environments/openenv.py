@@ -93,12 +93,13 @@ class OpenEnv:
         return Outcome(self._shown(answer), float(answer.get("reward") or 0.0), bool(answer.get("done")))
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()  # which closes the socket, and so the server's session
-            self._session = None
-        if self._server is not None:
-            self._server.places.release()
-            self._server = None
+        """Ends the server's session, too, and frees its place: also where the caller is cancelled meanwhile."""
+        session, server = self._session, self._server
+        self._session = self._server = None
+        if server is not None:
+            ending = asyncio.ensure_future(_ended(session))
+            ending.add_done_callback(lambda _: server.places.release())
+            await asyncio.shield(ending)
 
     def _shown(self, answer: Mapping[str, Any]) -> str:
         observation = answer.get("observation") or {}
@@ -133,3 +134,8 @@ class OpenEnv:
             raise ValueError(str(data))
         hint = " (environment.sessions is more than that)" if data.get("code") == "CAPACITY_REACHED" else ""
         raise EpisodeError(f"the server failed in {kind}: {data.get('code')}: {data.get('message')}{hint}")
+
+
+async def _ended(session: aiohttp.ClientSession | None) -> None:
+    if session is not None:
+        await session.close()

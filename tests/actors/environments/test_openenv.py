@@ -152,6 +152,22 @@ def test_a_server_that_does_not_come_up_is_told(run: Run, command: Any, told: st
     run(body)
 
 
+def test_a_place_is_free_again_though_the_end_was_cancelled(run: Run) -> None:
+    """A group that is given up cancels its samples twice; the second time while they end their sessions."""
+
+    async def body() -> None:
+        for _ in range(2):
+            world = OpenEnv(**KNOBS)
+            await world.reset(prompt_of(2))
+            ending = asyncio.ensure_future(world.close())
+            await asyncio.sleep(0)
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
+        assert (await asyncio.wait_for(played("3"), 20))[-1].done
+
+    run(body)
+
+
 def test_bad_knobs_are_told(run: Run) -> None:
     with pytest.raises(UserError, match="there is no program 'nosuch'"):
         OpenEnv(server=["nosuch", "{port}"], action="number")
