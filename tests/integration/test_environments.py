@@ -6,6 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from areal_like.tasks.byte_tokens import byte_tokenizer
 from tests.actors.environments.test_openenv import STAND_IN
 from tests.integration.runs import summary, train
 
@@ -24,7 +25,9 @@ def test_a_run_starts_a_server_and_ends_it(tmp_path: Path) -> None:
         "actors.count=1",
     )  # fmt: skip
     found = summary(run)
-    assert found["ledger"]["trained"] == 4 and not found["ledger"]["dropped"]
-    text = "".join(path.read_text() for path in (run / "samples").iterdir() if path.suffix == ".jsonl")
-    assert "1 to 7" in text and "This is no valid action." in text
+    assert found["ledger"]["trained"] == 4 and not {"failed", "environment crashed"} & set(found["ledger"]["dropped"])
+    lines = [*(run / "samples" / "trained.jsonl").open(), *(run / "samples" / "heldout.jsonl").open()]
+    said = [byte_tokenizer().decode(json.loads(line)["tokens"]) for line in lines]
+    assert len(said) >= 8 and all(text.startswith("[user]Guess: 1 to 7[assistant]") for text in said)
+    assert any("[user]This is no valid action.[assistant]" in text for text in said)
     assert set(psutil.Process().children(recursive=True)) <= before
