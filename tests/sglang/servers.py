@@ -18,6 +18,7 @@ if importlib.util.find_spec("sglang") is None:
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from actors.engines.sglang_engine import SglangEngine
+from actors.engines.sglang_weights import serialised
 from areal_like.models import publishable, state_of
 from areal_like.routers import routers_of
 from areal_like.types import Limits
@@ -123,12 +124,25 @@ class Published:
         return copy.deepcopy(self.model)
 
 
-def engine_for(published, folder, **knobs):
+def engine_for(published, folder, loaders=(), **knobs):
+    """`loaders`: further custom loaders of its servers (`falsifying`)."""
     engine = SglangEngine(
         published.model, folder, **{"device": "cpu", "slots": 32, "start_timeout": START_SECONDS, **knobs}
     )
     engine.digest = state_of(published.model).digest()
+    for server in engine._servers:
+        if server.arguments:
+            at = server.arguments.index("--custom-weight-loader") + 2
+            server.arguments[at:at] = loaders
     return engine
+
+
+async def falsify(server, load_format):
+    """Have a loader of `falsifying` do its work in a server."""
+    body = {"serialized_named_tensors": serialised([("none", torch.zeros(1))], server.ranks)}
+    await server.post("/begin_weight_update", {})
+    await server.post("/update_weights_from_tensor", body | {"load_format": load_format, "flush_cache": False})
+    await server.post("/end_weight_update", {})
 
 
 @asynccontextmanager

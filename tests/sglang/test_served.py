@@ -4,28 +4,16 @@ import asyncio
 from functools import partial
 
 import pytest
-import torch
 
-from actors.engines.sglang_weights import serialised
 from actors.served import EXACT, ROUNDED, ServedProbe
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
 from learners.served import Reference
 from tests.sglang import falsifying
-from tests.sglang.servers import VOCAB, Published, engine_for, generate, prompts_of, serving
+from tests.sglang.servers import VOCAB, Published, engine_for, falsify, generate, prompts_of, serving
 
 pytestmark = pytest.mark.integration
-
-
-async def falsify(server):
-    body = {
-        "serialized_named_tensors": serialised([("none", torch.zeros(1))], 1),
-        "load_format": falsifying.LOAD_FORMAT,
-    }
-    await server.post("/begin_weight_update", {})
-    await server.post("/update_weights_from_tensor", body | {"flush_cache": False})
-    await server.post("/end_weight_update", {})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -44,9 +32,8 @@ def test_a_server_that_computes_with_other_weights_than_it_attests_is_found(dtyp
         return probe.stats()["mean:served/logprob_error"], probe.stats()["sum:served/alarms"]
 
     async def check():
-        engine = engine_for(published, tmp_path, dtype=dtype, sweep_every=1)
+        engine = engine_for(published, tmp_path, [falsifying.LOAD_FORMAT], dtype=dtype, sweep_every=1)
         (server,) = engine._servers
-        server.arguments.insert(server.arguments.index("--custom-weight-loader") + 2, falsifying.LOAD_FORMAT)
         probe = ServedProbe(engine, "actor-0", None)
         async with serving(engine):
             await engine.load(published.update())
@@ -55,7 +42,7 @@ def test_a_server_that_computes_with_other_weights_than_it_attests_is_found(dtyp
                 await engine.load(published.step(share=0.3))
                 error, alarms = await probed(engine, probe)
                 assert error < (1e-5 if dtype == "float32" else ROUNDED / 2) and not alarms
-            await falsify(server)
+            await falsify(server, falsifying.LOAD_FORMAT)
             whole = engine.stats()["whole_updates"]
             await engine.load(published.step())
             assert engine.stats()["whole_updates"] == whole and server.digest == engine.digest, "a sweep sees nothing"

@@ -30,7 +30,13 @@ def test_patches_reach_every_shard_under_requests(kind, tmp_path, monkeypatch):
                 models[published.version] = published.frozen()
                 assert engine._servers[0].digest == update.digest
             done = await asyncio.gather(*asked)
+            swept = engine.stats()["swept_updates"]
+            for _ in range(3):
+                update = published.step(share=0.005)
+                await engine.load(update)
+                assert engine._servers[0].digest == update.digest
             stats = engine.stats()
+            assert stats["swept_updates"] == swept, "few changes are followed"
             assert (stats["whole_updates"], stats["unchecked_updates"], stats["restarts"]) == (whole, 0, 0)
             assert engine._servers[0].ranks == 2
             return prompts, done, models
