@@ -159,10 +159,21 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
         rows = [(split, row) for split in splits for row in range(task.size(split))]
         found.append(
             Question(
-                text, task, rows[: args.prompts or (None if whole else 256)], bind("workflow", {"name": "single_turn"})
+                title_of(text, spec),
+                task,
+                rows[: args.prompts or (None if whole else 256)],
+                bind("workflow", {"name": "single_turn"}),
             )
         )
     return found
+
+
+def title_of(text: str, spec: Mapping[str, Any]) -> str:
+    """A set's name: as it was given or, of a spec, its task and knobs in short."""
+    if not text.startswith("{"):
+        return text
+    knobs = [f"{name}={value}" for name, value in spec.items() if name not in ("name", "tokenizer")]
+    return ", ".join([spec["name"], *knobs])
 
 
 def shown(prompt: Prompt) -> str:

@@ -173,6 +173,8 @@ def plot_of(rows: Sequence[Row]) -> Plot:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
+    if args.plot and args.json == args.plot.with_suffix(".json"):
+        refuse(f"{args.json} is where the data of the plot go: name another file for --json")
     from .reporting.several import members
 
     try:

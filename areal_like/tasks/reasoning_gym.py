@@ -10,7 +10,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,19 @@ from areal_like.errors import UserError
 from areal_like.tasks.generated import GeneratedPrompts
 from areal_like.tasks.text import TextTask, Turns
 from areal_like.types import Prompt
+
+
+class Item(NamedTuple):
+    """Where an item is: its data set, that one's config as JSON text, and its place there. As text: its answer."""
+
+    name: str
+    config: str
+    index: int
+
+    def __str__(self) -> str:
+        from areal_like.tasks.procedural import item
+
+        return str(item(*self)["answer"])
 
 
 class ReasoningGym(TextTask, GeneratedPrompts):
@@ -80,7 +93,7 @@ class ReasoningGym(TextTask, GeneratedPrompts):
 
         name = list(self._configs)[int(rng.choice(len(self._shares), p=self._shares))]
         index = int(rng.integers(self._sizes_of_data[name]))
-        answer = name, self._configs[name], index
+        answer = Item(name, self._configs[name], index)
         question = str(item(*answer)["question"])
         return question.encode(), lambda: self._prompt(f"{name}, item {index}", self._messages(question), answer)
 

@@ -47,6 +47,12 @@ def test_a_row_is_the_same_in_every_process_and_version():
     assert text(make(1, config=EASY).prompt("train", 0)) != text(task.prompt("train", 0))
 
 
+def test_an_answer_is_shown_as_its_text():
+    task = make(config=EASY)
+    prompt = task.prompt("train", 3)
+    assert say(task, prompt, f"<answer>{prompt.answer}</answer>") == 1.0 and len(prompt.answer) == 3
+
+
 def test_splits_share_no_question():
     task = make(config=EASY)
     train, heldout = ({text(task.prompt(split, row)) for row in range(150)} for split in SPLITS)
