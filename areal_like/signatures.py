@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import math
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -115,13 +116,17 @@ def _of_function(function: _Function) -> Signature:
     return Signature(found, takes_any=arguments.kwarg is not None, marks=names)
 
 
+NUMBERS = {"math.inf": math.inf, "-math.inf": -math.inf}
+"""Defaults that are numbers, but no literals."""
+
+
 def _default(default: ast.expr | None) -> object:
     if default is None:
         return REQUIRED
     try:
         return ast.literal_eval(default)
     except ValueError:
-        return ast.unparse(default)
+        return NUMBERS.get(text := ast.unparse(default), text)
 
 
 def _of_partial(module: str, call: ast.Call) -> Signature:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from omegaconf.errors import ReadonlyConfigError
 
 from areal_like import config, layers, registry
 from areal_like.config import ConfigError, load
+from areal_like.corrections import USUAL
+from areal_like.registry import COMPONENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -420,3 +423,15 @@ def test_a_scheduler_that_is_no_mode_leaves_the_mode_alone(monkeypatch: pytest.M
     found = load(["configs/quickstart.yaml", "scheduler=single"])
     assert (found.mode, found.scheduler["name"]) == ("async", "single")
     assert load(["configs/quickstart.yaml", "mode=async", "scheduler.name=single"]).mode == "async"
+
+
+@pytest.mark.parametrize("name", COMPONENTS["correction"])
+def test_every_correction_goes_with_a_loss_without_a_ratio_of_its_own(name: str) -> None:
+    knobs = {"ratio": {"name": name, "reject": "ratio", "high": 2.0}}.get(name, name)
+    config = load(["quickstart", "loss.name=reinforce", f"loss.correction={json.dumps(knobs)}"])
+    assert config.loss["correction"] == knobs
+
+
+@pytest.mark.parametrize("name", [*USUAL, "vespo", "gspo"])
+def test_losses_load_with_their_usual_correction(name: str) -> None:
+    assert load(["quickstart", f"loss.name={name}"]).loss["name"] == name
