@@ -98,6 +98,7 @@ class Deadlines:
         state.router.send(actor.peer, messages.Cancel(group_ids, hand_back=False))
         for group_id in group_ids:
             actor.running.discard(group_id)
+            state.fleet.touch(actor)
             entry = state.store.entries[group_id]
             entry.timeouts, entry.failed_on = entry.timeouts + 1, actor.name
             if state.hedges.leave_to_other(entry, actor.name):
@@ -117,12 +118,14 @@ class Deadlines:
         if actor.benched_until == math.inf:
             return  # the actor already got `Quit`
         actor.benched_until, actor.benched_at = now + self.timeout, actor.version
+        self.state.fleet.odd.add(actor.name)
         something_moves = any(now - actor.moved[group_id] < self.timeout / 2 for group_id in actor.running)
         if actor.timed_out >= MOST_IN_A_ROW and not something_moves:
             self._tell_to_quit(actor, f"{actor.timed_out} leases in a row made no progress in time")
 
     def _tell_to_quit(self, actor: Actor, reason: str) -> None:
         actor.benched_until = math.inf
+        self.state.fleet.odd.add(actor.name)
         log.warning("%s must quit: %s (buffer.lease_timeout)", actor.name, reason)
         self.state.router.send(actor.peer, messages.Quit(f"{reason} (buffer.lease_timeout)"))
 

@@ -46,6 +46,7 @@ class Actor:
     moved: dict[int, float] = field(default_factory=dict)
     timed_out: int = 0
     benched_until: float = -math.inf
+    number: int = 0  # actors are numbered as they join
     benched_at: int = -1  # the version that it held when it was benched
     behind_since: float = math.inf  # since when it has not taken a newer version
 
@@ -89,9 +90,18 @@ class Actor:
 
 
 class Fleet:
-    """Actors by name and by routing id."""
+    """Actors by name and by routing id. What is asked in each turn of the loop takes no look at every actor:
+
+    `may_take`: actors that may have room. All others had none for a group of `_full_for` sequences, and nothing about
+    them has changed since (`touch`). `odd`: all that may not get leases like the others (`at_work`), and some that may.
+    """
 
     def __init__(self) -> None:
+        self.may_take: dict[str, Actor] = {}
+        self.odd: set[str] = set()
+        self._full_for = math.inf
+        self._joined = 0
+        self._silent_from = -math.inf  # before then nobody can have been silent for too long
         self.by_name: dict[str, Actor] = {}
         self.by_peer: dict[bytes, Actor] = {}
         self._counted: dict[str, tuple[bytes, Stats]] = {}  # by name: last report of its newest process
@@ -105,17 +115,45 @@ class Fleet:
 
     def join(self, name: str, peer: bytes, slots: int, now: float, pid: int = 0) -> Actor:
         """Add an actor. The caller has removed any earlier actor of that name."""
-        actor = Actor(name, peer, slots, now, pid)
+        actor = Actor(name, peer, slots, now, pid, number=self._joined)
+        self._joined += 1
         self.by_name[name] = self.by_peer[peer] = actor
+        self.touch(actor)
         return actor
 
+    def touch(self, actor: Actor) -> None:
+        """Something about the actor has changed, by which it may have room now."""
+        self.may_take[actor.name] = actor
+
+    def has_no_room(self, actor: Actor, sequences: int) -> None:
+        """The actor can't take a group of so many sequences, as long as it is not touched."""
+        self.may_take.pop(actor.name, None)
+        self._full_for = min(self._full_for, sequences)
+
+    def candidates(self, sequences: int, now: float) -> list[Actor]:
+        """Actors that may get a lease of a group of at least so many sequences; those that certainly have no room are
+        left out."""
+        if sequences < self._full_for:
+            self.may_take, self._full_for = dict(self.by_name), math.inf
+        if not self.odd:
+            return list(self.may_take.values())
+        return [actor for actor in self.at_work(now) if actor.name in self.may_take]
+
+    def count_at_work(self, now: float) -> int:
+        """How many actors may get leases."""
+        return len(self.at_work(now)) if self.odd else len(self)
+
     def leave(self, actor: Actor) -> None:
-        self.by_name.pop(actor.name, None)
+        for known in (self.by_name, self.may_take):
+            known.pop(actor.name, None)
+        self.odd.discard(actor.name)
         self.by_peer.pop(actor.peer, None)
 
     def at_work(self, now: float) -> list[Actor]:
         """Actors that may get leases. An actor with too many refused groups in a row never may. A benched actor, or one
         whose engine does not serve, may only if there is no other."""
+        odd = (self.by_name[name] for name in self.odd)
+        self.odd = {actor.name for actor in odd if _is_odd(actor, now)}
         actors = [actor for actor in self if actor.refused < MOST_REFUSED]
         return _not_benched([actor for actor in actors if actor.engine == "serving"] or actors, now)
 
@@ -124,6 +162,9 @@ class Fleet:
         return _not_benched(list(self), now)
 
     def silent(self, now: float, timeout: float) -> list[Actor]:
+        if now < self._silent_from:
+            return []
+        self._silent_from = timeout + min((actor.seen for actor in self), default=now)
         return [actor for actor in self if now - actor.seen > timeout]
 
     def restart_clocks(self, now: float) -> None:
@@ -132,13 +173,13 @@ class Fleet:
             actor.seen = now
             actor.note_moved(actor.running, now)
 
-    def fair_share(self, waiting_groups: float, sharers: int) -> float:
-        """How many groups one of `sharers` actors may hold when `waiting_groups` more could start.
+    @staticmethod
+    def fair_share(groups: float, sharers: int) -> float:
+        """How many groups one of `sharers` actors may hold if all hold `groups` together, with those that could start.
 
         Without this limit the first actor with new weights would take a whole round, and the others would idle.
         """
-        total = waiting_groups + sum(len(actor.running) for actor in self)
-        return total if math.isinf(total) else math.ceil(total / max(1, sharers))
+        return groups if math.isinf(groups) else math.ceil(groups / max(1, sharers))
 
     def note_stats(self, actor: Actor, stats: Stats) -> None:
         """Store an actor's report. A process counts from 0; counts of an earlier process of that name stay included."""
@@ -147,6 +188,8 @@ class Fleet:
             self._before.update(_numbers(said))
         self._counted[actor.name] = actor.peer, stats
         actor.stats = stats
+        if actor.engine != "serving":
+            self.odd.add(actor.name)
 
     def metrics(self) -> dict[str, float]:
         """The actors' reports, combined as the keys ask for (`actors.measures`). A sum never falls: it includes actors
@@ -172,6 +215,10 @@ class Fleet:
 
 def _numbers(stats: Stats) -> dict[str, float]:
     return {key: value for key, value in stats.items() if isinstance(value, float)}
+
+
+def _is_odd(actor: Actor, now: float) -> bool:
+    return actor.refused > 0 or actor.engine != "serving" or actor.benched_until > now
 
 
 def _not_benched(actors: list[Actor], now: float) -> list[Actor]:

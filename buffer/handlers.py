@@ -45,6 +45,7 @@ class Handlers:
         actor = self.state.fleet.by_peer.get(peer)
         if actor:
             actor.seen = self.state.clock()
+            self.state.fleet.touch(actor)
         try:
             _handler_of(type(message))(self, message, peer, actor, payloads)
         except (WireError, KeyError, TypeError, ValueError, ArithmeticError) as error:
@@ -160,6 +161,7 @@ class Handlers:
             actor.running.discard(group_id)
             # The same group again says nothing new about the actor.
             actor.refused += not entry.refused or entry.failed_on != actor.name
+            state.fleet.odd.add(actor.name)
             entry.refused, entry.failed_on = entry.refused + 1, actor.name
             state.gauges.refused[getattr(faults[group_id], "column", "form")] += 1
             if state.hedges.leave_to_other(entry, actor.name):

@@ -45,15 +45,15 @@ def admit(state: RunState, now: float) -> None:
     if state.started_at is None or state.finishing or state.outbox.blocked:
         return
     queued = state.store.count(Stage.QUEUED)
-    running = sum(len(actor.running) for actor in state.fleet) - len(state.hedges.pairs)
+    running = state.store.count(*LEASED)
     view = _view(state, state.weights.version, running)
     to_start = view.room + queued + state.scheduler.wants_redundant(view)
     if not to_start:
         return
     planned: dict[str, list[Granted]] = {}
-    at_work = state.fleet.at_work(now)
-    share = state.fleet.fair_share(to_start, len(at_work))
-    candidates = [(len(actor.running), place, actor) for place, actor in enumerate(at_work) if actor.version >= 0]
+    share = state.fleet.fair_share(to_start + running + len(state.hedges.pairs), state.fleet.count_at_work(now))
+    able = state.fleet.candidates(0 if queued else state.scheduler.launch, now)
+    candidates = [(len(actor.running), actor.number, actor) for actor in able if actor.version >= 0]
     heapq.heapify(candidates)
     while candidates:
         held, place, actor = candidates[0]
@@ -83,7 +83,9 @@ def lease_to_second(state: RunState, entry: Entry, actor: Actor, now: float) -> 
 def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, now: float) -> Granted | None:
     entry = _next_queued(state, actor, now) if any_queued else None
     carried: dict[int, int] = {}
-    if not actor.takes(entry.to_run if entry else state.scheduler.launch):
+    sequences = entry.to_run if entry else state.scheduler.launch
+    if not actor.takes(sequences):
+        state.fleet.has_no_room(actor, sequences)
         return None
     if entry:
         carried = state.replay.assign(entry, actor.name, actor.version)

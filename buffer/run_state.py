@@ -175,6 +175,7 @@ class RunState:
         """End an actor's lease of a group. `told`: send the actor a cancel, because it does not know yet."""
         if group_id in actor.running:
             actor.running.discard(group_id)
+            self.fleet.touch(actor)
             if told:
                 self.router.send(actor.peer, messages.Cancel([group_id], hand_back=False))
 

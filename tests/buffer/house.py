@@ -1,5 +1,6 @@
 """A controller with actors and a learner that the test plays: the socket is a fake, everything else is real."""
 
+import math
 from collections import deque
 from functools import partial
 
@@ -96,6 +97,12 @@ class House:
         )
         self.controller = Controller(self.state, heartbeat_timeout=timeout, lease_timeout=lease_timeout)
         self.names = [f"actor-{i}" for i in range(actors)]
+        self.slots = 256
+
+    def has_been_silent(self, name: str, seconds: float = 2e9) -> None:
+        """Nothing has been heard of an actor for so much longer."""
+        self.state.fleet.by_name[name].seen -= seconds
+        self.state.fleet._silent_from = -math.inf  # seconds pass forwards only
 
     def say(self, who: str, kind: str, body: dict, *payloads: bytes) -> None:
         try:
@@ -104,10 +111,10 @@ class House:
             self.router.refuse(who.encode(), str(error))
         self.controller.step(0)
 
-    def hello(self, *names: str, slots: int = 256) -> None:
+    def hello(self, *names: str, slots: int | None = None) -> None:
         for name in names:
             role = "learner" if name == "learner" else "actor"
-            self.say(name, "hello", {"role": role, "name": name, "pid": 1, "slots": slots})
+            self.say(name, "hello", {"role": role, "name": name, "pid": 1, "slots": slots or self.slots})
 
     def publish(self, version: int) -> None:
         self.say("learner", "published", {"manifest": {"version": version, "digest": f"d{version}"}})

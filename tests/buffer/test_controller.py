@@ -70,7 +70,7 @@ def test_a_lost_actors_leases_go_to_the_others_and_its_late_push_still_counts_on
     house.start()
     lost = house.leases("actor-1")
     before = len(house.leases("actor-0"))
-    house.state.fleet.by_name["actor-1"].seen -= 2e9
+    house.has_been_silent("actor-1")
     house.say("learner", "heartbeat", SIGN_OF_LIFE)
     assert sorted(house.leases("actor-0")[before:]) == lost
     house.push("actor-1", lost[0], 0)
@@ -284,7 +284,7 @@ def test_totals_never_fall_when_actors_restart_leave_and_come_back() -> None:
     house.say("new process", "hello", {"role": "actor", "name": "actor-0", "pid": 2, "slots": 256})
     assert fleet.metrics()["room/updates"] == 8, "before it has said anything"
     assert (updates("new process", 1), updates("new process", 2)) == (9, 10)
-    fleet.by_name["actor-1"].seen -= 2e9
+    house.has_been_silent("actor-1")
     house.say("learner", "heartbeat", SIGN_OF_LIFE)
     told = levels(house.state, 0.0)
     assert (told["rollout/actors"], told["room/updates"]) == (1, 10), "one was silent for too long"

@@ -91,7 +91,7 @@ def test_a_group_is_taken_from_who_has_or_had_its_lease_and_from_nobody_else() -
     entry = house.state.store.entries[first]
     assert (entry.stage, entry.actor, house.state.store.ledger()) == (Stage.RUNNING, "actor-0", before)
     assert first in house.state.fleet.by_name["actor-0"].running, "its lease goes on"
-    house.state.fleet.by_name["actor-0"].seen -= 2e9
+    house.has_been_silent("actor-0")
     house.say("learner", "heartbeat", SIGN_OF_LIFE)  # a turn: what the silent one had goes to the other
     house.hello("actor-0")
     assert all(house.state.store.entries[each].holders == ("actor-0", "actor-1") for each in (first, second))
@@ -186,13 +186,13 @@ def test_an_evaluation_is_made_once_and_of_the_weights_of_its_step() -> None:
 def test_a_buffer_that_stood_still_does_not_blame_its_actors() -> None:
     house = House(asynchronous(), timeout=10)
     house.start()
-    for actor in house.state.fleet:
-        actor.seen -= 60
+    for name in house.names:
+        house.has_been_silent(name, 60)
     house.controller._last_turn -= 60
     house.controller.step(0)
     assert len(house.state.fleet) == 2
-    for actor in house.state.fleet:
-        actor.seen -= 60
+    for name in house.names:
+        house.has_been_silent(name, 60)
     house.controller.step(0)
     assert len(house.state.fleet) == 0
 

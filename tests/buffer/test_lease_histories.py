@@ -11,6 +11,7 @@ import time
 import pytest
 
 from buffer.checks import RolloutsFail
+from buffer.fleet import MOST_REFUSED
 from buffer.policies import fifo, in_order
 from buffer.replay import Replay
 from buffer.store import LEASED, Stage
@@ -32,6 +33,7 @@ class History:
         evaluate = dice.choice([0, 3])
         self.rules = rules | {"actors": 3, "lease_timeout": TIMEOUT, "evaluate": evaluate}
         self.house = House(asynchronous(max_staleness=self.staleness), **self.rules)
+        self.house.slots = dice.choice([8, 24, 256])
         self.state = self.house.state
         self.state.failures.most = 10**9
         self.journal = Paper()
@@ -77,6 +79,19 @@ class History:
                 self.served = [row[0] for row in body["table"]["groups"]]
                 oldest = min(body["table"]["digests"])
                 assert body["version"] - oldest <= self.staleness
+        self.check_fleet()
+
+    def check_fleet(self) -> None:
+        """What the fleet keeps so that it need not look at every actor is what a look at all says."""
+        fleet, now = self.state.fleet, time.monotonic()
+        assert set(fleet.may_take) <= set(fleet.by_name) and fleet.odd <= set(fleet.by_name)
+        for actor in fleet:
+            assert actor.name in fleet.may_take or not actor.takes(fleet._full_for)
+            odd = actor.refused >= MOST_REFUSED or actor.engine != "serving" or actor.benched_until > now
+            assert actor.name in fleet.odd or not odd
+            assert now >= fleet._silent_from or now - actor.seen <= self.house.controller.heartbeat_timeout
+        pairs = len(self.state.hedges.pairs)
+        assert self.state.store.count(*LEASED) == sum(len(actor.running) for actor in fleet) - pairs
 
     # ---- the learner ------------------------------------------------------------------------------------------------
 
@@ -156,7 +171,7 @@ class History:
         self.late = [each for each in self.late if each[0] != name or self.dice.random() < 0.5]
         self.hung.discard(name)
         self.peers[name] = f"{name}:{self.joined}"
-        self.say(name, "hello", {"role": "actor", "name": name, "pid": self.joined, "slots": 256})
+        self.say(name, "hello", {"role": "actor", "name": name, "pid": self.joined, "slots": self.house.slots})
         self.update(name)
 
     def evaluate(self, name: str) -> None:
