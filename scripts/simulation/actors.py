@@ -110,7 +110,7 @@ class SimulatedActor:
         self._newest: messages.Manifest | None = None
         self._fetching = False
         self._active, self._ended, self._since = 0, 0, 0.0
-        self._credit_due = False
+        self._credit_due = self._dead = False
         self._ready: list[_Group] = []
         self._due = math.inf
         self.router.peers[self.peer] = self
@@ -126,12 +126,21 @@ class SimulatedActor:
         stats = dict[str, float | str](measures.of_engine(_Measured(self.engine, self.costs.engine.busy), wall))
         self._say(messages.Heartbeat(stats, {}, {}))
 
+    def die(self) -> None:
+        """Nothing more is heard from this process."""
+        self._dead = True
+        self._groups.clear()
+
     def _say(self, message: Message, payloads: Payloads = ()) -> None:
+        if self._dead:
+            return
         self.router.say(self.peer, message, payloads)
 
     # ---- the engine's clock -----------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
+        if self._dead:
+            return
         self.engine.advance(self.timeline.now)
         self._plan()
 
@@ -174,7 +183,7 @@ class SimulatedActor:
         self._plan()
 
     def _applied(self, manifest: messages.Manifest, begin: float) -> None:
-        if self.spans:
+        if self.spans and not self._dead:
             self.spans.add("update", begin, self.timeline.now)
         self._fetching = False
         self._say(messages.Applied(manifest["version"], manifest["digest"]))

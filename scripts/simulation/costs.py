@@ -79,6 +79,15 @@ class Verifier(msgspec.Struct, forbid_unknown_fields=True):
     sigma: float = 0.0
 
 
+class Failures(msgspec.Struct, forbid_unknown_fields=True):
+    """An actor dies every `mtbf` seconds on average (None: never; exponential), is noticed at once, and another process
+    in its place says hello `restart` seconds later."""
+
+    mtbf: float | None = None
+    restart: float = 60.0
+    seed: int = 0
+
+
 class Costs(msgspec.Struct, forbid_unknown_fields=True):
     """`latency`: of a message. `buffer`: seconds of the buffer per message. `source`: where the figures come from."""
 
@@ -87,6 +96,7 @@ class Costs(msgspec.Struct, forbid_unknown_fields=True):
     learner: LearnerCost = msgspec.field(default_factory=LearnerCost)
     weights: WeightsCost = msgspec.field(default_factory=WeightsCost)
     verifier: Verifier = msgspec.field(default_factory=Verifier)
+    failures: Failures = msgspec.field(default_factory=Failures)
     latency: float = 0.0003
     buffer: float = 0.00012
     source: str = ""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from actors.engines.lengths import digest_of
+from areal_like import messages
 from areal_like.config import Config, actors_of
 from areal_like.interfaces import Task
 from areal_like.metrics import MetricsLog
@@ -48,6 +50,7 @@ class Outcome:
     report: dict[str, Any]
     events: int
     turns: int
+    deaths: int = 0
 
     @property
     def staleness_mean(self) -> float:
@@ -94,10 +97,14 @@ class Simulation:
         most = costs.answers.most or config.sampling.max_tokens
         world = World(timeline, router, costs, prompts_of(task, costs), config.run.seed, most, costs.answers.lengths)
         fanout = actors_of(config) if config.weights.fanout is None else config.weights.fanout
-        self.actors = [
-            SimulatedActor(f"actor-{place}", world, depth(place, fanout), self._spans(folder, f"actor-{place}", place))
-            for place in range(actors_of(config))
-        ]
+        self.folder, self._new = (
+            folder,
+            lambda place: SimulatedActor(
+                f"actor-{place}", world, depth(place, fanout), self._spans(folder, f"actor-{place}", place)
+            ),
+        )
+        self.actors = [self._new(place) for place in range(actors_of(config))]
+        self.deaths, self._dice = 0, random.Random(costs.failures.seed)
         spans = self._spans(folder, "learner")
         metrics = MetricsLog(folder / "metrics.jsonl") if folder else None
         self.learner = SimulatedLearner(config, timeline, router, costs, self._report, metrics, spans)
@@ -105,6 +112,24 @@ class Simulation:
     @staticmethod
     def _spans(folder: Path | None, name: str, place: int = 0) -> Spans | None:
         return Spans(folder, name, since_1970=0.0) if folder and place < MOST_SPANS else None
+
+    def _plan_death(self, place: int) -> None:
+        if mean := self.costs.failures.mtbf:
+            self.timeline.after(self._dice.expovariate(1.0 / mean), self._die, place)
+
+    def _die(self, place: int) -> None:
+        """As the starter of a run sees it: it tells the buffer, and starts another process of that name."""
+        dead = self.actors[place]
+        dead.report()
+        dead.die()
+        self.deaths += 1
+        self.router.say(b"starter", messages.Lost(dead.name, 0, "died", False))
+        self.timeline.after(self.costs.failures.restart, self._restart, place)
+
+    def _restart(self, place: int) -> None:
+        self.actors[place] = self._new(place)
+        self.actors[place].hello()
+        self._plan_death(place)
 
     def _turn(self) -> None:
         self.turns += 1
@@ -126,8 +151,9 @@ class Simulation:
 
     def _run(self) -> Outcome:
         self.learner.hello()
-        for actor in self.actors:
+        for place, actor in enumerate(self.actors):
             actor.hello()
+            self._plan_death(place)
         steps, at, turns = 0, 0.0, 0
         while self.learner.report is None:
             if not self.timeline.step():
@@ -156,6 +182,7 @@ class Simulation:
             report,
             self.timeline.events,
             self.turns,
+            self.deaths,
         )
 
 

@@ -82,6 +82,15 @@ def test_verifiers_and_drift_take_their_time() -> None:
     assert longer.tokens == pytest.approx(plain.tokens * sum(1.1**step for step in range(16)) / 16, rel=0.01)
 
 
+def test_actors_that_die_cost_time_and_no_prompt() -> None:
+    words = ["scheduler.max_staleness=4", "run.steps=30", "actors.count=4", *LONG_TAIL]
+    whole = simulate(*words)
+    outcome = simulate(*words, failures=costs.Failures(mtbf=3.0, restart=0.5))
+    assert outcome.deaths > 3 and closes(outcome) and max(outcome.staleness) <= 4
+    assert outcome.report["steps"] == 30 and outcome.seconds > whole.seconds
+    assert simulate(*words, failures=costs.Failures(mtbf=1e9)).seconds == whole.seconds
+
+
 @pytest.mark.parametrize("place, fanout, hops", [(0, 2, 0), (1, 2, 0), (2, 2, 1), (5, 2, 1), (6, 2, 2), (9, 0, 0)])
 def test_depth_is_that_of_the_tree_of_relays(place: int, fanout: int, hops: int) -> None:
     assert depth(place, fanout) == hops
