@@ -47,7 +47,7 @@ class Adapters:
         path: str | None = None,
     ):
         peft = _peft()
-        if (rank or 1) < 1 or (1 if alpha is None else alpha) <= 0:
+        if (1 if rank is None else rank) < 1 or (1 if alpha is None else alpha) <= 0:
             raise ValueError(f"learner.lora: rank and alpha must be positive, got {rank} and {alpha}")
         known = None if path is None else read_adapter(path)
         if known:

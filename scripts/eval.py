@@ -159,21 +159,13 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
         rows = [(split, row) for split in splits for row in range(task.size(split))]
         found.append(
             Question(
-                title_of(text, spec),
+                text,
                 task,
                 rows[: args.prompts or (None if whole else 256)],
                 bind("workflow", {"name": "single_turn"}),
             )
         )
     return found
-
-
-def title_of(text: str, spec: Mapping[str, Any]) -> str:
-    """A set's name: as it was given or, of a spec, its task and knobs in short."""
-    if not text.startswith("{"):
-        return text
-    knobs = [f"{name}={value}" for name, value in spec.items() if name not in ("name", "tokenizer")]
-    return ", ".join([spec["name"], *knobs])
 
 
 def shown(prompt: Prompt) -> str:
@@ -272,7 +264,11 @@ def show(results: Mapping[str, Mapping[str, Any]], args: argparse.Namespace, mod
     for name, found in results.items():
         cells = ["{:.3f} [{:.3f}, {:.3f}]".format(*found[column]) for column in columns]
         made.add_row(
-            shortened(name, 40), str(found["prompts"]), *cells, f"{found['tokens']:.1f}", f"{found['cut']:.0%}"
+            shortened(name.removeprefix("{name: ").removesuffix("}"), 48),
+            str(found["prompts"]),
+            *cells,
+            f"{found['tokens']:.1f}",
+            f"{found['cut']:.0%}",
         )
     console(140).print(made)
 

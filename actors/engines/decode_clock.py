@@ -117,10 +117,9 @@ class DecodeClock:
         self.waiting.append(request)
 
     def load(self, load: Load) -> None:
-        """Ask for an update, after the step in progress (and the running sequences, if they may not be interrupted)."""
-        self.advance(load.arrival)
+        """Ask for an update, after the step in progress (and the running sequences, if they may not be interrupted).
+        Call `advance` before and behind."""
         self._loads.append(load)
-        self.advance(load.arrival)
 
     def abort(self, requests: Iterable[Request], now: float) -> None:
         """End sequences now, with the tokens of all complete steps."""

@@ -118,6 +118,7 @@ class TimedEngine:
         loop = asyncio.get_running_loop()
         applied = loop.create_future()
         self._loading[update.version] = update, applied
+        self._advance()
         begun, ended = partial(self._take, update), partial(self._told, update.version)
         self._clock.load(Load(update.version, loop.time(), begun, ended))
         self._advance()

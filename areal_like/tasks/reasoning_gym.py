@@ -21,11 +21,11 @@ from areal_like.types import Prompt
 
 
 class Item(NamedTuple):
-    """Where an item is: its data set, that one's config as JSON text, and its place there. As text: its answer."""
+    """Where an item is: its data set, that one's config as JSON text, and its number there. As text: its answer."""
 
     name: str
     config: str
-    index: int
+    number: int
 
     def __str__(self) -> str:
         from areal_like.tasks.procedural import item

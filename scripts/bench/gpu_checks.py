@@ -115,7 +115,8 @@ def _loss_gradient(loss: Any, device: str, tokens: int = 3000) -> tuple[torch.Te
 def train_steps(place: Place) -> Findings:
     """A train step with every advantage and with every loss: the model's gradient on the device against the CPU."""
     bounds = Bounds()
-    kinds = [("advantage", name) for name in COMPONENTS["advantage"]] + [("loss", name) for name in COMPONENTS["loss"]]
+    kinds = [("advantage", name) for name in COMPONENTS["advantage"] if name != "distill"]  # it needs a teacher
+    kinds += [("loss", name) for name in COMPONENTS["loss"]]
     for kind, name in kinds:
         knobs: dict[str, Any] = {"critic_lr": 1e-4} if name == "gae" else {}
         chosen = resolve(kind, name)

@@ -179,8 +179,9 @@ class SimulatedActor:
 
     def _load(self, manifest: messages.Manifest) -> None:
         begin = self.timeline.now
+        self.engine.advance(begin)
         self.engine.load(Load(manifest["version"], begin, lambda: None, partial(self._applied, manifest, begin)))
-        self._plan()
+        self._advance()
 
     def _applied(self, manifest: messages.Manifest, begin: float) -> None:
         if self.spans and not self._dead:

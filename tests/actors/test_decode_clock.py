@@ -74,6 +74,7 @@ def test_runs_of_a_preempted_sequence_cover_it_by_version() -> None:
         clock.submit(Request(name, length, True, 0.0, lambda request, _: runs.update({request.name: request.runs}), 4))
     clock.advance(3.0)
     clock.load(Load(1, 3.0, lambda: None, lambda: None))
+    clock.advance(3.0)
     while (due := clock.due()) < math.inf:
         clock.advance(due)
     assert runs["a"] == [(0, 3), (1, 9)] and runs["b"] == [(0, 3), (1, 6)]

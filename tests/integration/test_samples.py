@@ -10,7 +10,7 @@ from areal_like.samples import HELDOUT, TRAINED, read
 from scripts import report, samples
 from tests.chromium import PROGRAM, chromium
 from tests.folders import write_folder
-from tests.integration.runs import rows, train
+from tests.integration.runs import summary, train
 
 pytestmark = pytest.mark.integration
 IN_SIGHT = (
@@ -73,9 +73,11 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
 def test_all_held_out_answers_are_kept(run: Path, capsys: pytest.CaptureFixture) -> None:
     assert samples.main([str(run), "--held-out", "--count", "0", "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each["version"] for each in found] == [3] * 3 + [2] * 3 + [0] * 3
-    last = [row["eval/reward"] for row in rows(run) if row.get("eval/version") == 2][-1]
-    assert sum(each["reward"] for each in found[3:6]) / 3 == pytest.approx(last)
+    versions = [each["version"] for each in found]  # the newest when the answer came
+    assert versions == sorted(versions, reverse=True) and versions[:3] == [3] * 3 and versions[6:] == [0] * 3
+    assert set(versions[3:6]) <= {2, 3}
+    [second] = [each["reward"] for each in summary(run)["evaluations"] if each["version"] == 2]
+    assert sum(each["reward"] for each in found[3:6]) / 3 == pytest.approx(second)
     assert all("apples" in each["prompt"] and each["wanted"] for each in found)
     assert {each.group for each in read(run, [HELDOUT])} == {0, 1, 2}
 

@@ -124,7 +124,9 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     for name, first in (("train", 0), ("heldout", 600)):
         rows = [(f"{n} + {n} =", f"#### {2 * n}") for n in range(first, first + 600)]
         lines = [
-            json.dumps({key: prompt for key in ("prompt", "question", "problem")} | {"answer": answer})
+            json.dumps(
+                {key: prompt for key in ("prompt", "question", "problem")} | {"answer": answer, "completion": answer}
+            )
             for prompt, answer in rows
         ]
         (place / f"{name}.jsonl").write_text("\n".join(lines))
@@ -139,7 +141,11 @@ def test_every_shipped_config_passes_the_dry_run_of_a_node(
     file: Path, material: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = file.read_text()
-    needed = material if file.parent.name in ("qwen2.5", "smollm2") else material[:1] * ("name: folder" in source)
+    needed = (
+        material
+        if file.parent.name in ("qwen2.5", "smollm2") or file.stem == "sft"
+        else material[:1] * ("name: folder" in source)
+    )
     if file.stem == "gym":
         needed = material[:1]  # it needs no files
     code = main([str(file), "--dry-run", "--devices", "8", "--device-memory", "80GB", *needed])

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -225,7 +226,7 @@ def with_a_node_of_actors_alone(cluster: Cluster, place: Path, name: str, *overr
     """A running run, a node that it can do without, and the processes there. Slurm decides where steps go, and may
     spread buffer, learner and batch script over all nodes: then the next node is tried."""
     for attempt in range(12):
-        job = Job(cluster, place, f"{name}{attempt}", *overrides)
+        job = Job(cluster, place, f"{name}{attempt}-{time.monotonic_ns()}", *overrides)  # a test may run once more
         job.until("train steps", lambda job=job: job.steps() > 5)
         nodes = job.nodes_of()
         held = {nodes[role] for role in ("batch", "buffer", "learner")}
