@@ -186,13 +186,13 @@ def test_one_that_can_not_be_loaded_is_said_with_its_reason() -> None:
 
 def test_the_signals_stay_the_actors() -> None:
     """Environments would take SIGTERM, on which an actor hands its work back; and threads may not set any."""
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    watched = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = [signal.signal, *(signal.getsignal(number) for number in watched)]
     sizes: list[int] = []
     thread = threading.Thread(target=lambda: sizes.append(make().size("train")))
     thread.start()
     thread.join()
-    assert sizes == [95] and before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
-    assert signal.signal(signal.SIGUSR1, signal.SIG_DFL) == signal.SIG_DFL
+    assert sizes == [95] and before == [signal.signal, *(signal.getsignal(number) for number in watched)]
 
 
 def test_the_task_itself_scores_a_single_answer_as_the_environment_does() -> None:
