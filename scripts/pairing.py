@@ -77,8 +77,8 @@ def _flipped(changes: np.ndarray) -> float:
     from scipy.stats import permutation_test
 
     moved = changes[changes != 0.0]
-    if not len(moved):
-        return 1.0
+    if len(moved) < 2:
+        return 1.0  # one prompt alone could as well have moved the other way
 
     def mean(values: np.ndarray, axis: int) -> Any:
         return values.mean(axis=axis)

@@ -15,15 +15,16 @@ def blind(rewards: Sequence[float], lengths: Sequence[int]) -> str:
 
 
 async def lying(engine, reward, prompt, limits, request, filler=0):
-    """A workflow, which the actors call. In one of them later groups get a wrong digest for version 2."""
+    """A workflow, which the actors call. One of them gives a wrong digest for the first version from 2 on that it uses."""
     from actors.workflows import single_turn
     from areal_like.client import ActorClient
 
-    push = ActorClient.push
+    push, lied = ActorClient.push, set()
 
     def push_a_lie(self, group) -> None:
-        if self.name == "actor-1" and 2 in group.digests:
-            group.digests[2] = LIE
+        if self.name == "actor-1":
+            lied.update([version for version in group.digests if version >= 2 and not lied][:1])
+            group.digests.update({version: LIE for version in lied & group.digests.keys()})
         push(self, group)
 
     if not os.environ.get("LYING"):

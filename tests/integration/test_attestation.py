@@ -33,9 +33,9 @@ def test_the_learner_refuses_what_a_lying_actor_has_made(tmp_path: Path) -> None
     )
     for batch, reason, groups in kept:
         # A batch has one word for each version: where actors disagree, the first group of the version is named.
-        said = re.search(r"batch (\d+), group \d+ of actor-\d: its tokens of version 2 .* digest (\w+),", reason)
-        assert said and (int(said[1]), said[2]) == (batch, LIE)
-        assert any(LIE in group.digests.get(2, "") for group in groups)
+        said = re.search(r"batch (\d+), group \d+ of actor-\d: its tokens of version (\d+) .* digest (\w+),", reason)
+        assert said and (int(said[1]), said[3]) == (batch, LIE)
+        assert any(LIE in group.digests.get(int(said[2]), "") for group in groups)
 
 
 @pytest.mark.integration

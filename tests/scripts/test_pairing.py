@@ -25,6 +25,7 @@ def test_what_does_not_differ_is_not_significant_and_not_certain() -> None:
     same = paired([0, 1, 1, 0], [0, 1, 1, 0])
     assert same.p == 1.0 and same.low < -0.2 and same.high > 0.2, "four prompts that agree do not say much"
     assert paired([0.5, 0.25], [0.5, 0.25]).p == 1.0
+    assert paired([0.5, 0.25, 0.25], [0.5, 0.25, 0.5]).p == 1.0, "one prompt alone could have moved either way"
 
 
 def test_other_numbers_get_the_share_of_flipped_signs_that_are_as_extreme() -> None:
