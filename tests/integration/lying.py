@@ -15,7 +15,7 @@ def blind(rewards: Sequence[float], lengths: Sequence[int]) -> str:
 
 
 async def lying(engine, reward, prompt, limits, request, filler=0):
-    """A workflow, which the actors call. One of them gives a wrong digest for the first version from 2 on that it uses."""
+    """A workflow, which the actors call. One gives a wrong digest for the first version from 2 on it uses."""
     from actors.workflows import single_turn
     from areal_like.client import ActorClient
 
