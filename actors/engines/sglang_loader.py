@@ -23,7 +23,7 @@ from torch import Tensor
 
 from actors.engines.sglang_boxes import Box, boxes_of, under_stored_names
 from actors.engines.sglang_digest import Copy, LoaderError, LoaderRefused, Tally, gathered, summed
-from actors.engines.sglang_patch import Change, Patch, read
+from actors.engines.sglang_patch import SLICE, Change, Patch, read
 from areal_like.weights.state import ALIGN, TensorSpec
 
 log = logging.getLogger(__name__)
@@ -172,6 +172,18 @@ def _group() -> Any:
     return group.cpu_group if group.world_size > 1 else None
 
 
+def received(named_tensors: list[tuple[str, Tensor]], group: Any) -> np.ndarray:
+    """The patch in a message, uint8 [bytes]. Of one in slices, each process of the group has got one and gets the
+    others' here, by the host's memory: the device's is full of keys and values."""
+    (name, data), *more = named_tensors
+    data = data.cpu()
+    if name == SLICE:
+        joined = torch.empty(torch.distributed.get_world_size(group) * data.numel(), dtype=torch.uint8)
+        torch.distributed.all_gather_into_tensor(joined, data, group=group)
+        data = joined[: int(more[0][1])]
+    return data.numpy()
+
+
 def answered(original: Callable, updater: Any, *args: Any, **kwargs: Any) -> tuple[bool, str]:
     """In place of the updater's own method: (success, message), whatever happens. That a server does not hold the
     weights which it is asked for is no failure, and the answer does not confirm them."""
@@ -180,14 +192,15 @@ def answered(original: Callable, updater: Any, *args: Any, **kwargs: Any) -> tup
         if kwargs.get("load_format") != LOAD_FORMAT:
             _KNOWN.clear()
             return original(updater, *args, **kwargs)
+        group = _group()
+        patch = read(received(kwargs["named_tensors"], group))
         _refuse_with_sglang(updater)
-        patch = read(kwargs["named_tensors"][0][1].cpu().numpy())
         asked = not patch.changes
         if patch.own_loader:
             _KNOWN.clear()
             updater.get_model().load_weights(under_stored_names(_tensors(patch), patch.stored))
             return True, "loaded by the model's own loader"
-        digest = apply(updater.get_model(), patch, _group())
+        digest = apply(updater.get_model(), patch, group)
         return True, APPLIED + digest + SWEPT * _KNOWN[updater.get_model()].tally.swept
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"

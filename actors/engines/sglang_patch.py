@@ -9,12 +9,14 @@ engine writes patches, the loader inside the server (`sglang_loader`) reads them
 bytes. No torch here.
 
 On one host the pieces, or all of the patch, may lie in a file that the head names: weights that the engine holds in
-shared memory (`sglang_shared`), of which each process of the server then reads what it has a place for.
+shared memory (`sglang_shared`), of which each process of the server then reads what it has a place for. From host to
+host a patch goes in slices, one for each of the server's tensor-parallel ranks, which put it together again.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +26,8 @@ from areal_like.weights.state import BITS, State, TensorSpec
 
 NAME = "areal_like.patch"
 """Name of the one tensor that carries a patch."""
+SLICE, SIZE = "areal_like.slice", "areal_like.size"
+"""Names of the two that carry one rank's slice of a patch: the slice itself, and the size of the patch in bytes."""
 Stored = dict[str, list]
 """Name of one of our tensors → the parts of it that SGLang's loaders know by names of their own: rows of name, shape,
 strides and offset (in elements of the whole). Others go by our names. See `sglang_names`."""
@@ -105,6 +109,23 @@ def whole_at(path: str, state: State, digest: str, stored: Stored, own_loader: b
     rows = [[spec.name, spec.dtype, list(spec.shape), WHOLE] for spec in state.specs]
     head = {"digest": digest, "sweep": True, "stored": stored, "tensors": rows, "pieces": path}
     return _joined({**head, "own_loader": own_loader}, [])
+
+
+def whole(tensors: Sequence[tuple[TensorSpec, np.ndarray]], stored: Stored) -> np.ndarray:
+    """uint8 [bytes]: a patch with these tensors (bits), which the model's own loader is to load; no digest is
+    compared."""
+    rows = [[spec.name, spec.dtype, list(spec.shape), WHOLE] for spec, _ in tensors]
+    names = {spec.name: stored[spec.name] for spec, _ in tensors if spec.name in stored}
+    head = {"digest": "", "sweep": True, "stored": names, "tensors": rows, "own_loader": True}
+    return _joined(head, [bits.view(np.uint8) for _, bits in tensors])
+
+
+def slices(patch: np.ndarray, ranks: int) -> list[np.ndarray]:
+    """uint8 [n] for each rank: one behind the other, and cut to the patch's size, they are the patch."""
+    count = -(-patch.size // ranks)
+    padded = np.zeros(count * ranks, np.uint8)
+    padded[: patch.size] = patch
+    return list(padded.reshape(ranks, count))
 
 
 def pointer(path: str) -> np.ndarray:

@@ -5,8 +5,9 @@
 The label, which the server records with every token from then on, is set only after the server has compared the digest
 of its weights. A server that can't compare (it stores weights in a way that `sglang_loader` can't follow) gets all
 weights each time, by the model's own loader; `Outcome.checked` is then False. A server of ours reads weights from
-shared memory (`sglang_shared`); one that was joined, and may run elsewhere, gets them in the message. Any other failure
-raises ServerGone or ServerRefused, and the server stays paused: it must not continue with unknown weights.
+shared memory (`sglang_shared`); one that was joined, and may run elsewhere, gets them in messages, of which each of its
+ranks has a slice. Any other failure raises ServerGone or ServerRefused, and the server stays paused: it must not
+continue with unknown weights.
 """
 
 from __future__ import annotations
@@ -24,16 +25,14 @@ import numpy as np
 import torch
 
 from actors.engines import sglang_patch
-from actors.engines.sglang_boxes import under_stored_names
 from actors.engines.sglang_loader import APPLIED, LOAD_FORMAT, SWEPT, LoaderRefused
 from actors.engines.sglang_server import Server, ServerRefused
 from actors.engines.sglang_shared import Held, SharedBytes
 from areal_like.errors import UserError
-from areal_like.models import tensors_of
-from areal_like.weights.state import State
+from areal_like.weights.state import State, TensorSpec
 
 PauseMode = Literal["in_place", "retract", "abort"]
-BUCKET_BYTES = 1 << 30
+BUCKET_BYTES = 1 << 28
 """Most bytes of whole weights in one message."""
 INLINE_BYTES = 1 << 16
 """Up to which a patch is in the message itself."""
@@ -67,12 +66,19 @@ class Weights:
 
 
 class _Message:
-    """A patch as a server takes it: a server of ours, on this host, is told where it lies."""
+    """A patch as a server takes it. A server of ours, on this host, is told where it lies; to any other it goes once,
+    however many ranks that has."""
 
     def __init__(self, server: Server, patch: np.ndarray):
         self._shared = SharedBytes.of(patch) if server.is_ours and patch.nbytes > INLINE_BYTES else None
         sent = sglang_patch.pointer(self._shared.path) if self._shared else patch
-        self.payload = serialised([(sglang_patch.NAME, torch.from_numpy(sent))], server.ranks)
+        if server.is_ours or server.ranks == 1:
+            self.payload = serialised([(sglang_patch.NAME, torch.from_numpy(sent))], server.ranks)
+        else:
+            size = torch.tensor(sent.size)
+            slices = [torch.from_numpy(each) for each in sglang_patch.slices(sent, server.ranks)]
+            parts = [serialised([(sglang_patch.SLICE, each), (sglang_patch.SIZE, size)], 1) for each in slices]
+            self.payload = [part for (part,) in parts]
 
     def close(self) -> None:
         if self._shared:
@@ -174,10 +180,11 @@ async def _give_all(server: Server, held: Held) -> bool:
 
 async def _send_all(server: Server, held: Held) -> bool:
     """To a server that may run elsewhere, by the model's own loader; as `_give_all`."""
-    for bucket in buckets(held):
-        message = await asyncio.to_thread(_bucket, bucket, server.ranks)
-        body = {"serialized_named_tensors": message, "flush_cache": False}
-        await server.post("/update_weights_from_tensor", body, _seconds(held.state))
+    for bucket in buckets(held.state):
+        patch = await asyncio.to_thread(sglang_patch.whole, bucket, held.stored)
+        async with _message(server, patch) as message:
+            body = {"serialized_named_tensors": message, "load_format": LOAD_FORMAT, "flush_cache": False}
+            await server.post("/update_weights_from_tensor", body, _seconds(held.state))
     async with _message(server, held.probe()) as message:
         try:
             await _patch(server, message, held.state, held.digest)
@@ -186,11 +193,6 @@ async def _send_all(server: Server, held: Held) -> bool:
                 raise
             return False
     return True
-
-
-def _bucket(tensors: list[tuple[str, torch.Tensor]], ranks: int) -> list[str]:
-    """Each in a storage of its own: a view would be sent with the whole buffer."""
-    return serialised([(name, tensor.clone(memory_format=torch.contiguous_format)) for name, tensor in tensors], ranks)
 
 
 async def holds(server: Server, held: Held) -> bool:
@@ -204,15 +206,15 @@ async def holds(server: Server, held: Held) -> bool:
     return server.digest == held.digest
 
 
-def buckets(held: Held) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """The tensors by the names that SGLang knows, at most `BUCKET_BYTES` at a time (one that is larger comes alone)."""
-    bucket: list[tuple[str, torch.Tensor]] = []
+def buckets(state: State) -> Iterator[list[tuple[TensorSpec, np.ndarray]]]:
+    """Its tensors (bits), at most `BUCKET_BYTES` at a time (one that is larger comes alone)."""
+    bucket: list[tuple[TensorSpec, np.ndarray]] = []
     size = 0
-    for name, tensor in under_stored_names(dict(tensors_of(held.state)), held.stored):
-        if bucket and size + tensor.nbytes > BUCKET_BYTES:
+    for spec, bits in state.tensors():
+        if bucket and size + bits.nbytes > BUCKET_BYTES:
             yield bucket
             bucket, size = [], 0
-        bucket.append((name, tensor))
-        size += tensor.nbytes
+        bucket.append((spec, bits))
+        size += bits.nbytes
     if bucket:
         yield bucket

@@ -1,15 +1,20 @@
 """One of two processes that share a model by tensor parallelism: `python -m tests.actors.sglang_ranks RANK FOLDER`."""
 
+import asyncio
+import base64
 import dataclasses
+import pickle
 import sys
 
 import pytest
 import torch
 from torch import nn
 
-from actors.engines import sglang_loader, sglang_patch
+from actors.engines import sglang_loader, sglang_patch, sglang_weights
+from actors.engines.sglang_shared import Held
 from areal_like.models import tensors_of
 from areal_like.weights.state import TensorSpec
+from areal_like.weights.update import Update
 from tests.actors.test_sglang_loader import SPECS, Fused, changed, patch_between, random_state
 
 ODD = [*SPECS, TensorSpec("odd", "bfloat16", (3, 6)), TensorSpec("rows", "bfloat16", (4096, 8))]
@@ -30,6 +35,40 @@ class Rank(Fused):
                 self.rows.data.copy_(tensor.narrow(0, 2048 * self.rank, 2048))
             else:
                 super().load_weights([(name, tensor)])
+
+
+class Joined:
+    """The two ranks as a server that runs elsewhere: each reads only what is meant for it, and answers."""
+
+    is_ours, ranks, name = False, 2, "joined"
+
+    def __init__(self, rank):
+        self.rank, self.model, self.read = rank, Rank(rank), 0
+
+    async def post(self, path, body, extra=0.0):
+        payload = base64.b64decode(body["serialized_named_tensors"][self.rank])
+        self.read += len(payload)
+        updater = type("Updater", (), {"__module__": __name__, "get_model": lambda _: self.model})()
+        message = {"named_tensors": pickle.loads(payload), "load_format": body["load_format"]}
+        success, message = sglang_loader.answered(pytest.fail, updater, **message)
+        assert success, message
+        return {"success": True, "message": message}
+
+
+def follow_slices(rank, group, state):
+    """All weights, then a patch: half of the bytes reach each rank, and both confirm the digest of the whole."""
+    sglang_loader._group, sglang_weights.BUCKET_BYTES = lambda: group, 20_000
+    server, held = Joined(rank), Held(state, {})
+    held.digest = state.digest()
+    assert asyncio.run(sglang_weights._send_all(server, held))
+    assert state.nbytes / 2 < server.read < 0.6 * state.nbytes + 10_000
+    latest = changed(state, 0.2, 11)
+    patch = held.advance(Update(1, latest.digest(), latest), True)
+    server.read = 0
+    message = sglang_weights._Message(server, patch).payload
+    asyncio.run(sglang_weights._patch(server, message, held.state, held.digest))
+    assert patch.nbytes / 2 < server.read < 0.5 * patch.nbytes + 2000
+    held.close()
 
 
 def main():
@@ -70,6 +109,7 @@ def main():
     with pytest.raises(sglang_loader.LoaderError):
         sglang_loader.apply(model, change, group)
     assert sglang_loader.apply(model, patch_between(None, held), group) == held.digest()
+    follow_slices(rank, group, held)
     torch.distributed.destroy_process_group()
 
 

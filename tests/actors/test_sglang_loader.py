@@ -39,10 +39,10 @@ def changed(state, share, seed=0):
 class Fused(nn.Module):
     """A model as rank `rank` of two holds it: q and k in one padded parameter, and half of the columns of `o`."""
 
-    def __init__(self, rank=None, dtype=torch.float32, broken=""):
+    def __init__(self, rank=None, dtype=torch.float32, broken="", columns=8):
         super().__init__()
         self.qk = nn.Parameter(torch.zeros(12, 5, dtype=dtype))
-        self.o = nn.Parameter(torch.zeros(4, 8 if rank is None else 4, dtype=torch.float32))
+        self.o = nn.Parameter(torch.zeros(4, columns if rank is None else 4, dtype=torch.float32))
         self.norm = nn.Parameter(torch.zeros(5, dtype=dtype))
         self.rank, self.broken = rank, broken
 

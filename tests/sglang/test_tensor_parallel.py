@@ -1,4 +1,5 @@
-"""One server over two processes (`tp_size: 2`): patches reach every shard in flight, and both agree on the digest."""
+"""One server over two processes (`tp_size: 2`): patches reach every shard in flight, and both agree on the digest. One
+that was joined gets each byte once."""
 
 import asyncio
 
@@ -39,6 +40,7 @@ def test_patches_reach_every_shard_under_requests(kind, tmp_path, monkeypatch):
             assert stats["swept_updates"] == swept, "few changes are followed"
             assert (stats["whole_updates"], stats["unchecked_updates"], stats["restarts"]) == (whole, 0, 0)
             assert engine._servers[0].ranks == 2
+            await joined(kind, engine._servers[0].url, tmp_path)
             return prompts, done, models
 
     prompts, done, models = asyncio.run(check())
@@ -49,3 +51,28 @@ def test_patches_reach_every_shard_under_requests(kind, tmp_path, monkeypatch):
             expected = logprobs_of(models[version], prompt, completion.tokens)
             assert np.abs(completion.logprobs - expected)[at : at + count].max() < 1e-3
             at += count
+
+
+async def joined(kind, url, folder):
+    """Another engine joins the server: all of its weights, and then a patch, go there in slices for the two ranks."""
+    published, sent = Published(kind), []
+    published.step(share=0.5)
+    engine = engine_for(published, folder / "none", url=url)
+    (server,) = engine._servers
+    post = server.post
+
+    async def counted(path, body, extra=0.0):
+        sent.append(sum(len(each) for each in body.get("serialized_named_tensors", ())))
+        return await post(path, body, extra)
+
+    server.post = counted
+    async with serving(engine):
+        whole, nbytes = sum(sent), published.update().state.nbytes
+        await engine.load(published.step())
+        prompt = prompts_of(9)[0]
+        done = await generate(engine, prompt, 10)
+        stats = engine.stats()
+        assert (stats["whole_updates"], stats["unchecked_updates"]) == (1, 0)
+        assert done.runs == [(published.version, 10)]
+        assert np.abs(done.logprobs - logprobs_of(published.model, prompt, done.tokens)).max() < 1e-3
+        print("bytes", whole, sum(sent) - whole, nbytes, stats["patch_bytes"])
