@@ -1,8 +1,8 @@
 """Train steps of one learner on several ranks: real processes over gloo, each fed its share as the buffer would cut it.
 
-    python -m tests.learners.ranked RANK RANKS FOLDER
+    python -m tests.learners.ranked RANK RANKS FOLDER CASE;CASE;...
 
-trains every case of `CASES` and leaves what came of it in FOLDER/RANK.pt.
+trains these of `CASES` and leaves what came of it in FOLDER/RANK.pt.
 """
 
 from __future__ import annotations
@@ -144,9 +144,9 @@ def teacher() -> str:
     return folder
 
 
-def train_on(ranks: int, folder: Path, seconds: float = 240.0) -> list[dict[str, Any]]:
-    """By rank: name of a case → what `train` returned there."""
-    arguments = [[str(rank), str(ranks), str(folder)] for rank in range(ranks)]
+def train_on(ranks: int, folder: Path, *names: str, seconds: float = 240.0) -> list[dict[str, Any]]:
+    """By rank: name of a case → what `train` returned there; of the cases named, or of all."""
+    arguments = [[str(rank), str(ranks), str(folder), ";".join(names or CASES)] for rank in range(ranks)]
     with forked("tests.learners.ranked", arguments, folder) as running:
         codes = [process.wait(seconds) for process in running]
         assert codes == [0] * ranks, said(folder)
@@ -158,7 +158,8 @@ def main() -> None:
     torch.set_num_threads(1)
     teacher()
     join(rank, ranks, folder / "store", local=True)
-    torch.save({name: train(case, rank, ranks) for name, case in CASES.items()}, folder / f"{rank}.pt")
+    names = sys.argv[4].split(";")
+    torch.save({name: train(CASES[name], rank, ranks) for name in names}, folder / f"{rank}.pt")
 
 
 if __name__ == "__main__":

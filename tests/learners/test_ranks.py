@@ -1,4 +1,4 @@
-"""A learner with two ranks equals one with a single rank: same losses, metrics and weights, up to rounding."""
+"""A learner with two or four ranks equals one with a single rank: same losses, metrics and weights, up to rounding."""
 
 from dataclasses import replace
 
@@ -16,6 +16,15 @@ from tests.rounding import assert_rounds_alike
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     return train_on(2, tmp_path_factory.mktemp("ranks"))
+
+
+FOUR = ("ranks without a group", "reference", "critic", "stale tokens", "half parameters")
+"""Fewer groups than ranks; a reference; a critic; tokens that older weights sampled; gathering in half precision."""
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    return train_on(4, tmp_path_factory.mktemp("ranks"), *FOUR)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.exact])
@@ -37,6 +46,18 @@ def test_two_ranks_give_the_losses_and_weights_of_one(two, name):
     assert (alone - start).abs().max() > 1e-2, "training has moved the weights"
 
 
+@pytest.mark.parametrize("name", [name for name in FOUR if CASES[name].exact])
+def test_four_ranks_do_too(four, name):
+    one = train(CASES[name], 0, 1)
+    for step, (alone, together) in enumerate(zip(one["rows"], four[0][name]["rows"], strict=True)):
+        assert all(rank[name]["rows"][step] == together for rank in four)
+        assert_metrics_close(together, alone, **(STEPPED if step else SUMMED))
+    alone, together = (each["weights"].view(torch.float32) for each in (one, four[0][name]))
+    torch.testing.assert_close(together, alone, rtol=torch.finfo(torch.float32).eps, atol=STEPPED["atol"])
+    held = [rank[name]["held"] for rank in four]
+    assert sum(held) == pytest.approx(one["held"], abs=32) and max(held) < 0.35 * one["held"]
+
+
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_two_ranks_lose_no_more_to_rounding_than_one(two, name):
     one, first, truth = train(CASES[name], 0, 1), two[0][name], train(CASES["plain"], 0, 1)
@@ -45,9 +66,10 @@ def test_two_ranks_lose_no_more_to_rounding_than_one(two, name):
         assert_rounds_alike(of(first), of(one), of(truth))
 
 
-def test_two_ranks_that_gather_layers_in_half_precision_are_one_that_holds_them_so(two):
+@pytest.mark.parametrize("ranks", ["two", "four"])
+def test_ranks_that_gather_layers_in_half_precision_are_one_that_holds_them_so(ranks, request):
     """The float32 step of the same loss is the truth."""
-    one, first = train(CASES["half parameters"], 0, 1), two[0]["half parameters"]
+    one, first = train(CASES["half parameters"], 0, 1), request.getfixturevalue(ranks)[0]["half parameters"]
     truth = train(replace(CASES["half parameters"], knobs={"publish_dtype": "bfloat16"}), 0, 1)
     for of in (lambda run: run["weights"].view(torch.bfloat16).float(), lambda run: numbers(run["rows"])):
         assert_rounds_alike(of(first), of(one), of(truth))

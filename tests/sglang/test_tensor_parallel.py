@@ -75,4 +75,7 @@ async def joined(kind, url, folder):
         assert (stats["whole_updates"], stats["unchecked_updates"]) == (1, 0)
         assert done.runs == [(published.version, 10)]
         assert np.abs(done.logprobs - logprobs_of(published.model, prompt, done.tokens)).max() < 1e-3
-        print("bytes", whole, sum(sent) - whole, nbytes, stats["patch_bytes"])
+        patch = stats["patch_bytes"] - nbytes
+        assert whole < 1.34 * nbytes + 20_000 and sum(sent) - whole < 1.34 * patch + 4000, (
+            "as base64, and what they are"
+        )
