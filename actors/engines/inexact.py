@@ -5,6 +5,7 @@
 
 Behind a real server engine and learner differ by kernels and number formats; here by as much as an experiment asks for,
 so that mismatch and staleness can be varied apart. Vectors (norms, biases) stay exact, as quantised servers keep them.
+The probe of served weights sees the difference, too, and raises its alarm above `weights.probe_error` (docs/gpu.md).
 The result depends on the published weights, a tensor's name and the version alone: the same in each actor, and again
 after a resume.
 """
@@ -28,11 +29,11 @@ def perturb(parameters: Mapping[str, Tensor], how: str | float, version: int) ->
         raise ValueError(f"inject_mismatch must be one of {', '.join(LARGEST)} or a number above 0, got {how!r}")
     for name, weights in parameters.items():
         if weights.ndim >= 2:
-            weights.copy_(_quantised(weights, how) if isinstance(how, str) else _noisy(weights, how, name, version))
+            weights.copy_(quantised(weights, how) if isinstance(how, str) else _noisy(weights, how, name, version))
 
 
-def _quantised(weights: Tensor, form: str) -> Tensor:
-    """Rounded to the format after each row was scaled to its largest number, and scaled back."""
+def quantised(weights: Tensor, form: str) -> Tensor:
+    """Rounded to the format `form` after each row was scaled to its largest number, and scaled back."""
     rows = weights.float().flatten(1)
     scale = rows.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / LARGEST[form]
     scaled = rows / scale

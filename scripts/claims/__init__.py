@@ -7,6 +7,7 @@
 | `terminal` | one reward at the end: where DG is said to fail |
 | `single_arm` | how much of the failures' gradient DG removes: its second moment across the true direction |
 | `kondo` | 3 % of the backward passes are enough |
+| `off_policy` | (ours) which correction holds when actors are inexact, stale or broken; what foretells a fall |
 | `warm_start` | (ours) imitation makes RL possible; distillation into a smaller student, at age 0 and 8 |
 
 | shared | what it does |
@@ -14,6 +15,10 @@
 | `algorithms` | losses of `learners.losses` by name, and one call that applies them to many learners at once |
 | `stacks` | many independent learners in one tensor: parameters, Adam, the transformer |
 | `tokens` | token reversal: prompts, rewards, actors and what goes wrong with them, the training loop |
+| `lagging` | the loop of `off_policy`: learners behind stale or inexact actors, and what they see of it |
+| `gated` | its policy, a few thousand numbers |
+| `designs` | its studies: methods, conditions, what is tuned |
+| `foretelling` | which of those signs foretells a collapse (ROC) |
 | `studies` | tune every algorithm on one grid, measure with fresh seeds, keep, show |
 
 The losses are those that `learners.learner` trains with. The claims have their own small models and loops, because

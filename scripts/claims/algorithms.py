@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from learners.losses.clipped import decoupled_ppo, ppo
-from learners.losses.contract import LossBatch, plan_of, with_plan
+from learners.losses.contract import LossBatch, Observed, plan_of, with_plan
 from learners.losses.corrections import capped, exact
 from learners.losses.delightful import dg, dg_kondo
 from learners.losses.targets import pmpo, tpo
@@ -50,10 +50,24 @@ ALGORITHMS = {
 
 
 def loss_of(algorithm: Algorithm, current: Tensor, behaviour: Tensor, advantages: Tensor, denominator: float) -> Tensor:
-    """The sum of the losses of L learners, each over its own tokens ÷ `denominator`: a scalar with gradient.
+    """`corrected_loss` alone, of learners that make one update per batch: the proximal policy is the current one."""
+    return corrected_loss(algorithm, current, behaviour, current.detach(), advantages, denominator)[0]
+
+
+def corrected_loss(
+    algorithm: Algorithm,
+    current: Tensor,
+    behaviour: Tensor,
+    proximal: Tensor,
+    advantages: Tensor,
+    denominator: float,
+    staleness: int = 0,
+) -> tuple[Tensor, Observed]:
+    """The sum of the losses of L learners, each over its own tokens ÷ `denominator`: a scalar with gradient; and what
+    the losses observe of each token [tokens of all learners].
 
     Logprobs are floating point [L, groups, samples, tokens], `current` with gradient; advantages [L, groups, samples],
-    one per sequence. Every learner makes one update per batch, so the proximal policy is the current one.
+    one per sequence; `staleness` is the age of all tokens.
     """
     if algorithm.positive_only:
         advantages = advantages.clamp(min=0.0)
@@ -62,18 +76,18 @@ def loss_of(algorithm: Algorithm, current: Tensor, behaviour: Tensor, advantages
     batch = LossBatch(
         current=current.reshape(-1),
         behaviour=behaviour.reshape(-1),
-        proximal=current.detach().reshape(-1),
+        proximal=proximal.reshape(-1),
         advantages=advantages.unsqueeze(-1).expand(current.shape).reshape(-1),
         mask=torch.ones(count * tokens, dtype=torch.bool),
         sequence=torch.arange(count).repeat_interleave(tokens),
-        staleness=torch.zeros(count * tokens, dtype=torch.int64),
+        staleness=torch.full((count * tokens,), staleness),
         group=torch.arange(learners * groups).repeat_interleave(samples * tokens),
     )
     if plan_of(algorithm.loss):
         pieces = [with_plan(algorithm.loss, part) for part in _split(batch, learners)]
         weights = [piece.weights for piece in pieces if piece.weights is not None]
         batch = replace(batch, weights=torch.cat(weights))
-    return algorithm.loss(batch, denominator)[0]
+    return algorithm.loss(batch, denominator)
 
 
 def _split(batch: LossBatch, parts: int) -> list[LossBatch]:

@@ -1,0 +1,141 @@
+"""The studies of `claims.off_policy`: methods, conditions, what is tuned, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .lagging import Actor, Method
+
+RATES = (3e-3, 1e-2, 3e-2)
+Family = Mapping[str, Method]
+
+
+@dataclass(frozen=True)
+class Design:
+    """`families`: what is compared → its variants, of which tuning picks one beside the rate. `reference`: the family
+    that the others are held against. `axis`: conditions → numbers on the x axis; without it each has a panel."""
+
+    families: Mapping[str, Family]
+    conditions: Mapping[str, Actor]
+    reference: str
+    finding: str
+    rates: tuple[float, ...] = RATES
+    tuning: tuple[int, ...] = (0, 1, 2)
+    fresh: tuple[int, ...] = tuple(range(100, 110))
+    steps: int = 300
+    every: int = 15
+    axis: Mapping[str, float] = field(default_factory=dict)
+    x: str = ""
+    note: str = ""
+
+
+def alone(losses: Mapping[str, Mapping[str, Any]]) -> dict[str, Family]:
+    """Families of one variant each."""
+    return {name: {name: Method(loss)} for name, loss in losses.items()}
+
+
+MIS: dict[str, Any] = {"name": "ratio", "weight": "token", "reject": "ratio", "high": 2.0}
+"""Token-level truncated weights that mask what is above the bound instead (verl's token_mis)."""
+CORRECTIONS: dict[str, Any] = {
+    "no correction": "none",
+    "tis": "tis",
+    "mis": MIS,
+    "icepop": "icepop",
+    "seq_tis": "seq_tis",
+    "seq_mis": "seq_mis",
+    "geo_mask": "geo_mask",
+    "geo_mask, wide": {"name": "geo_mask", "low": 0.9, "high": 1.1},
+}
+
+
+def corrected(loss: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    return {f"{loss}, {name}": {"name": loss, "correction": CORRECTIONS[name]} for name in names}
+
+
+MISMATCH = Design(
+    alone({n: {"name": "decoupled_ppo", "correction": c} for n, c in CORRECTIONS.items()}),
+    {
+        "no mismatch": Actor(),
+        "σ = .6": Actor(mismatch=0.6),
+        "σ = .3": Actor(mismatch=0.3),
+        "int4": Actor(mismatch="int4"),
+        "fp8": Actor(mismatch="fp8"),
+        "int8": Actor(mismatch="int8"),
+    },
+    reference="no correction",
+    finding="Reward by correction and mismatch",
+)
+LOSSES = ("reinforce", "ppo", "decoupled_ppo", "tis", "cispo", "gspo", "sapo", "vespo", "topr", "m2po", "dg")
+OFFPOLICY = Design(
+    alone(
+        {name: {"name": name} for name in LOSSES}
+        | {"decoupled_ppo, seq_mis": {"name": "decoupled_ppo", "correction": "seq_mis"}}
+    ),
+    {f"η = {age}": Actor(staleness=age) for age in (0, 4, 16, 64)},
+    reference="decoupled_ppo",
+    finding="Reward by loss and age",
+    tuning=(0, 1),
+    fresh=tuple(range(100, 108)),
+    axis={f"η = {age}": float(age) for age in (0, 4, 16, 64)},
+    x="age of every batch η, in versions",
+)
+BASES = ("decoupled_ppo", "reinforce", "dg")
+BOTH = Design(
+    alone(
+        {
+            n: s
+            for base in BASES
+            for n, s in corrected(base, ("no correction", "tis", "icepop", "seq_tis", "seq_mis")).items()
+        }
+    ),
+    {
+        "η = 16": Actor(staleness=16),
+        "int4": Actor(mismatch="int4"),
+        "η = 16, int4": Actor(staleness=16, mismatch="int4"),
+    },
+    reference="decoupled_ppo, no correction",
+    finding="Reward by loss and correction",
+)
+
+
+def variants(loss: Mapping[str, Any], path: str, values: Sequence[float], bonuses: Sequence[float]) -> Family:
+    """A loss with each value of one knob and each bonus."""
+    return {
+        f"{loss['name']} {_marked(loss)}{path.rpartition('.')[2]} {value:g} β {bonus:g}": Method(
+            _with(loss, path, value), bonus
+        )
+        for value in values
+        for bonus in bonuses
+    }
+
+
+def _marked(loss: Mapping[str, Any]) -> str:
+    return f"{loss['correction']['name']} " if "correction" in loss else ""
+
+
+def _with(loss: Mapping[str, Any], path: str, value: float) -> dict[str, Any]:
+    knob, _, inner = path.partition(".")
+    return {**loss, knob: {**loss.get(knob, {}), inner: value} if inner else value}
+
+
+BONUSES = (0.0, 0.005, 0.02)
+DG_FAIR = Design(
+    {
+        "dg": variants({"name": "dg"}, "gate_temperature", (0.1, 0.3, 1.0), BONUSES),
+        "dg, tis": variants(
+            {"name": "dg", "correction": {"name": "tis"}}, "gate_temperature", (0.1, 0.3, 1.0), BONUSES
+        ),
+        "ppo": variants({"name": "ppo"}, "clip", (0.1, 0.2, 0.4), BONUSES),
+        "decoupled_ppo": variants({"name": "decoupled_ppo"}, "clip", (0.1, 0.2, 0.4), BONUSES),
+        "tis": variants(
+            {"name": "tis", "correction": {"name": "tis"}}, "correction.weight_high", (1.28, 2.0, 5.0), BONUSES
+        ),
+    },
+    {"η = 0": Actor(), "η = 16": Actor(staleness=16), "bug .2": Actor(bug=0.2)},
+    reference="dg",
+    finding="Reward by loss, each tuned on 27 candidates",
+    tuning=(0, 1),
+)
+DESIGNS = {"mismatch": MISMATCH, "offpolicy": OFFPOLICY, "corrections": BOTH, "dg_fair": DG_FAIR}

@@ -1,0 +1,97 @@
+"""A policy of a few thousand numbers for token reversal, cheap enough for thousands of learners on one processor.
+
+Logits of the token at a place: `relu((prompts + last) · gates) outputs`, where `prompts` maps the whole prompt, `last`
+the token before, and `gates` scales each hidden unit by place. So it has to learn which token of the prompt each place
+takes, and it is autoregressive. Rows of all tensors are learners, as in `stacks`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .stacks import Parameters
+from .tokens import Task
+
+HIDDEN = 32
+
+
+def gated(seeds: Sequence[int], task: Task) -> dict[str, Tensor]:
+    """Parameters of learners with these seeds; the first policy is close to uniform."""
+    shapes: dict[str, tuple[tuple[int, int], float]] = {
+        "prompts": ((task.length * task.vocabulary, HIDDEN), 1 / math.sqrt(task.length)),
+        "last": ((task.vocabulary, HIDDEN), 0.1),
+        "gates": ((task.length, HIDDEN), 1.0),
+        "outputs": ((HIDDEN, task.vocabulary), 0.1),
+    }
+    made: dict[str, list[Tensor]] = {name: [] for name in shapes}
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        for name, (shape, deviation) in shapes.items():
+            made[name].append(torch.randn(shape, generator=generator) * deviation)
+    return {name: torch.stack(values) for name, values in made.items()}
+
+
+def distributions(parameters: Parameters, prompts: Tensor, answers: Tensor) -> Tensor:
+    """Logprobs of every token at each place [L, P, G, H, vocabulary], with gradient, of answers [L, P, G, H] to prompts
+    [L, P, H]."""
+    learners, count = answers.shape[0], parameters["last"].shape[1]
+    known = _known(parameters, prompts)[:, :, None, None]
+    before = torch.bmm(_one_hot(answers[..., :-1].flatten(1), count), parameters["last"])
+    before = F.pad(before.view(*answers.shape[:3], -1, HIDDEN), (0, 0, 1, 0))
+    hidden = F.relu((known + before) * parameters["gates"][:, None, None])
+    logits = torch.bmm(hidden.view(learners, -1, HIDDEN), parameters["outputs"])
+    return logits.view(*answers.shape, -1).log_softmax(-1)
+
+
+def _known(parameters: Parameters, prompts: Tensor) -> Tensor:
+    """What the prompts [L, P, H] say to each hidden unit [L, P, HIDDEN]."""
+    vocabulary = parameters["last"].shape[1]
+    return torch.bmm(_one_hot(prompts, vocabulary).flatten(2), parameters["prompts"])
+
+
+def _one_hot(tokens: Tensor, count: int) -> Tensor:
+    return F.one_hot(tokens, count).float()
+
+
+@torch.no_grad()
+def answer(parameters: Parameters, prompts: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Sampled answers int64 and their logprobs, both [L, P, G, H], by inverse CDF from `uniform` [L, P, G, H]."""
+    known = _known(parameters, prompts)[:, :, None]
+    tokens: list[Tensor] = []
+    logprobs: list[Tensor] = []
+    for place in range(uniform.shape[-1]):
+        drive = known.expand(*uniform.shape[:3], -1)
+        if place:
+            last = torch.bmm(_one_hot(tokens[-1].flatten(1), parameters["last"].shape[1]), parameters["last"])
+            drive = known + last.view(drive.shape)
+        hidden = F.relu(drive * parameters["gates"][:, place, None, None])
+        logits = torch.bmm(hidden.flatten(1, 2), parameters["outputs"]).view(*uniform.shape[:3], -1).log_softmax(-1)
+        token = (logits.exp().cumsum(-1)[..., :-1] <= uniform[..., place, None]).sum(-1, keepdim=True)
+        tokens.append(token)
+        logprobs.append(logits.gather(-1, token))
+    return torch.cat(tokens, -1), torch.cat(logprobs, -1)
+
+
+def roll_out(parameters: Parameters, task: Task, draws: Any, bug: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Prompts [L, P, H], answers, behaviour logprobs [L, P, G, H] and rewards [L, P, G] of one batch. With probability
+    `bug` an answer is all zeros and its logprobs are reported as 0."""
+    prompts = (draws(task.prompts, task.length) * task.vocabulary).long()
+    uniform, broken = draws(task.prompts, task.samples, task.length), draws(task.prompts, task.samples)
+    answers, behaviour = answer(parameters, prompts, uniform)
+    if bug:
+        hit = (broken < bug)[..., None]
+        answers, behaviour = answers.masked_fill(hit, 0), behaviour.masked_fill(hit, 0.0)
+    return prompts, answers, behaviour, task.rewards(prompts, answers)
+
+
+def held_out(parameters: Parameters, task: Task, draws: Any, count: int) -> list[float]:
+    """Each learner's share of right tokens in `count` answers, sampled at temperature 1."""
+    prompts = (draws(count, task.length) * task.vocabulary).long()
+    answers, _ = answer(parameters, prompts, draws(count, 1, task.length))
+    return task.rewards(prompts, answers).mean((1, 2)).tolist()

@@ -1,0 +1,192 @@
+"""The studies off policy: what actors sample from, what is trained, how variants are picked, what foretells a fall."""
+
+import json
+from argparse import Namespace
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from actors.engines.inexact import perturb
+from scripts.claims import lagging, off_policy
+from scripts.claims.designs import DESIGNS, Design, alone
+from scripts.claims.foretelling import auc, collapsed, foretold, looks
+from scripts.claims.gated import distributions, gated, roll_out
+from scripts.claims.lagging import LAGGING, SIGNS, Actor, Method, Update, drift, inexact, train
+from scripts.claims.stacks import Stack
+from scripts.claims.studies import Cell
+from scripts.claims.tokens import Draws, Rollouts
+
+TASK = replace(LAGGING, length=3, prompts=4, samples=4)
+METHODS = {"a": Method({"name": "decoupled_ppo"}), "b": Method({"name": "decoupled_ppo", "correction": "none"})}
+CELLS = [Cell(name, 1e-2, seed) for name in METHODS for seed in (0, 1)]
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8"])
+def test_quantised_actors_are_the_engines_own(form: str) -> None:
+    exact = gated([3, 4], TASK)
+    found = inexact(exact, form, [3, 4], 0)
+    for learner in (0, 1):
+        # The engine's matrices are [out, in], these [in, out]; embeddings have a row per token in both.
+        turned = {name: name not in lagging.EMBEDDINGS for name in exact}
+        wanted = {n: (v[learner].T if turned[n] else v[learner]).clone().contiguous() for n, v in exact.items()}
+        perturb(wanted, form, 0)
+        for name, values in wanted.items():
+            there = found[name][learner]
+            assert torch.equal(there.T if turned[name] else there, values), name
+
+
+def test_scores_are_the_logprobs_that_were_sampled() -> None:
+    parameters = gated([3, 4], TASK)
+    prompts, answers, behaviour, rewards = roll_out(parameters, TASK, Draws([0, 1]), 0.0)
+    each = distributions(parameters, prompts, answers)
+    torch.testing.assert_close(each.exp().sum(-1), torch.ones(answers.shape))
+    torch.testing.assert_close(each.gather(-1, answers[..., None])[..., 0], behaviour, rtol=1e-4, atol=1e-5)
+    assert len(answers.unique()) == TASK.vocabulary and 0 < rewards.mean() < 1
+    whole = roll_out(parameters, TASK, Draws([0, 1]), 1.0)
+    assert not whole[1].any() and not whole[2].any(), "a broken actor says zeros and is sure of them"
+
+
+def test_noise_is_of_its_size_and_the_same_for_a_seed_and_version() -> None:
+    exact = gated([3, 3, 4], TASK)
+    one, again, later = (inexact(exact, 0.1, [3, 3, 4], version)["prompts"] for version in (5, 5, 6))
+    assert torch.equal(one, again) and torch.equal(one[0], one[1]) and not torch.equal(one, later)
+    moved = (one - exact["prompts"])[0]
+    assert float(moved.std() / exact["prompts"][0].square().mean().sqrt()) == pytest.approx(0.1, rel=0.3)
+    assert inexact(exact, None, [3, 3, 4], 0) is exact
+
+
+def rolled(actor: Actor):
+    stack = Stack(gated([0, 1], TASK), torch.tensor([0.0, 0.0]))
+    acting = inexact(stack.views(stack.flat), actor.mismatch, [0, 1], 0)
+    prompts, answers, behaviour, rewards = roll_out(acting, TASK, Draws([0, 1]), 0.0)
+    return stack, Rollouts(prompts, answers, behaviour, rewards - rewards.mean(-1, keepdim=True))
+
+
+def test_an_exact_fresh_actor_shows_no_drift_and_an_inexact_one_does() -> None:
+    for actor, zero in ((Actor(), True), (Actor(mismatch="int4"), False)):
+        stack, rollouts = rolled(actor)
+        signs = dict(zip(SIGNS, Update(stack, [(METHODS["a"], slice(0, 2))], actor)(rollouts), strict=True))
+        assert all(signs[name].abs().max() < 1e-5 for name in ("kl", "chi2", "sequence_chi2")) is zero
+        assert bool((signs["ess"] > 1 - 1e-5).all()) is zero
+
+
+def test_drift_is_what_its_names_say() -> None:
+    behaviour = torch.log(torch.tensor([[[[0.5, 0.25]], [[0.5, 0.5]]]]))
+    proximal = torch.log(torch.tensor([[[[0.5, 0.5]], [[0.25, 0.5]]]]))
+    w, whole = np.array([1, 2, 0.5, 1]), np.array([2, 0.5])
+    wanted = [(w - 1 - np.log(w)).mean(), w.mean() ** 2 / (w**2).mean(), (w**2).mean() - 1]
+    wanted += [whole.mean() ** 2 / (whole**2).mean(), (whole**2).mean() - 1, 2.0]
+    np.testing.assert_allclose([float(value) for value in drift(behaviour, proximal)], wanted, rtol=1e-6)
+
+
+def test_the_first_minibatch_has_the_gradient_of_the_policy_and_of_the_bonus() -> None:
+    stack, rollouts = rolled(Actor())
+    update = Update(stack, [(Method({"name": "reinforce"}, bonus=0.5), slice(0, 2))], Actor())
+    proximal = distributions(stack.views(stack.flat), rollouts.prompts, rollouts.answers)
+    proximal = proximal.gather(-1, rollouts.answers[..., None])[..., 0].detach()
+    half = torch.arange(2)
+    found, rejected = update._gradient(rollouts, proximal, half)
+    assert not rejected.any()
+    for learner in (0, 1):
+        leaf = stack.flat.clone().requires_grad_()
+        each = distributions(stack.views(leaf), rollouts.prompts[:, :2], rollouts.answers[:, :2])[learner]
+        gained = (
+            rollouts.advantages[learner, :2, :, None]
+            * each.gather(-1, rollouts.answers[learner, :2, :, :, None])[..., 0]
+        )
+        (-gained.mean() + 0.5 * (each.exp() * each).sum(-1).mean()).backward()
+        torch.testing.assert_close(found[learner], leaf.grad[learner], rtol=1e-4, atol=1e-6)
+
+
+def test_a_learner_ends_the_same_alone_and_beside_others_and_methods_differ() -> None:
+    knobs = {"actor": Actor(staleness=2, mismatch="int4"), "steps": 6, "every": 3, "task": TASK}
+    together = train(CELLS, METHODS, **knobs)
+    alone_ = train(CELLS[:1], METHODS, **knobs)
+    np.testing.assert_allclose(together[0]["curve"], alone_[0]["curve"], rtol=1e-3, atol=1e-3)
+    assert [entry[0] for entry in together[0]["curve"]] == [3, 6]
+    assert together[0]["curve"] != together[2]["curve"]
+
+
+def test_batches_are_exactly_so_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    stacks, acted = [], []
+    real = lagging.Stack
+
+    class Kept(real):
+        def __init__(self, *args: object):
+            super().__init__(*args)
+            stacks.append([self.flat.clone()])
+
+        def step(self, gradient: torch.Tensor) -> None:
+            super().step(gradient)
+            stacks[-1].append(self.flat.clone())
+
+    def seen(exact, how, seeds, version):
+        acted.append((torch.cat([values.flatten(1) for values in exact.values()], 1), version))
+        return exact
+
+    monkeypatch.setattr(lagging, "Stack", Kept)
+    monkeypatch.setattr(lagging, "inexact", seen)
+    train(CELLS[:1], METHODS, Actor(staleness=2), steps=5, every=5, task=TASK)
+    for step, (weights, version) in enumerate(acted):
+        assert version == max(0, step - 2)
+        assert torch.equal(weights, stacks[0][version * lagging.MINIBATCHES])
+
+
+def test_all_methods_of_all_studies_train() -> None:
+    methods = {n: m for d in DESIGNS.values() for family in d.families.values() for n, m in family.items()}
+    for name in methods:
+        (found,) = train([Cell(name, 1e-2, 0)], methods, Actor(1, "int4"), steps=1, every=1, task=TASK)
+        assert np.isfinite(found["curve"][0][:2]).all(), name
+    assert all(design.reference in design.families for design in DESIGNS.values())
+    assert len({len(family) for family in DESIGNS["dg_fair"].families.values()}) == 1, "the same budget for all"
+
+
+def test_the_variant_with_the_least_error_at_its_own_rate_is_picked() -> None:
+    errors = {("x", 1): 0.3, ("x", 2): 0.1, ("y", 1): 0.2, ("y", 2): 0.4}
+    tried = [{"algorithm": name, "rate": rate, "error": error} for (name, rate), error in errors.items()]
+    assert off_policy.best_variant(tried, {"y": None, "x": None}, {"x": 2, "y": 1}) == "x"
+    assert off_policy.best_variant(tried, {"y": None, "x": None}, {"x": 1, "y": 1}) == "y"
+
+
+def test_holms_correction() -> None:
+    assert off_policy.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert off_policy.holm([0.5, 0.9]) == [1.0, 1.0]
+
+
+def curve(*rewards: float, sign: float = 0.0) -> list[tuple[float, ...]]:
+    return [(place, reward, 0.5, *[sign] * len(SIGNS)) for place, reward in enumerate(rewards)]
+
+
+def test_looks_are_at_standing_learners_that_have_learned() -> None:
+    falls = curve(0.2, 0.5, 0.6, 0.7, 0.3, 0.3, 0.3)
+    assert [fell for fell, _ in looks(falls)] == [True, True, True]
+    assert [fell for fell, _ in looks(curve(0.5, 0.5, 0.5, 0.5, 0.5))] == [False, False]
+    assert not looks(curve(0.1, 0.2, 0.1, 0.1, 0.1))
+    assert collapsed(falls) and not collapsed(curve(0.7, 0.6))
+
+
+def test_the_area_under_the_curve_and_which_way_a_sign_points() -> None:
+    assert auc(np.array([True, False, False]), np.array([1.0, 0.0, 2.0])) == 0.5
+    falling, standing = curve(0.7, 0.7, 0.2, 0.2, sign=-3.0), curve(0.7, 0.7, 0.7, 0.7, sign=1.0)
+    found, seen, before = foretold([falling, standing] * 5)
+    assert (seen, before) == (10, 5)
+    assert found[0].before == "small" and found[0].auc.mean == 1.0
+    assert {one.sign: one.auc.mean for one in found}["batch reward"] == 0.5
+    assert foretold([standing]) == ([], 1, 0)
+
+
+def test_a_study_writes_its_tables_and_its_plot(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    families = alone({"a": {"name": "decoupled_ppo"}, "b": {"name": "tis"}})
+    small = Design(
+        families, {"none": Actor(), "int4": Actor(mismatch="int4")}, "a", "Found", (1e-2,), (0,), (1, 2), 4, 2
+    )
+    monkeypatch.setitem(DESIGNS, "mismatch", small)
+    monkeypatch.setattr(off_policy, "prepare", lambda: None)
+    monkeypatch.setattr(off_policy, "keep", lambda plot, path: path.with_suffix(".json").write_text(plot.as_json()))
+    off_policy.main(Namespace(study="mismatch", out=tmp_path, quick=False))
+    table = (tmp_path / "mismatch" / "table.md").read_text()
+    for part in ("Held-out reward at the end", "| b ", "Collapses", "0/2", "minus a", "What foretells a fall"):
+        assert part in table, part
+    assert set(json.loads((tmp_path / "mismatch.json").read_text())["panels"]) == {"none", "int4"}
