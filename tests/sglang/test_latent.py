@@ -1,0 +1,60 @@
+"""Latent attention (DeepSeek-V2's, with experts): what a server computes from its weights follows each patch."""
+
+import asyncio
+import os
+
+import numpy as np
+import pytest
+from transformers import DeepseekV2Config
+
+from tests.sglang import absorbing, servers
+from tests.sglang.servers import SHAPE, Published, engine_for, generate, greedy_of, logprobs_of, prompts_of
+
+pytestmark = pytest.mark.integration
+LATENT = {"kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+EXPERTS = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EXPERTS |= {"first_k_dense_replace": 1, "topk_method": "greedy", "n_group": 1, "topk_group": 1}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256}
+YARN |= {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
+"""A server without a GPU knows no other angles of latent attention."""
+IN_CHECKPOINTS = {"moe_layer_freq": 1, "scoring_func": "softmax", "norm_topk_prob": False}
+"""SGLang wants them, and transformers does not set them by itself."""
+CONFIG = DeepseekV2Config(
+    **SHAPE | LATENT | EXPERTS | IN_CHECKPOINTS | {"num_key_value_heads": 4}, rope_parameters=YARN
+)
+
+
+def test_what_a_server_derives_follows_patches_in_flight(tmp_path, monkeypatch):
+    absorbing.offer(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # the choice of experts is compiled, by triton
+    monkeypatch.setitem(servers.CONFIGS, "deepseek_v2", CONFIG)
+    published = Published("deepseek_v2")
+
+    async def check():
+        async with servers.serving(engine_for(published, tmp_path)) as engine:
+            await engine.load(published.update())
+            whole, models = engine.stats()["whole_updates"], {published.version: published.frozen()}
+            await servers.slow_down(engine, 0.02)
+            prompts = prompts_of(4, 9, 17)
+            asked = [asyncio.create_task(generate(engine, each, 30, key=n)) for n, each in enumerate(prompts)]
+            for share in (0.3, 0.005, 0.02):
+                await asyncio.sleep(0.15)
+                await engine.load(published.step(share))
+                models[published.version] = published.frozen()
+            done = await asyncio.gather(*asked)
+            await servers.slow_down(engine, 0)
+            for prompt in prompts_of(5, 30, seed=3):
+                assert (await generate(engine, prompt, 12, 0)).tokens.tolist() == greedy_of(published.model, prompt, 12)
+            stats = engine.stats()
+            assert (stats["whole_updates"], stats["unchecked_updates"], stats["restarts"]) == (whole, 0, 0)
+            return prompts, done, models
+
+    prompts, done, models = asyncio.run(check())
+    assert any(len(completion.runs) > 1 for completion in done)
+    for prompt, completion in zip(prompts, done, strict=True):
+        at = 0
+        for version, count in completion.runs:
+            expected = logprobs_of(models[version], prompt, completion.tokens)
+            assert np.abs(completion.logprobs - expected)[at : at + count].max() < 1e-3
+            at += count
