@@ -4,6 +4,7 @@ It also says which files are slow. `scripts/test.sh --fast` leaves those out.
 """
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,15 @@ LONG = ("tests/slurm/", "tests/integration/test_ray.py", "tests/faults/", "tests
 """Where files take long, the longest first."""
 MANY_TESTS = 10
 """Of fewer, each run starts its own fork server: waiting for a common one would take as long."""
+
+
+gc.disable()  # what test modules import and define stays: nothing to look through meanwhile
+
+
+def pytest_collection_finish() -> None:
+    """From here on collect garbage, but not among what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
