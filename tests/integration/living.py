@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from scripts.verify.chaos import commands
 from tests.integration.runs import REPOSITORY
 
 PATIENCE = 60.0
@@ -19,9 +20,7 @@ PATIENCE = 60.0
 
 def processes(place: Path) -> dict[int, str]:
     """Process id → command line of all live processes that name `place`."""
-    listed = subprocess.run(["ps", "-ww", "-eo", "pid=,stat=,args="], capture_output=True, text=True, check=True)
-    split = [line.split(maxsplit=2) for line in listed.stdout.splitlines()]
-    return {int(pid): text for pid, state, text in split if str(place) in text and not state.startswith("Z")}
+    return {pid: line for pid, line in commands() if str(place) in line}
 
 
 class Run:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from areal_like.models import qwen2
 from scripts.bench import modes
+from tests.forked import forked, said
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,15 +29,15 @@ ROOT = Path(__file__).resolve().parents[2]
         ("engine --repeats 1 --threads 1 --model {model}", "engine_bfloat16_tokens_per_second"),
     ],
 )
-def test_a_bench_runs(bench: str, metric: str, tmp_path: Path) -> None:
+def test_a_bench_runs(bench: str, metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process forked from one that has imported torch: each would import it for seconds."""
+    monkeypatch.chdir(ROOT)
     found, model = tmp_path / "found.json", tmp_path / "model"
     if "{model}" in bench:
         qwen2(0, 64).save_pretrained(model)
         bench = bench.format(model=model)
-    command = [sys.executable, "-m", *f"scripts.bench.{bench}".split(), "--json", str(found)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, f"{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+    with forked("tests.command", [[*f"scripts.bench.{bench}".split(), "--json", str(found)]], tmp_path) as (process,):
+        assert process.wait(240) == 0, said(tmp_path)[-4000:]
     assert math.isfinite(json.loads(found.read_text())[metric])
 
 
