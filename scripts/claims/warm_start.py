@@ -4,7 +4,7 @@
 
 The task is to say five digits backwards, with a reward of 1 for the whole answer and 0 otherwise (`WholeReverse`): from
 random weights about one answer in 370,000 is right. For each seed: reinforcement learning alone; imitation (`loss=sft`)
-of right answers, ended early; reinforcement learning from its checkpoint; and students of half the width that are
+of right answers, ended early; reinforcement learning from its checkpoint; and students, from random weights, that are
 distilled from what that leaves, with rollouts of age 0 and 8, with and without corrections. Rewards are held-out ones
 (greedy), `kl` is the mean k3 of the student's tokens against the teacher, in the last ten batches.
 """
@@ -37,12 +37,13 @@ from ..output import write_json
 from ..train import inline
 from .studies import prepare, tell
 
-SEEDS, STEPS, WARM = 3, 60, 120
-"""Seeds; train steps of a run, and of the imitation."""
+SEEDS, WARM, STEPS, DISTILLED = 3, 100, 300, 400
+"""Seeds; train steps of the imitation, of reinforcement learning, and of a student."""
 TASK = "task={name: 'scripts.claims.warm_start:WholeReverse', digits: 5}"
 COMMON = ["quickstart", TASK, "run.target_reward=null", "eval.temperature=0", "eval.prompts=256", "eval.every=0"]
 COMMON += ["weights.probe_every=0", "rewards.workers=0", "run.trackers=[]", "checkpoint.every=0", "run.samples_bytes=0"]
-RL = ["learner.entropy_bonus=0", "learner.lr=2e-3", "learner.warmup_steps=0"]
+RL = ["learner.entropy_bonus=0", "learner.lr=1e-3", "learner.warmup_steps=0"]
+STUDENT = ["learner.entropy_bonus=0", "learner.lr=3e-3", "groups_per_batch=32"]
 AGED = ["inject_staleness=8"]
 STUDENTS: dict[str, list[str]] = {
     "age 0, sampled token": ["mode=sync", "loss=distill"],
@@ -86,10 +87,9 @@ def study(folder: Path, seed: int, scale: float) -> dict[str, Mapping[str, float
     found["imitation"] = run(folder, "warm", seed, steps(WARM), "loss=sft", "groups_per_batch=64", "learner.lr=1e-2")
     begun = ["model=folder", f"model.path={left('warm')}"]
     found["RL after imitation"] = run(folder, "taught", seed, steps(STEPS), *begun, *RL)
-    small = ["model.hidden_size=16", "model.intermediate_size=32", "learner.entropy_bonus=0", "learner.lr=5e-3"]
     for number, (label, overrides) in enumerate(STUDENTS.items()):
         teacher = f"learner.teacher.path={left('taught')}"
-        found[label] = run(folder, f"student{number}", seed, steps(STEPS), *overrides, teacher, *small)
+        found[label] = run(folder, f"student{number}", seed, steps(DISTILLED), *overrides, teacher, *STUDENT)
     return found
 
 

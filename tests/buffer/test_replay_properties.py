@@ -235,10 +235,16 @@ class BufferHistory(RuleBasedStateMachine):
 
     # ---- the learner ------------------------------------------------------------------------------------------------
 
-    @rule(slow=st.sampled_from(ACTORS), rounds=st.integers(1, 8), pick=PICK, hand_back=st.booleans())
-    def all_but_one_go_on(self, slow: str, rounds: int, pick: int, hand_back: bool) -> None:
-        """Groups of a slow actor become stragglers while the learner trains; other actors may continue from its partial
-        groups."""
+    @rule(
+        slow=st.sampled_from(ACTORS),
+        rounds=st.integers(1, 8),
+        pick=PICK,
+        hand_back=st.booleans(),
+        rotate=st.booleans(),
+    )
+    def all_but_one_go_on(self, slow: str, rounds: int, pick: int, hand_back: bool, rotate: bool) -> None:
+        """Groups of a slow actor become stragglers while the learner trains, and perhaps the journal is rotated; other
+        actors may continue from its partial groups."""
         self.apply_weights(slow)
         self.admit(slow, 2)
         for _ in range(rounds):
@@ -249,7 +255,7 @@ class BufferHistory(RuleBasedStateMachine):
                     self.push(actor, 3, pick, False)
             self.serve()
             if self.serving:
-                self.train(False, False)
+                self.train(rotate, rotate)
         if hand_back:
             self.hand_back(slow, 4, pick, True)
             for actor in ACTORS:
