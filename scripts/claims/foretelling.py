@@ -1,7 +1,7 @@
 """Which number foretells a collapse? ROC over all learners of some studies, those with bad learning rates included.
 
 At each look at a learner that has learned something and has not fallen, its signs (`lagging.SIGNS`) are held against
-what comes: does its held-out reward fall within the next looks? `auc` is the chance that a look before a fall has the
+what comes: does its held-out reward fall later on? `auc` is the chance that a look before a fall has the
 larger sign than one that is not (.5: no information), turned so that it is at least .5.
 """
 
@@ -16,9 +16,10 @@ from scipy.stats import rankdata
 from ..comparison import Estimate
 from .lagging import SIGNS
 
-LEARNED, FALL, STANDING, AHEAD = 0.4, 0.15, 0.05, 3
-"""Reward that counts as learned; loss of reward, below the best so far, that counts as a fall; what is still standing;
-and how many looks ahead a fall is foretold."""
+LEARNED, FALL, STANDING = 0.4, 0.15, 0.05
+"""Reward that counts as learned; loss of reward, below the best so far, that counts as a fall; what still stands."""
+FEWEST = 5
+"""Learners that fall, below which nothing is said."""
 NAMES = ("batch reward", *SIGNS)
 RESAMPLES = 300
 
@@ -38,12 +39,12 @@ def collapsed(curve: Sequence[Sequence[float]], fall: float = FALL) -> bool:
 
 
 def looks(curve: Sequence[Sequence[float]]) -> list[tuple[bool, list[float]]]:
-    """(falls soon, signs) of each look at a learner that could foretell something."""
+    """(falls later, signs) of each look at a learner that could foretell something."""
     rewards, found = [entry[1] for entry in curve], []
-    for place in range(len(curve) - AHEAD):
+    for place in range(len(curve) - 1):
         best = max(rewards[: place + 1])
         if best >= LEARNED and rewards[place] >= best - STANDING:
-            falls = min(rewards[place + 1 : place + 1 + AHEAD]) < best - FALL
+            falls = min(rewards[place + 1 :]) < best - FALL
             found.append((falls, list(curve[place][2:])))
     return found
 
@@ -58,12 +59,15 @@ def auc(falls: np.ndarray, values: np.ndarray) -> float:
 
 
 def foretold(curves: Iterable[Sequence[Sequence[float]]]) -> tuple[list[Foretold], int, int]:
-    """Every sign, the best first; the number of looks, and of those before a fall. It resamples learners, not looks."""
+    """Every sign, the best first (none if too few fall); how many learners have such looks, and how many of them fall.
+    Learners are resampled, not looks."""
     learners = [found for curve in curves if (found := looks(curve))]
     falls = [np.array([fell for fell, _ in found]) for found in learners]
     signs = [np.array([values for _, values in found]) for found in learners]
-    if not learners or not (every := np.concatenate(falls)).any():
-        return [], sum(map(len, falls)), 0
+    fallen = sum(bool(each.any()) for each in falls)
+    if fallen < FEWEST:
+        return [], len(learners), fallen
+    every = np.concatenate(falls)
     draws = np.random.default_rng(0).integers(len(learners), size=(RESAMPLES, len(learners)))
     told: list[Foretold] = []
     for column, name in enumerate(NAMES):
@@ -73,4 +77,4 @@ def foretold(curves: Iterable[Sequence[Sequence[float]]]) -> tuple[list[Foretold
         turned = [value if whole >= 0.5 else 1 - value for value in (whole, *np.nanquantile(again, [0.025, 0.975]))]
         estimate = Estimate(turned[0], min(turned[1:]), max(turned[1:]), len(learners), len(learners))
         told.append(Foretold(name, "large" if whole >= 0.5 else "small", estimate))
-    return sorted(told, key=lambda one: -one.auc.mean), len(every), int(every.sum())
+    return sorted(told, key=lambda one: -one.auc.mean), len(learners), fallen

@@ -12,7 +12,7 @@
 Hundreds of small learners train side by side (`lagging`), a seed of each method from the same start on the same draws.
 Every method is tuned under each condition, on the same number of candidates and on seeds of its own. Tables show means
 of fresh seeds with 95 % bootstrap intervals. Differences are paired by seed: a permutation test, with Holm's correction
-for the methods of a condition. Killed, the command continues with the next condition.
+for the methods of a condition. Killed, the command continues with the condition that it was at.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..pairing import paired
 from ..plotting.drawing import keep
 from ..plotting.plot import Plot, point
 from .designs import DESIGNS, Design
-from .foretelling import AHEAD, collapsed, foretold
+from .foretelling import collapsed, foretold
 from .lagging import train
 from .studies import Row, Study, best_rates, prepare, tell
 
@@ -48,7 +48,7 @@ def measured(design: Design, options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     folder = options.out / options.study
     methods = {name: method for family in design.families.values() for name, method in family.items()}
-    for label, actor in design.conditions.items():
+    for label, actor in reversed(list(design.conditions.items())):  # the hardest first
         measure = partial(train, methods=methods, actor=actor, steps=design.steps, every=design.every)
         settings = {"actor": repr(actor), "methods": repr(methods), "steps": design.steps, "every": design.every}
         tuning = Study(folder, tuple(methods), design.rates, design.tuning, (), tuned_by="error")
@@ -74,7 +74,7 @@ def best_variant(tried: Sequence[Row], names: Mapping[str, Any], rates: Mapping[
 
 @dataclass(frozen=True)
 class Found:
-    """The fresh rows of a study."""
+    """The rows of a study."""
 
     design: Design
     rows: Sequence[Row]
@@ -96,6 +96,19 @@ class Found:
                 said = f", {first['algorithm']}" if len(names) > 1 else ""
                 rate = f"{first['rate']:.0e}".replace("e-0", "e-")
                 cells.append(f"{bootstrap(self.values(condition, family, number)).text(2)} @{rate}{said}")
+            rows.append(cells)
+        return markdown_table(["method", *self.design.conditions], rows)
+
+    def by_rate(self) -> str:
+        """Mean reward of the tuning seeds at each rate, the lowest first; of families without variants."""
+        rows = []
+        for family, names in self.design.families.items():
+            cells = [family]
+            for condition in self.design.conditions:
+                tried = [r for r in self.rows if r["algorithm"] in names and r["condition"] == condition]
+                tried = [r for r in tried if r["phase"] == "tuning"]
+                means = [fmean(r["reward"] for r in tried if r["rate"] == rate) for rate in self.design.rates]
+                cells.append(" / ".join(f"{mean:.2f}" for mean in means))
             rows.append(cells)
         return markdown_table(["method", *self.design.conditions], rows)
 
@@ -158,9 +171,11 @@ def holm(values: Sequence[float]) -> list[float]:
 
 def roc(rows: Sequence[Row]) -> str:
     """Which sign foretells a fall, over all learners."""
-    found, seen, before = foretold(row["curve"] for row in rows)
+    found, seen, fallen = foretold(row["curve"] for row in rows)
     lines = [[one.sign, one.before, one.auc.text(2)] for one in found]
-    head = f"What foretells a fall within {AHEAD} looks: {seen} looks at standing learners, {before} before a fall\n\n"
+    head = f"What foretells a fall: {fallen} of {seen} learners that had learned something fall later\n\n"
+    if not found:
+        return f"{head}Too few to say.\n"
     return head + markdown_table(["sign", "before a fall it is", "area under the ROC curve"], lines)
 
 
@@ -173,6 +188,10 @@ def main(options: argparse.Namespace) -> None:
     found = Found(design, rows)
     tables = [f"{title}\n\n{found.table(number)}" for number, title in NUMBERS.items()]
     tables += [f"Collapses\n\n{found.collapses()}", f"Differences of the reward\n\n{found.against('reward')}"]
+    if all(len(names) == 1 for names in design.families.values()):
+        tables.append(
+            f"Reward of the tuning seeds at the rates {', '.join(map(str, design.rates))}\n\n{found.by_rate()}"
+        )
     tables += [f"k3 per token\n\n{found.signs(3)}", f"Rejected tokens\n\n{found.signs(12)}", roc(rows)]
     tell(options.out / options.study, *tables)
     keep(found.figure(), options.out / f"{options.study}.png")

@@ -162,7 +162,7 @@ def curve(*rewards: float, sign: float = 0.0) -> list[tuple[float, ...]]:
 def test_looks_are_at_standing_learners_that_have_learned() -> None:
     falls = curve(0.2, 0.5, 0.6, 0.7, 0.3, 0.3, 0.3)
     assert [fell for fell, _ in looks(falls)] == [True, True, True]
-    assert [fell for fell, _ in looks(curve(0.5, 0.5, 0.5, 0.5, 0.5))] == [False, False]
+    assert [fell for fell, _ in looks(curve(0.5, 0.5, 0.5))] == [False, False]
     assert not looks(curve(0.1, 0.2, 0.1, 0.1, 0.1))
     assert collapsed(falls) and not collapsed(curve(0.7, 0.6))
 
@@ -170,11 +170,11 @@ def test_looks_are_at_standing_learners_that_have_learned() -> None:
 def test_the_area_under_the_curve_and_which_way_a_sign_points() -> None:
     assert auc(np.array([True, False, False]), np.array([1.0, 0.0, 2.0])) == 0.5
     falling, standing = curve(0.7, 0.7, 0.2, 0.2, sign=-3.0), curve(0.7, 0.7, 0.7, 0.7, sign=1.0)
-    found, seen, before = foretold([falling, standing] * 5)
-    assert (seen, before) == (10, 5)
+    found, seen, fallen = foretold([falling, standing] * 5)
+    assert (seen, fallen) == (10, 5)
     assert found[0].before == "small" and found[0].auc.mean == 1.0
     assert {one.sign: one.auc.mean for one in found}["batch reward"] == 0.5
-    assert foretold([standing]) == ([], 1, 0)
+    assert foretold([standing, falling]) == ([], 2, 1), "one is too few"
 
 
 def test_a_study_writes_its_tables_and_its_plot(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
