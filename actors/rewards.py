@@ -7,25 +7,20 @@ time earns 0 (RollPacker, §4), and is counted.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
-import time
+from functools import partial
 
 import numpy as np
 import xxhash
 
 from actors.reward_pool import RewardError, RewardPool, RewardTimeout
-from actors.time_limit import Overtime, within
+from actors.time_limit import Breathing, Overtime
 from areal_like.groups import LARGEST_REWARD
 from areal_like.interfaces import PooledTask, RewardFunction, Task
 from areal_like.types import Prompt
 
 log = logging.getLogger(__name__)
 WARNINGS = 5
-BREATH_SECONDS = 0.01
-"""Seconds after an overrun in which no other verifier starts in the actor: many responses may end in the same turn of
-the loop, and the actor must send a heartbeat between any two of them."""
 
 
 def reward_function(
@@ -64,16 +59,12 @@ def _of_one(task: Task, pool: RewardPool, timeout: float, step_timeout: float) -
     async def called(prompt: Prompt, tokens: np.ndarray) -> float:
         return await task.reward(prompt, tokens)  # what computes before it returns something to wait for is timed, too
 
-    overran = -math.inf
+    in_turn = Breathing()
 
     async def here(prompt: Prompt, tokens: np.ndarray) -> float:
-        nonlocal overran
-        while time.monotonic() - overran < BREATH_SECONDS:
-            await asyncio.sleep(BREATH_SECONDS)
         try:
-            return await within(timeout, step_timeout, called(prompt, tokens))
+            return await in_turn.within(timeout, step_timeout, partial(called, prompt, tokens))
         except Overtime as error:
-            overran = time.monotonic()
             pool.timeouts += 1
             if pool.timeouts <= WARNINGS:
                 log.warning("the task's verifier: %s, so the answer earns 0 (slow ones belong to the pool)", error)

@@ -11,21 +11,18 @@ arguments and those answers.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 
 from actors import turn_counts
-from actors.resumption import limited
+from actors.scene import Scene
 from actors.transcript import Transcript, rewrites
 from areal_like.interfaces import Codec, RewardFunction, RolloutEngine, Task, Workflow
-from areal_like.registry import as_spec, bind, build
-from areal_like.types import Completion, Finish, Limits, Outcome, Prompt, Sample
+from areal_like.registry import as_spec, bind
+from areal_like.types import Completion, Finish, Limits, Prompt, Sample
 
 
 async def single_turn(
@@ -109,13 +106,15 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
     environment: Mapping[str, Any],
     max_turns: Annotated[int, "[1, inf)"] = 8,
     turn_tokens: Annotated[int, "[1, inf)"] | None = None,
+    timeout: Annotated[float, "(0, 1e7]"] = 120.0,
 ) -> Sample | None:
     """One trajectory of many turns: the model acts, the environment answers, until it says that the episode has ended.
 
     `environment` names an `Environment`, e.g. `{name: tools, tools: [calculator]}`. What it shows becomes loss-masked
     tokens of the response; the prompt's codec turns text into tokens, and the model's own tokens are never encoded
     again, unless the chat template rewrites its turns: then the sample forks (`Sample.forks`). `limits.max_tokens`
-    bounds the response, answers of the environment included; `turn_tokens` each turn.
+    bounds the response, answers of the environment included; `turn_tokens` each turn. A call of the environment that
+    takes more than `timeout` seconds, or blocks the actor for 15, raises EpisodeError.
 
     The sample's reward is the sum over its turns (`Sample.turn_rewards`); a turn without a reward of its own earns what
     the task's verifier gives for its tokens. An episode that is still going on after `max_turns`, or when the tokens
@@ -125,10 +124,9 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
         raise ValueError("multi_turn needs a task with text (Prompt.codec): jsonl, calculator, or your own")
     if max_turns < 1 or (turn_tokens is not None and turn_tokens < 1):
         raise ValueError("workflow.max_turns and workflow.turn_tokens must be at least 1")
-    scene = build("environment", environment)
-    hear = partial(_heard, engine if getattr(scene, "limited", False) else None)
+    scene = Scene(engine, environment, timeout)
     try:
-        talk, first = _opening(prompt, await hear(scene.reset(prompt)))
+        talk, first = _opening(prompt, await scene.reset(prompt))
         transcript = Transcript(first, limits)
         finish: Finish = "length"
         for turn in range(max_turns):
@@ -137,7 +135,7 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
                 return None
             transcript.said(action)
             said = prompt.codec.decode(action.tokens)
-            outcome = Outcome(*await hear(scene.step(said)))
+            outcome = await scene.step(said)
             transcript.earned(await reward(prompt, action.tokens) if outcome.reward is None else outcome.reward)
             if outcome.done:
                 finish = action.finish
@@ -147,22 +145,13 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
             if turn + 1 == max_turns or not _show(transcript, prompt.codec, talk, stretch, action.finish == "stop"):
                 break
     finally:
-        if hasattr(scene, "close"):
-            await hear(scene.close())
-    return _counted(scene, transcript, finish) if await fill(engine, transcript, request, filler) else None
+        await scene.close()
+    return _counted(scene.world, transcript, finish) if await fill(engine, transcript, request, filler) else None
 
 
-def _counted(scene: object, transcript: Transcript, finish: Finish) -> Sample:
-    calls, errors = getattr(scene, "tool_calls", 0), getattr(scene, "tool_errors", 0)
+def _counted(world: object, transcript: Transcript, finish: Finish) -> Sample:
+    calls, errors = getattr(world, "tool_calls", 0), getattr(world, "tool_errors", 0)
     return turn_counts.note(transcript, transcript.sample(None, finish), calls, errors)
-
-
-async def _heard(engine: RolloutEngine | None, answer: Any) -> Any:
-    """Of an environment, whose methods may be async. With an engine: they have time limits of their own."""
-    if not inspect.isawaitable(answer):
-        return answer
-    with limited(engine) if engine else nullcontext():
-        return await answer
 
 
 def _opening(prompt: Prompt, shown: str) -> tuple[list[dict[str, str]], np.ndarray]:

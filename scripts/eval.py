@@ -178,8 +178,10 @@ def shown(prompt: Prompt) -> str:
 
 async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[Answers]:
     """All prompts of a set, as many samples at once as there are slots. Raises UserError if an answer can't be
-    verified."""
+    verified, or its agent or environment fails."""
+    from actors.agents.programs import AgentError
     from actors.engines.torch_engine import TorchEngine
+    from actors.environments.errors import EpisodeError
     from actors.reward_pool import RewardError, RewardPool
     from actors.rewards import reward_function
 
@@ -211,6 +213,8 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
         return list(await asyncio.gather(*(one(number, place) for number, place in enumerate(question.rows))))
     except RewardError as error:
         raise UserError(f"{question.name}: an answer can't be verified: {error}") from error
+    except (AgentError, EpisodeError) as error:
+        raise UserError(f"{question.name}: {error}") from error
     finally:
         telling.cancel()
         await engine.close()

@@ -41,6 +41,7 @@ def text_of(given: Path, model: Path, positions: int) -> Text:
     import numpy as np
 
     from actors.agents.checkpoint import Text
+    from areal_like.tasks.chat import whole
 
     speech = speech_of(given, model)
     codec, tokenizer = speech.codec, speech.tokenizer
@@ -48,7 +49,9 @@ def text_of(given: Path, model: Path, positions: int) -> Text:
         return Text(codec, codec.encode, lambda token: codec.decode(np.array([token])), speech.stop, positions)
 
     def encode(text: str) -> np.ndarray:
-        return np.array(tokenizer.encode(text), np.int32)  # with the tokens that open a text, as other servers do
+        return np.array(
+            tokenizer.encode(whole(text)), np.int32
+        )  # with the tokens that open a text, as other servers do
 
     return Text(codec, encode, lambda token: tokenizer.decode([token]), speech.stop, positions)
 

@@ -92,9 +92,9 @@ def _prompts(prompt: Any) -> list[str | list[int]]:
     several = isinstance(prompt, list) and not all(type(each) is int for each in prompt)
     found = prompt if several else [prompt]
     for each in found:
-        is_ids = isinstance(each, list) and each and all(type(token) is int for token in each)
+        is_ids = isinstance(each, list) and each and all(type(token) is int and 0 <= token < 1 << 31 for token in each)
         if not (is_ids or (isinstance(each, str) and each)):
-            want = "prompt must be a text, token ids, or a list of these, none of them empty"
+            want = "prompt must be a text, token ids (from 0 on), or a list of these, none of them empty"
             raise Refused(400, want, param="prompt")
     return found
 

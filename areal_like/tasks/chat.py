@@ -35,6 +35,12 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, talk: list[Mapping[str, object]], /, *, tokenize: bool, **more: object) -> str: ...
 
 
+def whole(text: str) -> str:
+    """With `?` for halves of characters (lone surrogates), which JSON and undecoded bytes may bring, and no tokenizer
+    takes."""
+    return text.encode(errors="replace").decode()
+
+
 def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The tokenizer's EOS, and those that `generation_config.json` of its folder adds; may be none."""
     file = folder / "generation_config.json"
@@ -50,7 +56,7 @@ class TokenizerCodec:
         self._tokenizer, self._chat = tokenizer, chat
 
     def encode(self, text: str) -> np.ndarray:
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False), np.int32)
+        return np.array(self._tokenizer.encode(whole(text), add_special_tokens=False), np.int32)
 
     def decode(self, tokens: np.ndarray) -> str:
         return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True)
@@ -62,7 +68,7 @@ class TokenizerCodec:
     def opening(self, messages: Messages, tools: Sequence[object] = ()) -> np.ndarray:
         """Raises ValueError for messages that the chat template does not take, or tools without a template."""
         if not self._chat:
-            return np.array(self._tokenizer.encode(_as_they_stand(messages, tools)), np.int32)
+            return np.array(self._tokenizer.encode(whole(_as_they_stand(messages, tools))), np.int32)
         return self.encode(self._render(messages, tools, add_generation_prompt=True))
 
     def continuation(self, messages: Messages, tools: Sequence[object] = (), *, closed: bool = True) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from actors import turn_counts
+from actors.environments.errors import EpisodeError
 from actors.resumption import Recorder
 from actors.workflows import _opening, best_of_n, multi_turn
 from areal_like.tasks.byte_tokens import byte_tokenizer
@@ -156,6 +157,58 @@ def test_an_environment_is_closed_however_its_episode_ends(script: tuple[str, ..
     with pytest.raises(RuntimeError, match="broken") if "?$" in script else nullcontext():
         play(*script, environment={"name": f"{__name__}:Closes"}, max_turns=2)
     assert LOG == ["closed"]
+
+
+class Odd:
+    """Does something else than an environment should, in `step` or, with `first`, in `reset`."""
+
+    def __init__(self, *, does: str, first: bool = False):
+        self.does, self.first = does, first
+
+    async def reset(self, prompt: Prompt) -> Any:
+        return await self.answer() if self.first else ""
+
+    async def step(self, action: str) -> Any:
+        return await self.answer()
+
+    async def answer(self) -> Any:
+        match self.does:
+            case "wait":
+                await asyncio.Event().wait()
+            case "compute":
+                while True:
+                    pass
+            case "exit":
+                raise SystemExit(3)
+        return {"nothing": None, "bytes": (b"1", 0.0, True), "words": ("", "high", True)}.get(self.does, 7)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    "does, said",
+    [("wait", ": it took more than 0.05 s"), ("compute", ": it .*busy for more than 0.05 s"), ("exit", " exits: .*3")],
+)
+def test_an_environment_that_hangs_or_exits_is_not_the_models_fault(
+    first: bool, does: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.scene.BUSY_SECONDS", 0.05)
+    timeout = 0.05 if does == "wait" else 10.0
+    with pytest.raises(EpisodeError, match=f"the environment's {'reset' if first else 'step'}{said}"):
+        play("1$", environment={"name": f"{__name__}:Odd", "does": does, "first": first}, timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    "does, first, said",
+    [
+        ("nothing", False, r"must return \(observation, reward, done\).* it has returned None"),
+        ("words", False, "it has returned .*high"),
+        ("bytes", False, "step must show a text, and shows b'1'"),
+        ("number", True, "reset must show a text, and shows 7"),
+    ],
+)
+def test_what_is_no_answer_of_an_environment_is_said(does: str, first: bool, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        play("1$", environment={"name": f"{__name__}:Odd", "does": does, "first": first})
 
 
 class Limited:

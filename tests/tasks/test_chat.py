@@ -104,3 +104,10 @@ def test_whether_a_template_rewrites_a_turn_follows_from_what_was_said_and_what_
     if not expected:
         grown = np.concatenate([codec.encode(seen), codec.continuation([follows], closed=False)])
         assert grown.tolist() == codec.encode(whole).tolist()
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_half_a_character_is_read_as_a_question_mark(chat: bool) -> None:
+    codec = TokenizerCodec(tokenizer(QWEN), chat=chat)
+    for read in (codec.encode, codec.reply, lambda text: codec.opening([{"role": "user", "content": text}])):
+        assert read("a\ud800b \udcffä").tolist() == read("a?b ?ä").tolist()

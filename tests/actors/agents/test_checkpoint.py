@@ -144,6 +144,8 @@ def test_what_it_cannot_do_is_refused_with_the_reason(folder: Path) -> None:
             ({"prompt": ""}, "none of them empty"),
             ({"prompt": [[1], []]}, "none of them empty"),
             ({"prompt": [999]}, "outside 0..263"),
+            ({"prompt": [-1]}, "from 0 on"),
+            ({"prompt": [1 << 70]}, "from 0 on"),
             ({"prompt": "x" * 256}, "leave no room"),
             ({"prompt": "x" * 257, "echo": True, "logprobs": 1, "max_tokens": 0}, "exceed the model's 256 positions"),
         ]
@@ -158,6 +160,11 @@ def test_what_it_cannot_do_is_refused_with_the_reason(folder: Path) -> None:
         assert said.usage.total_tokens <= 256, "an answer gets the room that there is"
 
     served(folder, scene)
+
+
+def test_half_a_character_is_read_as_a_question_mark(folder: Path) -> None:
+    text = text_of(folder, folder, 256)
+    assert text.encode("a\ud800b").tolist() == text.encode("a?b").tolist()
 
 
 def test_a_client_that_hangs_up_frees_its_slot(folder: Path) -> None:
