@@ -144,14 +144,6 @@ class Found:
 
     def figure(self) -> Plot:
         design = self.design
-        if design.axis:
-            lines = {
-                family: [point(x, self.values(c, family, "reward")) for c, x in design.axis.items()]
-                for family in design.families
-            }
-            return Plot(
-                "against", design.finding, {"": lines}, x=design.x, y=NUMBERS["reward"], note=design.note, even=True
-            )
         panels = {
             condition: {"": [point(family, self.values(condition, family, "reward")) for family in design.families]}
             for condition in design.conditions
