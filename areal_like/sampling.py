@@ -28,6 +28,11 @@ def stream_key(*parts: int) -> int:
     return key
 
 
+def longer_key(key: int, part: int) -> int:
+    """`stream_key(*parts, part)`, from that of `parts`."""
+    return _mix((key + _GOLDEN + (part & _MASK)) & _MASK)
+
+
 def uniform(key: int) -> float:
     """The first number of `uniforms` for a key."""
     return (_mix((key + _GOLDEN) & _MASK) >> 11) * 2.0**-53

@@ -69,14 +69,17 @@ class Deadlines:
     def hedge(self, now: float) -> None:
         """Lease groups that seem to hang to idle actors as well, the lowest slots first. Call it after all leases are
         handed out: an actor that still has room is idle."""
+        if not self._slow:
+            return
         state, slow = self.state, sorted(self._slow, key=lambda entry: entry.slot)
         self._slow = []
-        if not slow or state.started_at is None or state.finishing or state.outbox.blocked:
+        if state.started_at is None or state.finishing or state.outbox.blocked:
             return
+        at_work = [actor for actor in state.fleet.at_work(now) if actor.free_slots > 0]
         for entry in slow:
             if not may_be_hedged(entry, state.hedges):
                 continue
-            idle = [actor for actor in state.fleet.at_work(now) if is_idle_for(actor, entry)]
+            idle = [actor for actor in at_work if is_idle_for(actor, entry)]
             slots, bound = state.store.slots, state.replay.bound
             idle = [each for each in idle if slots.fits(entry.slot, each.version)]
             idle = [each for each in idle if bound.admits(entry.slot, each.version)]

@@ -96,6 +96,7 @@ class DecodeClock:
         self._ends: list[tuple[int, int, Request]] = []  # heap of (last step, tie-break, request)
         self._loads: deque[Load] = deque()
         self._applied: deque[tuple[float, Callable[[], None]]] = deque()  # to be called at their time
+        self._boundary: float | None = None  # as `advance` has left it
         self._order = itertools.count()
         self.totals = dict.fromkeys(
             (
@@ -115,6 +116,7 @@ class DecodeClock:
     def submit(self, request: Request) -> None:
         """Ask for a sequence. Call `advance` once for all that are asked for at the same time."""
         self.waiting.append(request)
+        self._boundary = None
 
     def load(self, load: Load) -> None:
         """Ask for an update, after the step in progress (and the running sequences, if they may not be interrupted).
@@ -131,21 +133,27 @@ class DecodeClock:
 
     def advance(self, now: float) -> None:
         """Move through every event up to `now`."""
-        while self._next_boundary() <= now:
-            self._run_steps(self._steps_to_boundary())
+        while (boundary := self._next_boundary()) <= now:
+            if self.running:
+                self._run_steps(self._steps_to_boundary())
             self._at_boundary()
-        if self.running:
-            self._run_steps(self.cost.steps_within(now - self.now, len(self.running), self.held))
+        within = now - self.now if self.running else 0.0
+        if count := self.cost.steps_within(within, len(self.running), self.held):
+            self._run_steps(count)
+            boundary = self._next_boundary()
+        self._boundary = boundary
         while self._applied and self._applied[0][0] <= now:
             self._applied.popleft()[1]()
 
     def due(self) -> float:
         """When something happens next, unless something is asked for before: call `advance` then. inf: never."""
-        return min(self._next_boundary(), self._applied[0][0] if self._applied else math.inf)
+        if self._boundary is None:
+            self._boundary = self._next_boundary()
+        return min(self._boundary, self._applied[0][0]) if self._applied else self._boundary
 
     def drop_loads(self) -> list[Load]:
         """Forget updates that have not begun; returns them."""
-        loads, self._loads = list(self._loads), deque()
+        loads, self._loads, self._boundary = list(self._loads), deque(), None
         return loads
 
     def finish_applied(self) -> None:

@@ -12,7 +12,7 @@ from statistics import NormalDist
 import numpy as np
 import xxhash
 
-from areal_like.sampling import stream_key, uniform
+from areal_like.sampling import longer_key, stream_key, uniform
 
 _NORMAL = NormalDist()
 
@@ -25,17 +25,17 @@ class Lengths:
     def __init__(
         self, median: float, sigma: float, noise: float, seed: int = 0, trace: str | Sequence[int] | None = None
     ):
-        self._median, self._sigma, self._noise, self._seed = median, sigma, noise, seed
+        self._median, self._sigma, self._noise, self._key = median, sigma, noise, stream_key(seed)
         self._trace = _read_trace(trace) if isinstance(trace, str) else list(trace or ())
         if self._trace and min(self._trace) < 1:
             raise ValueError("trace: every length must be at least 1")
 
     def of(self, prompt: int, key: int) -> int:
         """The whole length of the sample with this key: at least 1. `prompt`: `digest_of` its prompt."""
-        sample = stream_key(self._seed, key)
+        sample = longer_key(self._key, key)
         if self._trace:
             return self._trace[int(uniform(sample) * len(self._trace))]
-        spread = self._sigma * _spread(stream_key(self._seed, prompt)) if self._sigma else 0.0
+        spread = self._sigma * _spread(longer_key(self._key, prompt)) if self._sigma else 0.0
         noise = self._noise * _normal(sample) if self._noise else 0.0
         return max(1, round(self._median * math.exp(spread + noise)))
 

@@ -21,7 +21,7 @@ from areal_like import messages
 from areal_like.groups import FINISHES, ROW, RUN
 from areal_like.messages import Message, Table
 from areal_like.partials import decode_partial, encode_partial
-from areal_like.sampling import stream_key, uniform
+from areal_like.sampling import longer_key, stream_key, uniform
 from areal_like.spans import Spans
 from areal_like.types import Completion, Finish, Lease, PartialSample, Runs
 from areal_like.wire import Payloads
@@ -123,6 +123,7 @@ class SimulatedActor:
         wall = self.timeline.now - self.started_at if self.started_at < math.inf else 0.0
         self.engine.advance(self.timeline.now)
         self._plan()
+        self._tell()
         stats = dict[str, float | str](measures.of_engine(_Measured(self.engine, self.costs.engine.busy), wall))
         self._say(messages.Heartbeat(stats, {}, {}))
 
@@ -155,6 +156,7 @@ class SimulatedActor:
         if due == self._due:  # else something has come between
             self._due = math.inf
             self._advance()
+            self._tell()
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 
@@ -168,6 +170,15 @@ class SimulatedActor:
                 self._fetch()
             case messages.Cancel():
                 self._cancel(message.ids, message.hand_back)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell the buffer, once for all that happened at this time, of freed places and of finished groups."""
+        if self._credit_due:
+            self._credit_due = False
+            self._say(messages.Credit(self._ended))
+        if self._ready:
+            self._push()
 
     def _fetch(self) -> None:
         newest = self._newest
@@ -182,6 +193,7 @@ class SimulatedActor:
         self.engine.advance(begin)
         self.engine.load(Load(manifest["version"], begin, lambda: None, partial(self._applied, manifest, begin)))
         self._advance()
+        self._tell()
 
     def _applied(self, manifest: messages.Manifest, begin: float) -> None:
         if self.spans and not self._dead:
@@ -200,6 +212,8 @@ class SimulatedActor:
             kept = [each for each in encoded if each]
             ids = [group.lease.group_id for group in groups]
             self._say(messages.HandBack(ids, [head for head, _ in kept], False), [part for _, part in kept])
+        for group in groups:
+            group.samples = []
 
     def _partial(self, group: _Group) -> tuple[messages.PartialHead, bytes] | None:
         """What was sampled, as an actor records it: a call per sample."""
@@ -229,10 +243,11 @@ class SimulatedActor:
             if left:
                 group.digests = left.digests
             self._groups[lease.group_id] = group
+            key = stream_key(self._seed, lease.group_id)
             for index in range(lease.launch):
                 begun = left.samples.get(index) if left else None
                 before = [run for call in begun.calls.values() for run in call.runs] if begun else []
-                self._add(group, index, stream_key(self._seed, lease.group_id, index), digest, longest, before)
+                self._add(group, index, longer_key(key, index), digest, longest, before)
         self._advance()
 
     def _add(self, group: _Group, index: int, key: int, prompt: int, longest: int, before: Runs) -> None:
@@ -245,7 +260,8 @@ class SimulatedActor:
         length, given = min(whole, most) - made, group.prompt + made
         sample = _Sample("", length, whole <= most, now, self._decoded, given)
         sample.group, sample.index, sample.key, sample.before = group, index, key, before
-        group.samples.append(sample)
+        if group.lease.split == "train":
+            group.samples.append(sample)
         if not self._active:
             self._since = now
         self._active += 1
@@ -253,7 +269,11 @@ class SimulatedActor:
             self.engine.submit(sample)
         else:  # it was complete, but not yet verified
             sample.finish = "stop" if sample.stops else "length"
-            self.timeline.at(now, self._verify, sample)
+            self.timeline.at(now, self._ended_before, sample)
+
+    def _ended_before(self, sample: _Sample) -> None:
+        self._verify(sample)
+        self._tell()
 
     def _decoded(self, request: Request, finish: Finish) -> None:
         assert isinstance(request, _Sample)
@@ -267,7 +287,11 @@ class SimulatedActor:
             self._sampled(sample)
             return
         spread = verifier.sigma * _NORMAL.inv_cdf(max(uniform(stream_key(sample.key, _VERIFY)), 2.0**-53))
-        self.timeline.after(verifier.median * math.exp(spread), self._sampled, sample)
+        self.timeline.after(verifier.median * math.exp(spread), self._verified, sample)
+
+    def _verified(self, sample: _Sample) -> None:
+        self._sampled(sample)
+        self._tell()
 
     def _sampled(self, sample: _Sample) -> None:
         if not sample.open:
@@ -285,8 +309,6 @@ class SimulatedActor:
             del self._groups[group.lease.group_id]
             if len(group.good) < len(group.samples):
                 self._leave_out(group)
-            if not self._ready:
-                self.timeline.at(self.timeline.now, self._push)
             self._ready.append(group)
 
     def _leave_out(self, group: _Group) -> None:
@@ -309,13 +331,7 @@ class SimulatedActor:
         self._ended += sample.group.lease.split == "train"
         if self.spans and not self._active:
             self.spans.add("generate", self._since, self.timeline.now)
-        if not self._credit_due:
-            self._credit_due = True
-            self.timeline.at(self.timeline.now, self._credit)
-
-    def _credit(self) -> None:
-        self._credit_due = False
-        self._say(messages.Credit(self._ended))
+        self._credit_due = True
 
     def _push(self) -> None:
         ready, self._ready = self._ready, []
@@ -336,6 +352,7 @@ class SimulatedActor:
                 payloads.append(zeros(size))
                 for version in {version for index in group.good for version, _ in group.samples[index].all_runs}:
                     digests[version] = self._digests.get(version) or group.digests[version]
+                group.samples = []  # they refer to the group, and no collector looks for cycles
             table = Table(names, np.array(rows, ROW).tobytes(), np.array(runs, RUN).tobytes(), digests)
             self._say(messages.Push(table), payloads)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import random
@@ -142,12 +143,15 @@ class Simulation:
     def run(self) -> Outcome:
         """Raises Stuck."""
         log = logging.getLogger("buffer")
-        level = log.level
+        level, collects = log.level, gc.isenabled()
         log.setLevel(logging.ERROR)  # it warns of stalls after seconds that pass in no time here
+        gc.disable()  # nothing here leaves cycles behind, and the collector would look at millions of sequences
         try:
             return self._run()
         finally:
             log.setLevel(level)
+            if collects:
+                gc.enable()
 
     def _run(self) -> Outcome:
         self.learner.hello()

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from areal_like.messages import Message, Refused
 from areal_like.wire import Payloads, Received
 
+_Event = tuple[float, int, Callable[..., object], tuple[Any, ...]]
+
 
 class Timeline:
     """Calls in the order of their times; those of the same time in the order in which they were asked for. `now` in
@@ -20,21 +22,30 @@ class Timeline:
     def __init__(self) -> None:
         self.now = 0.0
         self.events = 0
-        self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._heap: list[_Event] = []
+        self._lane: deque[_Event] = deque()  # of messages, which all take as long: in order without a heap
         self._order = itertools.count()
 
     def at(self, when: float, call: Callable[..., object], *arguments: object) -> None:
         """Call it at a time, which is now if it has passed."""
-        heapq.heappush(self._heap, (max(when, self.now), next(self._order), call, arguments))
+        heapq.heappush(self._heap, (when if when > self.now else self.now, next(self._order), call, arguments))
+
+    def in_lane(self, seconds: float, call: Callable[..., object], *arguments: object) -> None:
+        """Call it in so many seconds, which must be the same in all calls."""
+        self._lane.append((self.now + seconds, next(self._order), call, arguments))
 
     def after(self, seconds: float, call: Callable[..., object], *arguments: object) -> None:
         self.at(self.now + seconds, call, *arguments)
 
     def step(self) -> bool:
         """Make the next call; False if there is none."""
-        if not self._heap:
+        heap, lane = self._heap, self._lane
+        if lane and (not heap or lane[0] < heap[0]):
+            self.now, _, call, arguments = lane.popleft()
+        elif heap:
+            self.now, _, call, arguments = heapq.heappop(heap)
+        else:
             return False
-        self.now, _, call, arguments = heapq.heappop(self._heap)
         self.events += 1
         call(*arguments)
         return True
@@ -64,7 +75,7 @@ class SimulatedRouter:
 
     def say(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
         """A peer sends a message to the buffer."""
-        self.timeline.after(self.latency, self._arrive, peer, Received(message, payloads))
+        self.timeline.in_lane(self.latency, self._arrive, peer, Received(message, payloads))
 
     def _arrive(self, peer: bytes, received: Received) -> None:
         self.incoming.append((peer, received))
@@ -75,7 +86,7 @@ class SimulatedRouter:
 
     def send(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
         if here := self.peers.get(peer):
-            self.timeline.after(self.latency, here.receive, message, payloads)
+            self.timeline.in_lane(self.latency, here.receive, message, payloads)
 
     def refuse(self, peer: bytes, reason: str) -> None:
         self.refused += 1
@@ -97,7 +108,8 @@ class Turns:
     ):
         self._timeline, self._router, self._turn = timeline, router, turn
         self._seconds_per_message, self._idle_seconds = seconds_per_message, idle_seconds
-        self._free_at, self._due = 0.0, math.inf
+        self._free_at, self._due, self._idle_at = 0.0, math.inf, math.inf
+        self._idles = False
         router.wake = self.wake
         self._plan(0.0)
 
@@ -117,4 +129,20 @@ class Turns:
         self._turn()
         handled = count - len(self._router.incoming)
         self._free_at = self._timeline.now + handled * self._seconds_per_message
-        self._plan(self._free_at if self._router.incoming else self._timeline.now + self._idle_seconds)
+        if self._router.incoming:
+            self._plan(self._free_at)
+        else:
+            self._idle_at = self._timeline.now + self._idle_seconds
+            if not self._idles:
+                self._idles = True
+                self._timeline.at(self._idle_at, self._idle)
+
+    def _idle(self) -> None:
+        """Turn if there was no turn for so long; one event waits for that, however many turns there were."""
+        if self._timeline.now < self._idle_at:
+            self._timeline.at(self._idle_at, self._idle)
+            return
+        self._idles = False
+        if self._due == math.inf:
+            self._due = self._timeline.now
+            self._take(self._due)
