@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import logging
 import math
+from collections.abc import Sequence
 from functools import partial
 
 from areal_like import messages
@@ -53,6 +54,8 @@ def admit(state: RunState, now: float) -> None:
     planned: dict[str, list[Granted]] = {}
     share = state.fleet.fair_share(to_start + running + len(state.hedges.pairs), state.fleet.count_at_work(now))
     able = state.fleet.candidates(0 if queued else state.scheduler.launch, now)
+    if not queued and not _may_start(state, able, running):
+        return
     candidates = [(len(actor.running), actor.number, actor) for actor in able if actor.version >= 0]
     heapq.heapify(candidates)
     while candidates:
@@ -69,6 +72,17 @@ def admit(state: RunState, now: float) -> None:
         planned.setdefault(actor.name, []).append(granted)
     for name, all_granted in planned.items():
         _send_leases(state, state.fleet.by_name[name], all_granted)
+
+
+def _may_start(state: RunState, able: Sequence[Actor], running: int) -> bool:
+    """Does one of these actors have room, and weights on which the scheduler starts a new group? One question for each
+    version that they hold, not for each actor: while new weights are on their way, thousands may wait for them."""
+    launch = state.scheduler.launch
+    for actor in able:
+        if not actor.takes(launch):
+            state.fleet.has_no_room(actor, launch)
+    versions = {actor.version for actor in able if actor.takes(launch) and actor.version >= 0}
+    return any(state.scheduler.admit(_view(state, version, running)) for version in versions)
 
 
 def lease_to_second(state: RunState, entry: Entry, actor: Actor, now: float) -> None:

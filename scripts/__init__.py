@@ -71,6 +71,7 @@ PARTS = {
     "simulation.learner": "simulate",
     "simulation.planning": "plan",
     "simulation.results": "simulate",
+    "simulation.roofline": "plan --hardware",
     "simulation.run": "simulate",
     "simulation.timeline": "simulate",
     "sparkline": "train",

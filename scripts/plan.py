@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
@@ -20,9 +21,9 @@ from areal_like.registry import knobs
 
 from .arguments import command, new_file, picture, positive, refuse
 from .output import console, table, write_json
-from .simulation import costs
-from .simulation.planning import Choice, Plan, plan, splits
-from .simulation.run import Stuck
+from .simulation import costs, results, roofline
+from .simulation.planning import Choice, Plan, corners, plan, scaled, splits
+from .simulation.run import Outcome, Stuck
 
 COLUMNS = ("actors + learner", "mode", "samples/s", "closed form", "staleness", "p95", "idle: actors", "learner")
 
@@ -34,10 +35,20 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--gpus", type=positive, required=True, help="of actors and learner together")
     parser.add_argument("--gpus-per-actor", type=positive, default=1, metavar="N", help="of one engine (default: 1)")
     parser.add_argument("--costs", type=Path, metavar="FILE", help="what things cost, for one actor and one learner")
+    parser.add_argument(
+        "--hardware", choices=roofline.GPUS, help="costs by public figures; of --costs only the lengths"
+    )
     parser.add_argument("--staleness", type=float, nargs="+", default=[1, 4, 8], metavar="N", help="bounds to try")
     parser.add_argument("--most-stale", type=float, default=math.inf, metavar="N", help="largest mean staleness wanted")
     parser.add_argument("--steps", type=positive, default=12, metavar="N", help="train steps to simulate (default: 12)")
     parser.add_argument("--efficiency", type=float, default=0.95, help="of the learner, per doubling of its GPUs")
+    parser.add_argument(
+        "--off-by",
+        type=float,
+        metavar="F",
+        help="costs are right within this factor (default: not asked; "
+        f"with --hardware {roofline.OFF_BY:g}): adds the range of each figure",
+    )
     parser.add_argument("--price", type=float, metavar="P", help="of a GPU-hour: adds the cost of a million samples")
     parser.add_argument("--best", type=positive, default=5, metavar="N", help="rows to print (default: 5)")
     parser.add_argument("--out", type=new_file, metavar="FILE", help="write the recommended config here")
@@ -55,10 +66,10 @@ def choices(gpus: int, each: int, bounds: Sequence[float]) -> list[Choice]:
     return found
 
 
-def figures(made: Plan, gpus: int, price: float | None) -> dict[str, float | str]:
+def figures(made: Plan, gpus: int, price: float | None) -> dict[str, Any]:
     rate = made.outcome.samples_per_second
     hours = gpus * 1e6 / rate / 3600
-    found: dict[str, float | str] = {
+    found: dict[str, Any] = {
         "actors": made.choice.actors,
         "learner_gpus": made.choice.learner,
         "mode": made.choice.mode,
@@ -83,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         config = load([])
-        cost = costs.read(args.costs) if args.costs else costs.of_timed(config)
+        cost = costs.known(config, args.costs, args.hardware, args.gpus_per_actor)
         wanted = choices(args.gpus, args.gpus_per_actor, args.staleness)
         plans = plan(load, cost, wanted, args.efficiency, out.print)
     except (ConfigError, UserError, OSError, ValueError, Stuck) as error:
@@ -110,6 +121,12 @@ def main(argv: list[str] | None = None) -> int:
     price = f", cost {best['cost_per_million_samples']:,.0f}" if args.price is not None else ""
     out.print(f"what holds the first up: {best['binds']}")
     out.print(f"a million samples take {best['gpu_hours_per_million_samples']:,.0f} GPU-hours{price}")
+    off_by = args.off_by or (roofline.OFF_BY if args.hardware else 0.0)
+    if off_by:
+        choice = plans[0].choice
+        outcomes = corners(load(choice.overrides()), scaled(cost, choice.learner, args.efficiency), off_by)
+        found[0] |= {"ranges": ranges(outcomes)}
+        out.print(f"if costs of engine and learner are each off by up to {off_by:g} times: {told(ranges(outcomes))}")
     if args.out:
         args.out.write_text(recommended(args.config, args.overrides, plans[0].choice, config))
         out.print(f"written: {args.out}")
@@ -117,6 +134,18 @@ def main(argv: list[str] | None = None) -> int:
         draw(plans, args.plot, args.gpus)
     write_json(args.json, found)
     return 0
+
+
+def ranges(outcomes: Sequence[Outcome]) -> dict[str, tuple[float, float]]:
+    """Figure → its least and its largest value."""
+    all_figures = [results.figures(each) for each in outcomes]
+    names = [name for name in all_figures[0] if name != "seconds"]
+    return {name: (min(each[name] for each in all_figures), max(each[name] for each in all_figures)) for name in names}
+
+
+def told(found: dict[str, tuple[float, float]]) -> str:
+    pairs = {name: [results.shown(name, value) for value in both] for name, both in found.items()}
+    return ", ".join(f"{name.replace('_', ' ')} {low} to {high}" for name, (low, high) in pairs.items())
 
 
 def recommended(base: str, overrides: Sequence[str], choice: Choice, config: Config) -> str:

@@ -21,7 +21,7 @@ from areal_like.run_folder import CONFIG, SUMMARY
 
 from .arguments import command, new_file, refuse
 from .output import console, table, write_json
-from .simulation import costs, results
+from .simulation import costs, results, roofline
 from .simulation.run import Simulation, Stuck
 
 
@@ -30,6 +30,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("config", help="a yaml file, or the name of a shipped one")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
     parser.add_argument("--costs", type=Path, metavar="FILE", help="what things cost (default: the timed parts' own)")
+    parser.add_argument(
+        "--hardware", choices=roofline.GPUS, help="costs by public figures; of --costs only the lengths"
+    )
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="write a run folder: metrics, spans, summary")
     parser.add_argument("--against", type=Path, metavar="RUN", help="compare with this run's folder")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the figures to this file")
@@ -41,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     out = console()
     try:
         config = configs.load([args.config, *args.overrides])
-        cost = costs.read(args.costs) if args.costs else costs.of_timed(config)
+        cost = costs.known(config, args.costs, args.hardware)
         measured = results.of_run(args.against) if args.against else None
         if args.run:
             args.run.mkdir(parents=True)

@@ -122,6 +122,7 @@ class DecodeClock:
         """Ask for an update, after the step in progress (and the running sequences, if they may not be interrupted).
         Call `advance` before and behind."""
         self._loads.append(load)
+        self._boundary = None
 
     def abort(self, requests: Iterable[Request], now: float) -> None:
         """End sequences now, with the tokens of all complete steps."""

@@ -54,7 +54,7 @@ class Answers(msgspec.Struct, forbid_unknown_fields=True):
 
 class LearnerCost(msgspec.Struct, forbid_unknown_fields=True):
     """A train step on `gpus` GPUs: `base` + `per_sample` · samples + `per_token` · trained tokens. `publish`: for which
-    training waits after it."""
+    training waits after it. `least`: GPUs without which the model does not fit."""
 
     base: float = 0.0
     per_sample: float = 0.0
@@ -62,6 +62,7 @@ class LearnerCost(msgspec.Struct, forbid_unknown_fields=True):
     stream: bool = False
     publish: float = 0.0
     gpus: int = 1
+    least: int = 1
 
 
 class WeightsCost(msgspec.Struct, forbid_unknown_fields=True):
@@ -127,6 +128,16 @@ def of_timed(config: Config) -> Costs:
         WeightsCost(encode=0.001, fetch=0.003),
         source="the config's timed engine and learner",
     )
+
+
+def known(config: Config, file: Path | None, hardware: str | None = None, each: int = 1) -> Costs:
+    """From a file, else of the config's timed parts. `hardware`: those of engine, learner and weights on such GPUs, an
+    engine on `each` of them (`roofline`). Raises ConfigError."""
+    if hardware is None:
+        return read(file) if file else of_timed(config)
+    from . import roofline
+
+    return roofline.on(hardware, roofline.sizes_of(config), each, read(file) if file else Costs())
 
 
 def read(path: Path) -> Costs:

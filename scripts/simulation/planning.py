@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -86,6 +87,22 @@ def scaled(costs: Costs, learner_gpus: int, efficiency: float) -> Costs:
     return found
 
 
+def slower(costs: Costs, engine: float, learner: float) -> Costs:
+    """Costs with an engine and a learner that take so many times as long."""
+    found = copy.deepcopy(costs)
+    for part, factor in ((found.engine, engine), (found.learner, learner)):
+        for name in ("base", "per_sequence", "per_token", "prefill", "apply", "per_sample"):
+            if hasattr(part, name):
+                setattr(part, name, getattr(part, name) * factor)
+    return found
+
+
+def corners(config: Config, costs: Costs, off_by: float) -> list[Outcome]:
+    """What the run comes to if engine and learner are each `off_by` times as slow or as fast as their costs say."""
+    pairs = itertools.product((1 / off_by, off_by), repeat=2)
+    return [Simulation(config, slower(costs, *pair)).run() for pair in pairs]
+
+
 def plan(
     load: Callable[[Sequence[str]], Config],
     costs: Costs,
@@ -96,7 +113,12 @@ def plan(
     """The choices that the closed form does not rule out, simulated; the fastest first. `load` makes a config with
     overrides."""
     screened = []
-    for choice in choices:
+    fitting = [choice for choice in choices if choice.learner >= costs.learner.least]
+    if not fitting:
+        raise ConfigError(
+            f"the learner needs at least {costs.learner.least} GPUs for the model: give it more with --gpus"
+        )
+    for choice in fitting:
         config, cost = load(choice.overrides()), scaled(costs, choice.learner, efficiency)
         screened.append((choice, config, cost, _predict(config, cost, choice)))
     best = max(each.throughput for *_, each in screened)

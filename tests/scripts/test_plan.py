@@ -2,15 +2,17 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from areal_like import config as configs
-from scripts.plan import choices, main
-from scripts.simulation import costs
+from scripts.memory import Sizes
+from scripts.plan import choices, main, ranges
+from scripts.simulation import costs, roofline
 from scripts.simulation.closed_form import predict
-from scripts.simulation.planning import Choice, scaled, splits
+from scripts.simulation.planning import Choice, corners, scaled, slower, splits
 from scripts.simulation.run import Simulation
 
 BASE = "configs/bench/modes.yaml"
@@ -75,3 +77,28 @@ def test_a_limit_of_staleness_that_none_keeps_is_refused(capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         main([BASE, "--gpus", "2", "--staleness", "1", "--steps", "4", "--most-stale", "-1"])
     assert "lower --staleness" in capsys.readouterr().err
+
+
+SEVEN_B = Sizes(28, 3584, 18944, 3584, 512, 152064, 7_600_000_000, 233_000_000)
+
+
+def test_a_roofline_is_the_models_bytes_and_flops_over_the_peaks() -> None:
+    known = costs.Costs(answers=costs.Answers(median=77), source="a short run")
+    found = roofline.on("H100", SEVEN_B, 1, known)
+    assert found.engine.base - roofline.STEP_SECONDS == pytest.approx(15.2e9 / (0.6 * 3.35e12))
+    assert found.engine.per_token == pytest.approx(2 * 28 * 512 * 2 / (0.6 * 3.35e12))
+    assert found.learner.per_token == pytest.approx(8 * 7.6e9 / (0.35 * 989e12)) and found.learner.least == 2
+    assert found.answers.median == 77 and "not measured" in found.source and "a short run" in found.source
+    newer, double = roofline.on("B200", SEVEN_B, 1, known), roofline.on("H100", SEVEN_B, 2, known)
+    assert newer.engine.base < found.engine.base / 2 + roofline.STEP_SECONDS
+    assert double.engine.per_sequence == pytest.approx(found.engine.per_sequence / 1.8)
+    with pytest.raises(configs.ConfigError, match="--gpus-per-actor 2"):
+        roofline.on("H100", replace(SEVEN_B, count=40_000_000_000), 1, known)
+
+
+def test_costs_that_are_off_move_the_figures(capsys) -> None:
+    config = configs.load([BASE, "run.steps=6"])
+    outcomes = corners(config, costs.of_timed(config), 2.0)
+    assert slower(costs.of_timed(config), 3.0, 1.0).engine.base == pytest.approx(0.003)
+    low, high = ranges(outcomes)["samples_per_second"]
+    assert low == pytest.approx(128 / 0.4, rel=0.05) and high == pytest.approx(4 * low, rel=0.1)

@@ -1,0 +1,99 @@
+"""What a model costs on a GPU where no run was measured yet: from its size and the GPU's public figures.
+
+Peaks are dense bfloat16 and memory figures of the SXM modules, from NVIDIA's data sheets of H100, H200 and DGX B200
+(eight GPUs: 1,440 GB, 64 TB/s). Shares of the peaks that real engines and trainers reach are assumed, not measured: see
+`MEMORY_SHARE`, `DECODE_SHARE`, `TRAIN_SHARE`. So times are right within `OFF_BY` at best.
+
+    decode step    2 bytes · parameters (read once) + keys and values of all tokens held, over the memory's speed;
+                   and 2 FLOPs · parameters per sequence
+    prefill        2 FLOPs · parameters per token
+    train step     8 FLOPs · parameters per token (forward, backward, and the proximal policy's forward);
+                   32 bytes · parameters for gradients, master weights and Adam's moments, read and written
+    update         2 bytes · parameters over the network, and read and written once on the actor
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from areal_like.config import Config, ConfigError
+
+from .costs import Costs, Engine, LearnerCost, WeightsCost
+
+if TYPE_CHECKING:
+    from scripts.memory import Sizes
+
+OFF_BY = 1.5
+"""Times are assumed to be right within this factor."""
+MEMORY_SHARE, DECODE_SHARE, TRAIN_SHARE = 0.6, 0.4, 0.35
+"""Of the peak: memory bandwidth in decoding, FLOPs in prefill and decoding, FLOPs in training."""
+NETWORK = 25e9
+"""Bytes per second between learner and actor: half of a link of 400 Gbit/s."""
+DOUBLING = 0.9
+"""Each doubling of an engine's GPUs makes it 2 · DOUBLING times as fast."""
+STEP_SECONDS = 0.002
+"""Of the engine's own work in each step."""
+TRAINED = 18
+"""Bytes per parameter of a learner: weights, gradients, master weights, Adam's moments; activations come on top."""
+FREE = 0.9
+"""Of a GPU's memory, for weights and the cache."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """FLOP/s in dense bfloat16, bytes per second of its memory, bytes of it."""
+
+    flops: float
+    bandwidth: float
+    memory: float
+
+
+GPUS = {
+    "H100": Gpu(989e12, 3.35e12, 80e9),
+    "H200": Gpu(989e12, 4.8e12, 141e9),
+    "B200": Gpu(2250e12, 8e12, 180e9),
+}
+
+
+def on(name: str, sizes: Sizes, each: int, costs: Costs, slots: int = 256) -> Costs:
+    """Costs of a model of these sizes: an engine on `each` GPUs, a learner on one (`planning.scaled` takes more).
+    Answers, verifier and the rest are those of `costs`. Raises ConfigError."""
+    gpu, weights = GPUS[name], 2.0 * sizes.count
+    faster = each * DOUBLING ** math.log2(each)
+    bandwidth, flops = gpu.bandwidth * MEMORY_SHARE * faster, gpu.flops * DECODE_SHARE * faster
+    free = FREE * gpu.memory * each - weights
+    if free < weights / 10:
+        need = math.ceil(1.1 * weights / (FREE * gpu.memory))
+        raise ConfigError(
+            f"{weights / 1e9:.0f} GB of weights leave no cache on {each} × {name}: --gpus-per-actor {need}"
+        )
+    engine = Engine(
+        base=STEP_SECONDS + weights / bandwidth,
+        per_sequence=weights / flops,
+        per_token=sizes.kv(2) / bandwidth,
+        prefill=weights / flops,
+        apply=2 * weights / bandwidth,
+        slots=slots,
+        kv_tokens=free / sizes.kv(2),
+    )
+    train = LearnerCost(
+        base=32.0 * sizes.count / (gpu.bandwidth * MEMORY_SHARE),
+        per_token=8.0 * sizes.count / (gpu.flops * TRAIN_SHARE),
+        least=math.ceil(TRAINED * sizes.count / (FREE * gpu.memory)),
+    )
+    source = f"the public figures of {name}, not measured" + (f"; lengths from {costs.source}" if costs.source else "")
+    fetch = WeightsCost(encode=weights / NETWORK, fetch=weights / NETWORK)
+    return Costs(engine, costs.answers, train, fetch, costs.verifier, costs.latency, costs.buffer, source)
+
+
+def sizes_of(config: Config) -> Sizes:
+    """Of the config's model, built without memory. Raises ConfigError."""
+    from scripts.estimate import model_of, plain_of
+    from scripts.memory import Sizes
+
+    model = model_of(plain_of(config))
+    if model is None:
+        raise ConfigError("--hardware needs a model, but neither engine nor learner of this config computes one")
+    return Sizes.of(model)
