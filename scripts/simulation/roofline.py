@@ -18,6 +18,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from areal_like.config import Config, ConfigError
 
 from .costs import Costs, Engine, LearnerCost, WeightsCost
@@ -85,7 +87,7 @@ def on(name: str, sizes: Sizes, each: int, costs: Costs, slots: int = 256) -> Co
     )
     source = f"the public figures of {name}, not measured" + (f"; lengths from {costs.source}" if costs.source else "")
     fetch = WeightsCost(encode=weights / NETWORK, fetch=weights / NETWORK)
-    return Costs(engine, costs.answers, train, fetch, costs.verifier, costs.latency, costs.buffer, source)
+    return msgspec.structs.replace(costs, engine=engine, learner=train, weights=fetch, source=source)
 
 
 def sizes_of(config: Config) -> Sizes:
