@@ -56,6 +56,7 @@ PARTS = {
     "plotting.plot": "plots",
     "plotting.rows": "plots",
     "plotting.timelines": "plots",
+    "prediction": "train",
     "preflight": "train",
     "reporting.contents": "report",
     "reporting.excerpts": "report",

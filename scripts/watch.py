@@ -33,6 +33,7 @@ from areal_like.metrics import MetricsFollower
 from areal_like.run_folder import RENDEZVOUS, SUMMARY
 from areal_like.supervision import is_supervised
 
+from . import prediction
 from .arguments import command, other, port, refuse
 from .fault_counts import faults
 from .last_sample import LastSample
@@ -283,6 +284,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         **({"faults": found} if (found := faults(summary.get("faults", {}))) else {}),
         "actor restarts": str(summary.get("restarts", 0)),
         **{f"{name} was left out": words.splitlines()[0] for name, words in summary.get("left_out", {}).items()},
+        **prediction.lines(summary.get("prediction", {})),
         **_places(folder),
     }
     _print_lines(lines, show("stopped_because", "{}"))

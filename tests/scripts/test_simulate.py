@@ -7,6 +7,7 @@ import pytest
 
 from areal_like import config as configs
 from areal_like.spans import read
+from scripts import prediction
 from scripts.simulate import main
 from scripts.simulation import costs, results
 from scripts.simulation.run import Outcome, Simulation, depth
@@ -131,3 +132,22 @@ def test_costs_of_a_file_stand_for_any_config(tmp_path) -> None:
     assert found.engine.base == 0.01 and found.learner.base == 0.5 and math.isclose(found.answers.sigma, 1.0)
     outcome = Simulation(configs.load(["quickstart", "run.steps=4", "actors.count=2"]), found).run()
     assert outcome.report["steps"] == 4 and closes(outcome)
+
+
+def test_a_run_that_asks_for_it_is_predicted_beside_and_compared(tmp_path, capsys) -> None:
+    overrides = ["run.steps=6", "scheduler.max_staleness=1", "simulate=true"]
+    run = tmp_path / "run"
+    assert main([BASE, *overrides, "--run", str(run)]) == 0  # in the place of a real one
+    assert prediction.compared(run) == {} and prediction.begin(configs.load([BASE]), run) is None
+    process = prediction.begin(configs.load([BASE, *overrides]), run)
+    assert process is not None
+    prediction.end(process, 120.0)
+    found = prediction.compared(run)
+    assert "staleness_mean" in found and "seconds" not in found, (run / prediction.LOG).read_text()
+    assert all(each["error"] == pytest.approx(0.0, abs=1e-6) for each in found.values())
+    assert "(+0.0%)" in prediction.lines(found)["predicted staleness mean"]
+    prediction.check(configs.load([BASE, *overrides]))
+    with pytest.raises(configs.ConfigError, match="--costs"):
+        prediction.check(configs.load(["quickstart", "simulate=true"]))
+    with pytest.raises(configs.ConfigError, match="simulate=7"):
+        prediction.check(configs.load(["quickstart", "simulate=7"]))
