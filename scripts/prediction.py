@@ -42,7 +42,7 @@ def begin(config: Config, folder: Path) -> subprocess.Popen[bytes] | None:
     """Start the prediction of a new run, if its config asks for one."""
     if not config.simulate or (folder / FILE).exists() or (folder / NEXT).exists():
         return None
-    given = [] if config.simulate is True else ["--costs", os.path.abspath(config.simulate)]
+    given = [] if config.simulate is True else ["--costs", os.path.abspath(str(config.simulate))]
     files = [str(folder / CONFIG), *given, "--json", str(folder / FILE)]
     with (folder / LOG).open("wb") as log:
         return subprocess.Popen(
