@@ -21,7 +21,7 @@ from areal_like.registry import knobs
 
 from .arguments import command, new_file, picture, positive, refuse
 from .output import console, table, write_json
-from .simulation import costs, results, roofline
+from .simulation import results, roofline
 from .simulation.planning import Choice, Plan, corners, plan, scaled, splits
 from .simulation.run import Outcome, Stuck
 
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         config = load([])
-        cost = costs.known(config, args.costs, args.hardware, args.gpus_per_actor)
+        cost = roofline.known(config, args.costs, args.hardware, args.gpus_per_actor)
         wanted = choices(args.gpus, args.gpus_per_actor, args.staleness)
         plans = plan(load, cost, wanted, args.efficiency, out.print)
     except (ConfigError, UserError, OSError, ValueError, Stuck) as error:

@@ -35,7 +35,10 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"simulate={config.simulate}: true, or a file of costs (`areal-like calibrate RUN`)", "simulate"
         )
-    costs.known(config, None if config.simulate is True else Path(config.simulate))
+    if config.simulate is True:
+        costs.of_timed(config)
+    else:
+        costs.read(Path(config.simulate))
 
 
 def begin(config: Config, folder: Path) -> subprocess.Popen[bytes] | None:

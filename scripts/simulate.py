@@ -21,7 +21,7 @@ from areal_like.run_folder import CONFIG, SUMMARY
 
 from .arguments import command, new_file, refuse
 from .output import console, table, write_json
-from .simulation import costs, results, roofline
+from .simulation import results, roofline
 from .simulation.run import Simulation, Stuck
 
 
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     out = console()
     try:
         config = configs.load([args.config, *args.overrides])
-        cost = costs.known(config, args.costs, args.hardware)
+        cost = roofline.known(config, args.costs, args.hardware)
         measured = results.of_run(args.against) if args.against else None
         if args.run:
             args.run.mkdir(parents=True)

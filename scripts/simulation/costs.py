@@ -130,16 +130,6 @@ def of_timed(config: Config) -> Costs:
     )
 
 
-def known(config: Config, file: Path | None, hardware: str | None = None, each: int = 1) -> Costs:
-    """From a file, else of the config's timed parts. `hardware`: those of engine, learner and weights on such GPUs, an
-    engine on `each` of them (`roofline`). Raises ConfigError."""
-    if hardware is None:
-        return read(file) if file else of_timed(config)
-    from . import roofline
-
-    return roofline.on(hardware, roofline.sizes_of(config), each, read(file) if file else Costs())
-
-
 def read(path: Path) -> Costs:
     """Costs from a YAML file. Raises ConfigError."""
     try:

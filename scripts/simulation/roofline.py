@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from areal_like.config import Config, ConfigError
 
-from .costs import Costs, Engine, LearnerCost, WeightsCost
+from .costs import Costs, Engine, LearnerCost, WeightsCost, of_timed, read
 
 if TYPE_CHECKING:
     from scripts.memory import Sizes
@@ -57,6 +58,14 @@ GPUS = {
     "H200": Gpu(989e12, 4.8e12, 141e9),
     "B200": Gpu(2250e12, 8e12, 180e9),
 }
+
+
+def known(config: Config, file: Path | None, hardware: str | None = None, each: int = 1) -> Costs:
+    """From a file, else of the config's timed parts. `hardware`: those of engine, learner and weights on such GPUs, an
+    engine on `each` of them (`on`). Raises ConfigError."""
+    if hardware is None:
+        return read(file) if file else of_timed(config)
+    return on(hardware, sizes_of(config), each, read(file) if file else Costs())
 
 
 def on(name: str, sizes: Sizes, each: int, costs: Costs, slots: int = 256) -> Costs:
