@@ -11,6 +11,7 @@ tenth of the measured size (`scripts.memory`). The runtime's own memory (CUDA, a
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from dataclasses import dataclass
@@ -199,7 +200,9 @@ def trained_of(known: dict[str, Any], model: Any, sizes: Sizes) -> tuple[int, in
     from learners.adapters import Adapters
 
     model = copy.deepcopy(model)
-    Adapters(model, 0, torch.float32, **known["lora"])
+    made = contextlib.nullcontext() if known["lora"].get("path") else torch.device("meta")  # new ones need no memory
+    with made:
+        Adapters(model, 0, torch.float32, **known["lora"])
     return sum(p.numel() for p in model.parameters() if p.requires_grad), sizes.count
 
 

@@ -4,8 +4,9 @@
 #                     (integration, faults, sglang, slurm), those of commands (scripts), and the files that
 #                     tests/conftest.py lists as slow.
 # VENV names another environment than .venv (.ci/run uses a fresh one), WORKERS the number of processes that run tests
-# (2; `-n 0`: only this process, for a debugger). As root on Debian it also installs Slurm, for the cluster of tests/slurm,
-# and Chromium, in which tests/scripts/test_report_in_browser.py opens the report; without them these tests are skipped.
+# (4, as many tests wait; --fast: 2; `WORKERS=0`: only this process, for a debugger). As root on Debian it also installs
+# Slurm, for the cluster of tests/slurm, and Chromium, in which tests/scripts/test_report_in_browser.py opens the report;
+# without them these tests are skipped.
 # AREAL_TEST_SEED=7 gives the numerical tests other random numbers (tests/seeds.py); scripts/test_kernels.sh runs them
 # with other kernels of torch.
 set -euo pipefail
@@ -47,9 +48,9 @@ types=$(mktemp)
 trap 'kill "$typing" 2> /dev/null || true; rm -f "$types"' EXIT
 nice -n 5 "$venv/bin/mypy" > "$types" 2>&1 &
 typing=$!
-# Each file is one worker's, so that what its tests share is made once. Many tests wait: two workers for two processors.
+# Each file is one worker's, so that what its tests share is made once. Many tests wait: four workers for two processors.
 failed=0
-"$venv/bin/python" -m pytest -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@" || failed=$?
+"$venv/bin/python" -m pytest -n "${WORKERS:-4}" --dist loadfile --no-loadscope-reorder "$@" || failed=$?
 echo "== mypy"
 wait "$typing" || failed=1
 cat "$types"

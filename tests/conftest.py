@@ -48,8 +48,21 @@ SLOW = {
 }
 """Files that take more than three seconds → why. A new one that does belongs here."""
 
-LONG = ("tests/slurm/", "tests/integration/test_ray.py", "tests/faults/", "tests/integration/", "tests/learners/")
-"""Where files take long, the longest first."""
+LONG = (
+    "tests/slurm/",
+    "tests/integration/test_documented_commands.py",
+    "tests/integration/test_ray.py",
+    "tests/faults/test_kills.py",
+    "tests/integration/test_calculator.py",
+    "tests/integration/test_process_life.py",
+    "tests/integration/test_live_runs.py",
+    "tests/scripts/test_benches_run.py",
+    "tests/faults/",
+    "tests/buffer/test_replay_properties.py",
+    "tests/integration/",
+    "tests/learners/",
+)
+"""Where files take long, the longest first; those that mostly wait (Slurm, Ray, faults) beside those that compute."""
 MANY_TESTS = 10
 """Of fewer, each run starts its own fork server: waiting for a common one would take as long."""
 
