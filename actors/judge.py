@@ -200,15 +200,16 @@ class Judge:
             self.requests += 1
             try:
                 said = await self._client.chat.completions.create(messages=messages, **self.settings)
-                reply = said.choices[0].message.content or ""
-            except (OpenAIError, IndexError, AttributeError) as error:
+                reply = "" + (said.choices[0].message.content or "")
+            # The client checks little of what it gets.
+            except (OpenAIError, LookupError, AttributeError, TypeError, ValueError) as error:
                 self.failures += 1
                 raise RewardError(f"the judge at {self.base_url}: {type(error).__name__}: {error}"[:500]) from error
             finally:
                 self.seconds += time.monotonic() - begin
         if said.usage:
-            self.request_tokens += said.usage.prompt_tokens
-            self.reply_tokens += said.usage.completion_tokens
+            self.request_tokens += getattr(said.usage, "prompt_tokens", None) or 0
+            self.reply_tokens += getattr(said.usage, "completion_tokens", None) or 0
         self.replies.add(key, reply)
         return reply
 

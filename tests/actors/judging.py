@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Reply = Callable[[str], str | int]
+Reply = Callable[[str], str | int | bytes]
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Served:
 @contextlib.contextmanager
 def judging(reply: Reply) -> Iterator[Served]:
     """Serve until the block ends. `reply` maps a request's text to the judge's text, or to an HTTP status that refuses
-    it; it may be called in several threads at once."""
+    it, or to the whole body of an answer (bytes); it may be called in several threads at once."""
     served, at_once, lock = Served(""), [0], threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -38,11 +38,11 @@ def judging(reply: Reply) -> Iterator[Served]:
             with lock:
                 at_once[0] -= 1
             answer = completion(said, text) if isinstance(said, str) else {"error": {"message": "not now"}}
-            self.send_response(200 if isinstance(said, str) else said)
+            self.send_response(said if isinstance(said, int) else 200)
             self.send_header("Content-Type", "application/json")
             self.send_header("retry-after-ms", "1")
             self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
+            self.wfile.write(said if isinstance(said, bytes) else json.dumps(answer).encode())
 
         def log_message(self, *_: Any) -> None:
             """Say nothing."""

@@ -121,6 +121,28 @@ def test_a_judge_without_a_verdict_is_an_error_that_says_why(tmp_path, reply, wo
         judged(tmp_path, server.url, answers("a"), retries=1)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>",
+        b'"Score: 3"',
+        b'{"choices": null}',
+        b'{"choices": []}',
+        b'{"choices": [{"message": {"content": ["Score: 3"]}}]}',
+    ],
+)
+def test_what_is_no_completion_costs_the_group_and_names_the_judge(tmp_path, body):
+    with judging(lambda text: body) as server, pytest.raises(RewardError, match=r"(?s)the judge at http://127"):
+        judged(tmp_path, server.url, answers("a"), retries=0, no_verdict=0.5)
+
+
+def test_usage_that_is_not_told_costs_nothing(tmp_path):
+    body = b'{"choices": [{"message": {"content": "Score: 5"}}], "usage": {"prompt_tokens": null}}'
+    with judging(lambda text: body) as server:
+        rewards, stats = judged(tmp_path, server.url, answers("a"))
+    assert rewards == [0.5] and stats["sum:judge/request_tokens"] == stats["sum:judge/reply_tokens"] == 0
+
+
 def test_a_reply_without_a_verdict_can_count_as_one(tmp_path):
     def shy(text):
         return "Score: 8" if answer_of(text) == "good" else "I can't say."
