@@ -21,8 +21,6 @@ OWN_TEST = ROOT / "docs" / "extending.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").glob("*.md")} - {OWN_TEST})]
 SMALL = ["run.steps=3", "eval.prompts=4", "groups_per_batch=4", "sizing.group_size=4", "actors.count=1"]
 """What makes a run short; what the command sets itself stays."""
-MATERIAL = {"task", "sampler", "run.trackers", "inject_staleness"}
-"""Runs that show other tasks and the like go into one process: each of several would import their packages."""
 ELSEWHERE = {
     "bash scripts/quickstart.sh": "tests/integration/test_documented_commands.py",
     "bash scripts/quickstart_pretrained.sh": "tests/integration/test_documented_commands.py",
@@ -148,8 +146,8 @@ def scaled(words: list[str], folder: Path) -> list[str]:
         small.append("sampling.max_tokens=8")  # the model takes no more
     if "resume=auto" in arguments:
         small.append("run.name=none")  # nothing is unfinished there
-    if any(key in MATERIAL for key in keys) and "launcher" not in keys:
-        small.append("launcher=inline")
+    if small and not keys & {"launcher", "run.name"}:
+        small.append("launcher=inline")  # those that others look at, and the quickstarts, are several processes
     return [*start, *arguments, *small, *(["--plain"] if "--dry-run" not in arguments else [])]
 
 
