@@ -90,13 +90,14 @@ def compared(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def lines(found: dict[str, dict[str, float]]) -> dict[str, str]:
-    """For a person: figure → prediction, measurement and error."""
+    """For a person: the line of a summary, with prediction, measurement and error of each figure."""
     if not found:
         return {}
     from .simulation.results import error, shown
 
-    return {
-        f"predicted {name.replace('_', ' ')}": f"{shown(name, each['predicted'])}, measured "
-        f"{shown(name, each['measured'])} ({error(name, each['predicted'], each['measured'])})"
+    words = [
+        f"{name.replace('_', ' ')} {shown(name, each['predicted'])}, measured {shown(name, each['measured'])} "
+        f"({error(name, each['predicted'], each['measured'])})"
         for name, each in found.items()
-    }
+    ]
+    return {"prediction": "; ".join(words)}

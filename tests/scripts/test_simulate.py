@@ -145,7 +145,7 @@ def test_a_run_that_asks_for_it_is_predicted_beside_and_compared(tmp_path, capsy
     found = prediction.compared(run)
     assert "staleness_mean" in found and "seconds" not in found, (run / prediction.LOG).read_text()
     assert all(each["error"] == pytest.approx(0.0, abs=1e-6) for each in found.values())
-    assert "(+0.0%)" in prediction.lines(found)["predicted staleness mean"]
+    assert "(+0.0%); staleness p95" in prediction.lines(found)["prediction"]
     prediction.check(configs.load([BASE, *overrides]))
     with pytest.raises(configs.ConfigError, match="--costs"):
         prediction.check(configs.load(["quickstart", "simulate=true"]))
