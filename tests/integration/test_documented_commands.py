@@ -146,7 +146,7 @@ def scaled(words: list[str], folder: Path) -> list[str]:
         small.append("sampling.max_tokens=8")  # the model takes no more
     if "resume=auto" in arguments:
         small.append("run.name=none")  # nothing is unfinished there
-    if small and not keys & {"launcher", "run.name"}:
+    if small and "--dry-run" not in arguments and not keys & {"launcher", "run.name"}:
         small.append("launcher=inline")  # those that others look at, and the quickstarts, are several processes
     return [*start, *arguments, *small, *(["--plain"] if "--dry-run" not in arguments else [])]
 
