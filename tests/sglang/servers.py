@@ -72,6 +72,17 @@ def logprobs_of(model, prompt, response, temperature=1.0):
     return (logits / temperature).log_softmax(-1).gather(-1, torch.as_tensor(response).long()[:, None])[:, 0].numpy()
 
 
+def assert_sampled_by(models, prompts, done):
+    """Each run of tokens has the logprobs of its version's model, and some completions got new weights in flight."""
+    assert any(len(completion.runs) > 1 for completion in done)
+    for prompt, completion in zip(prompts, done, strict=True):
+        at = 0
+        for version, count in completion.runs:
+            expected = logprobs_of(models[version], prompt, completion.tokens)
+            assert np.abs(completion.logprobs - expected)[at : at + count].max() < 1e-3
+            at += count
+
+
 def experts_of(model, tokens):
     """Those that the model's own forward chooses at all positions but the last: [T - 1, layers, k], sorted."""
     found = []
