@@ -6,6 +6,8 @@ notice when a connection breaks. The socket's monitor reports both.
 
 from __future__ import annotations
 
+import errno
+
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
@@ -15,6 +17,11 @@ from areal_like.errors import UserError
 FAILED_HANDSHAKES = 20
 """Attempts of about 100 ms each. With the server key of another buffer each fails without a reason; a few also fail
 when the network is bad or the other side is ending."""
+CLOSED_HANDSHAKES = 100
+"""The same without keys. A server with keys closes such a connection at once, and under load before its reason is read;
+so does a tunnel whose far end does not listen yet, hence the patience. Only connections that were closed are counted: a
+server that is stopped or slow closes none."""
+_CLOSED = errno.EPIPE, errno.ECONNRESET
 _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | _REFUSALS
 
@@ -38,7 +45,7 @@ class Link:
         self._watched, self._events = sock, sock.get_monitor_socket(_EVENTS)
         self._blocking: zmq.SyncSocket = zmq.Socket.shadow(self._events)  # an asyncio socket has an asyncio monitor
         self.peer, self._keys = f"{peer} ({endpoint})", keys
-        self.connections = self._told = self._failed = 0
+        self.connections = self._told = self._failed = self._closed = 0
 
     def check(self) -> None:
         """Process what has happened since the last call."""
@@ -59,19 +66,27 @@ class Link:
 
     def _take(self, parts: list[bytes]) -> bool:
         """Was it a success?"""
-        event = parse_monitor_message(parts)["event"]
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        said = parse_monitor_message(parts)
+        if said["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.connections += 1
             return True
         self._failed += 1
-        strange = self._keys and not self.connections and self._failed >= FAILED_HANDSHAKES
-        if event & _REFUSALS or strange:
-            raise WrongKeysError(self._explain(event))
+        self._closed += said["value"] in _CLOSED
+        if said["event"] & _REFUSALS or (not self.connections and self._hopeless()):
+            raise WrongKeysError(self._explain(said["event"]))
         return False
 
+    def _hopeless(self) -> bool:
+        return self._failed >= FAILED_HANDSHAKES if self._keys else self._closed >= CLOSED_HANDSHAKES
+
     def _explain(self, event: int) -> str:
-        if not self._keys:
+        if not self._keys and event & _REFUSALS:
             return f"the {self.peer} refused the connection: it asks for keys, and here security.key_folder is not set"
+        if not self._keys:
+            return (
+                f"the {self.peer} closed the connection {self._closed} times without a word: it probably asks for "
+                "keys, and here security.key_folder is not set"
+            )
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return (
                 f"the {self.peer} refused the keys of {self._keys}: this client's public key is not in its allow-list "

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import re
+import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +17,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from areal_like import keys
+from areal_like import keys, link
 from areal_like.bus import AsyncDealer, Dealer, Router, SharedDealer
 from areal_like.keys import KeysError
 from areal_like.link import BusError
@@ -116,6 +119,23 @@ def test_a_client_with_keys_does_not_talk_to_a_server_without(folder: Path) -> N
     assert_refused(dealer, "runs without keys")
     assert router.receive(0.05) is None
     router.close()
+
+
+def test_a_server_that_closes_each_connection_before_its_reason_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under load a server with keys is faster to close than its peer to read. One that is only slow closes none."""
+    monkeypatch.setattr(link, "CLOSED_HANDSHAKES", 3)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dealer = Dealer(f"tcp://127.0.0.1:{listener.getsockname()[1]}", "a", "buffer", link_timeout=0.1)
+        assert dealer.receive(1.0) is None, "nobody has answered, and nobody has closed"
+        threading.Thread(target=hang_up, args=(listener,), daemon=True).start()
+        assert_refused(dealer, "closed the connection 3 times .* asks for keys")
+
+
+def hang_up(listener: socket.socket) -> None:
+    """Until the listener is closed."""
+    with contextlib.suppress(OSError):
+        while True:
+            listener.accept()[0].close()
 
 
 def test_an_asyncio_socket_finds_out_when_it_looks(router: Router, folder: Path) -> None:
