@@ -51,6 +51,7 @@ READ = {
     "stream_options",
 }  # fmt: skip
 MOST_TEMPERATURE = 100
+BROKEN = "the engine began this answer anew, and it is not what was streamed: ask again"
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -283,8 +284,11 @@ class Events:
         return self._chunk({"content": new})
 
     def end(self, reply: Reply) -> str:
-        """All that has not been sent."""
+        """All that has not been sent. Raises Refused where the answer is not how it began: the engine had to begin
+        anew."""
         message = _served(reply.message)
+        if not (message["content"] or "").startswith(self.sent):
+            raise Refused(500, BROKEN, code="stream_broken")
         pieces = [self.more(message["content"] or "")]
         if calls := message.get("tool_calls"):
             pieces.append(self._chunk({"tool_calls": [call | {"index": place} for place, call in enumerate(calls)]}))

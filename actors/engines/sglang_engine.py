@@ -36,6 +36,7 @@ from actors.engines.concurrency import AdaptiveSemaphore
 from actors.engines.sglang_fleet import Fleet
 from actors.engines.sglang_names import stored_names
 from actors.engines.sglang_replies import (
+    Pieces,
     Reply,
     Returned,
     concatenated,
@@ -46,6 +47,7 @@ from actors.engines.sglang_replies import (
 )
 from actors.engines.sglang_server import Server, ServerGone, ServerRefused
 from actors.engines.sglang_shared import Held
+from areal_like.interfaces import Heard
 from areal_like.models import state_of
 from areal_like.routers import routers_of, routing_of
 from areal_like.types import Completion, Finish, Limits, Scored
@@ -62,6 +64,7 @@ class _Call:
     """A running `generate`: its id at the server that works on it now, if any, and what it has sampled."""
 
     name: str
+    heard: Heard | None = None
     work: asyncio.Task | None = None
     rid: str = ""
     server: Server | None = None
@@ -94,6 +97,7 @@ class SglangEngine:
 
     needs_model = True
     needs_folder = True
+    streams = True
     METRICS: ClassVar = {
         "limit": "mean:rollout/limit",
         "tp_size": "max:servers/tp_size",
@@ -174,8 +178,12 @@ class SglangEngine:
 
     # ---- generating -------------------------------------------------------------------------------------------------
 
-    async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
-        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot.
+    async def generate(
+        self, tokens: np.ndarray, limits: Limits, request: str = "", heard: Heard | None = None
+    ) -> Completion:
+        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot. `heard` is told what the
+        completion has so far whenever the server says so: after each step, or after several on a busy machine. It is
+        all of the completion's beginning, unless a server died whose tokens are of unknown versions (see `_cut_off`).
 
         Raises ValueError (empty prompt, unknown token id, longer than the model's positions) and RuntimeError (the
         server gives no tokens, closed engine).
@@ -183,7 +191,7 @@ class SglangEngine:
         if self._closed:
             raise RuntimeError("the engine is closed")
         self._check(tokens, limits)
-        call = _Call(request)
+        call = _Call(request, heard)
         self._calls.add(call)
         call.work = asyncio.get_running_loop().create_task(self._finish(call, tokens, limits))
         try:
@@ -248,15 +256,14 @@ class SglangEngine:
         server = await self._pick()
         tokens, returned = np.concatenate([prompt, done.tokens]), self._returned if limits.trained else None
         experts_from = limits.experts_from + (0 if done.experts is None else len(done.experts))
+        pieces = _pieces(server.label, call.heard, done.tokens)
         call.rid, call.server = uuid.uuid4().hex, server  # of one length: SGLang aborts whatever begins with the id
         label, newest, server.load = server.label, self._label, server.load + 1
         self._note_busy()
         try:
             share, wanted = label if self._flush else None, experts_from if returned else None
             asked = generate_request(call.rid, tokens, len(done.tokens), limits, share, wanted)
-            answer = await server.post("/generate", asked, math.inf)
-            if answer.get("output_ids") and answer["meta_info"]["finish_reason"]["type"] != "abort":
-                server.pulse.beat()
+            answer = await _answer(server, asked, pieces)
             undisturbed = label == newest == self._label
             only, behind = label if undisturbed else None, len(tokens) - experts_from
             reply = reply_of(answer, self._versions, only, returned, behind)
@@ -266,7 +273,8 @@ class SglangEngine:
             return reply
         except ServerGone:
             await asyncio.sleep(0.1)  # `watch` will see it
-            return None
+            undisturbed = label == newest == self._label
+            return self._cut_off(pieces, label) if undisturbed and pieces and not returned else None
         except asyncio.CancelledError:
             self._send_abort(call)  # frees the slot there
             raise
@@ -274,6 +282,11 @@ class SglangEngine:
             server.load -= 1
             self._note_busy()
             call.server = None
+
+    def _cut_off(self, pieces: Pieces, label: str) -> Reply | None:
+        """What a server that has gone had streamed, all of it under one label: it stays, since it has been heard."""
+        answer = pieces.cut()
+        return None if answer is None else reply_of(answer, self._versions, label)
 
     async def _pick(self) -> Server:
         while True:
@@ -420,6 +433,28 @@ class SglangEngine:
         for server in self._servers:
             await server.close()
         self._held.close()
+
+
+def _pieces(label: str, heard: Heard | None, before: np.ndarray) -> Pieces | None:
+    return None if heard is None else Pieces(label, lambda tokens: heard(np.concatenate([before, tokens])))
+
+
+async def _answer(server: Server, asked: dict[str, Any], pieces: Pieces | None) -> Mapping[str, Any]:
+    """Raises ServerGone, ServerRefused, RuntimeError."""
+    if pieces is None:
+        answer = await server.post("/generate", asked, math.inf)
+        if answer.get("output_ids") and answer["meta_info"]["finish_reason"]["type"] != "abort":
+            server.pulse.beat()
+        return answer
+
+    def take(piece: dict[str, Any]) -> None:
+        if pieces.take(piece):
+            server.pulse.beat()
+
+    await server.stream("/generate", asked | {"stream": True}, take)
+    if pieces.answer is None:
+        raise ServerGone(f"{server.name}: an answer has no end")
+    return pieces.answer
 
 
 def _returned(model: PreTrainedModel) -> Returned:

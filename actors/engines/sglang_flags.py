@@ -112,6 +112,7 @@ def command(model: PreTrainedModel, folder: Path, wanted: Wanted) -> tuple[list[
         "sleep-on-idle": True,
         "log-level": "warning",
         "enable-metrics": True,
+        "incremental-streaming-output": True,  # else each piece of a streamed answer is all of it so far
         "custom-weight-loader": LOAD_FORMAT,
         **_source(model, folder),
         **more,

@@ -10,7 +10,7 @@ Experts (`areal_like.experts`) come as base64 of int32 [positions, layers, k], f
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +147,48 @@ def reply_of(
     cached = int(meta.get("cached_tokens") or 0)
     experts = returned.read(meta, behind + len(tokens) - 1) if returned else None
     return Reply(tokens, logprobs, _runs(spans, len(tokens), versions), cached, spans[0]["version"], experts)
+
+
+class Pieces:
+    """An answer that comes in pieces, each with all tokens so far or with the new ones only: that is a setting of the
+    server. `answer` is what it would have been in one piece; None: it has not ended.
+
+    `heard` is told the tokens so far, int32 [n], behind each piece but the last, unless the answer may be worth nothing
+    in the end since kept prompt tokens were used under other weights than those of `label` (`Reply.is_stale`).
+    """
+
+    def __init__(self, label: str, heard: Callable[[np.ndarray], None]):
+        self.answer: dict[str, Any] | None = None
+        self._label, self._heard = label, heard
+        self._rows: list[list[Any]] = []
+        self._sure: bool | None = None
+
+    def take(self, piece: Mapping[str, Any]) -> bool:
+        """Whether it brings tokens of a request that goes on, or has come to its own end. Raises RuntimeError for one
+        that does not go on from those before."""
+        meta, ids = piece["meta_info"], piece.get("output_ids") or []
+        rows, count = meta.get("output_token_logprobs") or [], meta.get("completion_tokens") or 0
+        known = [] if len(rows) == count else self._rows
+        if len(known) + len(rows) != count or [row[1] for row in rows[len(rows) - len(ids) :]] != ids:
+            raise RuntimeError("SGLang's pieces of an answer do not follow one another")
+        self._rows = [*known, *rows]
+        if meta["finish_reason"]:
+            self.answer = self._whole(meta)
+            return bool(ids) and meta["finish_reason"]["type"] != "abort"
+        if self._sure is None and count:
+            self._sure = not meta.get("cached_tokens") or meta.get("weight_version") == self._label
+        if self._sure:
+            self._heard(np.array([row[1] for row in self._rows], np.int32))
+        return bool(ids)
+
+    def cut(self) -> dict[str, Any] | None:
+        """As an answer: what had been told to `heard` when the server was gone, of which no versions are known; None:
+        nothing."""
+        return self._whole({"finish_reason": {"type": "abort"}}) if self._sure else None
+
+    def _whole(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        ids = [row[1] for row in self._rows]
+        return {"output_ids": ids, "meta_info": {**meta, "output_token_logprobs": self._rows}}
 
 
 def _refuse_errors(reason: Mapping[str, Any] | None) -> None:

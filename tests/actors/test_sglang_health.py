@@ -1,17 +1,21 @@
 """SGLang servers that are missing or hang: what the user is told, and what the engine does."""
 
 import asyncio
+import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from actors.engines import sglang_engine, sglang_patch, sglang_server, sglang_weights
 from actors.engines.sglang_health import Pulse
 from actors.engines.sglang_loader import APPLIED
-from actors.engines.sglang_server import Server, ServerGone
+from actors.engines.sglang_server import Server, ServerGone, ServerRefused
 from areal_like.types import Limits
 from tests.actors.sglang_fakes import PROMPT, Fakes, served, until, update, watched
 
@@ -65,6 +69,79 @@ def test_waiting_for_a_server_is_not_busy(fakes: Fakes, tmp_path: Path, monkeypa
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
         await engine.close()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("newer", [False, True], ids=["undisturbed", "updated"])
+def test_what_a_server_has_streamed_stays_when_it_dies(
+    newer: bool, fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has been heard. The rest comes from the next server; an update meanwhile leaves its versions unknown."""
+    engine, left = served(tmp_path, replicas=1), [3, 8]
+
+    async def stream(server: Server, path: str, body: dict[str, Any], take: Callable[[dict[str, Any]], bool]) -> None:
+        assert path == "/generate" and body["stream"]
+        most, dies = body["sampling_params"]["max_new_tokens"], len(left) == 2
+        for count in range(1, min(left.pop(0), most) + 1):
+            span = [{"version": server.label, "start": 0, "end": count}]
+            meta = {"completion_tokens": count, "output_token_logprobs": [[-0.5, most, None]]}
+            ended = {"finish_reason": {"type": "length"}, "weight_versions": span}
+            take({"output_ids": [most], "meta_info": meta | (ended if count == most else {"finish_reason": None})})
+        if dies:
+            if newer:
+                await engine.load(update(engine, 1))
+            raise ServerGone("has died")
+
+    monkeypatch.setattr(Server, "stream", stream)
+
+    async def scenario() -> None:
+        heard: list[list[int]] = []
+        completion = await engine.generate(PROMPT, Limits(8), heard=lambda told: heard.append(told.tolist()))
+        said, run = ([8] * 8, (1, 8)) if newer else ([8] * 3 + [5] * 5, (0, 8))
+        assert completion.tokens.tolist() == said and completion.runs == [run]
+        assert heard == [[8], [8] * 2, [8] * 3] + [said[:n] for n in range(1 if newer else 4, 8)]
+        assert engine.stats()["tokens"] == 8
+
+    asyncio.run(watched(engine, scenario))
+
+
+def test_a_streamed_answer_is_read_event_by_event_and_its_end_is_not_taken_on_trust() -> None:
+    """Cut anywhere on its way, with errors as events, and one that breaks off."""
+    big = json.dumps({"text": "x" * 300_000}).encode()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(status=503 if request.path == "/unwell" else 200)
+        await response.prepare(request)
+        for piece in parts[request.path]:
+            await response.write(piece)
+            await asyncio.sleep(0.01)
+        return response
+
+    parts = {
+        "/ping": [],
+        "/whole": [b'data: {"a": 1}\n', b'\ndata: {"a": 2}\n\ndata: ' + big + b"\n\ndat", b"a: [DONE]\n\n"],
+        "/half": [b'data: {"a": 1}\n\n', b'data: {"a"'],
+        "/error": [b'data: {"error": {"code": 400, "message": "too long"}}\n\ndata: [DONE]\n\n'],
+        "/unwell": [b"loading"],
+    }
+
+    async def check() -> None:
+        app = web.Application()
+        app.router.add_post("/{path}", answer)
+        app.router.add_get("/ping", answer)
+        async with TestServer(app) as there:
+            server, found = Server("S", url=str(there.make_url(""))), list[dict[str, Any]]()
+            await server.start(10)
+            await server.stream("/whole", {}, found.append)
+            assert found == [{"a": 1}, {"a": 2}, json.loads(big)]
+            with pytest.raises(ServerGone, match="breaks off"):
+                await server.stream("/half", {}, found.append)
+            with pytest.raises(ServerRefused, match="S: /error: 400 too long"):
+                await server.stream("/error", {}, found.append)
+            with pytest.raises(ServerGone, match="is not well: loading"):
+                await server.stream("/unwell", {}, found.append)
+            await server.close()
 
     asyncio.run(check())
 

@@ -16,7 +16,7 @@ from actors.engines.sglang_boxes import under_stored_names
 from actors.engines.sglang_engine import SglangEngine
 from actors.engines.sglang_flags import Wanted
 from actors.engines.sglang_names import stored_names
-from actors.engines.sglang_replies import NEUTRAL, Returned, concatenated, generate_request, reply_of
+from actors.engines.sglang_replies import NEUTRAL, Pieces, Returned, concatenated, generate_request, reply_of
 from actors.engines.sglang_shared import Held
 from areal_like.errors import UserError
 from areal_like.experts import Routing
@@ -211,6 +211,49 @@ def test_answers_that_do_not_add_up_are_errors():
     with pytest.raises(RuntimeError, match="too long"):
         refused = {"type": "abort", "message": "too long", "status_code": 400}
         reply_of(answer([], [], finish_reason=refused), {"a": 0}, "a")
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["new", "so_far"])
+def test_pieces_become_the_answer_that_it_is_in_one(whole):
+    """Whether a piece brings what is new or all so far; the abort of a request that waits brings all, and one token."""
+    span = [{"version": "a", "start": 0, "end": 4}]
+    heard, ends = [], {"length": [9], "abort": [9]}
+    for finish in ends:
+        pieces, at = Pieces("a", lambda tokens: heard.append(tokens.tolist())), 0
+        for to in (1, 3, 4):
+            made = [7, 8, 9, 9][0 if whole else at : to]
+            piece = answer(made, span if to == 4 else None, completion_tokens=to, finish_reason=None)
+            if to == 4:
+                piece["meta_info"]["finish_reason"] = {"type": finish}
+            if to == 4 and finish == "abort":
+                piece = answer([7, 8, 9, 9], span, completion_tokens=4, finish_reason={"type": finish})
+                piece["output_ids"] = [9]
+            assert pieces.answer is None
+            assert pieces.take(piece) == (to < 4 or finish == "length")
+            at = to
+        expected = reply_of(answer([7, 8, 9, 9], span), {"a": 4}, "a")
+        found = reply_of(pieces.answer, {"a": 4}, "a")
+        assert found.tokens.tolist() == expected.tokens.tolist() and found.runs == expected.runs == [(4, 4)]
+        assert found.logprobs.tolist() == expected.logprobs.tolist()
+    assert heard == [[7], [7, 8, 9]] * 2, "not the last piece: the completion tells of it"
+
+
+def test_pieces_that_do_not_follow_one_another_are_errors():
+    for made, count in (([7, 8], 1), ([7], 2)):
+        with pytest.raises(RuntimeError, match="do not follow"):
+            Pieces("a", print).take(answer(made, None, completion_tokens=count))
+    other = answer([7, 8], None, completion_tokens=2)
+    with pytest.raises(RuntimeError, match="do not follow"):
+        Pieces("a", print).take(other | {"output_ids": [7, 9]})
+
+
+@pytest.mark.parametrize("cached, label, told", [(0, "b", 1), (3, "b", 0), (3, "a", 1)])
+def test_tokens_that_may_be_worth_nothing_are_not_told(cached, label, told):
+    heard = []
+    pieces = Pieces("a", heard.append)
+    meta = {"completion_tokens": 1, "cached_tokens": cached, "weight_version": label, "finish_reason": None}
+    pieces.take(answer([7], None, **meta))
+    assert len(heard) == told and (pieces.cut() is not None) == told
 
 
 def test_a_kept_prompt_of_older_weights_is_seen():

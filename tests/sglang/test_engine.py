@@ -1,16 +1,20 @@
 """One server per architecture: tokens, logprobs and versions against transformers, through many in-flight updates."""
 
 import asyncio
+import json
 from functools import partial
 
+import aiohttp
 import numpy as np
 import pytest
 
 from areal_like.models import write_state
-from areal_like.types import Batch, Group, Limits, Sample
+from areal_like.tasks.characters import CharacterCodec
+from areal_like.types import Batch, Group, Limits, Prompt, Sample
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
+from tests.actors.agents.scene import rollout
 from tests.sglang.servers import (
     CONFIGS,
     VOCAB,
@@ -193,6 +197,82 @@ def test_tokens_are_filed_under_the_weights_that_made_them(bench, mode):
             if mode != "in_place":
                 anew = logprobs_of(published.model, prompt, completion.tokens)
                 assert np.abs(completion.logprobs - anew)[count:].max() < 1e-3
+
+    bench.run(check())
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
+def test_a_streamed_answer_is_told_as_it_is_made_and_is_what_an_answer_is(bench, mode):
+    """Through an update in flight, and when it is aborted; also behind a kept prompt."""
+    engine, published = bench.engine, bench.published
+    (prompt,) = prompts_of(9, seed=12)
+
+    def is_right(old, completion, heard, most):
+        expected = logprobs_of(old, prompt, completion.tokens)
+        assert np.abs(completion.logprobs - expected)[: completion.runs[0][1]].max() < 1e-3
+        lengths = [len(each) for each in heard]
+        assert lengths == sorted(set(lengths)) and most > lengths[-1] >= len(completion.tokens) - 2
+        assert all(np.array_equal(each, completion.tokens[: len(each)]) for each in heard)
+        assert len(lengths) > 5 and lengths[0] <= 2, "piece by piece"
+
+    async def check():
+        engine._mode = mode
+        try:
+            await generate(engine, prompt, 4)
+            await slow_down(engine, 0.05)
+            heard, old, before = [], published.frozen(), published.version
+            asked = asyncio.create_task(engine.generate(prompt, Limits(30), heard=heard.append))
+            while len(heard) < 8:
+                await asyncio.sleep(0.01)
+            await engine.load(published.step(share=0.3))
+            completion = await asked
+            assert [version for version, _ in completion.runs] == [before, published.version]
+            is_right(old, completion, heard, 30)
+            anew = logprobs_of(published.model, prompt, completion.tokens)
+            if mode != "in_place":
+                assert np.abs(completion.logprobs - anew)[completion.runs[0][1] :].max() < 1e-3
+            if bench.model.config.model_type == "qwen3_moe" and mode != "in_place":
+                expected = experts_of(bench.model, [*prompt, *completion.tokens])
+                assert completion.experts.shape == expected.shape
+            cut, told = [], asyncio.Event()
+            take = lambda tokens: (cut.append(tokens), told.set() if len(tokens) > 8 else None)  # noqa: E731
+            asked = asyncio.create_task(engine.generate(prompt, Limits(500), "cut", heard=take))
+            await told.wait()
+            engine.abort(["cut"])
+            part = await asyncio.wait_for(asked, 10)
+            assert part.finish == "abort"
+            is_right(published.model, part, cut, 500)
+        finally:
+            engine._mode = "retract"
+            await slow_down(engine, 0)
+
+    bench.run(check())
+
+
+def test_an_agents_stream_comes_in_pieces_while_the_server_is_at_it(bench):
+    text = CharacterCodec("".join(chr(ord("0") + n) for n in range(VOCAB)))
+    messages = ({"role": "user", "content": "3a7"},)
+    prompt = Prompt(text.encode("3a7"), "right", 40, (), text, messages)
+    said, load = [], []
+
+    async def streams(base_url, key, row):
+        body = {"messages": row["messages"], "stream": True}
+        async with (
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session,
+            session.post(base_url + "/chat/completions", json=body) as answer,
+        ):
+            async for line in answer.content:
+                if b'"content"' in line:
+                    said.append(json.loads(line[6:])["choices"][0]["delta"]["content"])
+                    load.append(bench.engine.stats()["running"])
+
+    async def check():
+        await slow_down(bench.engine, 0.02)
+        sample = await rollout(streams, bench.engine, Limits(30), prompt)
+        await slow_down(bench.engine, 0)
+        response = sample.tokens[sample.prompt_length :]
+        assert "".join(said) == text.decode(response) and len(said) > 5 and load[0] == 1
+        assert np.abs(sample.logprobs - logprobs_of(bench.model, prompt.tokens, response)).max() < 1e-3
 
     bench.run(check())
 

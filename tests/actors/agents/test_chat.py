@@ -169,6 +169,13 @@ def test_events_say_the_same_as_a_completion_and_no_client_hears_what_is_taken_b
     assert {event["object"] for event in events} == {"chat.completion.chunk"} and events[0]["model"] == "gpt-x"
 
 
+def test_an_answer_that_is_not_what_was_streamed_is_an_error() -> None:
+    events = Events(chat_of(stream=True))
+    events.more("the first")
+    with pytest.raises(Refused, match="began this answer anew"):
+        events.end(Reply(1, {"role": "assistant", "content": "another"}, "stop", 3, 2))
+
+
 def test_a_stream_holds_back_what_may_become_a_stop_text() -> None:
     chat = chat_of(stream=True, stop=["END", "\n\n"])
     parts = ["", "on", "on E", "on EN", "on END", "on\n", "on\n\nmore", "on \ufffd"]
