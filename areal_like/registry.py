@@ -84,7 +84,8 @@ COMPONENTS: dict[str, dict[str, str]] = {
     },
     "sizing": {
         "fixed": "buffer.sizing:Fixed",
-        "sagc": "buffer.sizing:Sagc",
+        "sagc": "buffer.sagc:Sagc",
+        "sagc_plain": "buffer.sagc_plain:SagcPlain",
     },
     "policy": {
         "in_order": "buffer.policies:in_order",

@@ -193,9 +193,8 @@ class Handlers:
                 finisher.has_finished()
             state.gauges.tokens_pushed += head.tokens
             if state.scheduler.sizing.looks:
-                state.gauges.see(
-                    Lengths((*head.lengths, *cut), (False,) * head.samples + (True,) * len(cut), closed=True)
-                )
+                tokens, was_cut = (*head.lengths, *cut), (False,) * head.samples + (True,) * len(cut)
+                state.gauges.see(Lengths(tokens, was_cut, True, tuple(head.rewards), now))
             state.largest_payload = max(state.largest_payload, head.size)
         return new
 

@@ -15,8 +15,9 @@ from areal_like.groups import encode_group
 from areal_like.partials import encode_partial
 from areal_like.types import Completion, Group, PartialSample, Sample
 from buffer import filters
+from buffer.sagc import Sagc
 from buffer.schedulers import SyncScheduler
-from buffer.sizing import Fixed, Lengths, Sagc, Sizing
+from buffer.sizing import Fixed, Lengths, Sizing
 from buffer.store import NO_SLOT, Stage
 from tests.buffer.house import B, House, table
 from tests.buffer.paper import Paper
@@ -44,9 +45,15 @@ class Restless(Sizing):
         self.batches = state["batches"]
 
 
+class Eager(Sagc):
+    """Chooses from the second batch on."""
+
+    least_evidence = 1
+
+
 SIZINGS = {
     "fixed": lambda: Fixed(group_size=SIZE),
-    "sagc": lambda: Sagc(group_size=SIZE, candidates=[2, 4, 8], budget=0.2),
+    "sagc": lambda: Eager(group_size=SIZE, candidates=[4, 8, 16], budget=0.2, least_prompts=1),
     "restless": Restless,
 }
 

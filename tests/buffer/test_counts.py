@@ -11,9 +11,10 @@ from buffer import events
 from buffer.evaluation import Asked, Evaluation
 from buffer.gauges import idle_shares
 from buffer.journal import since_snapshot
+from buffer.sagc import Sagc
+from buffer.sagc_plain import SagcPlain
 from buffer.schedulers import SyncScheduler
 from buffer.segment_file import MAGIC, path_of
-from buffer.sizing import Sagc
 from buffer.status import levels, waits
 from buffer.store import Entry
 from tests.buffer.house import House, asynchronous
@@ -120,4 +121,4 @@ def test_a_segment_whose_first_bytes_are_torn_begins_again(tmp_path):
 
 def test_sizing_refuses_a_weight_of_zero():
     with pytest.raises(ValueError, match="weight > 0"):
-        Sagc(weight=0.0)
+        SagcPlain(weight=0.0)

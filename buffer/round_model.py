@@ -1,0 +1,183 @@
+"""How long a batch of groups of some size will take, by the scheduler's own rules. No I/O, no clock.
+
+Lengths are log-normal: ln L = mu + tau · (the prompt) + sigma · (the response), fitted to the groups that ended
+(`LengthFit`). `RoundModel` plays rounds with fixed standard normal draws, which are the same at each call, so that a
+decision follows from its evidence alone. What a batch costs beside its responses is measured (`CostFit`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+from statistics import NormalDist, fmean
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from buffer.sizing import Lengths, Rounds
+
+DRAWS = 1 << 16
+"""Responses that are drawn per size; at least LEAST_ROUNDS and at most MOST_ROUNDS rounds of them."""
+LEAST_ROUNDS, MOST_ROUNDS = 20, 256
+LEAST_FIT = 8
+"""Batches without whose times nothing is said of what a batch costs beside its responses."""
+
+
+@lru_cache(256)
+def scores(launched: int) -> tuple[float, ...]:
+    """Where the ordered values of so many standard normals lie on average (Blom)."""
+    return tuple(NormalDist().inv_cdf((place - 0.375) / (launched + 0.25)) for place in range(1, launched + 1))
+
+
+def fit_group(group: Lengths) -> tuple[float, float] | None:
+    """(mean, standard deviation) of ln length in a group whose longest responses may be cut: the line through the
+    lengths of those that were done, in order, over the scores of as many of all that were started. None: unknown."""
+    logs = sorted(math.log(max(1, tokens)) for tokens in group.done)
+    if len(logs) < 2 or not (group.closed or len(logs) == len(group.tokens)):
+        return None
+    x = scores(len(group.tokens))[: len(logs)]
+    middle, mean = fmean(x), fmean(logs)
+    slope = sum((a - middle) * (b - mean) for a, b in zip(x, logs, strict=True)) / sum((a - middle) ** 2 for a in x)
+    return mean - slope * middle, slope
+
+
+class LengthFit:
+    """The log-normal of lengths. Evidence fades by `forget` per batch; with `state` plain numbers."""
+
+    def __init__(self, forget: float):
+        self.forget = forget
+        self.groups = self.mean_sum = self.square_sum = self.inverse_sum = 0.0
+        self.responses = self.sigma_sum = self.longest = 0.0
+
+    def note(self, seen: Sequence[Lengths]) -> None:
+        found = [(fit, group) for group in seen if (fit := fit_group(group))]
+        if not found:
+            return
+        for name in ("groups", "mean_sum", "square_sum", "inverse_sum", "responses", "sigma_sum"):
+            setattr(self, name, self.forget * getattr(self, name))
+        for (mean, sigma), group in found:
+            done = len(group.done)
+            self.groups += 1
+            self.mean_sum += mean
+            self.square_sum += mean * mean
+            self.inverse_sum += 1 / done
+            self.responses += done - 1
+            self.sigma_sum += sigma * (done - 1)
+            self.longest = max(self.longest, *group.tokens)
+
+    @property
+    def mu(self) -> float:
+        return self.mean_sum / self.groups
+
+    @property
+    def sigma(self) -> float:
+        """Within a prompt."""
+        return self.sigma_sum / self.responses
+
+    @property
+    def tau(self) -> float:
+        """Over prompts: the spread of groups' means, less what their own responses add to it."""
+        spread = self.square_sum / self.groups - self.mu**2 - self.sigma**2 * self.inverse_sum / self.groups
+        return math.sqrt(max(0.0, spread))
+
+
+class CostFit:
+    """Seconds of a batch against the decode steps that its responses took: a line, by least squares. `extra`: what is
+    not responses (training, weights, what each sample costs), in decode steps."""
+
+    def __init__(self, forget: float):
+        self.forget = forget
+        self.batches = 0
+        self.n = self.x = self.y = self.xx = self.xy = 0.0
+        self.ended = math.nan  # not kept over a crash: another process has another clock
+
+    def note(self, seen: Sequence[Lengths], rounds: Rounds) -> None:
+        groups = [group for group in seen if group.closed and group.done and not math.isnan(group.at)]
+        if not groups or not (rounds.waits or rounds.at_once):
+            return
+        before, self.ended = self.ended, max(group.at for group in groups)
+        if not self.ended > before:  # the first batch
+            return
+        ends = [max(group.done) for group in groups]
+        self.batches += 1
+        steps, seconds = float(_barrier(np.array([ends], np.float64), rounds)[0]), self.ended - before
+        self.n, self.x, self.y = self.forget * self.n + 1, self.forget * self.x + steps, self.forget * self.y + seconds
+        self.xx, self.xy = self.forget * self.xx + steps * steps, self.forget * self.xy + steps * seconds
+
+    @property
+    def extra(self) -> float:
+        if self.batches < LEAST_FIT:
+            return 0.0
+        x, y = self.x / self.n, self.y / self.n
+        spread = self.xx / self.n - x * x
+        slope = (self.xy / self.n - x * y) / spread if spread > 1e-6 * x * x else 0.0
+        return min(max(0.0, y / slope - x), 100.0 * x) if slope > 0 else 0.0
+
+
+class _Drawn(NamedTuple):
+    """Standard normals of each round [rounds, groups]: of the prompt, of the response that ends its group where more
+    are started than needed, and where all are needed."""
+
+    prompts: NDArray[np.float64]
+    short: NDArray[np.float64]
+    long: NDArray[np.float64]
+
+
+class RoundModel:
+    """Decode steps of a batch, on average, by the rules of `buffer.schedulers`."""
+
+    def __init__(self, rounds: Rounds, size: int, groups: int):
+        self.rounds, self.size, self.groups = rounds, size, groups
+        self.launch = math.ceil(size * rounds.responses)
+        self._drawn = _draw(rounds, size, groups)
+
+    def steps(self, fit: LengthFit) -> float:
+        """If nothing waits for anything, actors are always full: then it is the share of their time."""
+        rounds, drawn = self.rounds, self._drawn
+        if not (rounds.waits or rounds.at_once):
+            return self.groups * self.launch / rounds.samples
+        starts = fit.mu + fit.tau * drawn.prompts
+        ends = np.minimum(np.exp(starts + fit.sigma * drawn.short), fit.longest)
+        if rounds.prompts == 1:
+            return float(_barrier(ends, rounds).mean())
+        return self._tail_batching(ends, np.exp(starts), np.exp(fit.sigma * drawn.long), fit.longest)
+
+    def _tail_batching(
+        self, ends: NDArray[np.float64], prompts: NDArray[np.float64], again: NDArray[np.float64], most: float
+    ) -> float:
+        """Short rounds keep the first groups; when those that were cut fill a batch, a long round is theirs alone."""
+        queue, total = deque[float](), 0.0
+        for number, round_ends in enumerate(ends):
+            if len(queue) >= self.groups:
+                waited = np.array([queue.popleft() for _ in range(self.groups)])
+                total += min(most, float((waited * again[number, : self.groups]).max()))
+                continue
+            order = np.argsort(round_ends, kind="stable")
+            total += float(round_ends[order[self.groups - 1]])
+            queue.extend(prompts[number, np.sort(order[self.groups :])].tolist())
+        return total / len(ends)
+
+
+@lru_cache(64)
+def _draw(rounds: Rounds, size: int, groups: int) -> _Drawn:
+    launch, started = math.ceil(size * rounds.responses), math.ceil(groups * rounds.prompts)
+    count = min(MOST_ROUNDS, max(LEAST_ROUNDS, DRAWS // (launch * started)))
+    dice = np.random.default_rng(0)
+    prompts = dice.standard_normal((count, started))
+    responses = dice.standard_normal((count, started, launch))
+    short = np.partition(responses, size - 1, axis=2)[:, :, size - 1]
+    if rounds.prompts == 1:
+        return _Drawn(prompts, short, short)
+    return _Drawn(prompts, short, dice.standard_normal((count, started, size)).max(axis=2))
+
+
+def _barrier(ends: NDArray[np.float64], rounds: Rounds) -> NDArray[np.float64]:
+    """Decode steps of rounds whose groups take `ends` [rounds, groups]: all at once, or `at_once` at a time."""
+    longest: NDArray[np.float64] = ends.max(axis=1)
+    if rounds.at_once is None:
+        return longest
+    share: NDArray[np.float64] = ends.sum(axis=1) / min(rounds.at_once, ends.shape[1])
+    return np.maximum(share, longest) if rounds.waits else share

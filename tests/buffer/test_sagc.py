@@ -1,0 +1,211 @@
+"""Group sizes by what a batch teaches per second: each clause against NumPy's truth, or the real scheduler's rules."""
+
+import logging
+import math
+from collections import deque
+
+import numpy as np
+import pytest
+
+from buffer.reward_noise import RewardNoise, moments
+from buffer.round_model import CostFit, LengthFit, RoundModel, fit_group
+from buffer.sagc import Sagc
+from buffer.schedulers import AsyncScheduler, SyncScheduler
+from buffer.sizing import Lengths, Rounds, Sizing, check_sizes
+
+SIZES = (4, 8, 16, 32)
+
+
+def groups_of(
+    dice: np.random.Generator, groups: int, size: int, *, tau: float = 0.0, sigma: float = 0.5, rates=(1.0, 1.0), at=0.0
+) -> list[Lengths]:
+    """Groups with log-normal lengths around 1000; rewards 0 or 1, pass rates of prompts Beta(rates)."""
+    lengths = 1000 * np.exp(dice.normal(0, tau, (groups, 1)) + dice.normal(0, sigma, (groups, size)))
+    rewards = (dice.random((groups, size)) < dice.beta(*rates, (groups, 1))).astype(float)
+    pairs = zip(lengths.astype(int).tolist(), rewards.tolist(), strict=True)
+    return [Lengths(tuple(t), (False,) * size, True, tuple(r), at) for t, r in pairs]
+
+
+def fitted(tau: float, sigma: float) -> LengthFit:
+    """As if the spreads were known, around 1000 tokens."""
+    fit = LengthFit(1.0)
+    fit.groups, fit.mean_sum, fit.longest = 1e9, 1e9 * math.log(1000), math.inf
+    fit.square_sum = 1e9 * (math.log(1000) ** 2 + tau**2)
+    fit.responses, fit.sigma_sum = 1e9, 1e9 * sigma
+    return fit
+
+
+# ---- what a batch teaches -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [4, 5, 8])
+def test_the_moments_of_few_rewards_are_unbiased(size: int) -> None:
+    p, dice = 0.3, np.random.default_rng(0)
+    found = np.mean([moments(rewards) for rewards in (dice.random((15_000, size)) < p).astype(float).tolist()], axis=0)
+    v = p * (1 - p)
+    assert found == pytest.approx([v, v * v, v * (1 - 3 * v)], abs=3e-3)
+
+
+def test_every_size_learns_its_noise_from_groups_of_one_size() -> None:
+    """The truth: the variance of sample variances over many prompts, drawn for each size."""
+    dice, noise = np.random.default_rng(0), RewardNoise(1.0)
+    noise.note([group.rewards for group in groups_of(dice, 8_000, 8)])
+    for size in SIZES:
+        said = np.var([group.rewards for group in groups_of(dice, 8_000, size)], axis=1, ddof=1)
+        assert noise.noise(size) == pytest.approx(np.var(said) / np.mean(said) ** 2, rel=0.08)
+    assert noise.dull_share == pytest.approx(2 / 9, abs=0.02), "uniform pass rates: of 0 to 8 right two are dull"
+
+
+def test_prompts_that_teach_nothing_make_small_groups_worth_more() -> None:
+    def preference(rates: tuple[float, float]) -> float:
+        noise = RewardNoise(1.0)
+        noise.note([group.rewards for group in groups_of(np.random.default_rng(0), 4000, 8, rates=rates)])
+        return noise.value(4, 32) / noise.value(32, 4)
+
+    assert preference((50.0, 50.0)) < 1.0 < preference((0.2, 0.2)), "all prompts alike; most solved or hopeless"
+
+
+# ---- how long it takes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("over", [1.0, 1.5])
+def test_spreads_are_those_of_all_that_started_though_the_longest_were_cut(over: float) -> None:
+    fit, launched, dice = LengthFit(1.0), math.ceil(over * 8), np.random.default_rng(0)
+    for whole in groups_of(dice, 3000, launched, tau=0.7, sigma=0.5):
+        tokens = sorted(whole.tokens)
+        limit = tokens[7]
+        cut = tuple(place > 7 for place in range(launched))
+        fit.note([Lengths(tuple(min(each, limit) for each in tokens), cut, closed=True)])
+    assert (fit.sigma, fit.tau, fit.mu) == pytest.approx((0.5, 0.7, math.log(1000)), abs=0.04)
+
+
+def test_a_group_that_was_broken_off_says_nothing_of_lengths_yet() -> None:
+    assert fit_group(Lengths((5, 9, 7), (False, False, True))) is None
+    assert fit_group(Lengths((5, 9, 7), (False, False, True), closed=True)) is not None
+
+
+def played(scheduler: SyncScheduler, size: int, tau: float, sigma: float, rounds: int = 400) -> float:
+    """Mean longest response of rounds that the scheduler's own `long` and `launch` drive."""
+    dice, queue, ends = np.random.default_rng(1), deque[float](), []
+    for _ in range(rounds):
+        groups = scheduler.open_batch(256, len(queue), [])
+        fresh = 0 if scheduler.long else math.ceil(scheduler.oversample_prompts * groups)
+        prompts = np.array([queue.popleft() for _ in range(groups)] if scheduler.long else dice.normal(0, tau, fresh))
+        logs = prompts[:, None] + dice.normal(0, sigma, (len(prompts), scheduler.launch))
+        done = np.sort(logs, axis=1)[:, size - 1]
+        order = np.argsort(done)
+        ends.append(1000 * math.exp(done[order[groups - 1]]))
+        queue.extend(prompts[order[groups:]].tolist())
+    return float(np.mean(ends))
+
+
+@pytest.mark.parametrize(("prompts", "responses"), [(1.0, 1.0), (1.25, 1.0), (1.25, 1.25)])
+def test_predicted_rounds_are_as_long_as_those_of_the_scheduler(prompts: float, responses: float) -> None:
+    for size in (4, 32):
+        scheduler = SyncScheduler(Sizing(group_size=size), oversample_prompts=prompts, oversample_responses=responses)
+        model = RoundModel(scheduler.rounds(256), size, 256 // size)
+        assert model.steps(fitted(0.7, 0.5)) == pytest.approx(played(scheduler, size, 0.7, 0.5), rel=0.08)
+
+
+def test_the_rules_decide_which_sizes_are_fast() -> None:
+    def steps(rounds: Rounds, size: int) -> float:
+        return RoundModel(rounds, size, 256 // size).steps(fitted(0.7, 0.5))
+
+    plain, tail = Rounds(256), Rounds(256, prompts=1.25)
+    assert steps(plain, 4) > 1.1 * steps(plain, 32), "fewer prompts: less chance of a very long one"
+    assert steps(tail, 4) < 0.9 * steps(tail, 32), "whole groups are cut"
+    one = AsyncScheduler(Sizing(group_size=8), max_staleness=0, max_inflight_groups=1).rounds(256)
+    assert steps(one, 4) > 3 * steps(one, 32), "a barrier per group"
+    free = AsyncScheduler(Sizing(group_size=8), max_staleness=4).rounds(256)
+    assert steps(free, 4) == steps(free, 32), "nobody waits"
+
+
+def test_what_a_batch_costs_beside_its_responses_is_measured() -> None:
+    """A decode step takes 20 ms, and each batch 30 s more: as long as 1500 steps."""
+    cost, dice, now = CostFit(0.98), np.random.default_rng(0), 0.0
+    for batch in range(40):
+        seen = groups_of(dice, 8, 8)
+        now += 30.0 + 0.02 * max(max(group.tokens) for group in seen)
+        cost.note([group._replace(at=now) for group in seen], Rounds())
+        assert (cost.extra > 0) == (batch >= 8), "not before eight differences"
+    assert cost.extra == pytest.approx(1500, rel=1e-6)
+
+
+# ---- the choice -----------------------------------------------------------------------------------------------------
+
+
+def after(sagc: Sagc, batches: int, rounds: Rounds, **how) -> Sagc:
+    dice = np.random.default_rng(0)
+    sagc.rounds = rounds
+    for _ in range(batches):
+        sagc.next_size(groups_of(dice, sagc.groups(sagc.chosen), sagc.chosen, **how))
+    return sagc
+
+
+def test_it_begins_with_the_set_size_until_it_has_seen_enough() -> None:
+    sagc = after(Sagc(group_size=16, budget=0.9), 1, Rounds(256), rates=(0.2, 0.2))
+    assert sagc.rewards.seen == 16 and sagc.chosen == 16 and not sagc.told
+    assert after(sagc, 3, Rounds(256), rates=(0.2, 0.2)).chosen == 4
+
+
+def test_it_takes_what_teaches_most_per_predicted_second_and_tells_each_score() -> None:
+    slow = after(Sagc(budget=0.9), 12, Rounds(256, waits=False, at_once=1), tau=0.3, rates=(50.0, 50.0))
+    fast = after(Sagc(budget=0.9), 12, Rounds(256, prompts=1.25), tau=0.9, sigma=0.5, rates=(0.5, 0.5))
+    assert (slow.chosen, fast.chosen) == (32, 4)
+    for sagc in (slow, fast):
+        told = sagc.metrics()
+        rates = {size: told[f"sizing/value_{size}"] / told[f"sizing/steps_{size}"] for size in SIZES}
+        best = max(rates[size] for size in sagc.allowed)
+        for size in SIZES:
+            score = rates[size] / best - told["sizing/dual"] * told[f"sizing/risk_{size}"]
+            assert told[f"sizing/score_{size}"] == pytest.approx(score)
+        assert sagc.chosen == max(sagc.allowed, key=lambda size: told[f"sizing/score_{size}"])
+
+
+def test_a_batch_never_has_too_few_prompts_but_for_the_size_that_was_set() -> None:
+    quick = {"tau": 0.3, "rates": (50.0, 50.0)}
+    rounds = Rounds(128, waits=False, at_once=1)
+    assert after(Sagc(budget=0.9, least_prompts=4), 12, rounds, **quick).chosen == 32
+    assert after(Sagc(budget=0.9, least_prompts=8), 12, rounds, **quick).chosen == 16
+    assert after(Sagc(budget=0.9, least_prompts=8, group_size=32), 12, rounds, **quick).chosen == 32
+
+
+def test_the_long_run_share_keeps_to_the_budget() -> None:
+    """Left alone it would take groups of 32, of which most have a straggler."""
+    sagc = Sagc(budget=0.3, least_prompts=1)
+    quick = {"sigma": 0.6, "rates": (50.0, 50.0)}
+    after(sagc, 300, Rounds(256, waits=False, at_once=1), **quick)
+    assert sagc.share_mean == pytest.approx(0.3, abs=0.01) and not sagc.infeasible
+
+
+def test_a_budget_that_cannot_be_held_is_told_once_and_the_dual_stays_bounded(caplog) -> None:
+    with caplog.at_level(logging.WARNING):
+        sagc = after(Sagc(budget=0.05), 120, Rounds(256), sigma=1.0)
+    assert sagc.queue < 60 and sagc.chosen == 4 and sagc.metrics()["sizing/infeasible"] == 1.0
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("sizing.budget=0.05 can't be held: even of groups of 4 a share of 0.") and "larger" in said
+
+
+def test_kept_prompts_make_batches_of_other_sizes() -> None:
+    sagc = Sagc(keep="prompts", candidates=[4, 6, 8], group_size=8, least_prompts=8)
+    assert check_sizes(sagc, 16) == 128, "nothing needs to divide it"
+    scheduler = SyncScheduler(sagc)
+    assert scheduler.open_batch(128, 0, []) == 16
+    assert [sagc.groups(size) for size in (4, 6, 8)] == [16, 16, 16] and sagc.rounds == Rounds(128)
+
+
+def test_its_state_survives_a_crash() -> None:
+    first, again = after(Sagc(), 12, Rounds(256), tau=0.5), Sagc()
+    again.load_state_dict(first.state_dict())
+    assert again.metrics() == first.metrics()
+    seen = groups_of(np.random.default_rng(5), 32, 8)
+    first.cost.ended = math.nan  # the one thing that a crash loses
+    assert [again.next_size(seen), again.metrics()] == [first.next_size(seen), first.metrics()]
+
+
+@pytest.mark.parametrize(
+    "knobs", [{"candidates": [2, 4]}, {"group_size": 12}, {"least_prompts": 0}, {"keep": "tokens"}, {"budget": 1.0}]
+)
+def test_senseless_knobs_are_refused(knobs: dict) -> None:
+    with pytest.raises(ValueError, match="sizing"):
+        Sagc(**{"group_size": 4, **knobs})
