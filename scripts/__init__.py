@@ -76,6 +76,7 @@ PARTS = {
     "simulation.run": "simulate",
     "simulation.timeline": "simulate",
     "sparkline": "train",
+    "step_model": "eval",
     "streams": "train",
     "tool_calls": "samples",
     "tracking": "train",

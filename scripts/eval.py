@@ -1,4 +1,5 @@
-"""Evaluate a model: `python -m scripts.eval MODEL [SET ...]`; MODEL is a run's folder or a Hugging Face folder.
+"""Evaluate a model: `python -m scripts.eval MODEL [SET ...]`; MODEL is a run's folder, one of its checkpoints
+(`RUN/checkpoints/step-N`) or a Hugging Face folder.
 
 A SET is a file of prompts and answers (`test.jsonl`; all its rows, or `--prompts` of them), a task's name
 (`arithmetic`; its held-out rows) or a spec (`{name: jsonl, path: test.jsonl, reward: exact}`). Without SET: the run's
@@ -19,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_like import checkpoints, older_configs
 from areal_like import config as configs
-from areal_like import older_configs
 from areal_like.config import ConfigError
 from areal_like.errors import UserError
 from areal_like.estimates import by_prompt, powers
@@ -32,6 +33,7 @@ from areal_like.run_folder import CONFIG
 
 from .arguments import command, new_file, positive, refuse, temperature
 from .output import console, shortened, table, visible, write_json
+from .step_model import step_model
 
 if TYPE_CHECKING:
     from areal_like.interfaces import RewardFunction, Task, Workflow
@@ -102,13 +104,20 @@ class Found:
 
 
 def model_folder(given: Path) -> Path:
-    """The model's folder: `given`, or the final checkpoint of the run there. Raises ConfigError."""
+    """The model's folder: `given`, the final checkpoint of the run there, or what is made of a checkpoint of its way
+    (`scripts.step_model`). Raises UserError, OSError."""
     final = given / "checkpoints" / "final"
     for folder in (given, final):
         if (folder / "config.json").is_file():
             return folder
+    if (given / checkpoints.META).is_file():
+        return step_model(given)
     if (given / CONFIG).is_file():
-        raise ConfigError(f"{given}: the run has no model yet ({final} is missing): it is written when a run ends")
+        newest = checkpoints.latest(given)
+        instead = f"; evaluate its checkpoint {newest[1]}" if newest else ""
+        raise ConfigError(
+            f"{given}: the run has no model yet ({final} is missing): it is written when a run ends{instead}"
+        )
     raise ConfigError(f"{given}: no model there (config.json is missing), and no run ({CONFIG} is missing)")
 
 

@@ -1,0 +1,81 @@
+"""A checkpoint of a run on its way (`RUN/checkpoints/step-N`) as a model's folder, `model` in it.
+
+The checkpoint holds the learner's state, whose layout is the learner's own. So the learner that the run's config names
+is built here, on the CPU, and writes its published weights, those that actors had at that step.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+from areal_like import config as configs
+from areal_like import older_configs
+from areal_like.config import Config, ConfigError, ranks_of
+from areal_like.errors import UserError
+from areal_like.run_folder import CONFIG
+
+FOLDER = "model"
+_OF_WEIGHTS = ("name", "lora", "publish_dtype")
+"""Knobs of `learner=torch` that say which weights there are; the others are about training."""
+
+
+def step_model(step: Path) -> Path:
+    """The model's folder of a checkpoint, written if it is not there. Raises UserError (ConfigError: no run around it,
+    ranks, a learner without a model) and OSError."""
+    target = step / FOLDER
+    if (target / "config.json").is_file():
+        return target
+    file = step.resolve().parents[1] / CONFIG
+    if not file.is_file():
+        raise ConfigError(
+            f"{step} holds a learner's state, and its run's {CONFIG} is missing ({file}): leave it in its run's folder"
+        )
+    config = older_configs.load(file)
+    if (ranks := ranks_of(config)) > 1:
+        raise ConfigError(
+            f"{step} holds the state of a learner of {ranks} ranks, in as many files, which only such a learner puts "
+            f"together: go on from it (resume={file.parent}); a run leaves its model in checkpoints/final when it ends"
+        )
+    beside = target.with_name(f".{FOLDER}.{os.getpid()}.tmp")
+    try:
+        _write(config, step, beside)
+        if not (target / "config.json").is_file():
+            beside.rename(target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return target
+
+
+def _write(config: Config, step: Path, folder: Path) -> None:
+    from transformers.utils import logging
+
+    from areal_like.registry import build
+
+    logging.disable_progress_bar()
+    task: Any = build("task", config.task, config.run.seed)
+    trainer = _trainer(config, task.vocab_size)
+    try:
+        trainer.load_state(step)
+    except (OSError, RuntimeError, ValueError, LookupError, EOFError, pickle.UnpicklingError) as error:
+        raise UserError(f"{step}: the learner's state can't be read: {error!r}") from error
+    trainer.save(str(folder))
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{step}: learner={config.learner['name']} trains no model that could be asked")
+    if hasattr(task, "save_tokenizer"):
+        task.save_tokenizer(str(folder))
+
+
+def _trainer(config: Config, vocab_size: int) -> Any:
+    from areal_like.registry import bind, build
+    from learners.build import build_trainer
+
+    if config.learner["name"] != "torch":
+        return build_trainer(config)
+    spec = {knob: value for knob, value in configs.select(config, "learner").items() if knob in _OF_WEIGHTS}
+    model = build("model", config.model, config.run.seed, vocab_size)
+    loss, advantage = bind("loss", {"name": "dg"}), bind("advantage", {"name": "group"})
+    return build("learner", spec, model, loss, advantage, 1.0, config.run.seed)

@@ -1,0 +1,71 @@
+"""A checkpoint of a run on its way as a model's folder: the weights that the run would have published there."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from areal_like import checkpoints
+from areal_like import config as configs
+from areal_like.errors import UserError
+from areal_like.run_folder import CONFIG
+from learners.build import build_trainer
+from scripts import eval as evaluation
+from scripts.eval import model_folder
+
+torch.set_num_threads(1)
+SMALL = ["model.hidden_size=16", "model.intermediate_size=16", "model.num_attention_heads=2"]
+
+
+def left_by(run: Path, *overrides: str) -> tuple[Path, Path]:
+    """A checkpoint of changed weights, and the model that a run would leave of them."""
+    config = configs.load(["quickstart", *SMALL, *overrides])
+    run.mkdir()
+    configs.save(config, run / CONFIG)
+    trainer = build_trainer(config)
+    if config.learner["name"] == "torch":
+        trainer.optimizer._master += 0.01 * torch.randn(len(trainer.optimizer._master))
+        trainer.optimizer._round()
+    step = checkpoints.write(run, 7, trainer.save_state, {"steps": 7}, keep=2)
+    trainer.save(str(run / "expected"))
+    return step, run / "expected"
+
+
+@pytest.mark.parametrize("more", [[], ["learner.lora={rank: 2}"], ["advantage=gae", "learner.critic_lr=1e-3"]])
+def test_it_has_the_weights_of_that_step(more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step, expected = left_by(tmp_path / "run", *more)
+    folder = model_folder(step)
+    assert folder == step / "model" and model_folder(step) == folder, "written once"
+    assert (folder / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
+    assert sorted(path.name for path in step.iterdir()) == ["learner.pt", "meta.json", "model"]
+    assert evaluation.main([str(step), "--prompts", "2", "--max-tokens", "2"]) == 0
+    assert "copy" in capsys.readouterr().out
+
+
+def test_what_makes_no_model_says_why(tmp_path: Path) -> None:
+    step, _ = left_by(tmp_path / "run")
+    run = tmp_path / "run"
+    with pytest.raises(configs.ConfigError, match=r"no model yet .*; evaluate its checkpoint .*step-00000007"):
+        model_folder(run)
+    text = (run / CONFIG).read_text()
+    (run / CONFIG).unlink()
+    with pytest.raises(configs.ConfigError, match=r"config.yaml is missing .*: leave it in its run's folder"):
+        model_folder(step)
+    (run / CONFIG).write_text(text)
+    state = (step / "learner.pt").read_bytes()
+    for broken in (b"", state[: len(state) // 2], b"x" * 100):
+        (step / "learner.pt").write_bytes(broken)
+        with pytest.raises(UserError, match=r"step-00000007: the learner's state can't be read"):
+            model_folder(step)
+    assert sorted(path.name for path in step.iterdir()) == ["learner.pt", "meta.json"], "nothing half is left"
+    many, _ = left_by(tmp_path / "many")
+    file = tmp_path / "many" / CONFIG
+    configs.save(configs.load(["quickstart", *SMALL, "learner.ranks=2"]), file)
+    with pytest.raises(configs.ConfigError, match="a learner of 2 ranks"):
+        model_folder(many)
+
+
+def test_a_learner_without_a_model_is_refused(tmp_path: Path) -> None:
+    step, _ = left_by(tmp_path / "run", "learner=timed")
+    with pytest.raises(configs.ConfigError, match="learner=timed trains no model"):
+        model_folder(step)
