@@ -9,6 +9,7 @@ import sys
 from types import FrameType
 
 PARTS = {
+    "aggregates": "ablate",
     "arguments": "timeline",
     "ablation.devices": "ablate --parallel",
     "ablation.measures": "ablate",
@@ -27,8 +28,10 @@ PARTS = {
     "claims.algorithms": "claims.digits",
     "claims.designs": "claims.off_policy",
     "claims.foretelling": "claims.off_policy",
+    "claims.found": "claims.off_policy",
     "claims.gated": "claims.off_policy",
     "claims.lagging": "claims.off_policy",
+    "claims.page": "claims.off_policy",
     "claims.stacks": "claims.digits",
     "claims.studies": "claims.digits",
     "claims.tokens": "claims.terminal",
@@ -50,6 +53,7 @@ PARTS = {
     "output": "train",
     "pairing": "eval --against",
     "plotting.canvas": "plots",
+    "plotting.cells": "plots",
     "plotting.drawing": "plots",
     "plotting.lines": "plots",
     "plotting.matrix": "plots",

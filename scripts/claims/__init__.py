@@ -19,6 +19,8 @@
 | `gated` | its policy, a few thousand numbers |
 | `designs` | its studies: methods, conditions, what is tuned |
 | `foretelling` | which of those signs foretells a collapse (ROC) |
+| `found` | `results.csv` of those studies, and the tables and pictures that are made from it |
+| `page` | the tables of docs/off-policy.md |
 | `studies` | tune every algorithm on one grid, measure with fresh seeds, keep, show |
 
 The losses are those that `learners.learner` trains with. The claims have their own small models and loops, because

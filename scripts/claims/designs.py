@@ -22,7 +22,7 @@ class Design:
     reference: str
     finding: str
     rates: tuple[float, ...] = RATES
-    tuning: tuple[int, ...] = (0, 1, 2)
+    tuning: tuple[int, ...] = (0, 1)
     fresh: tuple[int, ...] = tuple(range(100, 110))
     steps: int = 300
     every: int = 15
@@ -59,6 +59,10 @@ MISMATCH = Design(
         "σ = .6": Actor(mismatch=0.6),
         "σ = .3": Actor(mismatch=0.3),
         "int4": Actor(mismatch="int4"),
+        "int8": Actor(mismatch="int8"),
+        "fp8": Actor(mismatch="fp8"),
+        "σ = .6, stays": Actor(mismatch=0.6, stays=True),
+        "σ = .3, stays": Actor(mismatch=0.3, stays=True),
     },
     reference="no correction",
     finding="Behind inexact actors rejecting costs reward; no correction is as good as any, at its own rate",
@@ -70,12 +74,11 @@ OFFPOLICY = Design(
         {name: {"name": name} for name in LOSSES}
         | {"decoupled_ppo, seq_mis": {"name": "decoupled_ppo", "correction": "seq_mis"}}
     ),
-    {f"η = {age}": Actor(staleness=age) for age in (16, 64)},
+    {f"η = {age}": Actor(staleness=age) for age in (0, 4, 16, 64)},
     reference="decoupled_ppo",
+    rates=(*RATES, 1e-1),
     finding="With age truncated token weights hold; products of ratios and clips around the old policy fade",
-    tuning=(0, 1),
-    fresh=tuple(range(100, 106)),
-    note="Token reversal, 300 steps; each loss at the best of three learning rates",
+    note="Token reversal, 300 steps; each loss at the best of four learning rates",
 )
 BASES = ("decoupled_ppo", "reinforce", "dg")
 BOTH = Design(
@@ -129,9 +132,41 @@ DG_FAIR = Design(
             {"name": "tis", "correction": {"name": "tis"}}, "correction.weight_high", (1.28, 2.0, 5.0), BONUSES
         ),
     },
-    {"η = 0": Actor(), "η = 16": Actor(staleness=16), "bug .2": Actor(bug=0.2)},
+    {
+        "η = 0": Actor(),
+        "η = 16": Actor(staleness=16),
+        "bug .2": Actor(bug=0.2),
+        "silent bug .2": Actor(bug=0.2, silent=True),
+    },
     reference="dg",
-    finding="Reward by loss, each tuned on 27 candidates",
-    tuning=(0, 1),
+    finding="Tuned alike, all losses learn; behind actors that are silently broken only DG does",
+    note="Token reversal, 300 steps; each loss at the best of 27 candidates (rate, entropy bonus, own knob)",
 )
-DESIGNS = {"mismatch": MISMATCH, "offpolicy": OFFPOLICY, "corrections": BOTH, "dg_fair": DG_FAIR}
+
+
+def bonuses(losses: Mapping[str, Mapping[str, Any]], values: Sequence[float]) -> dict[str, Family]:
+    """A family for each loss, with each of these bonuses."""
+    return {name: {f"{name} β {value:g}": Method(loss, value) for value in values} for name, loss in losses.items()}
+
+
+GRID_LOSSES: dict[str, dict[str, Any]] = {
+    "ppo": {"name": "ppo"},
+    "decoupled_ppo": {"name": "decoupled_ppo"},
+    "tis": {"name": "tis"},
+    "seq_tis": {"name": "decoupled_ppo", "correction": "seq_tis"},
+    "seq_mis": {"name": "decoupled_ppo", "correction": "seq_mis"},
+    "m2po": {"name": "m2po"},
+    "dg": {"name": "dg"},
+    "dg, tis": {"name": "dg", "correction": "tis"},
+    "dg, seq_mis": {"name": "dg", "correction": "seq_mis"},
+}
+AGES, MISMATCHES = (0, 1, 4, 16, 32), {"exact": None, "int8": "int8", "σ = .6": 0.6}
+GRID = Design(
+    bonuses(GRID_LOSSES, (0.0, 0.02)),
+    {f"{name}, η = {age}": Actor(staleness=age, mismatch=how) for name, how in MISMATCHES.items() for age in AGES},
+    reference="decoupled_ppo",
+    finding="Reward by age, mismatch and loss",
+    fresh=tuple(range(100, 112)),
+    note="Token reversal, 300 steps; each loss at its best rate of three and bonus of two under each condition",
+)
+DESIGNS = {"mismatch": MISMATCH, "offpolicy": OFFPOLICY, "corrections": BOTH, "dg_fair": DG_FAIR, "grid": GRID}

@@ -45,8 +45,13 @@ def distributions(parameters: Parameters, prompts: Tensor, answers: Tensor) -> T
     before = torch.bmm(_one_hot(answers[..., :-1].flatten(1), count), parameters["last"])
     before = F.pad(before.view(*answers.shape[:3], -1, HIDDEN), (0, 0, 1, 0))
     hidden = F.relu((known + before) * parameters["gates"][:, None, None])
-    logits = torch.bmm(hidden.view(learners, -1, HIDDEN), parameters["outputs"])
-    return logits.view(*answers.shape, -1).log_softmax(-1)
+    return _logprobs(parameters, hidden.view(learners, -1, HIDDEN)).view(*answers.shape, -1)
+
+
+def _logprobs(parameters: Parameters, hidden: Tensor) -> Tensor:
+    """Of hidden units [L, N, HIDDEN]: [L, N, vocabulary]. Computed with N last: a softmax of four is fast only so."""
+    logits = torch.bmm(parameters["outputs"].transpose(1, 2), hidden.transpose(1, 2))
+    return logits.log_softmax(1).transpose(1, 2)
 
 
 def _known(parameters: Parameters, prompts: Tensor) -> Tensor:
@@ -71,22 +76,28 @@ def answer(parameters: Parameters, prompts: Tensor, uniform: Tensor) -> tuple[Te
             last = torch.bmm(_one_hot(tokens[-1].flatten(1), parameters["last"].shape[1]), parameters["last"])
             drive = known + last.view(drive.shape)
         hidden = F.relu(drive * parameters["gates"][:, place, None, None])
-        logits = torch.bmm(hidden.flatten(1, 2), parameters["outputs"]).view(*uniform.shape[:3], -1).log_softmax(-1)
-        token = (logits.exp().cumsum(-1)[..., :-1] <= uniform[..., place, None]).sum(-1, keepdim=True)
+        each = _logprobs(parameters, hidden.flatten(1, 2)).view(*uniform.shape[:3], -1)
+        token = (each.exp().cumsum(-1)[..., :-1] <= uniform[..., place, None]).sum(-1, keepdim=True)
         tokens.append(token)
-        logprobs.append(logits.gather(-1, token))
+        logprobs.append(each.gather(-1, token))
     return torch.cat(tokens, -1), torch.cat(logprobs, -1)
 
 
-def roll_out(parameters: Parameters, task: Task, draws: Any, bug: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@torch.no_grad()
+def roll_out(
+    parameters: Parameters, task: Task, draws: Any, bug: float, *, silent: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Prompts [L, P, H], answers, behaviour logprobs [L, P, G, H] and rewards [L, P, G] of one batch. With probability
-    `bug` an answer is all zeros and its logprobs are reported as 0."""
+    `bug` an answer is all zeros, and its logprobs are reported as 0, or if `silent` as the policy's own."""
     prompts = (draws(task.prompts, task.length) * task.vocabulary).long()
     uniform, broken = draws(task.prompts, task.samples, task.length), draws(task.prompts, task.samples)
     answers, behaviour = answer(parameters, prompts, uniform)
     if bug:
         hit = (broken < bug)[..., None]
         answers, behaviour = answers.masked_fill(hit, 0), behaviour.masked_fill(hit, 0.0)
+        if silent:
+            own = distributions(parameters, prompts, answers).gather(-1, answers[..., None])[..., 0]
+            behaviour = torch.where(hit, own, behaviour)
     return prompts, answers, behaviour, task.rewards(prompts, answers)
 
 

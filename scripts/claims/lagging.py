@@ -21,6 +21,7 @@ from torch import Tensor
 
 from actors.engines.inexact import quantised
 from areal_like.registry import bind
+from learners.losses.contract import needs_proximal, plan_of
 
 from .algorithms import Algorithm, corrected_loss
 from .gated import distributions, gated, held_out, roll_out
@@ -63,12 +64,15 @@ class Method:
 @dataclass(frozen=True, slots=True)
 class Actor:
     """`staleness`: every batch is exactly so many versions old (fewer in the first steps). `mismatch`: None, int8 |
-    int4 | fp8, or the size of Gaussian noise, relative to each matrix's root mean square. `bug`: as `tokens.Frictions`
-    has it."""
+    int4 | fp8, or the size of Gaussian noise, relative to each matrix's root mean square; drawn anew for each version,
+    or once if it `stays`. `bug`: as `tokens.Frictions` has it; if `silent`, a broken actor reports its own logprobs of
+    what it says."""
 
     staleness: int = 0
     mismatch: str | float | None = None
     bug: float = 0.0
+    stays: bool = False
+    silent: bool = False
 
 
 def train(
@@ -97,8 +101,9 @@ def _train(
     seen: list[Tensor] = []
     for step in range(1, steps + 1):
         history.add(stack.flat)
-        acting = inexact(stack.views(history.pick(latest)), actor.mismatch, seeds, max(0, step - 1 - actor.staleness))
-        prompts, answers, behaviour, earned = roll_out(acting, task, draws, actor.bug)
+        version = 0 if actor.stays else max(0, step - 1 - actor.staleness)
+        acting = inexact(stack.views(history.pick(latest)), actor.mismatch, seeds, version)
+        prompts, answers, behaviour, earned = roll_out(acting, task, draws, actor.bug, silent=actor.silent)
         rollouts = Rollouts(prompts, answers, behaviour, earned - earned.mean(-1, keepdim=True))
         seen.append(torch.cat([earned.mean((1, 2))[None], update(rollouts)]))
         if step % every == 0 or step == steps:
@@ -135,6 +140,14 @@ def _noisy(values: Tensor, name: str, sigma: float, seeds: Sequence[int], versio
 
     size = values.square().mean((1, 2), keepdim=True).sqrt()
     return values + sigma * size * torch.stack([noise(seed) for seed in seeds])
+
+
+def passes(method: Method) -> int:
+    """What a train step costs with this loss, in forward passes over the batch: one with gradient and its backward pass
+    (two more), one for the proximal policy, one for a plan that must see the current one."""
+    loss = bind("loss", method.loss)
+    plan = plan_of(loss)
+    return 3 + needs_proximal(loss) + bool(plan and plan.needs_current)
 
 
 class Update:

@@ -1,26 +1,35 @@
 """Studies off policy: which loss and which correction hold when actors are inexact, stale, or broken.
 
-`python -m scripts.claims.off_policy mismatch|offpolicy|corrections|dg_fair [--quick] [--out FOLDER]`
+`python -m scripts.claims.off_policy STUDY [--quick] [--out FOLDER] [--publish]`
 
 | study | question |
 |---|---|
 | mismatch | number formats and noise of actors × corrections: reward, collapses, which metric foretells them |
 | offpolicy | age of the batches × losses |
+| grid | age × mismatch × losses and their corrections, each at its own rate and bonus |
 | corrections | age and mismatch together × corrections, of decoupled PPO, REINFORCE and DG |
 | dg_fair | bonus, own knob and rate of each loss tuned on the same budget: fresh, stale, and with a broken actor |
+| collapse | which sign sees a fall first, over the learners of all of these that are kept in the folder |
+| page | nothing is trained: tables and pictures of docs/off-policy.md from the published `results.csv` |
 
 Hundreds of small learners train side by side (`lagging`), a seed of each method from the same start on the same draws.
 Every method is tuned under each condition, on the same number of candidates and on seeds of its own. Tables show means
-of fresh seeds with 95 % bootstrap intervals. Differences are paired by seed: a permutation test, with Holm's correction
-for the methods of a condition. Killed, the command continues with the condition that it was at.
+of fresh seeds with 95 % bootstrap intervals, and over all conditions interquartile means with stratified ones
+(`scripts.aggregates`). Differences are paired by seed: a permutation test, with Holm's correction. "At equal compute"
+reads each learner where it has spent what the cheapest method spends in all (`lagging.passes`). Killed, the command
+continues with the condition that it was at. `--publish` copies `results.csv` to docs/data/off_policy, from which
+`page` makes everything that is printed.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -28,19 +37,26 @@ from .studies import argument_parser
 
 if __name__ == "__main__":  # first: `--help` needs none of the imports below
     parser = argument_parser(__doc__, "off_policy")
-    parser.add_argument("study", choices=("mismatch", "offpolicy", "corrections", "dg_fair"))
+    studies = ("mismatch", "offpolicy", "corrections", "dg_fair", "grid")
+    parser.add_argument("study", choices=(*studies, "collapse", "page"))
+    parser.add_argument("--publish", action="store_true", help="keep the results for the page of the documentation")
     OPTIONS = parser.parse_args()
 
-from ..comparison import bootstrap, markdown_table
-from ..pairing import paired
-from ..plotting.drawing import keep
-from ..plotting.plot import Plot, point
+from areal_like.places import REPOSITORY
+
+from ..plotting.drawing import keep, picture
+from ..plotting.plot import Plot
+from . import foretelling
 from .designs import DESIGNS, Design
-from .foretelling import collapsed, foretold
+from .found import Found, numbers_of, read_csv, write_csv
 from .lagging import train
+from .page import refreshed
 from .studies import Row, Study, best_rates, prepare, tell
 
-NUMBERS = {"reward": "Held-out reward at the end", "mean": "Held-out reward, mean over the run"}
+COLLAPSE, PAGE = "collapse", "page"
+RESULTS, DATA = Path("docs/data/off_policy"), Path("docs/data")
+PICTURES, DOCUMENT = Path("docs/plots"), Path("docs/off-policy.md")
+COLLAPSE_TITLE = "What sees a collapse: the distance from the behaviour policy; batch reward and gradients do not"
 
 
 def measured(design: Design, options: argparse.Namespace) -> list[Row]:
@@ -56,7 +72,8 @@ def measured(design: Design, options: argparse.Namespace) -> list[Row]:
         rates = best_rates(tried, "error")
         chosen = {family: best_variant(tried, names, rates) for family, names in design.families.items()}
         fresh = replace(tuning, algorithms=tuple(chosen.values()), fresh_seeds=design.fresh)
-        rows += [row | {"condition": label} for row in tried]
+        of = {name: family for family, names in design.families.items() for name in names}
+        rows += [row | {"condition": label, "family": of[row["algorithm"]]} for row in tried]
         families = {name: family for family, name in chosen.items()}
         for row in fresh.run(label, measure, settings, {name: rates[name] for name in chosen.values()}):
             rows.append(row | {"family": families[row["algorithm"]]})
@@ -72,121 +89,59 @@ def best_variant(tried: Sequence[Row], names: Mapping[str, Any], rates: Mapping[
     return min(names, key=error)
 
 
-@dataclass(frozen=True)
-class Found:
-    """The rows of a study."""
-
-    design: Design
-    rows: Sequence[Row]
-
-    def values(self, condition: str, family: str, number: str) -> list[float]:
-        return [r[number] for r in self._of(condition, family)]
-
-    def _of(self, condition: str, family: str) -> list[Row]:
-        found = [r for r in self.rows if r.get("family") == family and r["condition"] == condition]
-        return sorted(found, key=lambda row: row["seed"])
-
-    def table(self, number: str) -> str:
-        """Methods down, conditions across: mean [interval] @ rate, and the variant where there are several."""
-        rows = []
-        for family, names in self.design.families.items():
-            cells = [family]
-            for condition in self.design.conditions:
-                first = self._of(condition, family)[0]
-                said = f", {first['algorithm']}" if len(names) > 1 else ""
-                rate = f"{first['rate']:.0e}".replace("e-0", "e-")
-                cells.append(f"{bootstrap(self.values(condition, family, number)).text(2)} @{rate}{said}")
-            rows.append(cells)
-        return markdown_table(["method", *self.design.conditions], rows)
-
-    def by_rate(self) -> str:
-        """Mean reward of the tuning seeds at each rate, the lowest first; of families without variants."""
-        rows = []
-        for family, names in self.design.families.items():
-            cells = [family]
-            for condition in self.design.conditions:
-                tried = [r for r in self.rows if r["algorithm"] in names and r["condition"] == condition]
-                tried = [r for r in tried if r["phase"] == "tuning"]
-                means = [fmean(r["reward"] for r in tried if r["rate"] == rate) for rate in self.design.rates]
-                cells.append(" / ".join(f"{mean:.2f}" for mean in means))
-            rows.append(cells)
-        return markdown_table(["method", *self.design.conditions], rows)
-
-    def collapses(self) -> str:
-        """How many fresh learners ended far below their best."""
-        rows = []
-        for family in self.design.families:
-            fell = [[collapsed(row["curve"]) for row in self._of(c, family)] for c in self.design.conditions]
-            rows.append([family, *(f"{sum(each)}/{len(each)}" for each in fell)])
-        return markdown_table(["method", *self.design.conditions], rows)
-
-    def signs(self, place: int) -> str:
-        """A sign, the mean over the run of fresh learners (place in an entry of the curve)."""
-        rows = []
-        for family in self.design.families:
-            means = [
-                bootstrap(fmean(e[place] for e in row["curve"]) for row in self._of(c, family)).mean
-                for c in self.design.conditions
-            ]
-            rows.append([family, *(f"{mean:.2g}" for mean in means)])
-        return markdown_table(["method", *self.design.conditions], rows)
-
-    def against(self, number: str) -> str:
-        """Every method minus the design's reference: mean difference [interval], and Holm's p under the condition."""
-        others = [family for family in self.design.families if family != self.design.reference]
-        cells: dict[str, list[str]] = {family: [family] for family in others}
-        for condition in self.design.conditions:
-            before = self.values(condition, self.design.reference, number)
-            found = [paired(before, self.values(condition, family, number)) for family in others]
-            for family, one, p in zip(others, found, holm([one.p for one in found]), strict=True):
-                cells[family].append(f"{one.difference:+.2f} [{one.low:+.2f}, {one.high:+.2f}] p={p:.2g}")
-        return markdown_table([f"minus {self.design.reference}", *self.design.conditions], list(cells.values()))
-
-    def figure(self) -> Plot:
-        design = self.design
-        panels = {
-            condition: {"": [point(family, self.values(condition, family, "reward")) for family in design.families]}
-            for condition in design.conditions
-        }
-        return Plot("rows", design.finding, panels, x=NUMBERS["reward"], note=design.note)
+def learners(folder: Path) -> Iterator[tuple[str, list[list[float]]]]:
+    """(what its actors were like, curve) of every learner of every study that is kept there."""
+    for file in sorted(folder.glob("*/*.json")):
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        for row in kept["rows"]:
+            yield kept["settings"]["actor"], row["curve"]
 
 
-def holm(values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the given order."""
-    order, largest = sorted(range(len(values)), key=values.__getitem__), 0.0
-    found = list(values)
-    for place, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(values) - place) * values[index]))
-        found[index] = largest
-    return found
+def report(study: str, results: Path) -> tuple[dict[str, str], dict[str, Plot]]:
+    """Tables by title and pictures by name, of a study's `results.csv`. Raises OSError, ValueError."""
+    if study == COLLAPSE:
+        signs = foretelling.read_csv(results)
+        tables = {"What sees a collapse": foretelling.table(signs)}
+        return tables, {COLLAPSE: foretelling.figure(signs, COLLAPSE_TITLE)} if signs else {}
+    found = Found(DESIGNS[study], read_csv(results))
+    return found.tables(), {study: found.figure(), f"{study}-profiles": found.profiles()}
 
 
-def roc(rows: Sequence[Row]) -> str:
-    """Which sign foretells a fall, over all learners."""
-    found, seen, fallen = foretold(row["curve"] for row in rows)
-    lines = [[one.sign, one.before, one.auc.text(2)] for one in found]
-    head = f"What foretells a fall: {fallen} of {seen} learners that had learned something fall later\n\n"
-    if not found:
-        return f"{head}Too few to say.\n"
-    return head + markdown_table(["sign", "before a fall it is", "area under the ROC curve"], lines)
+def page(root: Path) -> None:
+    """Write tables and pictures of the published studies anew, the pictures that the page shows. Raises OSError,
+    ValueError."""
+    document, tables = root / DOCUMENT, dict[str, dict[str, str]]()
+    text = document.read_text(encoding="utf-8")
+    for results in sorted((root / RESULTS).glob("*.csv")):
+        tables[results.stem], plots = report(results.stem, results)
+        for name, plot in plots.items():
+            if f"(plots/{name}.png)" in text:
+                (root / DATA / f"{name}.json").write_text(plot.as_json(), encoding="utf-8")
+                picture(plot, root / PICTURES / f"{name}.png")
+    document.write_text(refreshed(text, tables), encoding="utf-8")
 
 
 def main(options: argparse.Namespace) -> None:
+    if options.study == PAGE:
+        return page(REPOSITORY)
+    folder = options.out / options.study
+    results = folder / "results.csv"
     prepare()
-    design = DESIGNS[options.study]
-    if options.quick:
-        design = replace(design, steps=20, every=5, tuning=design.tuning[:1], fresh=design.fresh[:2])
-    rows = measured(design, options)
-    found = Found(design, rows)
-    tables = [f"{title}\n\n{found.table(number)}" for number, title in NUMBERS.items()]
-    tables += [f"Collapses\n\n{found.collapses()}", f"Differences of the reward\n\n{found.against('reward')}"]
-    if all(len(names) == 1 for names in design.families.values()):
-        tables.append(
-            f"Reward of the tuning seeds at the rates {', '.join(map(str, design.rates))}\n\n{found.by_rate()}"
-        )
-    tables += [f"k3 per token\n\n{found.signs(3)}", f"Rejected tokens\n\n{found.signs(12)}", roc(rows)]
-    tell(options.out / options.study, *tables)
-    keep(found.figure(), options.out / f"{options.study}.png")
+    if options.study == COLLAPSE:
+        foretelling.write_csv(results, foretelling.foretold(learners(options.out)))
+    else:
+        design = DESIGNS[options.study]
+        if options.quick:
+            design = replace(design, steps=20, every=5, tuning=design.tuning[:1], fresh=design.fresh[:2])
+        methods = {name: method for family in design.families.values() for name, method in family.items()}
+        write_csv(results, numbers_of(measured(design, options), methods))
+    tables, plots = report(options.study, results)
+    tell(folder, *(f"{title}\n\n{table}" for title, table in tables.items()))
+    for name, plot in plots.items():
+        keep(plot, options.out / f"{name}.png")
+    if options.publish:
+        (REPOSITORY / RESULTS).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(results, REPOSITORY / RESULTS / f"{options.study}.csv")
 
 
 if __name__ == "__main__":

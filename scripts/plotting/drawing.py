@@ -6,10 +6,16 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from . import lines, rows, timelines
+from . import cells, lines, rows, timelines
 from .plot import Plot
 
-DRAWERS = {"curves": lines.draw, "against": lines.draw, "rows": rows.draw, "timelines": timelines.draw}
+DRAWERS = {
+    "curves": lines.draw,
+    "against": lines.draw,
+    "cells": cells.draw,
+    "rows": rows.draw,
+    "timelines": timelines.draw,
+}
 DIGEST = "Source"
 """Key of a png's text: the digest of the data that it shows."""
 

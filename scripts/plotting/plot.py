@@ -13,7 +13,7 @@ import numpy as np
 
 from ..comparison import CURVE_POINTS, Estimate, bootstrap
 
-KINDS = ("curves", "against", "rows", "timelines")
+KINDS = ("curves", "against", "cells", "rows", "timelines")
 Curve = tuple[list[float], list[float]]
 """x (rising) and y of one seed."""
 
@@ -42,6 +42,7 @@ class Plot:
     |---|---|---|
     | curves | a `Curve` per seed | labels of the axes, with units |
     | against | a `Point` per number on the x axis | the same |
+    | cells | a `Point` per number on the x axis; the labels are rows of cells | x: the same |
     | rows | a `Point` per row, named by its x; of two labels, the first is the reference | x: the values' axis |
     | timelines | label: the process; (activity, begin, end), in seconds | |
 
@@ -87,7 +88,7 @@ def read(path: Path) -> Plot:
     """Raises OSError, and ValueError if the file is no plot."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        item = _point if content["kind"] in ("against", "rows") else tuple
+        item = _point if content["kind"] in ("against", "cells", "rows") else tuple
         panels = {
             title: {label: [item(each) for each in items] for label, items in panel.items()}
             for title, panel in content.pop("panels").items()

@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from actors.engines.inexact import perturb
-from scripts.claims import lagging, off_policy
+from areal_like.places import REPOSITORY
+from scripts.claims import designs, foretelling, lagging, off_policy
 from scripts.claims.designs import DESIGNS, Design, alone
-from scripts.claims.foretelling import auc, collapsed, foretold, looks
+from scripts.claims.foretelling import auc, auc_within, collapsed, foretold, looks
+from scripts.claims.found import Found, at_step, numbers_of, read_csv, write_csv
 from scripts.claims.gated import distributions, gated, roll_out
-from scripts.claims.lagging import LAGGING, SIGNS, Actor, Method, Update, drift, inexact, train
+from scripts.claims.lagging import LAGGING, SIGNS, Actor, Method, Update, drift, inexact, passes, train
+from scripts.claims.page import refreshed
 from scripts.claims.stacks import Stack
 from scripts.claims.studies import Cell
 from scripts.claims.tokens import Draws, Rollouts
@@ -46,6 +49,13 @@ def test_scores_are_the_logprobs_that_were_sampled() -> None:
     assert len(answers.unique()) == TASK.vocabulary and 0 < rewards.mean() < 1
     whole = roll_out(parameters, TASK, Draws([0, 1]), 1.0)
     assert not whole[1].any() and not whole[2].any(), "a broken actor says zeros and is sure of them"
+    silent = roll_out(parameters, TASK, Draws([0, 1]), 1.0, silent=True)
+    own = distributions(parameters, silent[0], silent[1])[..., 0]
+    assert not silent[1].any()
+    torch.testing.assert_close(silent[2], own, msg="a silent one reports its policy's own logprobs of them")
+    half = roll_out(parameters, TASK, Draws([0, 1]), 0.5, silent=True)
+    broken = ~half[1].any(-1)
+    torch.testing.assert_close(half[2][~broken], behaviour[~broken])
 
 
 def test_noise_is_of_its_size_and_the_same_for_a_seed_and_version() -> None:
@@ -136,9 +146,9 @@ def test_batches_are_exactly_so_old(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_methods_of_all_studies_train() -> None:
     methods = {n: m for d in DESIGNS.values() for family in d.families.values() for n, m in family.items()}
-    for name in methods:
-        (found,) = train([Cell(name, 1e-2, 0)], methods, Actor(1, "int4"), steps=1, every=1, task=TASK)
-        assert np.isfinite(found["curve"][0][:2]).all(), name
+    cells = [Cell(name, 1e-2, 0) for name in methods]
+    for cell, found in zip(cells, train(cells, methods, Actor(1, "int4"), steps=1, every=1, task=TASK), strict=True):
+        assert np.isfinite(found["curve"][0][:2]).all(), cell.algorithm
     assert all(design.reference in design.families for design in DESIGNS.values())
     assert len({len(family) for family in DESIGNS["dg_fair"].families.values()}) == 1, "the same budget for all"
 
@@ -150,31 +160,103 @@ def test_the_variant_with_the_least_error_at_its_own_rate_is_picked() -> None:
     assert off_policy.best_variant(tried, {"y": None, "x": None}, {"x": 1, "y": 1}) == "y"
 
 
-def test_holms_correction() -> None:
-    assert off_policy.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert off_policy.holm([0.5, 0.9]) == [1.0, 1.0]
-
-
 def curve(*rewards: float, sign: float = 0.0) -> list[tuple[float, ...]]:
     return [(place, reward, 0.5, *[sign] * len(SIGNS)) for place, reward in enumerate(rewards)]
 
 
 def test_looks_are_at_standing_learners_that_have_learned() -> None:
-    falls = curve(0.2, 0.5, 0.6, 0.7, 0.3, 0.3, 0.3)
-    assert [fell for fell, _ in looks(falls)] == [True, True, True]
-    assert [fell for fell, _ in looks(curve(0.5, 0.5, 0.5))] == [False, False]
-    assert not looks(curve(0.1, 0.2, 0.1, 0.1, 0.1))
-    assert collapsed(falls) and not collapsed(curve(0.7, 0.6))
+    falls = looks(curve(0.2, 0.5, 0.6, 0.7, 0.3, 0.9, 0.3))
+    assert falls.steps.tolist() == [1, 2, 3] and falls.fell_at == 4 and falls.falls.all(), "only before the first fall"
+    shaky = looks(curve(0.5, 0.4, 0.5))
+    assert shaky.steps.tolist() == [0] and shaky.fell_at is None and not shaky.falls.any()
+    assert looks(curve(0.1, 0.2, 0.1, 0.1, 0.1)) is None
+    assert collapsed(curve(0.7, 0.3)) and not collapsed(curve(0.7, 0.6))
 
 
-def test_the_area_under_the_curve_and_which_way_a_sign_points() -> None:
-    assert auc(np.array([True, False, False]), np.array([1.0, 0.0, 2.0])) == 0.5
-    falling, standing = curve(0.7, 0.7, 0.2, 0.2, sign=-3.0), curve(0.7, 0.7, 0.7, 0.7, sign=1.0)
-    found, seen, fallen = foretold([falling, standing] * 5)
-    assert (seen, fallen) == (10, 5)
-    assert found[0].before == "small" and found[0].auc.mean == 1.0
-    assert {one.sign: one.auc.mean for one in found}["batch reward"] == 0.5
-    assert foretold([standing, falling]) == ([], 2, 1), "one is too few"
+def test_the_area_under_the_curve_also_within_groups() -> None:
+    falls, values = np.array([True, False, True, False]), np.array([1.0, 0.0, 11.0, 10.0])
+    assert auc(falls, values) == 0.75
+    assert auc_within(falls, values, np.array([0, 0, 1, 1])) == 1.0
+    assert np.isnan(auc_within(falls, values, np.array([0, 1, 0, 1])))
+
+
+def test_which_way_a_sign_points_what_it_catches_and_how_early() -> None:
+    falling = [curve(0.7, 0.7, 0.7, 0.2, sign=-3.0 - n / 100) for n in range(5)]
+    standing = [curve(0.7, 0.7, 0.7, 0.7, sign=1.0 + n / 100) for n in range(5)]
+    found = foretold([("", each) for each in [*falling, *standing, *standing]])
+    assert (found[0].learners, found[0].fallen) == (10, 5), "the same learner in two studies counts once"
+    kl = next(one for one in found if one.sign == "kl")
+    assert (kl.before, kl.area[0], kl.within[0], kl.caught, kl.first, kl.lead) == ("small", 1.0, 1.0, 1.0, 1.0, 3.0)
+    assert kl.hits == (1.0,) * foretelling.PLACES
+    batch = next(one for one in found if one.sign == "batch reward")
+    assert batch.area[0] == 0.5 and batch.caught == 0.0
+    assert batch.hits[10] == 0.5, "equal values pass a limit together"
+    assert foretold([("", each) for each in [*falling[:4], *standing]]) == [], "four are too few"
+
+
+def test_what_foretells_is_read_back(tmp_path) -> None:
+    falling = [curve(0.7, 0.7, 0.2, sign=-n) for n in range(5)]
+    found = foretold([("", each) for each in [*falling, curve(0.7, 0.7, 0.7)]])
+    foretelling.write_csv(tmp_path / "a.csv", found)
+    again = foretelling.read_csv(tmp_path / "a.csv")
+    assert foretelling.table(again) == foretelling.table(found)
+    (tmp_path / "a.csv").write_text("sign\nkl\n")
+    with pytest.raises(ValueError, match="expected the columns"):
+        foretelling.read_csv(tmp_path / "a.csv")
+
+
+def test_a_learner_is_read_where_it_has_spent_as_much_as_the_cheapest() -> None:
+    methods = {"a": Method({"name": "decoupled_ppo"}), "b": Method({"name": "ppo"})}
+    assert [passes(method) for method in methods.values()] == [4, 3]
+    steps = [(float(step), step / 100, 0.0, *[0.25] * len(SIGNS)) for step in (15, 30, 45, 60)]
+    assert at_step(steps, 50) == 0.45 and at_step(steps, 1) == 0.15
+    row = {"phase": "fresh", "condition": "c", "family": "f", "rate": 0.01, "seed": 1, "reward": 0.6, "mean": 0.4}
+    found = numbers_of([row | {"algorithm": name, "curve": steps} for name in methods], methods)
+    assert [each["equal_compute"] for each in found] == [0.45, 0.6]
+    assert found[0]["k3"] == found[0]["rejected"] == 0.25 and found[0]["fell"] == 0
+
+
+def test_results_are_read_back_and_bad_ones_refused(tmp_path) -> None:
+    numbers = dict.fromkeys(("reward", "equal_compute", "mean", "fell", "k3", "rejected"), 0.5)
+    row = {"phase": "fresh", "condition": "η = 1", "family": "a, b", "algorithm": "x", "rate": 0.01, "seed": 3}
+    write_csv(tmp_path / "results.csv", [row | numbers])
+    assert read_csv(tmp_path / "results.csv") == [row | numbers]
+    (tmp_path / "results.csv").write_text("phase,seed\n")
+    with pytest.raises(ValueError, match="expected the columns phase, condition"):
+        read_csv(tmp_path / "results.csv")
+
+
+def test_ages_by_mismatches_are_drawn_as_cells() -> None:
+    design = DESIGNS["grid"]
+    number = {"reward": 0.5}
+    rows = [
+        {"phase": "fresh", "condition": c, "family": f, "seed": seed} | number
+        for c in design.conditions
+        for f in design.families
+        for seed in (1, 2)
+    ]
+    plot = Found(design, rows).figure()
+    assert plot.kind == "cells" and list(plot.panels) == list(designs.MISMATCHES)
+    assert [point.x for point in plot.panels["exact"]["dg"]] == list(designs.AGES)
+
+
+def test_a_page_gets_its_tables_anew_and_keeps_its_words() -> None:
+    text = "Words\n<!-- table: grid, Collapses -->\nold | old\n<!-- end -->\nmore"
+    wanted = "Words\n<!-- table: grid, Collapses -->\nnew\n<!-- end -->\nmore"
+    assert refreshed(text, {"grid": {"Collapses": "new\n"}}) == wanted
+    with pytest.raises(ValueError, match="'Collapses' of 'grid'; there are: Other"):
+        refreshed(text, {"grid": {"Other": ""}})
+
+
+def test_the_page_is_what_its_results_say() -> None:
+    text, tables = (REPOSITORY / off_policy.DOCUMENT).read_text(encoding="utf-8"), {}
+    for results in (REPOSITORY / off_policy.RESULTS).glob("*.csv"):
+        tables[results.stem], plots = off_policy.report(results.stem, results)
+        for name, plot in plots.items():
+            if f"(plots/{name}.png)" in text:
+                assert (REPOSITORY / off_policy.DATA / f"{name}.json").read_text(encoding="utf-8") == plot.as_json()
+    assert text.count("<!-- table: ") >= 5
+    assert refreshed(text, tables) == text, "run python -m scripts.claims.off_policy page"
 
 
 def test_a_study_writes_its_tables_and_its_plot(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,8 +267,10 @@ def test_a_study_writes_its_tables_and_its_plot(tmp_path, monkeypatch: pytest.Mo
     monkeypatch.setitem(DESIGNS, "mismatch", small)
     monkeypatch.setattr(off_policy, "prepare", lambda: None)
     monkeypatch.setattr(off_policy, "keep", lambda plot, path: path.with_suffix(".json").write_text(plot.as_json()))
-    off_policy.main(Namespace(study="mismatch", out=tmp_path, quick=False))
+    off_policy.main(Namespace(study="mismatch", out=tmp_path, quick=False, publish=False))
     table = (tmp_path / "mismatch" / "table.md").read_text()
-    for part in ("Held-out reward at the end", "| b ", "Collapses", "0/2", "minus a", "What foretells a fall"):
+    for part in ("Held-out reward at the end", "| b ", "Collapses", "0/2", "minus a", "better than a", "Every pair"):
         assert part in table, part
+    off_policy.main(Namespace(study="collapse", out=tmp_path, quick=False, publish=False))
+    assert "Too few learners fell" in (tmp_path / "collapse" / "table.md").read_text()
     assert set(json.loads((tmp_path / "mismatch.json").read_text())["panels"]) == {"none", "int4"}
