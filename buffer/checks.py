@@ -11,7 +11,7 @@ from areal_like.groups import Head, check_payload, unpack_heads
 from areal_like.messages import PartialHead
 from areal_like.partials import check_partial, versions_of
 from areal_like.wire import Frame, Payloads, WireError
-from buffer.fleet import Actor
+from buffer.actor import Actor
 from buffer.partials import PartialGroup
 from buffer.store import Entry
 

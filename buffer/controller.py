@@ -187,7 +187,7 @@ class Controller:
             if actor := self.state.fleet.by_name.get(name):
                 if not hand_back:
                     actor.running.discard(group_id)
-                    self.state.fleet.touch(actor)
+                    self.state.fleet.ready.touch(actor)
                 asks = self.state.samples.awaits(group_id, name)
                 self.state.router.send(actor.peer, messages.Cancel([group_id], hand_back or asks))
 

@@ -24,7 +24,8 @@ import math
 from collections import Counter, defaultdict
 
 from areal_like import messages
-from buffer.fleet import Actor, is_idle_for, may_be_hedged
+from buffer.actor import Actor
+from buffer.fleet import is_idle_for, may_be_hedged
 from buffer.leasing import lease_to_second
 from buffer.run_state import RunState
 from buffer.store import Entry
@@ -101,7 +102,7 @@ class Deadlines:
         state.router.send(actor.peer, messages.Cancel(group_ids, hand_back=False))
         for group_id in group_ids:
             actor.running.discard(group_id)
-            state.fleet.touch(actor)
+            state.fleet.ready.touch(actor)
             entry = state.store.entries[group_id]
             entry.timeouts, entry.failed_on = entry.timeouts + 1, actor.name
             if state.hedges.leave_to_other(entry, actor.name):

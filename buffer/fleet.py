@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from statistics import fmean
 
+from buffer.actor import Actor, Stats
+from buffer.ready import Ready
 from buffer.store import LEASED, Entry, Stage
 
 MOST_REFUSED = 3
@@ -19,87 +20,18 @@ MOST_REFUSED = 3
 row, until it joins again."""
 OVER_PRESENT: dict[str, Callable[[list[float]], float]] = {"now": sum, "mean": fmean, "max": max}
 """How to combine the numbers of the present actors."""
-Stats = Mapping[str, float | str]
-"""What an actor reports about itself: see `actors.measures`."""
-
-
-@dataclass(slots=True)
-class Actor:
-    """`peer`: routing id. `pid`: process id on its own host. `slots`: sequences that its engine decodes at once.
-    `version`: the weights it last applied (−1: none yet). `running`: ids of its groups. `leased`, `ended`: sequences
-    since it joined. `refused`: its refused groups in a row.
-
-    `moved`: when each group was leased or last made progress. `timed_out`: leases without progress that it lost since
-    it last finished a group. `benched_until`: it gets no leases before then (`buffer.deadlines`)."""
-
-    name: str
-    peer: bytes
-    slots: int
-    seen: float
-    pid: int = 0
-    version: int = -1
-    leased: int = 0
-    ended: int = 0
-    running: set[int] = field(default_factory=set)
-    stats: Stats = field(default_factory=dict)
-    refused: int = 0
-    moved: dict[int, float] = field(default_factory=dict)
-    timed_out: int = 0
-    benched_until: float = -math.inf
-    number: int = 0  # actors are numbered as they join
-    benched_at: int = -1  # the version that it held when it was benched
-    behind_since: float = math.inf  # since when it has not taken a newer version
-
-    @property
-    def engine(self) -> str:
-        """State of its engine: "serving", "starting" or "restarting". Only a serving engine generates tokens."""
-        return str(self.stats.get("engine", "serving"))
-
-    @property
-    def engine_note(self) -> str:
-        """What is wrong with its engine, in words; "" if nothing is. A serving engine may have a note, too."""
-        return str(self.stats.get("engine_note", ""))
-
-    @property
-    def sequences(self) -> int:
-        """Sequences that it runs."""
-        return max(0, self.leased - self.ended)
-
-    @property
-    def free_slots(self) -> int:
-        """Sequences that its engine could start now. A sequence frees its slot when it ends, before its group does."""
-        return self.slots + self.ended - self.leased
-
-    def takes(self, sequences: int) -> bool:
-        """May it get a group of `sequences` sequences? An idle actor always may, even if its engine has fewer slots."""
-        return self.free_slots >= sequences or not self.running
-
-    def lease(self, group_id: int, sequences: int, now: float) -> None:
-        """Count a new lease."""
-        self.running.add(group_id)
-        self.moved[group_id] = now
-        self.leased += sequences
-
-    def note_moved(self, group_ids: Iterable[int], now: float) -> None:
-        """These groups made progress; ignores groups that it does not run."""
-        self.moved.update(dict.fromkeys(self.running.intersection(group_ids), now))
-
-    def has_finished(self) -> None:
-        """The actor finished a group: forget its lost leases and end its bench."""
-        self.timed_out, self.benched_until = 0, -math.inf
 
 
 class Fleet:
     """Actors by name and by routing id. What is asked in each turn of the loop takes no look at every actor:
 
-    `may_take`: actors that may have room. All others had none for a group of `_full_for` sequences, and nothing about
-    them has changed since (`touch`). `odd`: all that may not get leases like the others (`at_work`), and some that may.
+    `ready`: actors that may have room. `odd`: all that may not get leases like the others (`at_work`), and some that
+    may.
     """
 
     def __init__(self) -> None:
-        self.may_take: dict[str, Actor] = {}
+        self.ready = Ready()
         self.odd: set[str] = set()
-        self._full_for = math.inf
         self._joined = 0
         self._silent_from = -math.inf  # before then nobody can have been silent for too long
         self.by_name: dict[str, Actor] = {}
@@ -118,44 +50,32 @@ class Fleet:
         actor = Actor(name, peer, slots, now, pid, number=self._joined)
         self._joined += 1
         self.by_name[name] = self.by_peer[peer] = actor
-        self.touch(actor)
+        self.ready.touch(actor)
         return actor
 
-    def touch(self, actor: Actor) -> None:
-        """Something about the actor has changed, by which it may have room now."""
-        self.may_take[actor.name] = actor
-
-    def has_no_room(self, actor: Actor, sequences: int) -> None:
-        """The actor can't take a group of so many sequences, as long as it is not touched."""
-        self.may_take.pop(actor.name, None)
-        self._full_for = min(self._full_for, sequences)
-
-    def candidates(self, sequences: int, now: float) -> list[Actor]:
-        """Actors that may get a lease of a group of at least so many sequences; those that certainly have no room are
-        left out."""
-        if sequences < self._full_for:
-            self.may_take, self._full_for = dict(self.by_name), math.inf
-        if not self.odd:
-            return list(self.may_take.values())
-        return [actor for actor in self.at_work(now) if actor.name in self.may_take]
-
-    def count_at_work(self, now: float) -> int:
-        """How many actors may get leases."""
-        return len(self.at_work(now)) if self.odd else len(self)
-
     def leave(self, actor: Actor) -> None:
-        for known in (self.by_name, self.may_take):
-            known.pop(actor.name, None)
+        self.by_name.pop(actor.name, None)
+        self.ready.discard(actor.name)
         self.odd.discard(actor.name)
         self.by_peer.pop(actor.peer, None)
 
-    def at_work(self, now: float) -> list[Actor]:
-        """Actors that may get leases. An actor with too many refused groups in a row never may. A benched actor, or one
-        whose engine does not serve, may only if there is no other."""
-        odd = (self.by_name[name] for name in self.odd)
-        self.odd = {actor.name for actor in odd if _is_odd(actor, now)}
+    def barred(self, now: float) -> set[str]:
+        """Names of actors that get no leases. An actor with too many refused groups in a row never does. A benched
+        actor, or one whose engine does not serve, does only if there is no other."""
+        if not self.odd:
+            return set()
+        odd = {name: self.by_name[name] for name in self.odd}
+        self.odd = {name for name, actor in odd.items() if _is_odd(actor, now)}
+        if len(self.odd) < len(self):  # somebody is as all should be
+            return {name for name in self.odd if not _may_work(odd[name], now)}
         actors = [actor for actor in self if actor.refused < MOST_REFUSED]
-        return _not_benched([actor for actor in actors if actor.engine == "serving"] or actors, now)
+        at_work = _not_benched([actor for actor in actors if actor.engine == "serving"] or actors, now)
+        return self.by_name.keys() - {actor.name for actor in at_work}
+
+    def at_work(self, now: float) -> list[Actor]:
+        """Actors that may get leases."""
+        barred = self.barred(now)
+        return [actor for actor in self if actor.name not in barred]
 
     def for_heldout(self, now: float) -> list[Actor]:
         """Actors that may get held-out prompts."""
@@ -219,6 +139,10 @@ def _numbers(stats: Stats) -> dict[str, float]:
 
 def _is_odd(actor: Actor, now: float) -> bool:
     return actor.refused > 0 or actor.engine != "serving" or actor.benched_until > now
+
+
+def _may_work(actor: Actor, now: float) -> bool:
+    return actor.refused < MOST_REFUSED and actor.engine == "serving" and actor.benched_until <= now
 
 
 def _not_benched(actors: list[Actor], now: float) -> list[Actor]:

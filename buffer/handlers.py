@@ -9,6 +9,7 @@ from areal_like import messages
 from areal_like.groups import Head, unpack_heads
 from areal_like.messages import Message
 from areal_like.wire import ONLY_THE_LEARNER, SAY_HELLO, Frame, Payloads, Received, WireError
+from buffer.actor import Actor
 from buffer.checks import (
     RolloutsFail,
     check_hand_back,
@@ -20,7 +21,7 @@ from buffer.checks import (
     faults_of_push,
 )
 from buffer.events import LeaveOut
-from buffer.fleet import MOST_REFUSED, Actor
+from buffer.fleet import MOST_REFUSED
 from buffer.partials import PartialGroup
 from buffer.run_state import RunState
 from buffer.set_aside import set_aside
@@ -45,7 +46,7 @@ class Handlers:
         actor = self.state.fleet.by_peer.get(peer)
         if actor:
             actor.seen = self.state.clock()
-            self.state.fleet.touch(actor)
+            self.state.fleet.ready.touch(actor)
         try:
             _handler_of(type(message))(self, message, peer, actor, payloads)
         except (WireError, KeyError, TypeError, ValueError, ArithmeticError) as error:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 import math
-from collections.abc import Sequence
 from functools import partial
 
 from areal_like import messages
 from areal_like.types import Lease
+from buffer.actor import Actor
 from buffer.events import Forget
-from buffer.fleet import Actor
 from buffer.partials import PartialGroup
 from buffer.payloads import JournalError, load
 from buffer.run_state import RunState
@@ -52,37 +50,21 @@ def admit(state: RunState, now: float) -> None:
     if not to_start:
         return
     planned: dict[str, list[Granted]] = {}
-    share = state.fleet.fair_share(to_start + running + len(state.hedges.pairs), state.fleet.count_at_work(now))
-    able = state.fleet.candidates(0 if queued else state.scheduler.launch, now)
-    if not queued and not _may_start(state, able, running):
-        return
-    candidates = [(len(actor.running), actor.number, actor) for actor in able if actor.version >= 0]
-    heapq.heapify(candidates)
-    while candidates:
-        held, place, actor = candidates[0]
-        granted = None
-        if held < share:
-            granted = _next_lease(state, actor, running, queued > 0, now)
+    fleet, ready, barred = state.fleet, state.fleet.ready, state.fleet.barred(now)
+    share = fleet.fair_share(to_start + running + len(state.hedges.pairs), len(fleet) - len(barred))
+    least = state.scheduler.launch
+    if queued:
+        least = min(least, *(entry.to_run for entry in state.store.of(Stage.QUEUED)))
+    ready.begin(least, fleet, barred)
+    while (actor := ready.first()) and len(actor.running) < share:
+        granted = _next_lease(state, actor, running, queued > 0, now)
         if granted is None:
-            heapq.heappop(candidates)
             continue
-        heapq.heapreplace(candidates, (held + 1, place, actor))
         running += 1
         actor.lease(granted[0].group_id, granted[0].launch, now)
         planned.setdefault(actor.name, []).append(granted)
     for name, all_granted in planned.items():
         _send_leases(state, state.fleet.by_name[name], all_granted)
-
-
-def _may_start(state: RunState, able: Sequence[Actor], running: int) -> bool:
-    """Does one of these actors have room, and weights on which the scheduler starts a new group? One question for each
-    version that they hold, not for each actor: while new weights are on their way, thousands may wait for them."""
-    launch = state.scheduler.launch
-    for actor in able:
-        if not actor.takes(launch):
-            state.fleet.has_no_room(actor, launch)
-    versions = {actor.version for actor in able if actor.takes(launch) and actor.version >= 0}
-    return any(state.scheduler.admit(_view(state, version, running)) for version in versions)
 
 
 def lease_to_second(state: RunState, entry: Entry, actor: Actor, now: float) -> None:
@@ -95,27 +77,37 @@ def lease_to_second(state: RunState, entry: Entry, actor: Actor, now: float) -> 
 
 
 def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, now: float) -> Granted | None:
+    """None: this actor gets nothing more in this turn, and if that is not for want of room, nor does another that holds
+    the same weights."""
+    ready = state.fleet.ready
     entry = _next_queued(state, actor, now) if any_queued else None
-    carried: dict[int, int] = {}
     sequences = entry.to_run if entry else state.scheduler.launch
     if not actor.takes(sequences):
-        state.fleet.has_no_room(actor, sequences)
+        ready.has_no_room(actor, sequences)
         return None
     if entry:
         carried = state.replay.assign(entry, actor.name, actor.version)
-    elif state.stopping and not _completes_a_batch(state):
+    elif plan := _next_plan(state, actor, running):
+        entry, carried = _start(state, actor, plan, now)
+    elif any_queued and state.replay.queued_for(actor.version):
+        ready.skip(actor)  # what failed on this one may go to others
         return None
-    elif _bytes_to_come(state) > state.max_bytes and state.store.slots.next >= _slots_wanted(state):
+    else:
+        ready.skip_version(actor.version)
+        return None
+    lease = Lease(entry.id, entry.row, "train", entry.launch, entry.need)
+    return lease, entry.partial, sorted(carried)
+
+
+def _next_plan(state: RunState, actor: Actor, running: int) -> GroupPlan | None:
+    """What to start on an actor that has room; of the actor itself only its version matters."""
+    if state.stopping and not _completes_a_batch(state):
+        return None
+    if _bytes_to_come(state) > state.max_bytes and state.store.slots.next >= _slots_wanted(state):
         # Never stop the slots that the learner waits for: its batch frees memory.
         state.store.slots.check_memory(state.max_bytes)
         return None
-    else:
-        plan = state.scheduler.admit(_view(state, actor.version, running))
-        if plan is None:
-            return None
-        entry, carried = _start(state, actor, plan, now)
-    lease = Lease(entry.id, entry.row, "train", entry.launch, entry.need)
-    return lease, entry.partial, sorted(carried)
+    return state.scheduler.admit(_view(state, actor.version, running))
 
 
 def _next_queued(state: RunState, actor: Actor, now: float) -> Entry | None:

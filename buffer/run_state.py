@@ -17,9 +17,10 @@ from typing import Literal
 from areal_like import messages
 from areal_like.bus import Router
 from areal_like.experts import Routing
+from buffer.actor import Actor
 from buffer.checks import Failures
 from buffer.evaluation import Evaluation, Result
-from buffer.fleet import Actor, Fleet, Hedges
+from buffer.fleet import Fleet, Hedges
 from buffer.gauges import Gauges
 from buffer.injection import may_announce
 from buffer.kept_samples import KeptSamples
@@ -175,7 +176,7 @@ class RunState:
         """End an actor's lease of a group. `told`: send the actor a cancel, because it does not know yet."""
         if group_id in actor.running:
             actor.running.discard(group_id)
-            self.fleet.touch(actor)
+            self.fleet.ready.touch(actor)
             if told:
                 self.router.send(actor.peer, messages.Cancel([group_id], hand_back=False))
 

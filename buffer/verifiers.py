@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from buffer.actor import Stats
 from buffer.checks import RolloutsFail
-from buffer.fleet import Stats
 
 MOST_ANSWERS = 32
 """Most answers that the check looks at, even if a batch has more: each may take its full time."""

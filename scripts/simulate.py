@@ -17,6 +17,7 @@ from pathlib import Path
 from areal_like import config as configs
 from areal_like.config import ConfigError
 from areal_like.errors import UserError
+from areal_like.link import BusError
 from areal_like.run_folder import CONFIG, SUMMARY
 
 from .arguments import command, new_file, refuse
@@ -52,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         outcome = Simulation(config, cost, args.run).run()
     except FileExistsError:
         refuse(f"{args.run} is there already: name a new folder")
-    except (ConfigError, UserError, OSError, ValueError, Stuck) as error:
+    except (BusError, ConfigError, UserError, OSError, ValueError, Stuck) as error:
         refuse(error)
     if args.run:
         configs.save(config, args.run / CONFIG)

@@ -84,9 +84,9 @@ class History:
     def check_fleet(self) -> None:
         """What the fleet keeps so that it need not look at every actor is what a look at all says."""
         fleet, now = self.state.fleet, time.monotonic()
-        assert set(fleet.may_take) <= set(fleet.by_name) and fleet.odd <= set(fleet.by_name)
+        assert fleet.odd <= set(fleet.by_name)
         for actor in fleet:
-            assert actor.name in fleet.may_take or not actor.takes(fleet._full_for)
+            assert actor.name in fleet.ready or actor.version < 0 or not actor.takes(fleet.ready.full_for)
             odd = actor.refused >= MOST_REFUSED or actor.engine != "serving" or actor.benched_until > now
             assert actor.name in fleet.odd or not odd
             assert now >= fleet._silent_from or now - actor.seen <= self.house.controller.heartbeat_timeout

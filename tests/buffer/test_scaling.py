@@ -7,6 +7,7 @@ import pytest
 
 from areal_like.groups import make_head
 from buffer import store
+from buffer.actor import Actor
 from buffer.policies import in_order
 from buffer.replay import Replay
 from buffer.staleness import Bound
@@ -157,3 +158,38 @@ def test_a_policy_that_waits_for_gaps_is_not_asked_while_the_batch_has_one(missi
     for group_id in {0, 1, 2, 3} - {missing}:
         push(replay, group_id)
     assert len(replay.serve(0)) == 2 * asked and len(calls) == asked
+
+
+@pytest.mark.parametrize("held_up", ["by the bound", "by memory", "by an odd one"])
+def test_turns_do_not_ask_every_actor_that_has_room(held_up: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    takes = Actor.takes
+    monkeypatch.setattr(Actor, "takes", lambda self, sequences: asked.append(self.name) or takes(self, sequences))
+    house = House(asynchronous(max_staleness=0 if held_up != "by memory" else 99), actors=200)
+    if held_up == "by memory":
+        house.state.max_bytes = -1
+    if held_up == "by an odd one":
+        house.state.fleet.odd.add("actor-7")
+    house.start()
+    leased = len(house.leases())
+    asked.clear()
+    for name in house.names[:20]:
+        house.say(name, "credit", {"ended": 0})
+        house.say(name, "heartbeat", {"stats": {}, "progress": [], "heldout": {}})
+    assert len(house.leases()) == leased and len(asked) <= 80, "two questions for each message at most"
+
+
+def test_leases_go_to_whoever_has_the_fewest_groups_of_all_that_hold_any_version() -> None:
+    house = House(asynchronous(max_staleness=2), actors=6)
+    house.start()
+    assert [len(actor.running) for actor in house.state.fleet] == [2] * 6
+    house.publish(1)
+    house.apply(1, "actor-1", "actor-4")
+    assert [len(actor.running) for actor in house.state.fleet] == [2, 3, 2, 2, 3, 2], "newer weights may start more"
+    for group_id in house.leases("actor-3"):
+        house.push("actor-3", group_id, 0)
+    house.state.replay.drop(13, "by the test")
+    house.controller.step(0)
+    assert [len(actor.running) for actor in house.state.fleet][3] == 0, "it holds weights that start no more"
+    house.apply(1, "actor-3")
+    assert [len(actor.running) for actor in house.state.fleet][3] == 3, "two slots were left, and that of group 13"
