@@ -15,7 +15,7 @@ With `stream` the learner takes gradients of finished groups while others still 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -39,8 +39,8 @@ from learners.collectives import Ranks
 from learners.critic import Critic
 from learners.cut_answers import one_token_further, without_cut_answers
 from learners.diagnostics import buckets, zero_variance_by_staleness
-from learners.distillation import lumped_kl, prefix_weights
-from learners.logprobs import forward_candidates, forward_logprobs, forward_top, forward_with_states
+from learners.lessons import Lessons
+from learners.logprobs import forward_candidates, forward_logprobs, forward_with_states
 from learners.losses.contract import (
     LossFunction,
     is_single_pass,
@@ -54,8 +54,8 @@ from learners.losses.contract import (
 from learners.mismatch import MismatchProbe
 from learners.objective import Objective, frozen
 from learners.optim import MasterAdamW
-from learners.packing import Columns, MicroBatch, cut_groups, empty_microbatch
-from learners.penalties import kl_estimate
+from learners.packing import Columns, MicroBatch, cut_groups
+from learners.passes import Passes
 from learners.router_replay import RouterReplay
 from learners.saving import Saving
 from learners.schedules import Schedule
@@ -151,8 +151,8 @@ class TorchLearner:
         self.objective, self.ranks = Objective(**objective), Ranks(ranks)
         torch.set_num_threads(threads or torch.get_num_threads())
         _check(loss, advantage, temperature, num_minibatches, num_minibatch_epochs, critic_lr, critic_clip)
-        self._teacher = None if teacher is None else Teacher(**teacher)
-        _check_teacher(self._teacher, advantage, temperature, grad_norm_by_staleness)
+        taught = None if teacher is None else Teacher(**teacher)
+        _check_teacher(taught, advantage, temperature, grad_norm_by_staleness)
         self._num_minibatches, self._num_epochs = passes = num_minibatches, num_minibatch_epochs
         self.streams = check_stream(stream, loss, advantage, *passes, grad_norm_by_staleness, stream_groups)
         self._stream_groups, self._taken, self._waiting = stream_groups, list[Step](), list[Group]()
@@ -163,25 +163,32 @@ class TorchLearner:
         self._device, dtype, specs = torch.device(device), getattr(torch, publish_dtype), specs_of(model, publish_dtype)
         half = hold_in(param_dtype, compute_dtype, publish_dtype, self.model, device, lora is not None)
         how = Computing(max_logits, fp32_head, self.objective.needs_entropy, compile, checkpoint_activations, half)
-        self._adapters, self._reference = self._arranged(how, seed, dtype, lora, router_replay)
+        self._adapters, self._reference = self._arranged(how, seed, dtype, lora, router_replay, taught)
         rates = Schedule(lr, schedule, warmup_steps, (schedule_steps or 0) * num_minibatches * num_minibatch_epochs)
-        adamw = partial(MasterAdamW, schedule=rates, betas=betas, eps=eps, weight_decay=weight_decay)
         dtype = self.model.dtype if self._adapters else dtype
-        adamw = partial(adamw, cosine_cap=grad_cosine_cap, ranks=self.ranks)
-        self.optimizer = adamw(self.model, clip_grad=clip_grad, publish_dtype=dtype, hold_in=half)
+        adamw = partial(MasterAdamW, betas=betas, eps=eps, weight_decay=weight_decay, cosine_cap=grad_cosine_cap)
+        adamw = partial(adamw, schedule=rates, clip_grad=clip_grad, publish_dtype=dtype, hold_in=half)
+        self.optimizer = adamw(self.model, ranks=self.ranks)
         head = partial(Critic, lr=critic_lr, trunk=critic_trunk, clip=critic_clip)
         self._critic = head(self.model, self.ranks) if critic_lr else None
         self._probe = MismatchProbe(self.optimizer, self.ranks, mismatch_every)
         self.saving = Saving(self.model, specs, self.optimizer, self._adapters, self._critic, self.ranks)
-        self._autocast = compute_dtype == "bfloat16" and half is None
+        passes_of = partial(Passes, max_tokens=max_tokens, min_microbatches=min_microbatches, experts=router_replay)
+        autocast = compute_dtype == "bfloat16" and half is None
+        self._passes = passes_of(self.model, self.ranks, self._device, temperature, half_matrices=autocast)
         self._rounds = compute_dtype == "bfloat16" or self._adapters is not None  # see `logprobs_of`
         self._loss, self._plan, self._advantage = loss, plan_of(loss), advantage
         self._starts_known = bool(critic_lr) or needs_current(advantage)  # proximal logprobs come before advantages
         self._temperature, self._seed, self._norm_by_staleness = temperature, seed, grad_norm_by_staleness
-        self._max_tokens, self._min_microbatches = max_tokens, min_microbatches
 
     def _arranged(
-        self, how: Computing, seed: int, dtype: torch.dtype, lora: Mapping[str, Any] | None, replay: bool
+        self,
+        how: Computing,
+        seed: int,
+        dtype: torch.dtype,
+        lora: Mapping[str, Any] | None,
+        replay: bool,
+        teacher: Teacher | None,
     ) -> tuple[Adapters | None, PreTrainedModel]:
         """Prepare the model for training; returns its adapters and the reference model, which may be itself."""
         if self.ranks.count == 1:  # FSDP moves layers when it divides them
@@ -193,11 +200,12 @@ class TorchLearner:
         apart = self.objective.needs_reference and lora is None
         reference = frozen(self.model, dtype) if apart else self.model
         self._replay = RouterReplay(self.model) if replay else None
-        self._taught_by = self._teacher.load(self.model, self.ranks, dtype) if self._teacher else None
-        models = [self.model, reference]
-        if self._taught_by is not None:
-            use_packed_attention(self._taught_by)
-            models.append(self._taught_by.to(self._device) if self.ranks.count == 1 else self._taught_by)
+        models, self._lessons = [self.model, reference], None
+        if teacher:
+            self._lessons = Lessons(teacher, teacher.load(self.model, self.ranks, dtype), self.ranks, self.vocab_size)
+        if self._lessons and self._lessons.model is not None:
+            use_packed_attention(self._lessons.model)
+            models.append(self._lessons.model.to(self._device) if self.ranks.count == 1 else self._lessons.model)
         prepare(models, self.ranks, replace(how, device=self._device, published=dtype))
         return adapters, reference
 
@@ -237,7 +245,7 @@ class TorchLearner:
 
     def _train(self, batch: Batch) -> dict[str, Any]:
         lr, batch = self.optimizer.current_lr, self._filtered(batch)
-        probed = self._probe.look(batch, self._logprobs)
+        probed = self._probe.look(batch, self._passes.logprobs)
         step = self._streamed(batch) if self.streams else self._in_minibatches(batch)
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
         more |= self._replay.metrics(self.ranks) if self._replay else {}
@@ -255,7 +263,7 @@ class TorchLearner:
         call this, with the same sequences."""
         columns = Columns(Batch(0, 0, [Group(i, [_whole(tokens)]) for i, tokens in enumerate(sequences)]))
         found = np.zeros(len(columns.sample), np.float32)
-        for part, logprobs in self._logprobs(columns, [np.arange(len(sequences))], temperature=1.0):
+        for part, logprobs in self._passes.logprobs(columns, [np.arange(len(sequences))], temperature=1.0):
             found[part.trained.cpu().numpy()] = logprobs.float().cpu().numpy()
         reshard(self.model)  # the next thing is a snapshot of this rank's part
         ends = np.cumsum([len(tokens) - 1 for tokens in sequences])[:-1]
@@ -329,7 +337,7 @@ class TorchLearner:
             minibatches = cut_groups(batch, step.columns, order, self._num_minibatches)
             if epoch == 0 and needs_proximal(self._loss) and not self._starts_known:
                 # The first minibatch is left out: its logprobs at the start come with its own forward pass.
-                for part, logprobs in self._logprobs(step.columns, minibatches[1:]):
+                for part, logprobs in self._passes.logprobs(step.columns, minibatches[1:]):
                     step.proximal[part.trained] = logprobs
             for number, samples in enumerate(minibatches):
                 step.losses.append(self._accumulate(step, samples, at_start=epoch == number == 0))
@@ -346,16 +354,16 @@ class TorchLearner:
         if self.objective.needs_reference:
             step.reference = torch.zeros_like(step.behaviour)
             with self._adapters.off() if self._adapters else nullcontext():
-                for part, logprobs in self._logprobs(step.columns, trained, self._reference):
+                for part, logprobs in self._passes.logprobs(step.columns, trained, self._reference):
                     step.reference[part.trained] = logprobs
             step.reference = self.ranks.sum_disjoint(step.reference, step.own)
         if self._critic:
             self._set_values(step, self._critic)
         elif self._starts_known:
-            for part, logprobs in self._logprobs(step.columns, trained):
+            for part, logprobs in self._passes.logprobs(step.columns, trained):
                 step.proximal[part.trained] = logprobs
-        if self._teacher:
-            self._ask(self._teacher, step)
+        if self._lessons:
+            self._lessons.ask(step, self._passes)
         if needs_uniform(self._loss):
             step.draw(self._seed)
         self._advantages(step)
@@ -379,32 +387,6 @@ class TorchLearner:
         if step.values is not None:
             step.targets = step.advantages + step.values
 
-    @torch.no_grad()
-    def _ask(self, teacher: Teacher, step: Step) -> None:
-        """Let the teacher score the trained tokens, and say which ones it would rather have in their places."""
-        columns, k = step.columns, min(teacher.top, self.vocab_size)
-        step.teacher = torch.zeros_like(step.behaviour)
-        if k:
-            ids = torch.zeros(len(step.behaviour), k, dtype=torch.int64, device=self._device)
-            step.top = ids, torch.zeros(len(step.behaviour), k, dtype=step.behaviour.dtype, device=self._device)
-        if self._taught_by is None:
-            mine = np.flatnonzero(columns.own & (columns.lengths > 0))
-            tokens = np.isin(columns.sample, mine)
-            said = teacher.asked([step.batch.samples[sample] for sample in mine])
-            every = dict(zip(mine.tolist(), said, strict=True))
-            pairs = zip(columns.sample[tokens].tolist(), columns.place[tokens].tolist(), strict=True)
-            step.teacher[step.on_device(tokens)] = step.teacher.new_tensor([every[i][place] for i, place in pairs])
-        else:
-            for part in self._microbatches(columns, np.flatnonzero(columns.lengths)):
-                asked = replace(part, experts=None)
-                with self._precision():
-                    if step.top is None:
-                        step.teacher[part.trained] = forward_logprobs(self._taught_by, asked, self._temperature)[0]
-                        continue
-                    found = forward_top(self._taught_by, asked, self._temperature, k, self.vocab_size)
-                step.teacher[part.trained], step.top[0][part.trained], step.top[1][part.trained] = found
-        step.teacher = self.ranks.sum_disjoint(step.teacher, step.own)
-
     def _teaching(self, step: Step) -> tuple[np.ndarray | None, np.ndarray | None]:
         """`Episodes.teacher` and `.student`."""
         if step.teacher is None:
@@ -413,37 +395,6 @@ class TorchLearner:
         if needs_current(self._advantage):
             student = step.proximal = self.ranks.sum_disjoint(step.proximal, step.own)
         return step.teacher.double().cpu().numpy(), student.double().cpu().numpy()
-
-    def _microbatches(self, columns: Columns | None, samples: np.ndarray) -> Iterator[MicroBatch]:
-        """This rank's micro-batches of the given samples; as many as others have, the last ones without tokens."""
-        cuts: list[np.ndarray] = []
-        if columns:
-            samples = samples[(columns.lengths[samples] > 0) & columns.own[samples]]
-            limits = {"max_tokens": self._max_tokens, "min_microbatches": self._min_microbatches}
-            cuts = columns.cuts(samples, **limits)
-        count = self.ranks.max(len(cuts))
-        for part in cuts:
-            assert columns
-            made = columns.microbatch(part, self._device, self._max_tokens)
-            yield made if self._replay else replace(made, experts=None)
-        for _ in range(count - len(cuts)):
-            yield empty_microbatch(self._device)
-
-    @torch.no_grad()
-    def _logprobs(
-        self,
-        columns: Columns | None,
-        minibatches: list[np.ndarray],
-        model: PreTrainedModel | None = None,
-        temperature: float | None = None,
-    ) -> Iterator[tuple[MicroBatch, Tensor]]:
-        """Logprobs of all trained tokens of some minibatches, micro-batch by micro-batch, without gradient. At the
-        run's temperature, if no other is given. Another `model`, the reference, chooses its experts itself."""
-        if minibatches:
-            for part in self._microbatches(columns, np.concatenate(minibatches)):
-                asked = part if model is None else replace(part, experts=None)
-                with self._precision():
-                    yield part, forward_logprobs(model or self.model, asked, temperature or self._temperature)[0]
 
     @torch.no_grad()
     def _set_values(self, step: Step, critic: Critic) -> None:
@@ -454,8 +405,8 @@ class TorchLearner:
             further, behind = one_token_further(step.batch)
             columns = Columns(further, columns.own)
         values, logprobs = step.behaviour.new_zeros(len(behind)), step.behaviour.new_full((len(behind),), torch.nan)
-        for part in self._microbatches(columns, np.flatnonzero(columns.lengths)):
-            with self._precision():
+        for part in self._passes.microbatches(columns, np.flatnonzero(columns.lengths)):
+            with self._passes.precision():
                 logprobs[part.trained], _, hidden = forward_with_states(self.model, part, self._temperature)
             values[part.trained] = critic.values(hidden).to(values.dtype)
         values = self.ranks.sum_disjoint(values, step.on_device(columns.own[columns.sample]))
@@ -464,10 +415,6 @@ class TorchLearner:
         if bootstraps(self._advantage):
             step.behind = values.new_zeros(len(columns.own))
             step.behind[step.on_device(columns.sample[behind])] = values[~of_tokens]
-
-    def _precision(self) -> torch.autocast:
-        """Inside, matrices are multiplied in `compute_dtype`, whatever dtype weights have."""
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast)
 
     def _planned(self, step: Step, samples: np.ndarray, at_start: bool) -> Columns:
         """Let the loss weigh all tokens of a minibatch; returns the columns that need a gradient."""
@@ -478,7 +425,7 @@ class TorchLearner:
             if at_start and self._starts_known:
                 current.copy_(step.proximal)
             else:
-                for part, logprobs in self._logprobs(step.columns, [samples]):
+                for part, logprobs in self._passes.logprobs(step.columns, [samples]):
                     current[part.trained] = logprobs
             current = self.ranks.sum_disjoint(current, step.own)
             if at_start:
@@ -508,7 +455,7 @@ class TorchLearner:
         """Add the gradient of some samples to the buffer; returns their loss."""
         step.input_tokens += int(step.columns.lengths[samples].sum())
         losses, by_staleness = list[Tensor](), dict[str, Tensor]()
-        for part in self._microbatches(columns, samples):
+        for part in self._passes.microbatches(columns, samples):
             loss, outputs = self._forward(step, part, denominator, at_start)
             step.backward_tokens += part.tokens
             step.computed_tokens += part.input_ids.numel() if part.tokens else 0
@@ -542,8 +489,8 @@ class TorchLearner:
         reference = None if step.reference is None else step.reference[part.trained]
         loss, observed = self.objective.with_terms(loss, current, entropy, reference, batch.share, denominator)
         step.observe(observed, part.trained)
-        if self._teacher:
-            loss = loss + self._lesson(self._teacher, step, part, current, candidates, denominator)
+        if self._lessons:
+            loss = loss + self._lessons.loss(step, part, current, candidates, denominator)
         if self._critic and values is not None and step.values is not None and step.targets is not None:
             before, targets = step.values[part.trained], step.targets[part.trained]
             error, observed = self._critic.loss(values, before, targets, batch.share, denominator)
@@ -551,29 +498,11 @@ class TorchLearner:
             step.observe(observed, part.trained)
         return loss, outputs
 
-    def _lesson(
-        self, teacher: Teacher, step: Step, part: MicroBatch, current: Tensor, candidates: Tensor | None, by: float
-    ) -> Tensor:
-        """The KL to the teacher over its most likely tokens, as a term of a micro-batch's loss; 0 without `top`."""
-        assert step.teacher is not None
-        estimate = kl_estimate(current.detach(), step.teacher[part.trained], "k3")
-        step.observe({"teacher_kl": estimate}, part.trained)
-        if candidates is None or step.top is None:
-            return current.new_zeros(())
-        kl = lumped_kl(candidates, step.top[1][part.trained])
-        step.observe({"teacher_kl_top": kl.detach()}, part.trained)
-        weights = torch.ones_like(kl) if step.share is None else step.share[part.trained]
-        if teacher.trace is not None:
-            trace = prefix_weights(current, step.behaviour[part.trained], part.sequence, teacher.trace)
-            step.observe({"teacher_trace": trace}, part.trained)
-            weights = weights * trace
-        return teacher.kl / by * (weights * kl).sum()
-
     def _outputs(self, part: MicroBatch, step: Step) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Logprobs, entropies and values (with a critic) [N] of a micro-batch's trained tokens, and logprobs [N, k] of
         the teacher's most likely tokens (with `top`), with their graph."""
         candidates = None
-        with self._precision():
+        with self._passes.precision():
             if step.top is not None and len(part.trained):
                 ids = step.top[0][part.trained]
                 current, entropy, hidden, candidates = forward_candidates(self.model, part, self._temperature, ids)

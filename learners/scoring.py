@@ -51,7 +51,7 @@ class ScoringLearner(TorchLearner):
         step.draw(self._seed)
         trained = np.flatnonzero(step.columns.lengths)
         if not self._critic:
-            for part, logprobs in self._logprobs(step.columns, [trained]):
+            for part, logprobs in self._passes.logprobs(step.columns, [trained]):
                 step.proximal[part.trained] = logprobs
         denominator = self.objective.denominator(step.columns, trained)
         pulls = {name: self._pull(step, loss, denominator) for name, loss in losses.items()}
@@ -90,8 +90,8 @@ class ScoringLearner(TorchLearner):
         """(loss, bucket) → gradient; with the bucket "" for the sum over buckets, which is the whole gradient."""
         sums: dict[tuple[str, str], Tensor] = {}
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        for part in self._microbatches(step.columns, samples):
-            with self._precision():
+        for part in self._passes.microbatches(step.columns, samples):
+            with self._passes.precision():
                 current, _ = forward_logprobs(self.model, part, self._temperature)
             present = [(suffix, inside[part.trained]) for suffix, inside in members.items()]
             present = [(suffix, here) for suffix, here in present if here.any()]

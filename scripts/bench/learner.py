@@ -53,6 +53,7 @@ from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.logprobs import token_logprobs
 from learners.losses.clipped import ppo
+from learners.passes import Passes
 
 from .figures import tell
 
@@ -99,14 +100,10 @@ def made_batch(seed: int) -> Batch:
     return Batch(0, 0, groups)
 
 
-class PaddedLearner(TorchLearner):
-    """A TorchLearner whose micro-batches are padded rectangles."""
+class PaddedPasses(Passes):
+    """Micro-batches that are padded rectangles."""
 
-    def __init__(self, *args: Any, **knobs: Any):
-        super().__init__(*args, **knobs)
-        self.model.set_attn_implementation("sdpa")
-
-    def _microbatches(self, columns: Any, samples: np.ndarray) -> Any:
+    def microbatches(self, columns: Any, samples: np.ndarray) -> Any:
         start = 0
         while start < len(samples):
             end = start + 1
@@ -114,10 +111,18 @@ class PaddedLearner(TorchLearner):
                 if int(columns.lengths[samples[start : end + 1]].max()) * (end + 1 - start) > self._max_tokens:
                     break
                 end += 1
-            part = columns.microbatch(samples[start:end], self.model.device)
+            part = columns.microbatch(samples[start:end], self._model.device)
             part.layout = columns.lengths[samples[start:end]]  # all that `padded_logprobs` needs to know of it
             yield part
             start = end
+
+
+class PaddedLearner(TorchLearner):
+    """A TorchLearner that computes rectangles, after `pad`."""
+
+    def __init__(self, *args: Any, **knobs: Any):
+        super().__init__(*args, **knobs)
+        self.model.set_attn_implementation("sdpa")
 
 
 def padded_logprobs(model: Any, part: Any, temperature: float) -> tuple[Tensor, Tensor]:
@@ -135,6 +140,7 @@ def pad() -> None:
     import learners.learner
     import learners.packing
 
+    learners.learner.Passes = PaddedPasses  # type: ignore[misc]
     learners.learner.forward_logprobs = padded_logprobs  # type: ignore[assignment]
     learners.packing.is_worth = lambda *_: False
 

@@ -172,7 +172,7 @@ def precision(args: argparse.Namespace) -> dict[str, float]:
         learner = learner_of(folder(0, 0, path=args.model), dtype, args.threads)
         step = learner._begin(batch)
         logprobs = torch.zeros_like(step.behaviour)
-        for part, values in learner._logprobs(step.columns, [np.flatnonzero(step.columns.lengths)]):
+        for part, values in learner._passes.logprobs(step.columns, [np.flatnonzero(step.columns.lengths)]):
             logprobs[part.trained] = values
         found[dtype] = logprobs
     differences = (found[args.dtype] - found["float32"]).abs()

@@ -30,7 +30,7 @@ def learner_of(loss, **knobs) -> TorchLearner:
 def logprobs(learner: TorchLearner, batch) -> np.ndarray:
     step = learner._begin(batch)
     found = np.empty(len(step.behaviour))
-    for part, current in learner._logprobs(step.columns, [np.arange(len(batch.samples))]):
+    for part, current in learner._passes.logprobs(step.columns, [np.arange(len(batch.samples))]):
         found[part.trained.numpy()] = current.numpy()
     return found
 

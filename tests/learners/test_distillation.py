@@ -209,10 +209,10 @@ def test_repeated_steps_bring_the_student_to_the_teacher(folder: str) -> None:
 
 def test_the_teacher_is_as_large_as_it_was_and_adapters_learn_from_it(folder: str) -> None:
     made = learner(folder, lora={"rank": 2}, lr=1e-2)
-    before = [p.clone() for p in made._taught_by.parameters()]
+    before = [p.clone() for p in made._lessons.model.parameters()]
     metrics = made.train(make_batch(seeded(0)))
     assert metrics["grad_norm"] > 0
-    assert all(torch.equal(p, q) for p, q in zip(before, made._taught_by.parameters(), strict=True))
+    assert all(torch.equal(p, q) for p, q in zip(before, made._lessons.model.parameters(), strict=True))
 
 
 # Servers

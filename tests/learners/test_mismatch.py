@@ -46,7 +46,7 @@ def _logprobs(learner: TorchLearner, sample: Sample) -> np.ndarray:
 
 def _own_logprobs(learner: TorchLearner, sample: Sample) -> np.ndarray:
     columns = Columns(Batch(0, 0, [Group(0, [replace(sample, loss_mask=np.ones(sample.response_length, bool))])]))
-    ((_, logprobs),) = learner._logprobs(columns, [np.array([0])])
+    ((_, logprobs),) = learner._passes.logprobs(columns, [np.array([0])])
     return logprobs.numpy()
 
 

@@ -71,7 +71,7 @@ def others(sample, layers, seed=3):
 def logprobs_of(learner, batch):
     columns = Columns(batch)
     found = torch.zeros(len(columns.sample))
-    for part, logprobs in learner._logprobs(columns, [np.flatnonzero(columns.lengths)]):
+    for part, logprobs in learner._passes.logprobs(columns, [np.flatnonzero(columns.lengths)]):
         found[part.trained] = logprobs
     return found
 
@@ -81,7 +81,7 @@ def gradient_of(learner, batch):
     step = learner._begin(batch)
     learner._zero_grad()
     samples = np.flatnonzero(step.columns.lengths)
-    for part in learner._microbatches(step.columns, samples):
+    for part in learner._passes.microbatches(step.columns, samples):
         learner._forward(step, part, 10.0, True)[0].backward()
     return {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
 

@@ -28,6 +28,7 @@ def test_padding_changes_the_time_and_not_the_gradient(monkeypatch):
     expected = packed.train(batch)
     assert expected["computed_tokens"] < expected["backward_tokens"], "prompts are shared"
     monkeypatch.setattr(learners.learner, "forward_logprobs", learners.learner.forward_logprobs)  # to be put back
+    monkeypatch.setattr(learners.learner, "Passes", learners.learner.Passes)
     monkeypatch.setattr(learners.packing, "is_worth", learners.packing.is_worth)
     bench.pad()
     padded = bench.PaddedLearner(tiny_model(), ppo, partial(group), num_minibatches=1, max_tokens=40)

@@ -118,7 +118,7 @@ def test_value_and_gradient_are_the_papers(name: str) -> None:
 def test_a_train_step_has_the_papers_loss(name: str) -> None:
     trainer, batch = trainer_of(name), make_batch(seeded(3), groups=4, version=0)
     step = trainer._begin(batch)
-    for part, logprobs in trainer._logprobs(step.columns, [np.arange(len(batch.samples))]):
+    for part, logprobs in trainer._passes.logprobs(step.columns, [np.arange(len(batch.samples))]):
         step.proximal[part.trained] = logprobs
     current = step.proximal.double().numpy()  # and the reference's: the run begins here
     for number, sample in enumerate(batch.samples):

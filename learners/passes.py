@@ -1,0 +1,76 @@
+"""Forward passes over a batch in micro-batches, those without gradient among them: what every part of a step is cut by.
+
+A rank computes its own groups only. Every rank goes through the same number of micro-batches, since a model whose
+layers lie with several ranks is gathered by all of them: the last ones of a rank may be empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from learners.collectives import Ranks
+from learners.logprobs import forward_logprobs
+from learners.packing import Columns, MicroBatch, empty_microbatch
+
+
+class Passes:
+    """`max_tokens` bounds the input tokens of a micro-batch; a rank makes at least `min_microbatches` where it can.
+    `temperature` is the run's. With `half_matrices` matrices are multiplied in bfloat16, whatever dtype weights have;
+    with `experts` tokens go to those that the engine's routers chose."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        ranks: Ranks,
+        device: torch.device,
+        temperature: float,
+        *,
+        max_tokens: int,
+        min_microbatches: int,
+        half_matrices: bool,
+        experts: bool,
+    ):
+        self._model, self._ranks, self._device = model, ranks, device
+        self.temperature = temperature
+        self._max_tokens, self._min_microbatches = max_tokens, min_microbatches
+        self._half, self._experts = half_matrices, experts
+
+    def precision(self) -> torch.autocast:
+        """What a forward pass runs in."""
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._half)
+
+    def microbatches(self, columns: Columns | None, samples: np.ndarray) -> Iterator[MicroBatch]:
+        """This rank's micro-batches of the given samples; as many as others have, the last ones without tokens."""
+        cuts: list[np.ndarray] = []
+        if columns:
+            samples = samples[(columns.lengths[samples] > 0) & columns.own[samples]]
+            cuts = columns.cuts(samples, max_tokens=self._max_tokens, min_microbatches=self._min_microbatches)
+        count = self._ranks.max(len(cuts))
+        for part in cuts:
+            assert columns
+            made = columns.microbatch(part, self._device, self._max_tokens)
+            yield made if self._experts else replace(made, experts=None)
+        for _ in range(count - len(cuts)):
+            yield empty_microbatch(self._device)
+
+    @torch.no_grad()
+    def logprobs(
+        self,
+        columns: Columns | None,
+        minibatches: Sequence[np.ndarray],
+        model: PreTrainedModel | None = None,
+        temperature: float | None = None,
+    ) -> Iterator[tuple[MicroBatch, Tensor]]:
+        """Logprobs of all trained tokens of some minibatches, micro-batch by micro-batch, without gradient. At the
+        run's temperature, if no other is given. Another `model`, the reference, chooses its experts itself."""
+        if minibatches:
+            for part in self.microbatches(columns, np.concatenate(minibatches)):
+                asked = part if model is None else replace(part, experts=None)
+                with self.precision():
+                    yield part, forward_logprobs(model or self._model, asked, temperature or self.temperature)[0]
