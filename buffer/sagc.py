@@ -32,7 +32,8 @@ class Sagc(SagcPlain):
     It starts with `group_size` and stays there until 32 groups have been seen. Sizes that leave a batch with fewer than
     `least_prompts` prompts are not chosen, except `group_size` itself. `keep`: "samples", every batch has
     groups_per_batch · group_size samples, and larger groups mean fewer prompts; "prompts": every batch has
-    groups_per_batch prompts, and larger groups mean more samples.
+    groups_per_batch prompts, and larger groups mean more samples. `decisions`: choices of an answer that share its
+    reward; with fewer, smaller groups are worth more.
 
     All candidates are compared by the same evidence, which fades by `forget` per batch. A filter of groups makes the
     scheduler start others in their place; the times do not count these.
@@ -50,6 +51,7 @@ class Sagc(SagcPlain):
         group_size: Annotated[int, "[4, inf)"] = 8,
         forget: Annotated[float, "(0, 1]"] = 0.98,
         least_prompts: Annotated[int, "[1, inf)"] = 8,
+        decisions: Annotated[int, "[1, inf)"] = 32,
         keep: Keep = "samples",
     ):
         super().__init__(
@@ -64,11 +66,11 @@ class Sagc(SagcPlain):
                 f"sizing.candidates={list(candidates)} must be 4 or more, and sizing.group_size={group_size}, with "
                 "which a run begins, one of them"
             )
-        if least_prompts < 1 or keep not in ("samples", "prompts"):
-            raise ValueError("sizing needs least_prompts >= 1, and keep is samples or prompts")
+        if least_prompts < 1 or decisions < 1 or keep not in ("samples", "prompts"):
+            raise ValueError("sizing needs least_prompts and decisions >= 1, and keep is samples or prompts")
         self.least_prompts, self.keep = least_prompts, keep
         self.chosen = group_size
-        self.lengths, self.rewards, self.cost = LengthFit(forget), RewardNoise(forget), CostFit(forget)
+        self.lengths, self.rewards, self.cost = LengthFit(forget), RewardNoise(forget, decisions), CostFit(forget)
         self.told: dict[str, float] = {}
         self._warned = False
 
@@ -146,7 +148,7 @@ class Sagc(SagcPlain):
     def _parts(self) -> list[tuple[str, object, tuple[str, ...]]]:
         return [
             ("lengths", self.lengths, _LENGTHS),
-            ("rewards", self.rewards, ("seen", "groups", "v", "square", "fourth", "dull")),
+            ("rewards", self.rewards, ("seen", "groups", "v", "square", "dull", "low", "high")),
             ("cost", self.cost, ("batches", "n", "x", "y", "xx", "xy")),
         ]
 

@@ -40,29 +40,42 @@ def fitted(tau: float, sigma: float) -> LengthFit:
 
 @pytest.mark.parametrize("size", [4, 5, 8])
 def test_the_moments_of_few_rewards_are_unbiased(size: int) -> None:
-    p, dice = 0.3, np.random.default_rng(0)
-    found = np.mean([moments(rewards) for rewards in (dice.random((15_000, size)) < p).astype(float).tolist()], axis=0)
-    v = p * (1 - p)
-    assert found == pytest.approx([v, v * v, v * (1 - 3 * v)], abs=3e-3)
+    v, dice = 0.3 * 0.7, np.random.default_rng(0)
+    flips = (dice.random((15_000, size)) < 0.3).astype(float)
+    assert np.mean([moments(rewards) for rewards in flips.tolist()], axis=0) == pytest.approx([v, v * v], abs=3e-3)
 
 
-def test_every_size_learns_its_noise_from_groups_of_one_size() -> None:
-    """The truth: the variance of sample variances over many prompts, drawn for each size."""
-    dice, noise = np.random.default_rng(0), RewardNoise(1.0)
-    noise.note([group.rewards for group in groups_of(dice, 8_000, 8)])
-    for size in SIZES:
-        said = np.var([group.rewards for group in groups_of(dice, 8_000, size)], axis=1, ddof=1)
-        assert noise.noise(size) == pytest.approx(np.var(said) / np.mean(said) ** 2, rel=0.08)
-    assert noise.dull_share == pytest.approx(2 / 9, abs=0.02), "uniform pass rates: of 0 to 8 right two are dull"
+@pytest.mark.parametrize("rates", [(20.0, 20.0), (0.5, 5.0), (0.2, 0.2)])
+def test_noise_is_that_of_policy_gradients(rates: tuple[float, float]) -> None:
+    """An answer is 12 coin flips with logits of their own in every prompt; the reward, 0 or 10, is the first flip."""
+    dice, noise, truth = np.random.default_rng(0), RewardNoise(1.0, decisions=12), {}
+    for size in (4, 8, 32):
+        chances = np.full((40_000 // size, 1, 12), 0.5)
+        chances[:, 0, 0] = dice.beta(*rates, len(chances))
+        flips = dice.random((len(chances), size, 12)) < chances
+        rewards = 10.0 * flips[..., 0]
+        advantages = (rewards - rewards.mean(1, keepdims=True)) * size / (size - 1)
+        gradients = (advantages[..., None] * (flips - chances)).mean(1)
+        truth[size] = np.square(gradients).sum() / len(gradients) / np.square(gradients.mean(0)).sum()
+        noise.note(rewards.tolist())
+    for size, ratio in truth.items():
+        assert noise.noise(size) == pytest.approx(ratio, rel=0.15)
 
 
-def test_prompts_that_teach_nothing_make_small_groups_worth_more() -> None:
+def test_hard_prompts_want_samples_and_unlike_prompts_want_prompts() -> None:
     def preference(rates: tuple[float, float]) -> float:
-        noise = RewardNoise(1.0)
+        noise = RewardNoise(1.0, decisions=8)
         noise.note([group.rewards for group in groups_of(np.random.default_rng(0), 4000, 8, rates=rates)])
         return noise.value(4, 32) / noise.value(32, 4)
 
-    assert preference((50.0, 50.0)) < 1.0 < preference((0.2, 0.2)), "all prompts alike; most solved or hopeless"
+    hard, even, unlike = preference((2.0, 98.0)), preference((50.0, 50.0)), preference((0.1, 0.1))
+    assert hard < 0.75 * even and hard < 0.75 * unlike
+
+
+def test_rewards_that_never_differ_favour_no_size() -> None:
+    noise = RewardNoise(1.0, decisions=50)
+    noise.note([(1.0,) * 8] * 40)
+    assert {noise.value(size, 256 // size) for size in SIZES} == {1.0} and noise.dull_share == 1.0
 
 
 # ---- how long it takes ----------------------------------------------------------------------------------------------
@@ -143,14 +156,14 @@ def after(sagc: Sagc, batches: int, rounds: Rounds, **how) -> Sagc:
 
 
 def test_it_begins_with_the_set_size_until_it_has_seen_enough() -> None:
-    sagc = after(Sagc(group_size=16, budget=0.9), 1, Rounds(256), rates=(0.2, 0.2))
+    sagc = after(Sagc(group_size=16, budget=0.9, decisions=4), 1, Rounds(256), rates=(0.2, 0.2))
     assert sagc.rewards.seen == 16 and sagc.chosen == 16 and not sagc.told
     assert after(sagc, 3, Rounds(256), rates=(0.2, 0.2)).chosen == 4
 
 
 def test_it_takes_what_teaches_most_per_predicted_second_and_tells_each_score() -> None:
     slow = after(Sagc(budget=0.9), 12, Rounds(256, waits=False, at_once=1), tau=0.3, rates=(50.0, 50.0))
-    fast = after(Sagc(budget=0.9), 12, Rounds(256, prompts=1.25), tau=0.9, sigma=0.5, rates=(0.5, 0.5))
+    fast = after(Sagc(budget=0.9, decisions=4), 12, Rounds(256, prompts=1.25), tau=0.9, sigma=0.5, rates=(0.5, 0.5))
     assert (slow.chosen, fast.chosen) == (32, 4)
     for sagc in (slow, fast):
         told = sagc.metrics()
@@ -204,7 +217,15 @@ def test_its_state_survives_a_crash() -> None:
 
 
 @pytest.mark.parametrize(
-    "knobs", [{"candidates": [2, 4]}, {"group_size": 12}, {"least_prompts": 0}, {"keep": "tokens"}, {"budget": 1.0}]
+    "knobs",
+    [
+        {"candidates": [2, 4]},
+        {"decisions": 0},
+        {"group_size": 12},
+        {"least_prompts": 0},
+        {"keep": "tokens"},
+        {"budget": 1.0},
+    ],
 )
 def test_senseless_knobs_are_refused(knobs: dict) -> None:
     with pytest.raises(ValueError, match="sizing"):
