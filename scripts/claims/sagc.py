@@ -42,12 +42,12 @@ from buffer.sagc_plain import SagcPlain
 from buffer.schedulers import AsyncScheduler, Scheduler, SyncScheduler
 from buffer.sizing import Fixed, Keep, Lengths, Sizing
 
+from ..aggregates import holm
 from ..comparison import bootstrap, markdown_table
 from ..pairing import paired
 from ..plotting.drawing import keep
 from ..plotting.plot import Plot, point
 from .gated import distributions, gated, held_out, roll_out
-from .off_policy import holm
 from .stacks import Stack
 from .studies import Cell, Row, Study, prepare, tell
 from .tokens import Draws, Task
