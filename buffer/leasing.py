@@ -43,12 +43,9 @@ def admit(state: RunState, now: float) -> None:
     """Hand out leases, one at a time, always to the actor with the fewest groups."""
     if state.started_at is None or state.finishing or state.outbox.blocked:
         return
-    queued = state.store.count(Stage.QUEUED)
-    running = state.store.count(*LEASED)
-    view = _view(state, state.weights.version, running)
-    to_start = view.room + queued + state.scheduler.wants_redundant(view)
-    if not to_start:
+    if not (to_start := _to_start(state)):
         return
+    queued, running = state.store.count(Stage.QUEUED), state.store.count(*LEASED)
     planned: dict[str, list[Granted]] = {}
     fleet, ready, barred = state.fleet, state.fleet.ready, state.fleet.barred(now)
     share = fleet.fair_share(to_start + running + len(state.hedges.pairs), len(fleet) - len(barred))
@@ -65,6 +62,18 @@ def admit(state: RunState, now: float) -> None:
         planned.setdefault(actor.name, []).append(granted)
     for name, all_granted in planned.items():
         _send_leases(state, state.fleet.by_name[name], all_granted)
+
+
+def _to_start(state: RunState) -> float:
+    """How many groups may get a lease now. While nothing happens to groups, batches or weights, that stays as it is."""
+    facts = state.store.changes, state.weights.version, state.learner.steps, state.stopping
+    known, found = state.to_start
+    if known != facts:
+        view = _view(state, state.weights.version, state.store.count(*LEASED))
+        found = view.room + state.store.count(Stage.QUEUED) + state.scheduler.wants_redundant(view)
+        facts = state.store.changes, *facts[1:]  # the view may have opened a batch
+        state.to_start = facts, found
+    return found
 
 
 def lease_to_second(state: RunState, entry: Entry, actor: Actor, now: float) -> None:

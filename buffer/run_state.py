@@ -102,6 +102,10 @@ class RunState:
     stopping: Literal["", "now", "drain"] = ""  # end the run; "drain": train all admitted groups first
     finishing: bool = False  # no more batches: the last evaluation runs
     reported: bool = False
+    to_start: tuple[object, float] = (
+        None,
+        0.0,
+    )  # groups that may get a lease, and the facts by which (`leasing.admit`)
 
     def __post_init__(self) -> None:
         self.store = self.replay.store

@@ -257,7 +257,7 @@ class Store:
         return list(chain.from_iterable(self._in[stage].values() for stage in stages))
 
     def count(self, *stages: Stage) -> int:
-        return sum(len(self._in[stage]) for stage in stages)
+        return sum([len(self._in[stage]) for stage in stages])
 
     def first(self, stage: Stage) -> Entry | None:
         """The group that has been in a stage for the longest time."""

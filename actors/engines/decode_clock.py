@@ -134,14 +134,16 @@ class DecodeClock:
 
     def advance(self, now: float) -> None:
         """Move through every event up to `now`."""
-        while (boundary := self._next_boundary()) <= now:
+        while True:
+            count, boundary = self._next_boundary()
+            if boundary > now:
+                break
             if self.running:
-                self._run_steps(self._steps_to_boundary())
+                self._run_steps(count)
             self._at_boundary()
-        within = now - self.now if self.running else 0.0
-        if count := self.cost.steps_within(within, len(self.running), self.held):
+        if self.running and (count := self.cost.steps_within(now - self.now, len(self.running), self.held)):
             self._run_steps(count)
-            boundary = self._next_boundary()
+            _, boundary = self._next_boundary()
         self._boundary = boundary
         while self._applied and self._applied[0][0] <= now:
             self._applied.popleft()[1]()
@@ -149,7 +151,7 @@ class DecodeClock:
     def due(self) -> float:
         """When something happens next, unless something is asked for before: call `advance` then. inf: never."""
         if self._boundary is None:
-            self._boundary = self._next_boundary()
+            _, self._boundary = self._next_boundary()
         return min(self._boundary, self._applied[0][0]) if self._applied else self._boundary
 
     def drop_loads(self) -> list[Load]:
@@ -163,10 +165,8 @@ class DecodeClock:
             self._applied.popleft()[1]()
 
     def _steps_to_boundary(self) -> int:
-        """Steps until something may happen: the next sequence ends, the cache is full, or the step that holds up a
-        joiner or an update."""
-        if not self.running:
-            return 0
+        """Steps until something may happen while sequences run: the next one ends, the cache is full, or the step that
+        holds up a joiner or an update."""
         if (self._loads and self._interruptible) or (self.waiting and self._may_join()):
             return 1 if self.now < self._first_arrival() else 0
         count = self._ends[0][0] - self.steps
@@ -185,13 +185,14 @@ class DecodeClock:
     def _first_arrival(self) -> float:
         return self._loads[0].arrival if self._loads else self.waiting[0].arrival
 
-    def _next_boundary(self) -> float:
-        """Time of the next event; infinity if there is nothing to do."""
+    def _next_boundary(self) -> tuple[int, float]:
+        """Steps until the next event, and its time; infinity if there is nothing to do."""
         if self.running:
-            return self.now + self.cost.steps(self._steps_to_boundary(), len(self.running), self.held)
+            count = self._steps_to_boundary()
+            return count, self.now + self.cost.steps(count, len(self.running), self.held)
         if self._loads or self.waiting:
-            return max(self.now, self._first_arrival())
-        return math.inf
+            return 0, max(self.now, self._first_arrival())
+        return 0, math.inf
 
     def _run_steps(self, count: int) -> None:
         sequences = len(self.running)
@@ -199,8 +200,9 @@ class DecodeClock:
         self.steps += count
         self.now += seconds
         self.held += count * sequences
-        self.totals["tokens"] += count * sequences
-        self.totals["busy_seconds"] += seconds
+        totals = self.totals
+        totals["tokens"] += count * sequences
+        totals["busy_seconds"] += seconds
 
     def _at_boundary(self) -> None:
         """Between two steps: end the sequences that are complete, apply one update, let waiting ones join."""

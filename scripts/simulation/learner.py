@@ -77,7 +77,7 @@ class SimulatedLearner:
                 self._inbox.append(message)
                 self._next()
             case messages.Report():
-                self.report = message.report
+                self.report, self.timeline.over = message.report, True
 
     def _next(self) -> None:
         """Work on what has come, in its order."""

@@ -33,6 +33,10 @@ MOST_SPANS = 64
 """Actors whose spans are written."""
 
 
+EVENTS_PER_LOOK = 100
+"""Events between two looks at whether the run is stuck."""
+
+
 class Stuck(RuntimeError):
     """Nothing happens any more, and the run is not over."""
 
@@ -160,7 +164,7 @@ class Simulation:
             self._plan_death(place)
         steps, at, turns = 0, 0.0, 0
         while self.learner.report is None:
-            if not self.timeline.step():
+            if not self.timeline.run(EVENTS_PER_LOOK):
                 raise Stuck("no event is left")
             if self.router.refusals:
                 raise Stuck(f"the buffer refused a message: {self.router.refusals[0]}")

@@ -17,11 +17,12 @@ _Event = tuple[float, int, Callable[..., object], tuple[Any, ...]]
 
 class Timeline:
     """Calls in the order of their times; those of the same time in the order in which they were asked for. `now` in
-    seconds; `events` counts the calls so far."""
+    seconds; `events` counts the calls so far; `over` ends `run`."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.events = 0
+        self.over = False
         self._heap: list[_Event] = []
         self._lane: deque[_Event] = deque()  # of messages, which all take as long: in order without a heap
         self._order = itertools.count()
@@ -37,17 +38,20 @@ class Timeline:
     def after(self, seconds: float, call: Callable[..., object], *arguments: object) -> None:
         self.at(self.now + seconds, call, *arguments)
 
-    def step(self) -> bool:
-        """Make the next call; False if there is none."""
+    def run(self, most: int) -> bool:
+        """Make the next calls, at most so many, or until `over`; False if there are none left."""
         heap, lane = self._heap, self._lane
-        if lane and (not heap or lane[0] < heap[0]):
-            self.now, _, call, arguments = lane.popleft()
-        elif heap:
-            self.now, _, call, arguments = heapq.heappop(heap)
-        else:
-            return False
-        self.events += 1
-        call(*arguments)
+        for _ in range(most):
+            if lane and (not heap or lane[0] < heap[0]):
+                self.now, _, call, arguments = lane.popleft()
+            elif heap:
+                self.now, _, call, arguments = heapq.heappop(heap)
+            else:
+                return False
+            self.events += 1
+            call(*arguments)
+            if self.over:
+                break
         return True
 
     def clock(self) -> float:
