@@ -11,12 +11,12 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
-from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_like.normal_scores import line
 from buffer.sizing import Lengths, Rounds
 
 DRAWS = 1 << 16
@@ -26,22 +26,13 @@ LEAST_FIT = 8
 """Batches without whose times nothing is said of what a batch costs beside its responses."""
 
 
-@lru_cache(256)
-def scores(launched: int) -> tuple[float, ...]:
-    """Where the ordered values of so many standard normals lie on average (Blom)."""
-    return tuple(NormalDist().inv_cdf((place - 0.375) / (launched + 0.25)) for place in range(1, launched + 1))
-
-
 def fit_group(group: Lengths) -> tuple[float, float] | None:
     """(mean, standard deviation) of ln length in a group whose longest responses may be cut: the line through the
     lengths of those that were done, in order, over the scores of as many of all that were started. None: unknown."""
     logs = sorted(math.log(max(1, tokens)) for tokens in group.done)
     if len(logs) < 2 or not (group.closed or len(logs) == len(group.tokens)):
         return None
-    x = scores(len(group.tokens))[: len(logs)]
-    middle, mean = fmean(x), fmean(logs)
-    slope = sum((a - middle) * (b - mean) for a, b in zip(x, logs, strict=True)) / sum((a - middle) ** 2 for a in x)
-    return mean - slope * middle, slope
+    return line(logs, len(group.tokens))
 
 
 class LengthFit:
@@ -171,7 +162,8 @@ def _draw(rounds: Rounds, size: int, groups: int) -> _Drawn:
     short = np.partition(responses, size - 1, axis=2)[:, :, size - 1]
     if rounds.prompts == 1:
         return _Drawn(prompts, short, short)
-    return _Drawn(prompts, short, dice.standard_normal((count, started, size)).max(axis=2))
+    again = dice.standard_normal((count, started, launch if rounds.long_responses else size))
+    return _Drawn(prompts, short, np.partition(again, size - 1, axis=2)[:, :, size - 1])
 
 
 def _barrier(ends: NDArray[np.float64], rounds: Rounds) -> NDArray[np.float64]:

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from buffer.sizing import Lengths, Rounds, Sizing
+
+CutResponses = Literal["drop", "weigh"]
 
 
 class GroupPlan(NamedTuple):
@@ -118,7 +120,9 @@ class AsyncScheduler(Scheduler):
     """Start a group whenever there is room: generation and training overlap.
 
     `max_staleness` is in versions (inf: unbounded). `max_inflight_groups`: most groups rolled out at once.
-    `oversample_responses`: samples started per sample needed; the first to finish make the group.
+    `oversample_responses`: samples started per sample needed; the first to finish make the group. `cut_responses`: what
+    that does to short answers, which are trained too often: nothing ("drop"), or the learner multiplies advantages by
+    the inverse of each sample's chance to be among the first ("weigh", `learners.cut_responses`: a part of the bias).
     """
 
     def __init__(
@@ -128,6 +132,7 @@ class AsyncScheduler(Scheduler):
         max_staleness: Annotated[float, "[0, inf]"] = 1,
         max_inflight_groups: Annotated[int, "[1, inf)"] | None = None,
         oversample_responses: Annotated[float, "[1, inf)"] = 1.0,
+        cut_responses: CutResponses = "drop",
     ):
         super().__init__(sizing)
         if max_staleness < 0 or (math.isfinite(max_staleness) and max_staleness != int(max_staleness)):
@@ -137,6 +142,7 @@ class AsyncScheduler(Scheduler):
         self.max_staleness = max_staleness
         self.max_inflight_groups = max_inflight_groups
         self.oversample_responses = _factor("oversample_responses", oversample_responses)
+        self.weighs = _weighs(cut_responses, oversample_responses)
         self.launch = math.ceil(self.group_size * oversample_responses)
 
     def open_batch(self, samples: int, deferred: int, seen: Sequence[Lengths], least: int = 0) -> int:
@@ -161,7 +167,7 @@ class SyncScheduler(Scheduler):
     takes P groups of the queue, first in, first out, and nothing else. So only the order of prompts changes: each is
     trained once, and at the end of the data rounds empty the queue. We differ from the paper: `oversample_responses` is
     1 by default, since closing a group at its first responses favours short answers *within* a prompt. It applies in
-    short rounds only.
+    short rounds only, with `cut_responses: weigh` (see `AsyncScheduler`) in all.
 
     A group that was cut starts again on the weights of its new round: strictly on-policy. With `max_staleness` above 0
     and `partial_rollout: resume` it continues from tokens that are up to `max_staleness` versions old. This is no
@@ -174,11 +180,13 @@ class SyncScheduler(Scheduler):
         *,
         oversample_prompts: Annotated[float, "[1, inf)"] = 1.0,
         oversample_responses: Annotated[float, "[1, inf)"] = 1.0,
+        cut_responses: CutResponses = "drop",
         max_staleness: Annotated[float, "[0, inf)"] = 0,
     ):
         super().__init__(sizing)
         self.oversample_prompts = _factor("oversample_prompts", oversample_prompts)
         self.oversample_responses = _factor("oversample_responses", oversample_responses)
+        self.weighs = _weighs(cut_responses, oversample_responses)
         if max_staleness < 0 or max_staleness != int(max_staleness) or (max_staleness and oversample_prompts == 1):
             raise ValueError(
                 f"scheduler.max_staleness={max_staleness}: the sync scheduler is strictly on-policy (0), unless groups "
@@ -195,11 +203,12 @@ class SyncScheduler(Scheduler):
     def open_batch(self, samples: int, deferred: int, seen: Sequence[Lengths], least: int = 0) -> int:
         self.groups = super().open_batch(samples, deferred, seen, least)
         self.long = deferred >= self.groups
-        self.launch = self.group_size if self.long else math.ceil(self.group_size * self.oversample_responses)
+        over = 1.0 if self.long and not self.weighs else self.oversample_responses
+        self.launch = math.ceil(self.group_size * over)
         return self.groups
 
     def rounds(self, samples: int) -> Rounds:
-        return Rounds(samples, True, self.oversample_prompts, self.oversample_responses)
+        return Rounds(samples, True, self.oversample_prompts, self.oversample_responses, self.weighs)
 
     def admit(self, view: View) -> GroupPlan | None:
         now = view.round()
@@ -251,3 +260,11 @@ def _factor(name: str, value: float) -> float:
     if not 1 <= value < math.inf:
         raise ValueError(f"scheduler.{name} must be at least 1, not {value}")
     return value
+
+
+def _weighs(cut_responses: str, oversample_responses: float) -> bool:
+    if cut_responses not in get_args(CutResponses):
+        raise ValueError(f"scheduler.cut_responses is drop or weigh, not {cut_responses!r}")
+    if cut_responses == "weigh" and oversample_responses == 1:
+        raise ValueError("scheduler.cut_responses=weigh needs scheduler.oversample_responses above 1: nothing is cut")
+    return cut_responses == "weigh"

@@ -47,13 +47,15 @@ class Lengths(NamedTuple):
 
 class Rounds(NamedTuple):
     """How the scheduler will run the next batch. `samples`: of a batch of the usual groups. `waits`: it ends with its
-    last group. `prompts`, `responses`: started per one that is needed. `at_once`: most groups in generation (None: as
+    last group. `prompts`, `responses`: started per one that is needed; in a long round responses only if
+    `long_responses`. `at_once`: most groups in generation (None: as
     many as there are)."""
 
     samples: int = 256
     waits: bool = True
     prompts: float = 1.0
     responses: float = 1.0
+    long_responses: bool = False
     at_once: int | None = None
 
 

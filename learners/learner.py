@@ -155,6 +155,8 @@ class TorchLearner:
         _check_teacher(taught, advantage, temperature, grad_norm_by_staleness)
         self._num_minibatches, self._num_epochs = passes = num_minibatches, num_minibatch_epochs
         self.streams = check_stream(stream, loss, advantage, *passes, grad_norm_by_staleness, stream_groups)
+        if stream and self.objective.started_per_trained > 1:
+            raise ValueError("stream: scheduler.cut_responses=weigh fits lengths of a whole batch; set it to drop")
         self._stream_groups, self._taken, self._waiting = stream_groups, list[Step](), list[Group]()
         if router_replay and compile:
             raise ValueError("learner.router_replay does not go with learner.compile: leave one of them out")
@@ -383,6 +385,8 @@ class TorchLearner:
             advantages = self._advantage(episodes)
         else:
             advantages = self._advantage(episodes.per_sample(), step.groups)[step.columns.sample]
+        if (weights := self.objective.sample_weights(step.batch, step.groups)) is not None:
+            advantages = advantages * weights[columns.sample]
         step.set_advantages(advantages)
         if step.values is not None:
             step.targets = step.advantages + step.values

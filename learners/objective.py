@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from areal_like.types import Batch
+from learners.cut_responses import inverse_chances
 from learners.packing import Columns
 from learners.penalties import KlEstimator, kl_estimate, overlong_penalty
 
@@ -38,7 +39,9 @@ class Objective:
     grows over the last `overlong_buffer` tokens. With `overlong_filter` answers that were cut at the limit of length
     are not trained (`learners.cut_answers`). What is left of the reward is multiplied by `reward_scale`, then cut at
     ± `reward_clip`, if that is a number: AReaL's order, without its bias; advantages see the result, metrics and
-    samples the reward itself. Raises ValueError for senseless knobs.
+    samples the reward itself. `started_per_trained`: responses that were started per one that is trained; above 1
+    advantages are multiplied by `learners.cut_responses`. A config says it as `scheduler.cut_responses: weigh`. Raises
+    ValueError for senseless knobs.
     """
 
     def __init__(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters
@@ -58,6 +61,7 @@ class Objective:
         reward_scale: Annotated[float, "(0, inf)"] = 1.0,
         reward_clip: Annotated[float, "(0, inf)"] | None = None,
         kl_cut: Annotated[float, "(0, inf)"] | None = None,
+        started_per_trained: Annotated[float, "[1, inf)"] = 1.0,
     ):
         if normalise not in ("token_mean", "sequence_mean") and not (
             isinstance(normalise, int | float) and normalise > 0
@@ -73,6 +77,7 @@ class Objective:
         self.normalise, self.entropy_bonus = normalise, entropy_bonus
         self.kl_loss, self.kl_loss_estimator = kl_loss, kl_loss_estimator
         self.kl_reward, self.kl_reward_estimator = kl_reward, kl_reward_estimator
+        self.started_per_trained = started_per_trained
         self.kl_cut, self.overlong_filter = kl_cut, overlong_filter
         self.reward_scale, self.reward_clip = reward_scale, np.inf if reward_clip is None else reward_clip
         self.overlong_penalty, self.overlong = overlong_penalty, (overlong_limit, overlong_buffer)
@@ -111,6 +116,13 @@ class Objective:
         """The samples' rewards minus these penalties, scaled and cut: float64 [n]."""
         rewards = np.array([s.reward for s in batch.samples], np.float64) - penalties
         return np.clip(rewards * self.reward_scale, -self.reward_clip, self.reward_clip)
+
+    def sample_weights(self, batch: Batch, groups: np.ndarray) -> np.ndarray | None:
+        """What each sample's advantage is multiplied by, float64 [n]; None where it is 1."""
+        if self.started_per_trained == 1:
+            return None
+        lengths = np.array([s.response_length for s in batch.samples])
+        return inverse_chances(lengths, groups, self.started_per_trained)
 
     def turn_rewards(self, batch: Batch) -> list[list[tuple[int, float]]]:
         """The samples' rewards of turns, scaled. What a cut takes of the whole stands at the end of the sample."""

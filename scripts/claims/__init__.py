@@ -9,6 +9,7 @@
 | `kondo` | 3 % of the backward passes are enough |
 | `off_policy` | (ours) which correction holds when actors are inexact, stale or broken; what foretells a fall |
 | `sagc` | (ours) group sizes that follow stragglers against static ones: reward per second, in virtual time |
+| `cut_responses` | (ours) over-provisioned responses: bias of lengths and rewards against speed, weighed or not |
 | `warm_start` | (ours) imitation makes RL possible; distillation into a smaller student, at age 0 and 8 |
 
 | shared | what it does |

@@ -58,7 +58,7 @@ SAMPLES, GROUP_SIZE, MEDIAN, LONGEST = 128, 8, 1000, 16_000
 STEP, PER_RESPONSE, PER_TOKEN = 1e-3, 2e-6, 5e-6
 """Seconds: of a decode step, of one more response in it, of a trained token."""
 BUDGET, RATIO = 0.3, 3.0
-RATES = (5e-3, 1e-2, 2e-2, 4e-2)
+RATES = (1e-2, 2e-2, 4e-2, 8e-2, 0.16)
 GLANCED = 128
 ENTROPY_BONUS = 0.02
 STEPS = 120

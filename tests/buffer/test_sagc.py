@@ -112,10 +112,19 @@ def played(scheduler: SyncScheduler, size: int, tau: float, sigma: float, rounds
     return float(np.mean(ends))
 
 
-@pytest.mark.parametrize(("prompts", "responses"), [(1.0, 1.0), (1.25, 1.0), (1.25, 1.25)])
-def test_predicted_rounds_are_as_long_as_those_of_the_scheduler(prompts: float, responses: float) -> None:
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"oversample_prompts": 1.25},
+        {"oversample_prompts": 1.25, "oversample_responses": 1.25},
+        {"oversample_prompts": 1.25, "oversample_responses": 1.25, "cut_responses": "weigh"},
+    ],
+    ids=["plain", "prompts", "both", "weighed"],
+)
+def test_predicted_rounds_are_as_long_as_those_of_the_scheduler(knobs: dict) -> None:
     for size in (4, 32):
-        scheduler = SyncScheduler(Sizing(group_size=size), oversample_prompts=prompts, oversample_responses=responses)
+        scheduler = SyncScheduler(Sizing(group_size=size), **knobs)
         model = RoundModel(scheduler.rounds(256), size, 256 // size)
         assert model.steps(fitted(0.7, 0.5)) == pytest.approx(played(scheduler, size, 0.7, 0.5), rel=0.08)
 

@@ -129,6 +129,20 @@ def test_a_long_round_takes_from_the_queue_alone_first_in_first_out() -> None:
     assert not house.state.scheduler.long
 
 
+@pytest.mark.parametrize(("cut", "launch"), [("drop", 8), ("weigh", 10)])
+def test_where_the_learner_weighs_what_was_cut_every_round_cuts_alike(cut: str, launch: int) -> None:
+    knobs = {"oversample_prompts": 1.25, "oversample_responses": 1.25, "cut_responses": cut}
+    scheduler = SyncScheduler(Fixed(group_size=8), **knobs)
+    assert scheduler.open_batch(32, 0, []) == 4 and (scheduler.long, scheduler.launch) == (False, 10)
+    assert scheduler.open_batch(32, 4, []) == 4 and (scheduler.long, scheduler.launch) == (True, launch)
+
+
+@pytest.mark.parametrize("knobs", [{"cut_responses": "keep"}, {"cut_responses": "weigh"}])
+def test_weights_need_something_that_is_cut(knobs: dict) -> None:
+    with pytest.raises(ValueError, match=r"scheduler\.cut_responses"):
+        SyncScheduler(Fixed(group_size=8), **knobs)
+
+
 def test_a_long_round_waits_for_what_is_still_being_handed_back() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=2.0))
     late = [(owner(house, group_id), group_id) for group_id in range(4)]
