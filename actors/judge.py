@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal
 
 from actors.measures import quotient
 from actors.reward_pool import RewardError
+from areal_like.judging import refuse_odd_judge
 
 EACH = """Question:
 $question
@@ -99,17 +100,12 @@ class Judge:
         cache: str | None = None,
         prices: Sequence[float] | None = None,
     ):
-        self.lowest, self.highest = _two(scale, "scale")
-        if not self.lowest < self.highest:
-            raise ValueError(f"group_reward.scale={list(scale)}: want two numbers, the lower one first")
-        self.prices = _two(prices, "prices") if prices else (0.0, 0.0)
+        refuse_odd_judge(compare, scale, prices, template)
+        self.lowest, self.highest = scale
+        self.prices = prices or (0.0, 0.0)
         self.compare, self.own, self.weight = compare, own, weight
         self.opponents, self.both_orders, self.no_verdict = opponents, both_orders, no_verdict
         self.template = Template(template or (PAIRS if compare == "pairs" else EACH))
-        wanted = {"first", "second"} if compare == "pairs" else {"answer"}
-        if not self.template.is_valid() or not wanted <= set(self.template.get_identifiers()):
-            names = " and ".join(f"${each}" for each in sorted(wanted))
-            raise ValueError(f"group_reward.template must hold {names} (write $$ for a dollar sign)")
         self.settings = {"model": model_name, "temperature": temperature, "max_tokens": max_tokens}
         self.base_url, self.replies = base_url, Replies(Path(cache) if cache else folder, name)
         self._client = _client(base_url, os.environ.get(api_key) or "none", timeout, retries)
@@ -278,9 +274,3 @@ def _client(base_url: str, key: str, timeout: float, retries: int) -> Any:
     except ModuleNotFoundError:
         raise ValueError("group_reward=judge needs more: pip install 'areal_like[judge]'") from None
     return AsyncOpenAI(base_url=base_url, api_key=key, timeout=timeout, max_retries=retries)
-
-
-def _two(values: Sequence[float], name: str) -> tuple[float, float]:
-    if len(values) != 2:
-        raise ValueError(f"group_reward.{name}={list(values)}: want two numbers")
-    return float(values[0]), float(values[1])

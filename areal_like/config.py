@@ -30,6 +30,7 @@ from areal_like.conflicts import (
     refuse_odd_replay,
     refuse_odd_training,
     refuse_odd_transport,
+    refuse_odd_words,
 )
 from areal_like.defaults import LEARNING, learning_defaults, machine_defaults
 from areal_like.held_out_keys import check_sets
@@ -176,6 +177,7 @@ def _consistent(config: Config) -> Config:
     refuse_odd_training(config)
     refuse_odd_replay(config)
     refuse_odd_supervision(config)
+    refuse_odd_words(config)
     return config
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from areal_like import corrections
 from areal_like.defaults import optimizer_steps
+from areal_like.judging import refuse_odd_judge
 from areal_like.model_folder import ROUTED, read_config
 from areal_like.placement import AUTO, needs_of, place
 from areal_like.placement import KEY as PLACEMENT
@@ -89,6 +90,17 @@ def refuse_odd_model(config: Config) -> None:
         nearest = min(fitting, key=lambda n: abs(n - kv_heads))
         why = f"must divide model.num_attention_heads={heads}"
         raise ConfigError(f"{key}={kv_heads}: {why}; the nearest is {nearest}", key)
+
+
+def refuse_odd_words(config: Config) -> None:
+    """Texts and numbers of a judge, and the marks of an agent's calls. Raises ConfigError."""
+    judge = settled("group_reward", config.group_reward)
+    if judge["name"] == "judge":
+        refuse_odd_judge(judge["compare"], judge["scale"], judge["prices"], judge["template"])
+    marks_of_calls = config.workflow.get("call_marks") if config.workflow["name"] == "agent" else None
+    if marks_of_calls is not None and (len(marks_of_calls) != 2 or not all(marks_of_calls)):
+        key = "workflow.call_marks"
+        raise ConfigError(f"{key}={list(marks_of_calls)}: want two texts, neither of them empty", key)
 
 
 def refuse_odd_training(config: Config) -> None:

@@ -56,6 +56,7 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
         raise ConfigError("learner.lora needs peft: pip install 'areal_like[lora]'")
     if (path := (config.learner.get("lora") or {}).get("path")) is not None:
         read_adapter(path)
+    check_packages(config)
     check_teacher(config)
     check_trackers(config)
     check_devices(config, gpus)
@@ -95,6 +96,14 @@ def check_trackers(config: Config) -> None:
             raise ConfigError(
                 f"run.trackers: {name} is not installed: pip install 'areal_like[{name}]'", "run.trackers"
             )
+
+
+def check_packages(config: Config) -> None:
+    """Raises ConfigError where a judge's client, or the server for agents, is not installed."""
+    needed = {"openai": ("group_reward", "judge", "judge"), "aiohttp": ("workflow", "agent", "openai")}
+    for package, (kind, name, extra) in needed.items():
+        if getattr(config, kind)["name"] == name and find_spec(package) is None:
+            raise ConfigError(f"{kind}={name} needs {package}: pip install 'areal_like[{extra}]'", kind)
 
 
 def check_teacher(config: Config) -> None:

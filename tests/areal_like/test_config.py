@@ -329,6 +329,7 @@ def test_injected_ages_that_contradict_the_rest_are_refused(stand_ins: Path) -> 
     assert "bound of 3" in refusal("mine", "inject_staleness=4")
 
 
+JUDGE = "{name: judge, base_url: http://127.0.0.1:1/v1, model_name: m}"
 STREAMED = ["mode=sync", "learner.stream=true", "learner.num_minibatches=1"]
 
 
@@ -355,6 +356,15 @@ STREAMED = ["mode=sync", "learner.stream=true", "learner.num_minibatches=1"]
         (["engine.return_experts=true"], "engine.return_experts: learner.router_replay says whether"),
         (["advantage=maxrl", "learner={overlong_penalty: 1, overlong_limit: 8}"], "overlong_penalty: advantage=maxrl"),
         (
+            [f"group_reward={JUDGE}", "group_reward.scale=[1, 1]"],
+            r"group_reward.scale=\[1, 1\]: .* the lower one",
+        ),
+        ([f"group_reward={JUDGE}", "group_reward.scale=[1]"], r"group_reward.scale=\[1\]: want two numbers"),
+        ([f"group_reward={JUDGE}", "group_reward.prices=[1]"], r"group_reward.prices=\[1\]: want two numbers"),
+        ([f"group_reward={JUDGE}", "group_reward.prices=[1, -1]"], "group_reward.prices.*: a price is at least 0"),
+        ([f"group_reward={JUDGE}", "group_reward.template=Grade"], r"group_reward.template must hold \$answer"),
+        (["workflow={name: agent, agent: [x]}", "workflow.call_marks=[a]"], r"workflow.call_marks=\['a'\]: want two"),
+        (
             ["engine=sglang", "engine.url=http://127.0.0.1:30000", "actors.count=2"],
             "actors.count: .* belongs to one actor",
         ),
@@ -379,6 +389,8 @@ def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: s
         ["advantage={name: gae}", "learner=timed"],
         STREAMED,
         ["mode=sync", "partial_rollout=restart"],
+        [f"group_reward={JUDGE}", "group_reward.template=$answer", "group_reward.prices=[1, 0]"],
+        ["workflow={name: agent, agent: [x]}", "workflow.call_marks=[a, b]"],
     ],
 )
 def test_what_it_takes_is_taken(argv: list[str]) -> None:

@@ -29,6 +29,7 @@ NEEDS: dict[tuple[str, str], Mapping[str, object]] = {
     ("environment", "gymnasium"): {"env": "FrozenLake-v1"},
     ("environment", "textarena"): {"game": "GuessTheNumber-v0"},
     ("task", "verifiers"): {"env": "examples.verifiers_digits", "tokenizer": "bytes"},
+    ("group_reward", "judge"): {"base_url": "http://127.0.0.1:1/v1", "model_name": "m"},
     ("policy", "priority"): {"key": f"{__name__}:oldest"},
     ("workflow", "multi_turn"): {"environment": {"name": "desk"}},
 }
@@ -44,7 +45,6 @@ ELSEWHERE = {
     ("task", "demonstrations"),
     ("workflow", "agent"),
     ("engine", "sglang"),
-    ("group_reward", "judge"),
     ("environment", "openenv"),
 }
 """These need files, programs or servers."""
