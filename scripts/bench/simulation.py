@@ -11,6 +11,7 @@ decode     longtail, with a decode step that costs 2 us more per sequence
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -72,7 +73,9 @@ def real(overrides: list[str], folder: Path) -> dict[str, float]:
 
 def simulated(overrides: list[str]) -> dict[str, float]:
     config = configs.load([CONFIG, *overrides])
-    return results.figures(Simulation(config, costs.of_timed(config)).run())
+    cost = costs.of_timed(config)
+    cost.sample.cores = len(os.sched_getaffinity(0))  # the real processes share them
+    return results.figures(Simulation(config, cost).run())
 
 
 def main() -> None:

@@ -81,7 +81,8 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What all actors of a run share. `seed`: of the run; `most`: longest answer (None: as the task says)."""
+    """What all actors of a run share. `seed`: of the run; `most`: longest answer (None: as the task says); `cores`:
+    when each processor core is free (empty: each actor has its own)."""
 
     timeline: Timeline
     router: SimulatedRouter
@@ -90,6 +91,7 @@ class World:
     seed: int
     most: int | None
     lengths: Lengths
+    cores: list[float]
 
 
 class SimulatedActor:
@@ -113,6 +115,7 @@ class SimulatedActor:
         self._credit_due = self._dead = False
         self._ready: list[_Group] = []
         self._due = math.inf
+        self._free_at = 0.0
         self.router.peers[self.peer] = self
 
     def hello(self) -> None:
@@ -278,8 +281,22 @@ class SimulatedActor:
     def _decoded(self, request: Request, finish: Finish) -> None:
         assert isinstance(request, _Sample)
         request.finish = finish
-        if finish != "abort":
+        if finish == "abort":
+            return
+        if not self.costs.sample.actor:
             self._verify(request)
+            return
+        self.timeline.at(self._finishes_at(), self._ended_before, request)
+
+    def _finishes_at(self) -> float:
+        """When this actor's process, and one of the cores, will have handled another sample."""
+        cores, begin = self.world.cores, max(self.timeline.now, self._free_at)
+        if cores:
+            core = max((free for free in cores if free <= begin), default=min(cores))
+            begin = max(begin, core)
+            cores[cores.index(core)] = begin + self.costs.sample.actor
+        self._free_at = begin + self.costs.sample.actor
+        return self._free_at
 
     def _verify(self, sample: _Sample) -> None:
         verifier = self.costs.verifier

@@ -11,6 +11,10 @@ from actors.engines.lengths import Lengths
 from areal_like.config import Config, ConfigError
 from areal_like.registry import settled
 
+ACTOR_PER_SAMPLE, BUFFER_PER_SAMPLE, LEARNER_PER_SAMPLE, ENCODE = 2.0e-4, 5.0e-5, 3.0e-5, 5.0e-3
+"""What the real processes around a timed engine and a timed learner take, in seconds of processor time: per finished
+sample, and per published version. Of one run on two cores (docs/dev-log.md)."""
+
 
 class Engine(msgspec.Struct, forbid_unknown_fields=True):
     """A server's: see `actors.engines.decode_clock.DecodeCost`, and `TimedEngine` for the others. `busy`: the share of
@@ -73,6 +77,15 @@ class WeightsCost(msgspec.Struct, forbid_unknown_fields=True):
     hop: float = 0.0
 
 
+class Sample(msgspec.Struct, forbid_unknown_fields=True):
+    """What each finished sample costs beside its tokens, one after the other: its `actor`'s process, and the `buffer`.
+    `cores`: of the machine on which all actors run (None: each has its own)."""
+
+    actor: float = 0.0
+    buffer: float = 0.0
+    cores: int | None = None
+
+
 class Verifier(msgspec.Struct, forbid_unknown_fields=True):
     """Seconds of a verification: log-normal(`median`, `sigma`); at least `timeout` counts as one."""
 
@@ -96,6 +109,7 @@ class Costs(msgspec.Struct, forbid_unknown_fields=True):
     answers: Answers = msgspec.field(default_factory=Answers)
     learner: LearnerCost = msgspec.field(default_factory=LearnerCost)
     weights: WeightsCost = msgspec.field(default_factory=WeightsCost)
+    sample: Sample = msgspec.field(default_factory=Sample)
     verifier: Verifier = msgspec.field(default_factory=Verifier)
     failures: Failures = msgspec.field(default_factory=Failures)
     latency: float = 0.0003
@@ -124,8 +138,11 @@ def of_timed(config: Config) -> Costs:
             engine["interruptible"],
         ),
         Answers(engine["median"], engine["sigma"], engine["noise"], engine["seed"], engine["trace"]),
-        LearnerCost(learner["base"], learner["per_sample"], learner["per_token"], learner["stream"]),
-        WeightsCost(encode=0.001, fetch=0.003),
+        LearnerCost(
+            learner["base"], learner["per_sample"] + LEARNER_PER_SAMPLE, learner["per_token"], learner["stream"]
+        ),
+        WeightsCost(encode=ENCODE, fetch=0.003),
+        Sample(ACTOR_PER_SAMPLE, BUFFER_PER_SAMPLE),
         source="the config's timed engine and learner",
     )
 

@@ -98,9 +98,10 @@ class Simulation:
         self.controller = build_controller(config, self.state)
         self.controller.heartbeat_timeout, self.controller.deadlines.timeout = math.inf, 0.0  # peers do not fail
         self.turns = 0
-        Turns(timeline, router, self._turn, costs.buffer)
+        Turns(timeline, router, self._turn, costs.buffer, costs.sample.buffer)
         most = costs.answers.most or config.sampling.max_tokens
-        world = World(timeline, router, costs, prompts_of(task, costs), config.run.seed, most, costs.answers.lengths)
+        prompts, cores = prompts_of(task, costs), [0.0] * (costs.sample.cores or 0)
+        world = World(timeline, router, costs, prompts, config.run.seed, most, costs.answers.lengths, cores)
         fanout = actors_of(config) if config.weights.fanout is None else config.weights.fanout
         self.folder, self._new = (
             folder,

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from areal_like.messages import Message, Refused
+from areal_like.messages import Message, Push, Refused
 from areal_like.wire import Payloads, Received
 
 _Event = tuple[float, int, Callable[..., object], tuple[Any, ...]]
@@ -75,6 +75,7 @@ class SimulatedRouter:
         self.refusals: list[str] = []
         self.peers: dict[bytes, Peer] = {}
         self.incoming: deque[tuple[bytes, Received]] = deque()
+        self.samples = 0  # in pushes that have arrived
         self.wake: Callable[[], None] = lambda: None
 
     def say(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
@@ -83,6 +84,8 @@ class SimulatedRouter:
 
     def _arrive(self, peer: bytes, received: Received) -> None:
         self.incoming.append((peer, received))
+        if isinstance(received.message, Push):
+            self.samples += sum([samples for _, samples, _ in received.message.table.groups])
         self.wake()
 
     def receive(self, timeout: float) -> tuple[bytes, Received] | None:
@@ -100,7 +103,7 @@ class SimulatedRouter:
 
 class Turns:
     """When the buffer's loop turns: at once when a message is there, unless it is still busy with those before, each of
-    which takes `seconds_per_message`; and `idle_seconds` after its last turn."""
+    which takes `seconds_per_message`, and `seconds_per_sample` in pushes; and `idle_seconds` after its last turn."""
 
     def __init__(
         self,
@@ -108,10 +111,12 @@ class Turns:
         router: SimulatedRouter,
         turn: Callable[[], None],
         seconds_per_message: float,
+        seconds_per_sample: float = 0.0,
         idle_seconds: float = 0.2,
     ):
         self._timeline, self._router, self._turn = timeline, router, turn
-        self._seconds_per_message, self._idle_seconds = seconds_per_message, idle_seconds
+        self._seconds_per_message, self._seconds_per_sample = seconds_per_message, seconds_per_sample
+        self._idle_seconds = idle_seconds
         self._free_at, self._due, self._idle_at = 0.0, math.inf, math.inf
         self._idles = False
         router.wake = self.wake
@@ -129,6 +134,11 @@ class Turns:
         if due != self._due:
             return  # an earlier turn has come instead
         self._due = math.inf
+        samples, self._router.samples = self._router.samples, 0
+        if busy := samples * self._seconds_per_sample:
+            self._free_at = self._timeline.now + busy  # what rests on these samples is decided once they are looked at
+            self._plan(self._free_at)
+            return
         count = len(self._router.incoming)
         self._turn()
         handled = count - len(self._router.incoming)

@@ -24,6 +24,7 @@ def test_the_closed_form_agrees_with_the_simulation_where_lengths_are_equal(base
     mode = ["mode=sync"] if bound is None else [f"scheduler.max_staleness={bound:g}"]
     config = configs.load([BASE, f"learner.base={base}", *mode])
     cost = costs.of_timed(config)
+    cost.sample, cost.learner, cost.weights.encode = costs.Sample(), costs.LearnerCost(base), 0.001
     found = predict(cost, 2, 128, bound or 0.0, sync=bound is None, prompt=8, most=4000)
     simulated = Simulation(config, cost).run()
     assert found.throughput == pytest.approx(simulated.samples_per_second, rel=0.05)
@@ -98,7 +99,9 @@ def test_a_roofline_is_the_models_bytes_and_flops_over_the_peaks() -> None:
 
 def test_costs_that_are_off_move_the_figures(capsys) -> None:
     config = configs.load([BASE, "run.steps=6"])
-    outcomes = corners(config, costs.of_timed(config), 2.0)
-    assert slower(costs.of_timed(config), 3.0, 1.0).engine.base == pytest.approx(0.003)
+    cost = costs.of_timed(config)
+    cost.sample, cost.learner, cost.weights.encode = costs.Sample(), costs.LearnerCost(0.2), 0.001
+    outcomes = corners(config, cost, 2.0)
+    assert slower(cost, 3.0, 1.0).engine.base == pytest.approx(0.003)
     low, high = ranges(outcomes)["samples_per_second"]
     assert low == pytest.approx(128 / 0.4, rel=0.05) and high == pytest.approx(4 * low, rel=0.1)

@@ -13,6 +13,8 @@ from scripts.simulation import costs, results
 from scripts.simulation.run import Outcome, Simulation, depth
 
 BASE = "configs/bench/modes.yaml"
+FREE = {"sample": costs.Sample(), "weights": costs.WeightsCost(encode=0.001, fetch=0.003)}
+"""A finished sample costs actor and buffer nothing."""
 LONG_TAIL = ["engine.median=60", "engine.sigma=1.0", "engine.noise=0.3", "learner.base=0.105"]
 
 
@@ -33,7 +35,7 @@ def closes(outcome: Outcome) -> bool:
 
 def test_equal_lengths_come_to_what_arithmetic_says() -> None:
     """200 steps of 1 ms, 128 samples on two engines of 64 slots; .2 s to train them."""
-    sync, one_ahead = simulate("mode=sync"), simulate("scheduler.max_staleness=1")
+    sync, one_ahead = simulate("mode=sync", **FREE), simulate("scheduler.max_staleness=1", **FREE)
     assert sync.samples_per_second == pytest.approx(128 / 0.4, rel=0.03)
     assert one_ahead.samples_per_second == pytest.approx(128 / 0.2, rel=0.03)
     assert sync.staleness == {0: 16 * 128} and sync.learner_idle == pytest.approx(0.5, abs=0.02)
@@ -81,6 +83,17 @@ def test_verifiers_and_drift_take_their_time() -> None:
     assert slow.seconds == pytest.approx(plain.seconds + 16 * 0.1, rel=0.01)
     longer = simulate("mode=sync", answers=costs.Answers(200, 0, 0, drift=1.1, right=0.5))
     assert longer.tokens == pytest.approx(plain.tokens * sum(1.1**step for step in range(16)) / 16, rel=0.01)
+
+
+@pytest.mark.parametrize("cores, waits", [(None, 64), (2, 64), (1, 128)])
+def test_samples_that_end_at_once_are_finished_one_after_the_other(cores: int | None, waits: int) -> None:
+    """Two actors of 64 slots, all answers of 200 tokens: a round waits for the last one."""
+    free = simulate("mode=sync", **FREE)
+    costly = simulate("mode=sync", **FREE | {"sample": costs.Sample(actor=1e-3, cores=cores)})
+    assert costly.seconds == pytest.approx(free.seconds + 16 * waits * 1e-3, rel=0.005)
+    assert costly.actor_idle > free.actor_idle and closes(costly)
+    slow = simulate("mode=sync", **FREE | {"sample": costs.Sample(buffer=1e-3)})
+    assert slow.seconds == pytest.approx(free.seconds + 16 * 0.12, rel=0.03), "the last push waits for those before"
 
 
 def test_actors_that_die_cost_time_and_no_prompt() -> None:
