@@ -20,15 +20,20 @@ BUSY_SECONDS = 15.0
 """Most seconds from one await of an environment to the next, or of a whole call that is not async. Meanwhile the actor
 stands still; after twice that it counts as dead (`buffer.heartbeat_timeout`)."""
 _TOLD_CHARACTERS = 300
+MOST_CHARACTERS = 1 << 20
+"""Of what is shown at a time, or `CHARACTERS_PER_TOKEN` of the response, if that is more: a longer text is not encoded,
+which would stop the whole actor for seconds."""
+CHARACTERS_PER_TOKEN = 64
 
 _in_turn = Breathing()
 
 
 class Scene:
     """One episode of the environment that `spec` names. Each of its calls may take `timeout` seconds, unless it says
-    that it has limits of its own (`Environment.limited`)."""
+    that it has limits of its own (`Environment.limited`). `room`: the longest response, in tokens."""
 
-    def __init__(self, engine: RolloutEngine, spec: Mapping[str, Any], timeout: float):
+    def __init__(self, engine: RolloutEngine, spec: Mapping[str, Any], timeout: float, room: int):
+        self._most = max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * room)
         self.world = build("environment", spec)
         has_own = getattr(self.world, "limited", False)
         self._seconds = math.inf if has_own else timeout
@@ -37,7 +42,7 @@ class Scene:
     async def reset(self, prompt: Prompt) -> str:
         """What is shown first. Raises EpisodeError (it takes too long, or exits), as the others do, and TypeError."""
         shown = await self._heard("reset", prompt)
-        return _text("reset", "" if shown is None else shown)
+        return self._text("reset", "" if shown is None else shown)
 
     async def step(self, action: str) -> Outcome:
         """Raises TypeError for an answer that is none."""
@@ -50,7 +55,7 @@ class Scene:
                 "the environment's step must return (observation, reward, done): a text, a number or None, and a bool; "
                 f"it has returned {answer!r}"[:_TOLD_CHARACTERS]
             ) from None
-        return Outcome(_text("step", shown), earned, bool(done))
+        return Outcome(self._text("step", shown), earned, bool(done))
 
     async def close(self) -> None:
         if not hasattr(self.world, "close"):
@@ -75,8 +80,12 @@ class Scene:
         except SystemExit as error:  # must not be the actor's end
             raise EpisodeError(f"the environment's {name} exits: {error!r}") from error
 
-
-def _text(name: str, shown: object) -> str:
-    if not isinstance(shown, str):
-        raise TypeError(f"the environment's {name} must show a text, and shows {shown!r}"[:_TOLD_CHARACTERS])
-    return shown
+    def _text(self, name: str, shown: object) -> str:
+        if not isinstance(shown, str):
+            raise TypeError(f"the environment's {name} must show a text, and shows {shown!r}"[:_TOLD_CHARACTERS])
+        if len(shown) > self._most:
+            raise EpisodeError(
+                f"the environment's {name} shows {len(shown):,} characters, of which no model reads so many: at most "
+                f"{self._most:,} are encoded; show less"
+            )
+        return shown

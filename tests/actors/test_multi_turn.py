@@ -180,6 +180,8 @@ class Odd:
                     pass
             case "exit":
                 raise SystemExit(3)
+        if self.does == "flood":
+            return "x" * 5001 if self.first else ("x" * 5001, 0.0, False)
         return {"nothing": None, "bytes": (b"1", 0.0, True), "words": ("", "high", True)}.get(self.does, 7)
 
 
@@ -195,6 +197,13 @@ def test_an_environment_that_hangs_or_exits_is_not_the_models_fault(
     timeout = 0.05 if does == "wait" else 10.0
     with pytest.raises(EpisodeError, match=f"the environment's {'reset' if first else 'step'}{said}"):
         play("1$", environment={"name": f"{__name__}:Odd", "does": does, "first": first}, timeout=timeout)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_no_model_could_read_is_not_encoded(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.scene.MOST_CHARACTERS", 5000)
+    with pytest.raises(EpisodeError, match=r"shows 5,001 characters, .*: at most 5,000 are encoded"):
+        play("1$", environment={"name": f"{__name__}:Odd", "does": "flood", "first": first})
 
 
 @pytest.mark.parametrize(
