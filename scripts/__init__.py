@@ -13,6 +13,7 @@ PARTS = {
     "arguments": "timeline",
     "ablation.devices": "ablate --parallel",
     "ablation.measures": "ablate",
+    "ablation.overall": "ablate",
     "ablation.pictures": "ablate",
     "ablation.points": "ablate",
     "ablation.results": "ablate",

@@ -3,6 +3,8 @@
     {summary: reward_after}                         a key of the summary
     {metric: loss/clip_share, take: mean}           a key of metrics.jsonl: its mean | max | min | last over the run
     {steps_to: 0.9}, {samples_to: 0.9}, {seconds_to: 0.9}      to the first evaluation with this held-out reward
+    {at_steps: 100}, {at_samples: 12800}, {at_seconds: 10}     held-out reward of the last evaluation by then, so that
+                                                               runs are compared at equal samples or equal time
 
 For its plot a measure, and the curve, may have `label` (of the axis, with the unit) and `title` (the finding).
 
@@ -29,12 +31,12 @@ TAKES: dict[str, Callable[[list[float]], float]] = {
     "last": lambda values: values[-1],
 }
 AXES = ("steps", "samples", "seconds")
-SOURCES = ("summary", "metric", *(f"{axis}_to" for axis in AXES))
+SOURCES = ("summary", "metric", *(f"{axis}_to" for axis in AXES), *(f"at_{axis}" for axis in AXES))
 
 
 @dataclass(frozen=True)
 class Measure:
-    """`source` says where `key` (for `*_to`: the target) is looked up; `take` reduces a metric."""
+    """`source` says where `key` (of `*_to` the target, of `at_*` the place) is looked up; `take` reduces a metric."""
 
     name: str
     source: str
@@ -65,8 +67,9 @@ def read_measure(name: str, spec: Any) -> Measure:
     unknown = set(spec) - {source, "better", "label", "title", *(["take"] if source == "metric" else [])}
     if unknown or take not in TAKES or better not in ("higher", "lower"):
         raise ConfigError(f"measure.{name}: {spec!r}: take is {' | '.join(TAKES)}, better is higher | lower")
-    if source.endswith("_to") and not isinstance(spec[source], int | float):
-        raise ConfigError(f"measure.{name}.{source}: expected a reward, got {spec[source]!r}")
+    if source not in ("summary", "metric") and not isinstance(spec[source], int | float):
+        wanted = "a reward" if source.endswith("_to") else f"a number of {source.removeprefix('at_')}"
+        raise ConfigError(f"measure.{name}.{source}: expected {wanted}, got {spec[source]!r}")
     return Measure(name, source, spec[source], take, better == "higher", spec.get("label", name), spec.get("title", ""))
 
 
@@ -102,18 +105,23 @@ class Outcome:
         if measure.source == "metric":
             values = [number for row in self.rows if (number := _finite(row.get(measure.key))) is not None]
             return TAKES[measure.take](values) if values else None
+        if measure.source.startswith("at_"):
+            axis = measure.source.removeprefix("at_")
+            _, rewards = self.curve(Curve("eval/reward", axis), until=measure.key)
+            return rewards[-1] if rewards else None
         reached = (result for result in self.summary["evaluations"] if result["reward"] >= measure.key)
         first = next(reached, None)
         return None if first is None else self._place(measure.source.removesuffix("_to"), self._of_evaluation(first))
 
-    def curve(self, curve: Curve) -> tuple[list[float], list[float]]:
-        """(x, y) in the order of x. An evaluation counts at the step that made its weights."""
+    def curve(self, curve: Curve, until: float = math.inf) -> tuple[list[float], list[float]]:
+        """(x, y) in the order of x, up to there. An evaluation counts at the step that made its weights."""
         points: Iterable[tuple[dict[str, Any], float | None]]
         if curve.y == "eval/reward":
             points = ((self._of_evaluation(result), result["reward"]) for result in self.summary["evaluations"])
         else:
             points = ((row, _finite(row.get(curve.y))) for row in self.rows)
         known = sorted((self._place(curve.x, place), y) for place, y in points if y is not None)
+        known = [(x, y) for x, y in known if x <= until]
         return [x for x, _ in known], [y for _, y in known]
 
     def _of_evaluation(self, result: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..comparison import Estimate, bootstrap, markdown_table
 from ..plotting.drawing import keep
-from . import pictures
+from . import overall, pictures
 from .measures import Measure
 from .points import Key, Result, by_point
 from .study import MAIN, Labels, Study
@@ -64,6 +64,7 @@ def write(study: Study, folder: Path, results: Sequence[Result], choices: Sequen
     finished = sum(result.outcome is not None for result in results)
     text = f"# {study.name}\n\n`{command}`: {finished} of {len(results)} runs are finished. Means over "
     text += f"{len(study.seeds)} seeds with 95 % bootstrap intervals.\n\n{_table(study, main)}"
+    text += overall.section(study, main)
     if choices:
         text += f"\n## Tuning\n\n{_tuning_table(study, choices)}"
     for name in _silent(study, main):

@@ -151,7 +151,7 @@ class Study:
         self.tuning_runs()
         sources = [f"{self.curve.x}_to", *(measure.source for measure in self.measures.values())]
         for config in self.main_configs():
-            if "samples_to" in sources and "group_size" not in config.sizing:
+            if {"samples_to", "at_samples"} & set(sources) and "group_size" not in config.sizing:
                 raise ConfigError(f"sizing={config.sizing['name']} has no group_size: measure steps, not samples")
 
     def _runs(self, stage: str, labels: Labels, tuned: Labels, seeds: Iterable[int]) -> list[Run]:

@@ -165,7 +165,7 @@ GRID = Design(
     bonuses(GRID_LOSSES, (0.0, 0.02)),
     {f"{name}, η = {age}": Actor(staleness=age, mismatch=how) for name, how in MISMATCHES.items() for age in AGES},
     reference="decoupled_ppo",
-    finding="Reward by age, mismatch and loss",
+    finding="DG with truncated behaviour weights holds at every age and mismatch; products of ratios do not",
     fresh=tuple(range(100, 112)),
     note="Token reversal, 300 steps; each loss at its best rate of three and bonus of two under each condition",
 )

@@ -10,7 +10,7 @@ import yaml
 from areal_like import config as configs
 from areal_like.config import ConfigError
 from areal_like.layers import CONFIGS
-from scripts.ablation import results, study
+from scripts.ablation import overall, results, study
 from scripts.ablation.measures import Outcome, read_curve, read_measure
 from scripts.ablation.pictures import plots
 from scripts.ablation.points import Result, gather
@@ -158,6 +158,10 @@ def outcome(tmp_path: Path) -> Outcome:
         ({"samples_to": 0.55}, 2.0 * 128),
         ({"seconds_to": 0.55}, 4.0),
         ({"seconds_to": 0.7}, None),
+        ({"at_steps": 3}, 0.6),
+        ({"at_samples": 2 * 128}, 0.6),
+        ({"at_seconds": 3.9}, 0.1),
+        ({"at_seconds": 0.1}, None),
         ({"metric": "x"}, 2.5),
         ({"metric": "x", "take": "max"}, 4.0),
         ({"metric": "x", "take": "min"}, 1.0),
@@ -257,6 +261,20 @@ def test_a_key_with_numbers_is_the_x_axis_with_a_line_per_loss(tmp_path: Path) -
     curves = drawn(found)["curves.png"]
     assert list(curves.panels) == ["staleness η = 0", "staleness η = 1", "staleness η = 8"]
     assert curves.title == "Held-out reward against samples trained", "the study names no finding of the curves"
+
+
+def test_what_is_compared_is_tested_over_all_points_and_seeds_that_all_have(tmp_path: Path) -> None:
+    found = load(tmp_path, tune=ABSENT, seeds=list(range(6)), measure={"reward": {"summary": "x", "better": "lower"}})
+    made = []
+    for run in found.main_runs({}):
+        number = 0.1 * run.seed + (1.0 if run.labels["loss"] == "dg" else 0.0)
+        missing = run.seed == 5 and run.labels == {"loss": "ppo", "mode": "old"}
+        made.append(Result(run, None, {"reward": None if missing else number}))
+    text = overall.section(found, made)
+    row = next(line for line in text.splitlines() if line.startswith("| ppo   | dg"))
+    assert "+1 [+1, +1]" in row and "0.062" in row, "five seeds: 2 of 32 signs"
+    assert row.rstrip(" |").endswith("0.00 [0.00, 0.00]"), "lower is better"
+    assert not overall.section(found, [each for each in made if each.run.labels["loss"] == "dg"])
 
 
 def test_a_finding_is_claimed_of_all_runs_only(tmp_path: Path) -> None:
