@@ -100,7 +100,7 @@ async def _heartbeat(
         said["sum:rewards/resamples"] = float(worker.resampled)
         if subscriber.probe:
             said |= subscriber.probe.stats()
-        client.heartbeat(said | _engine_words(worker.engine, subscriber.probe), *worker.moved())
+        client.heartbeat(said | _words(worker, subscriber.probe), *worker.moved())
         worker.note_spans()
         if number % COSTS_EVERY == 0:
             note()
@@ -116,13 +116,13 @@ def _note_costs(role: Role, engine: Any) -> None:
             log.debug("the costs of decode steps were not written: %s", error)
 
 
-def _engine_words(engine: Any, probe: ServedProbe | None) -> dict[str, Any]:
-    """The health of an engine with processes of its own, and of one that serves other weights than it should; else
-    nothing."""
-    wrong = probe.note if probe else ""
-    if not hasattr(engine, "condition"):
+def _words(worker: Worker, probe: ServedProbe | None) -> dict[str, Any]:
+    """The health of an engine with processes of its own, of one that serves other weights than it should, and of
+    samples that all crash; else nothing."""
+    wrong = (probe.note if probe else "") or worker.trouble
+    if not hasattr(worker.engine, "condition"):
         return {"engine_note": wrong} if wrong else {}
-    state, note = engine.condition
+    state, note = worker.engine.condition
     return {"engine": state, "engine_note": note or wrong}
 
 

@@ -38,6 +38,8 @@ up."""
 CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed", EpisodeError: "environment crashed"}
 """Errors that cost a sample, and not yet its group → the reason in the ledger."""
 REASON_CHARACTERS = 200
+CRASHES_IN_A_ROW = 3
+"""Samples that crash with none between that does not, until the run's console says why: their groups may take long."""
 MOST_SAID = 1 << 16
 """Tokens of samples that are not in a group, which the buffer gets for people to read: at most this many at once."""
 
@@ -105,6 +107,7 @@ class Worker:
         self._errands: set[asyncio.Task] = set()  # evaluations, and groups that are being handed back
         self._leaving = False
         self.started_at: float | None = None
+        self._crashes, self._crash = 0, ""  # in a row, of all samples; the last one
         self.resampled = 0  # samples drawn again, since their reward had crashed
         self._told_cut_at = -1  # newest version for which the buffer was told what cut samples said
 
@@ -338,14 +341,24 @@ class Worker:
         attempt, record = 0, group.carried.samples.get(index) or PartialSample()
         while True:
             try:
-                return await self._try_sample(group, prompt, index, attempt, record)
+                sample = await self._try_sample(group, prompt, index, attempt, record)
+                self._crashes = 0
+                return sample
             except tuple(CRASHES) as error:
+                self._crashes, self._crash = self._crashes + 1, f"{_reason(error)}: {error}"[:REASON_CHARACTERS]
                 if attempt == RESAMPLES or group.handed_back:
                     raise
                 group.redrawn.append((f"{_reason(error)}: {error}"[:REASON_CHARACTERS], record))
                 attempt, record = attempt + 1, PartialSample()
                 self.resampled += isinstance(error, RewardError)
                 log.warning("group %d: sample %d is drawn again: %s", group.lease.group_id, index, error)
+
+    @property
+    def trouble(self) -> str:
+        """Why no sample of late has come to its end; "": nothing is wrong, or a few have crashed."""
+        if self._crashes < CRASHES_IN_A_ROW:
+            return ""
+        return "no sample ends: " + "".join(each if each.isprintable() else " " for each in self._crash)
 
     async def _try_sample(
         self, group: _Running, prompt: Prompt, index: int, attempt: int, record: PartialSample

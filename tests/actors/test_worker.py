@@ -219,7 +219,7 @@ def test_what_a_reward_crashed_on_is_told_with_its_group_drawn_again_or_failed()
             tried.append(request)
             if len(tried) <= crashes:
                 engine.record.scores[5] = float("nan")
-                raise RewardError("boom")
+                raise RewardError("bo\nom" if crashes == 4 else "boom")
             return sample(0.5)
 
         play.worker.rollout = replace(play.worker.rollout, workflow=workflow)
@@ -234,6 +234,9 @@ def test_what_a_reward_crashed_on_is_told_with_its_group_drawn_again_or_failed()
     play = asyncio.run(scenario(crashes=2))
     assert play.client.left == [(1, [], 2 * ["reward crashed: boom"], 0)] and len(play.client.groups) == 1
     assert [carried_of(said) for said in play.client.said] == [{0: [1], 1: [2]}], "each as it was when it crashed"
+    assert play.worker.trouble == "", "two are no trouble, and then one has ended"
+    play = asyncio.run(scenario(crashes=4))
+    assert play.worker.trouble == "no sample ends: reward crashed: bo om", "the buffer takes printable words only"
     play = asyncio.run(scenario(crashes=3))
     assert play.client.failures == [(1, "reward crashed", "RewardError('boom')")]
     assert [carried_of(said) for said in play.client.said] == [{0: [3]}], "the last try"
