@@ -123,6 +123,8 @@ class SimulatedActor:
 
     def report(self) -> None:
         """A heartbeat with what was measured so far."""
+        if self._dead:
+            return
         wall = self.timeline.now - self.started_at if self.started_at < math.inf else 0.0
         self.engine.advance(self.timeline.now)
         self._plan()
@@ -311,7 +313,7 @@ class SimulatedActor:
         self._tell()
 
     def _sampled(self, sample: _Sample) -> None:
-        if not sample.open:
+        if not sample.open or self._dead:
             return  # it was cut, or its lease has ended
         group = sample.group
         self._close(sample)

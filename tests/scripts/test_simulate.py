@@ -105,6 +105,13 @@ def test_actors_that_die_cost_time_and_no_prompt() -> None:
     assert simulate(*words, failures=costs.Failures(mtbf=1e9)).seconds == whole.seconds
 
 
+def test_what_a_dead_actor_had_under_way_ends_with_it() -> None:
+    words = ["scheduler.max_staleness=4", "run.steps=20", "actors.count=4", *LONG_TAIL]
+    late = costs.Verifier(median=0.1, sigma=0.5)
+    outcome = simulate(*words, failures=costs.Failures(mtbf=2.0, restart=1.0), verifier=late)
+    assert outcome.deaths > 3 and closes(outcome) and max(outcome.staleness) <= 4
+
+
 @pytest.mark.parametrize("place, fanout, hops", [(0, 2, 0), (1, 2, 0), (2, 2, 1), (5, 2, 1), (6, 2, 2), (9, 0, 0)])
 def test_depth_is_that_of_the_tree_of_relays(place: int, fanout: int, hops: int) -> None:
     assert depth(place, fanout) == hops
