@@ -1,8 +1,9 @@
 """Plan a cluster: `python -m scripts.plan CONFIG [key=value ...] --gpus 64 [--costs FILE] [--staleness 0 1 4 8 inf]`.
 
 Tries splits of the GPUs between actors and learner, sync and async with several bounds. A closed form screens them; the
-rest is simulated with the production scheduler (`python -m scripts.simulate`). Prints the best with what holds each up,
-and writes the config that it recommends.
+rest is simulated with the production scheduler (`python -m scripts.simulate`). From the best sync and the best async
+plan a search goes on, a knob at a time: slots, train steps between published weights, tail batching, stream, and the
+group sizes that are named. Prints the best with what holds each up, and writes the config that it recommends.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from areal_like.registry import knobs
 from .arguments import command, new_file, picture, positive, refuse
 from .output import console, table, write_json
 from .simulation import results, roofline
-from .simulation.planning import Choice, Plan, corners, plan, scaled, splits
+from .simulation.planning import Choice, Knobs, Plan, Planner, corners, fastest_first, splits
 from .simulation.run import Outcome, Stuck
 
 COLUMNS = ("actors + learner", "mode", "samples/s", "closed form", "staleness", "p95", "idle: actors", "learner")
@@ -39,6 +40,22 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--hardware", choices=roofline.GPUS, help="costs by public figures; of --costs only the lengths"
     )
     parser.add_argument("--staleness", type=float, nargs="+", default=[1, 4, 8], metavar="N", help="bounds to try")
+    parser.add_argument(
+        "--weight-intervals",
+        type=positive,
+        nargs="+",
+        default=[1, 2, 4],
+        metavar="N",
+        help="train steps between weights",
+    )
+    parser.add_argument(
+        "--group-sizes",
+        type=positive,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="to try, with as many samples per batch",
+    )
     parser.add_argument("--most-stale", type=float, default=math.inf, metavar="N", help="largest mean staleness wanted")
     parser.add_argument("--steps", type=positive, default=12, metavar="N", help="train steps to simulate (default: 12)")
     parser.add_argument("--efficiency", type=float, default=0.95, help="of the learner, per doubling of its GPUs")
@@ -64,6 +81,19 @@ def choices(gpus: int, each: int, bounds: Sequence[float]) -> list[Choice]:
         found += [Choice(actors, learner, None), Choice(actors, learner, None, tail=True)]
         found += [Choice(actors, learner, bound) for bound in bounds]
     return found
+
+
+def searched(planner: Planner, grid: Sequence[Plan], tried: Knobs, most_stale: float) -> list[Plan]:
+    """The plans of the grid and those of a search from the fastest of each kind, whose mean staleness is allowed."""
+
+    def allowed(made: Plan) -> bool:
+        return made.outcome.staleness_mean <= most_stale
+
+    found = list(filter(allowed, grid))
+    starts = {made.choice.bound is None: made for made in reversed(found)}  # the last one stays: the fastest
+    for start in starts.values():
+        found += filter(allowed, planner.search(start, tried, allowed))
+    return fastest_first(found)
 
 
 def figures(made: Plan, gpus: int, price: float | None) -> dict[str, Any]:
@@ -96,10 +126,11 @@ def main(argv: list[str] | None = None) -> int:
         config = load([])
         cost = roofline.known(config, args.costs, args.hardware, args.gpus_per_actor)
         wanted = choices(args.gpus, args.gpus_per_actor, args.staleness)
-        plans = plan(load, cost, wanted, args.efficiency, out.print)
+        planner = Planner(load, cost, args.efficiency, out.print)
+        knobs_tried = Knobs(args.gpus, args.gpus_per_actor, args.weight_intervals, args.group_sizes)
+        plans = searched(planner, planner.grid(wanted), knobs_tried, args.most_stale)
     except (ConfigError, UserError, OSError, ValueError, Stuck) as error:
         refuse(error)
-    plans = [each for each in plans if each.outcome.staleness_mean <= args.most_stale]
     if not plans:
         refuse(f"no candidate has a mean staleness of at most {args.most_stale:g}: try lower --staleness")
     rows = table(f"the best for {args.gpus} GPUs; costs from {cost.source}", *COLUMNS)
@@ -124,7 +155,7 @@ def main(argv: list[str] | None = None) -> int:
     off_by = args.off_by or (roofline.OFF_BY if args.hardware else 0.0)
     if off_by:
         choice = plans[0].choice
-        outcomes = corners(load(choice.overrides()), scaled(cost, choice.learner, args.efficiency), off_by)
+        outcomes = corners(load(choice.overrides()), choice.costs(cost, args.efficiency), off_by)
         found[0] |= {"ranges": ranges(outcomes)}
         out.print(f"if costs of engine and learner are each off by up to {off_by:g} times: {told(ranges(outcomes))}")
     if args.out:

@@ -208,6 +208,7 @@ class SimulatedActor:
         self._fetch()
 
     def _cancel(self, ids: Iterable[int], hand_back: bool) -> None:
+        self._advance()  # what has ended by now is pushed
         groups = [group for group in map(self._groups.get, ids) if group]
         for group in groups:
             del self._groups[group.lease.group_id]

@@ -29,12 +29,14 @@ DRAWS = 4096
 
 @dataclass(frozen=True)
 class Prediction:
-    """Samples per second of rollout alone and of training alone, of the loop, and its mean staleness in versions."""
+    """Samples per second of rollout alone and of training alone, of the loop, and its mean staleness in versions;
+    `longest`: seconds of the longest answer of a batch."""
 
     rollout: float
     training: float
     throughput: float
     staleness: float
+    longest: float
 
 
 def predict(
@@ -54,17 +56,17 @@ def predict(
     pauses = engine.apply + costs.weights.encode + costs.weights.fetch
     rollout = actors * n / (mean * step + n * engine.prefill * prompt)
     training = samples / max(1e-9, training_seconds + learner.publish)
+    longest = float(np.quantile(lengths, 1.0 - 1.0 / (samples + 1)))
     if not sync and bound > 0:
         throughput = min(rollout, training)
         # an update stops decoding once per batch
         throughput = min(training, rollout * max(0.0, 1.0 - engine.apply * throughput / samples))
         age = min(bound, actors * n / samples + 0.5) if rollout < training else bound
-        return Prediction(rollout, training, throughput, float(min(bound, age)))
-    longest = float(np.quantile(lengths, 1.0 - 1.0 / (samples + 1)))
+        return Prediction(rollout, training, throughput, float(min(bound, age)), longest * step)
     alone = engine.base + engine.per_sequence + engine.per_token * (prompt + longest)
     round_seconds = max(samples / rollout, longest * (alone + (step - alone) * min(1.0, mean / longest)))
     throughput = samples / (samples / training + round_seconds + pauses)
-    return Prediction(rollout, training, throughput, 0.0)
+    return Prediction(rollout, training, throughput, 0.0, longest * step)
 
 
 def finite(bound: float) -> str:

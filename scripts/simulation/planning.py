@@ -1,46 +1,131 @@
-"""Which split of the GPUs, which mode and which bound: candidates, screened by the closed form, then simulated."""
+"""Which split of the GPUs, which mode, bound and knobs: candidates, screened by the closed form, then simulated.
+
+The grid of splits, modes and bounds comes first. From the fastest of it a search changes one knob at a time, as long as
+a change gains `GAIN`. Both run the production scheduler.
+"""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
+from areal_like.registry import knobs
 
 from .closed_form import Prediction, predict
 from .costs import Costs
-from .run import Outcome, Simulation, age_at, prompts_of
+from .run import WARMUP_STEPS, Outcome, Simulation, Stuck, age_at, prompts_of
 
 SCREENED = 0.6
 """Splits whose predicted throughput is below this share of the best are not simulated."""
+GAIN = 0.02
+"""A changed knob that gains less is not worth a setting of its own."""
+MOST_CHANGES = 6
+"""Each costs a simulation per knob."""
+TAILS = 3.0
+"""A rate is measured over so many times the longest answer of a batch: with long tails a run stands, then hurries."""
+MOST_STEPS = 400
+"""More are not simulated."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """`actors` of `gpus_each` GPUs, `learner` GPUs; `bound`: None for sync."""
+    """`actors` engines, `learner` GPUs; `bound`: None for sync. What is None is as the config says: `slots` of an
+    engine, `interval` of train steps between published weights, `group_size` with as many samples per batch."""
 
     actors: int
     learner: int
     bound: float | None
     tail: bool = False
+    stream: bool = False
+    slots: int | None = None
+    interval: int | None = None
+    group_size: int | None = None
+    groups: int | None = None
 
     @property
     def mode(self) -> str:
+        return ", ".join(self._words())
+
+    def _words(self) -> Iterator[str]:
         if self.bound is None:
-            return "sync, tail batching" if self.tail else "sync"
-        return f"async, η = {'∞' if math.isinf(self.bound) else f'{self.bound:g}'}"
+            yield "sync"
+        else:
+            yield f"async, η = {'∞' if math.isinf(self.bound) else f'{self.bound:g}'}"
+        if self.tail:
+            yield "tail batching"
+        if self.stream:
+            yield "stream"
+        if self.slots is not None:
+            yield f"{self.slots} slots"
+        if self.interval is not None:
+            yield f"weights every {self.interval} steps"
+        if self.group_size is not None:
+            yield f"groups of {self.group_size}"
 
     def overrides(self) -> list[str]:
         """What to add to the config."""
-        found = [f"actors.count={self.actors}"]
-        if self.bound is None:
-            found.append("mode=sync")
-            return [*found, "scheduler.oversample_prompts=1.25"] if self.tail else found
-        return [*found, "mode=async", f"scheduler.max_staleness={'inf' if math.isinf(self.bound) else int(self.bound)}"]
+        found = [f"actors.count={self.actors}", "mode=sync" if self.bound is None else "mode=async"]
+        if self.bound is not None:
+            found.append(f"scheduler.max_staleness={'inf' if math.isinf(self.bound) else int(self.bound)}")
+        changes = {
+            "scheduler.oversample_prompts": 1.25 if self.tail else None,
+            "learner.stream": "true" if self.stream else None,
+            "engine.slots": self.slots,
+            "weight_sync_interval": self.interval,
+            "sizing.group_size": self.group_size,
+            "groups_per_batch": self.groups,
+        }
+        return found + [f"{key}={value}" for key, value in changes.items() if value is not None]
+
+    def costs(self, one: Costs, efficiency: float) -> Costs:
+        """Those of the choice, from those of one engine and one learner."""
+        found = scaled(one, self.learner, efficiency)
+        found.learner.stream |= self.stream
+        found.engine.slots = self.slots or found.engine.slots
+        return found
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What the search may change: numbers of actors of `gpus_each` GPUs of `gpus`, and values of knobs. Group sizes
+    change what is learned, so only those that somebody asked for are tried."""
+
+    gpus: int
+    gpus_each: int = 1
+    intervals: Sequence[int] = (1, 2, 4)
+    group_sizes: Sequence[int] = ()
+
+    def around(self, choice: Choice, config: Config, costs: Costs) -> list[Choice]:
+        """Choices that differ in one knob. Some may make no config."""
+        tried = splits(self.gpus, self.gpus_each)
+        at = tried.index(choice.actors)
+        near = [tried[place] for place in (at - 1, at + 1) if 0 <= place < len(tried)]
+        found = [replace(choice, actors=count, learner=self.gpus - count * self.gpus_each) for count in near]
+        if "slots" in knobs("engine", config.engine.name):
+            now = choice.slots or costs.engine.slots
+            found += [replace(choice, slots=slots) for slots in (now // 2, now * 2) if slots]
+        found += list(self._intervals(choice, config.weight_sync_interval))
+        if choice.bound is None:
+            found += [replace(choice, tail=not choice.tail), replace(choice, stream=True)]
+        size = configs.select(config, "sizing").get("group_size")
+        samples = config.groups_per_batch * size if size else 0
+        for other in self.group_sizes if size else ():
+            if other != size and samples % other == 0:
+                found.append(replace(choice, group_size=other, groups=samples // other))
+        return [each for each in found if each.learner >= costs.learner.least]
+
+    def _intervals(self, choice: Choice, now: int) -> Iterator[Choice]:
+        """Other intervals, with a bound of as many train steps: policy lag is not what the search buys speed with."""
+        for interval in self.intervals:
+            if choice.bound and interval != now:
+                bound = choice.bound * now / interval
+                if bound >= 1 and (math.isinf(bound) or bound.is_integer()):
+                    yield replace(choice, bound=bound, interval=interval)
 
 
 @dataclass(frozen=True)
@@ -50,6 +135,11 @@ class Plan:
     choice: Choice
     predicted: Prediction
     outcome: Outcome
+
+    @property
+    def rate(self) -> float:
+        """Samples per second."""
+        return self.outcome.samples_per_second
 
     @property
     def staleness_p95(self) -> int:
@@ -103,38 +193,84 @@ def corners(config: Config, costs: Costs, off_by: float) -> list[Outcome]:
     return [Simulation(config, slower(costs, *pair)).run() for pair in pairs]
 
 
-def plan(
-    load: Callable[[Sequence[str]], Config],
-    costs: Costs,
-    choices: Iterable[Choice],
-    efficiency: float,
-    tell: Callable[[str], None] = lambda text: None,
-) -> list[Plan]:
-    """The choices that the closed form does not rule out, simulated; the fastest first. `load` makes a config with
-    overrides."""
-    screened = []
-    fitting = [choice for choice in choices if choice.learner >= costs.learner.least]
-    if not fitting:
-        raise ConfigError(
-            f"the learner needs at least {costs.learner.least} GPUs for the model: give it more with --gpus"
-        )
-    for choice in fitting:
-        config, cost = load(choice.overrides()), scaled(costs, choice.learner, efficiency)
-        screened.append((choice, config, cost, _predict(config, cost, choice)))
-    best = max(each.throughput for *_, each in screened)
-    kept = [each for each in screened if each[3].throughput >= SCREENED * best]
-    tell(f"{len(screened)} candidates, {len(kept)} of them to be simulated")
-    plans = []
-    for number, (choice, config, cost, predicted) in enumerate(kept, 1):
-        outcome = Simulation(config, cost).run()
-        plans.append(Plan(choice, predicted, outcome))
+class Planner:
+    """Simulates choices. `load` makes a config with overrides; `tell` gets a line for each simulation."""
+
+    def __init__(
+        self,
+        load: Callable[[Sequence[str]], Config],
+        costs: Costs,
+        efficiency: float,
+        tell: Callable[[str], None] = lambda text: None,
+    ):
+        self._load, self._costs, self._efficiency, self._tell = load, costs, efficiency, tell
+
+    def grid(self, choices: Iterable[Choice]) -> list[Plan]:
+        """The choices that the closed form does not rule out, simulated; the fastest first. Raises ConfigError."""
+        fitting = [choice for choice in choices if choice.learner >= self._costs.learner.least]
+        if not fitting:
+            raise ConfigError(
+                f"the learner needs at least {self._costs.learner.least} GPUs for the model: give it more with --gpus"
+            )
+        predicted = {choice: self._predicted(choice) for choice in fitting}
+        best = max(each.throughput for each in predicted.values())
+        kept = [choice for choice in fitting if predicted[choice].throughput >= SCREENED * best]
+        self._tell(f"{len(fitting)} candidates, {len(kept)} of them to be simulated")
+        return fastest_first(self._simulated(choice) for choice in kept)
+
+    def search(self, start: Plan, knobs: Knobs, allowed: Callable[[Plan], bool]) -> list[Plan]:
+        """What the search simulated from `start`: it goes to the fastest of the allowed plans around, while that gains.
+        Choices that make no config are left out."""
+        now, known, found = start, {start.choice}, list[Plan]()
+        for _ in range(MOST_CHANGES):
+            config = self._load(now.choice.overrides())
+            around = [each for each in knobs.around(now.choice, config, self._costs) if each not in known]
+            known.update(around)
+            made = fastest_first(self._tried(around))
+            found += made
+            faster = next(filter(allowed, made), now)
+            if faster.rate < (1.0 + GAIN) * now.rate:
+                break
+            now = faster
+        return found
+
+    def _tried(self, choices: Iterable[Choice]) -> Iterator[Plan]:
+        for choice in choices:
+            try:
+                yield self._simulated(choice)
+            except (ConfigError, Stuck) as error:
+                self._tell(f"{choice.mode}: left out: {error}")
+
+    def _predicted(self, choice: Choice) -> Prediction:
+        return _predict(self._load(choice.overrides()), choice.costs(self._costs, self._efficiency), choice)
+
+    def _simulated(self, choice: Choice) -> Plan:
+        config, costs = self._load(choice.overrides()), choice.costs(self._costs, self._efficiency)
+        predicted, samples = _predict(config, costs, choice), samples_of(config)
+        warmup = WARMUP_STEPS + math.ceil(costs.engine.slots * choice.actors / samples)  # until the pipeline is full
+        steps = config.run.steps
+        while True:
+            longer = self._load([*choice.overrides(), f"run.steps={steps + warmup}"])
+            made = Plan(choice, predicted, Simulation(longer, costs).run(warmup))
+            if steps >= MOST_STEPS or steps * samples >= TAILS * predicted.longest * made.rate:
+                break
+            steps = min(2 * steps, MOST_STEPS)
         where = f"{choice.actors} actors, {choice.learner} GPUs for the learner, {choice.mode}"
-        tell(f"{number} of {len(kept)}: {where}: {outcome.samples_per_second:.4g} samples/s")
-    return sorted(plans, key=lambda each: -each.outcome.samples_per_second)
+        self._tell(f"{where}: {made.rate:.4g} samples/s")
+        return made
+
+
+def fastest_first(plans: Iterable[Plan]) -> list[Plan]:
+    return sorted(plans, key=lambda each: -each.rate)
+
+
+def samples_of(config: Config) -> int:
+    """Of a batch."""
+    return config.groups_per_batch * configs.select(config, "sizing").get("group_size", 8)
 
 
 def _predict(config: Config, costs: Costs, choice: Choice) -> Prediction:
-    samples = config.groups_per_batch * configs.select(config, "sizing").get("group_size", 8)
+    samples = samples_of(config)
     prompt, most = costs.answers.prompt, costs.answers.most or config.sampling.max_tokens
     if prompt is None or most is None:
         from areal_like.registry import build

@@ -145,20 +145,20 @@ class Simulation:
         for actor in self.actors:
             actor.report()
 
-    def run(self) -> Outcome:
-        """Raises Stuck."""
+    def run(self, warmup: int = WARMUP_STEPS) -> Outcome:
+        """Rates leave out `warmup` train steps. Raises Stuck."""
         log = logging.getLogger("buffer")
         level, collects = log.level, gc.isenabled()
         log.setLevel(logging.ERROR)  # it warns of stalls after seconds that pass in no time here
         gc.disable()  # nothing here leaves cycles behind, and the collector would look at millions of sequences
         try:
-            return self._run()
+            return self._run(warmup)
         finally:
             log.setLevel(level)
             if collects:
                 gc.enable()
 
-    def _run(self) -> Outcome:
+    def _run(self, warmup: int) -> Outcome:
         self.learner.hello()
         for place, actor in enumerate(self.actors):
             actor.hello()
@@ -173,12 +173,12 @@ class Simulation:
                 steps, at, turns = self.learner.steps, self.timeline.now, self.turns
             elif self.timeline.now - at > 1e6 and self.turns - turns > 1000:
                 raise Stuck(f"no train step in {self.timeline.now - at:.0f} s")
-        return self._outcome()
+        return self._outcome(warmup)
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self, warmup: int) -> Outcome:
         learner, report = self.learner, self.learner.report
         assert report is not None
-        first = min(WARMUP_STEPS, learner.steps - 1)
+        first = min(warmup, learner.steps - 1)
         per_batch = learner.samples / learner.steps
         seconds = learner.seconds[-1] - (learner.seconds[first - 1] if first else 0.0)
         return Outcome(

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from scripts.memory import Sizes
 from scripts.plan import choices, main, ranges
 from scripts.simulation import costs, roofline
 from scripts.simulation.closed_form import predict
-from scripts.simulation.planning import Choice, corners, scaled, slower, splits
+from scripts.simulation.planning import Choice, Knobs, Planner, corners, scaled, slower, splits
 from scripts.simulation.run import Simulation
 
 BASE = "configs/bench/modes.yaml"
@@ -61,9 +62,59 @@ def test_candidates_name_their_settings() -> None:
     assert "scheduler.oversample_prompts=1.25" in Choice(3, 2, None, tail=True).overrides()
 
 
+def planner_of(*words: str) -> Planner:
+    def load(overrides: Sequence[str]) -> configs.Config:
+        return configs.load([BASE, "run.steps=4", *words, *overrides])
+
+    return Planner(load, costs.of_timed(load([])), 0.95)
+
+
+def test_the_search_finds_the_knob_that_holds_the_run_up() -> None:
+    """Slots are few and each step costs as much for many sequences: twice as many are nearly twice as fast."""
+    planner = planner_of("engine.slots=8", "learner.base=0.01")
+    (start,) = planner.grid([Choice(2, 2, 4.0)])
+    found = planner.search(start, Knobs(4, intervals=[1]), lambda _: True)
+    best = max(found, key=lambda each: each.rate)
+    assert best.rate > 1.8 * start.rate and (best.choice.slots or 0) >= 16
+    assert f"{best.choice.slots} slots" in best.choice.mode
+    assert len({each.choice for each in found} | {start.choice}) == len(found) + 1, "none is simulated twice"
+
+
+def test_the_search_keeps_to_what_is_allowed() -> None:
+    planner = planner_of("engine.slots=8", "learner.base=0.01")
+    (start,) = planner.grid([Choice(2, 2, 4.0)])
+    found = planner.search(start, Knobs(4, intervals=[1]), lambda made: made.choice.slots is None)
+    assert {each.choice.slots for each in found} <= {None, 4, 16}, "16 slots are faster, and nothing starts from there"
+
+
+def test_what_the_search_tries_differs_in_one_knob_and_group_sizes_keep_the_batch() -> None:
+    config, cost = configs.load([BASE, "mode=sync"]), costs.of_timed(configs.load([BASE]))
+    samples = config.groups_per_batch * config.sizing["group_size"]
+    start = Choice(2, 2, None)
+    found = Knobs(4, group_sizes=[config.sizing["group_size"], 16, 7]).around(start, config, cost)
+    assert {each.group_size for each in found} == {None, 16}, "7 makes no whole groups, and the config's size is known"
+    assert all(each.groups * each.group_size == samples for each in found if each.group_size)
+    assert {each.interval for each in found} == {None} and any(each.stream for each in found)
+    assert {each.slots for each in found} == {None, cost.engine.slots // 2, 2 * cost.engine.slots}
+    assert {(each.actors, each.learner) for each in found} == {(1, 3), (2, 2), (3, 1)}
+    for each in found:
+        changed = set(each.overrides()) ^ set(start.overrides())
+        assert 1 <= len(changed) <= 2, "one knob, or two words of it"
+    found = Knobs(4).around(Choice(2, 2, 2.0), config, cost)
+    assert not any(each.tail or each.stream for each in found)
+    assert {(each.bound, each.interval) for each in found} == {(2.0, None), (1.0, 2)}, "as many train steps behind"
+
+
+def test_a_choice_that_makes_no_config_is_left_out_and_told() -> None:
+    told: list[str] = []
+    planner = planner_of()
+    planner._tell = told.append
+    assert list(planner._tried([Choice(0, 2, 1.0)])) == [] and "left out" in told[0]
+
+
 def test_the_command_recommends_a_config_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     out, file = tmp_path / "planned.yaml", tmp_path / "plan.json"
-    words = [BASE, "--gpus", "4", "--staleness", "1", "--steps", "6", "--price", "2"]
+    words = [BASE, "--gpus", "4", "--staleness", "1", "--steps", "4", "--price", "2", "--weight-intervals", "1"]
     assert main([*words, "--out", str(out), "--json", str(file), "engine.sigma=0.5", "learner.base=0.6"]) == 0
     said, found = capsys.readouterr().out, json.loads(file.read_text())
     assert "what holds the first up" in said and "GPU-hours" in said
