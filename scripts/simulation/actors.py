@@ -212,7 +212,9 @@ class SimulatedActor:
         groups = [group for group in map(self._groups.get, ids) if group]
         for group in groups:
             del self._groups[group.lease.group_id]
-            self._abort(group.samples)
+        self._abort(
+            [sample for group in groups for sample in group.samples]
+        )  # one by one, others would take their slots
         if hand_back:
             encoded = [self._partial(group) for group in groups]
             kept = [each for each in encoded if each]
