@@ -214,7 +214,7 @@ class SimulatedActor:
             del self._groups[group.lease.group_id]
         self._abort(
             [sample for group in groups for sample in group.samples]
-        )  # one by one, others would take their slots
+        )  # at once: nobody takes their slots
         if hand_back:
             encoded = [self._partial(group) for group in groups]
             kept = [each for each in encoded if each]
