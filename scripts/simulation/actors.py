@@ -212,9 +212,7 @@ class SimulatedActor:
         groups = [group for group in map(self._groups.get, ids) if group]
         for group in groups:
             del self._groups[group.lease.group_id]
-        self._abort(
-            [sample for group in groups for sample in group.samples]
-        )  # at once: nobody takes their slots
+        self._abort([sample for group in groups for sample in group.samples])  # at once: nobody takes their slots
         if hand_back:
             encoded = [self._partial(group) for group in groups]
             kept = [each for each in encoded if each]
