@@ -33,6 +33,7 @@ FEWEST = 5
 FALSE_ALARMS = 0.1
 """Share of the learners that stand which may raise an alarm, at `caught`, `first` and `lead`."""
 NAMES = ("batch reward", *SIGNS)
+DISTANCES = SIGNS[:6]
 RESAMPLES = 200
 PLACES = 21
 """Points of a ROC curve."""
@@ -235,7 +236,11 @@ def table(found: Sequence[Foretold]) -> str:
 def figure(found: Sequence[Foretold], title: str) -> Plot:
     """The ROC curves of looks."""
     places = np.linspace(0, 1, PLACES).round(4).tolist()
-    panel = {one.sign: [(places, list(one.hits))] for one in found}
+    lines = {one.sign: [(places, list(one.hits))] for one in found}
+    panels = {
+        "distance from the behaviour policy": {name: line for name, line in lines.items() if name in DISTANCES},
+        "other signs": {name: line for name, line in lines.items() if name not in DISTANCES},
+    }
     note = f"{found[0].learners} small learners that had learned something, {found[0].fallen} of them fall later"
     x, y = "false alarms, share of the looks at what stands", "share of the looks before a fall that it tells"
-    return Plot("curves", title, {"": panel}, x=x, y=y, note=note)
+    return Plot("curves", title, panels, x=x, y=y, note=note)

@@ -223,7 +223,7 @@ class Found:
         for family in self.design.families:
             shares = profile(self.scores(family, "reward"), THRESHOLDS)
             panel[family] = [Point(at, share) for at, share in zip(THRESHOLDS, shares, strict=True)]
-        title = f"Performance profiles: {self.design.finding[0].lower()}{self.design.finding[1:]}"
+        title = f"Performance profiles: {self.design.finding}"
         return Plot(
             "against",
             title,

@@ -56,7 +56,7 @@ from .studies import Row, Study, best_rates, prepare, tell
 COLLAPSE, PAGE = "collapse", "page"
 RESULTS, DATA = Path("docs/data/off_policy"), Path("docs/data")
 PICTURES, DOCUMENT = Path("docs/plots"), Path("docs/off-policy.md")
-COLLAPSE_TITLE = "What sees a collapse: the distance from the behaviour policy; batch reward and gradients do not"
+COLLAPSE_TITLE = "Before a fall the distance from the behaviour policy is large; no sign is an alarm to rely on"
 
 
 def measured(design: Design, options: argparse.Namespace) -> list[Row]:
