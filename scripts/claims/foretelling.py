@@ -33,7 +33,8 @@ FEWEST = 5
 FALSE_ALARMS = 0.1
 """Share of the learners that stand which may raise an alarm, at `caught`, `first` and `lead`."""
 NAMES = ("batch reward", *SIGNS)
-DISTANCES = SIGNS[:6]
+DRAWN = ("batch reward", "kl", "ess", "chi2", "entropy", "cosine", "grad_norm")
+"""As many as there are colours."""
 RESAMPLES = 200
 PLACES = 21
 """Points of a ROC curve."""
@@ -234,13 +235,9 @@ def table(found: Sequence[Foretold]) -> str:
 
 
 def figure(found: Sequence[Foretold], title: str) -> Plot:
-    """The ROC curves of looks."""
+    """The ROC curves of looks, of some signs."""
     places = np.linspace(0, 1, PLACES).round(4).tolist()
-    lines = {one.sign: [(places, list(one.hits))] for one in found}
-    panels = {
-        "distance from the behaviour policy": {name: line for name, line in lines.items() if name in DISTANCES},
-        "other signs": {name: line for name, line in lines.items() if name not in DISTANCES},
-    }
+    panel = {one.sign: [(places, list(one.hits))] for one in found if one.sign in DRAWN}
     note = f"{found[0].learners} small learners that had learned something, {found[0].fallen} of them fall later"
     x, y = "false alarms, share of the looks at what stands", "share of the looks before a fall that it tells"
-    return Plot("curves", title, panels, x=x, y=y, note=note)
+    return Plot("curves", title, {"": panel}, x=x, y=y, note=note)
