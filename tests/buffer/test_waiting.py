@@ -84,6 +84,7 @@ def test_a_partial_group_that_the_disk_has_lost_begins_anew(tmp_path: Path, capl
     damage(buffer, tmp_path, entry.partial.payload)
     for actor in buffer.state.fleet:
         actor.slots = 1000
+        buffer.state.fleet.ready.touch(actor)
     buffer.controller.step(0)
     (body,) = [body for _, kind, body in buffer.router.sent if kind == "lease"][len(buffer.names) :]
     assert [row[0] for row in body["leases"]] == [0] and body["partials"] == []
