@@ -22,6 +22,9 @@ from learners.losses.contract import LOG_RATIO_LIMIT
 
 PEAKED = {"loss/ratio", "loss/behaviour_weight", "loss/trace_weight"}
 """Names that also report their maximum: `NAME/mean` and `NAME/max`."""
+FACTOR, SQUARES = "loss/factor", "loss/factor, squared"
+"""What multiplies a token's objective, and its square: reported as `NAME/mean` and `NAME/ess`, Kish's effective sample
+size as a share of the tokens."""
 SPREAD = {"loss/gate"}
 """Names that report `NAME/mean` and quantiles, for tokens with positive and with negative advantage."""
 BUCKETS = 65
@@ -48,6 +51,8 @@ class Tally:
         """`observed`: name → [N], bool or floating point; `staleness` int64 [N]; `advantages` [N]."""
         for name, values in observed.items():
             self._pieces.setdefault(prefix + name, []).append((values.detach(), staleness, advantages))
+            if prefix + name == FACTOR:
+                self._pieces.setdefault(SQUARES, []).append((values.detach().square(), staleness, advantages))
 
     def merge(self, ranks: Ranks) -> None:
         """Combine the ranks' observations of their own tokens: sums and maxima of most, all tokens' numbers only where
@@ -94,6 +99,10 @@ class Tally:
                 metrics |= {
                     f"{key}{suffix}": value for key, value in _of(name, values[members], advantages[members]).items()
                 }
+        for name in [name for name in metrics if name.startswith(SQUARES)]:
+            suffix, squares = name.removeprefix(SQUARES), metrics.pop(name)
+            mean = metrics[f"{FACTOR}/mean{suffix}"] = metrics.pop(f"{FACTOR}{suffix}")
+            metrics[f"{FACTOR}/ess{suffix}"] = mean**2 / squares if squares else 0.0
         return metrics
 
 

@@ -2,12 +2,16 @@
 
     engine.inject_mismatch: int8       quantised and back: fp8 (e4m3) | int8 | int4, one scale for each row
     engine.inject_mismatch: 0.01       Gaussian noise of .01 times each tensor's root mean square
+    engine.inject_mismatch: attention  the weights are exact, attention adds up in another order
 
 Behind a real server engine and learner differ by kernels and number formats; here by as much as an experiment asks for,
 so that mismatch and staleness can be varied apart. Vectors (norms, biases) stay exact, as quantised servers keep them.
 The probe of served weights sees the difference, too, and raises its alarm above `weights.probe_error` (docs/gpu.md).
 The result depends on the published weights, a tensor's name and the version alone: the same in each actor, and again
 after a resume.
+
+`attention`: blocks of keys, the last first, with a running softmax, as flash kernels have it; sums are kept in the
+engine's `compute_dtype`: in float32 the last bits differ, in bfloat16 far more.
 """
 
 from __future__ import annotations
@@ -20,16 +24,55 @@ from torch import Tensor
 
 LARGEST = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
 """The largest number of each format."""
+ATTENTION = "attention"
+BLOCK = 8
+"""Keys of a block of attention: few, so that short answers have several blocks, too."""
 
 
 @torch.no_grad()
 def perturb(parameters: Mapping[str, Tensor], how: str | float, version: int) -> None:
-    """Change the matrices among the parameters in place. Raises ValueError for another `how`."""
+    """Change the matrices among the parameters in place; none for `attention`. Raises ValueError for another `how`."""
+    if how == ATTENTION:
+        return
     if isinstance(how, str) and how not in LARGEST:
-        raise ValueError(f"inject_mismatch must be one of {', '.join(LARGEST)} or a number above 0, got {how!r}")
+        known = ", ".join([*LARGEST, ATTENTION])
+        raise ValueError(f"inject_mismatch must be one of {known} or a number above 0, got {how!r}")
     for name, weights in parameters.items():
         if weights.ndim >= 2:
             weights.copy_(quantised(weights, how) if isinstance(how, str) else _noisy(weights, how, name, version))
+
+
+def attend_in_blocks(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`scaled_dot_product_attention` in another order: blocks of keys, the last first (Milakov & Gimelshein 2018)."""
+    if enable_gqa:
+        keys, values = (each.repeat_interleave(query.shape[1] // keys.shape[1], 1) for each in (keys, values))
+    count, least = keys.shape[-2], torch.finfo(query.dtype).min
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], count, dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, least)
+    peak = torch.full_like(query[..., :1], least)
+    total, mixed = torch.zeros_like(peak), torch.zeros_like(query)
+    for start in reversed(range(0, count, BLOCK)):
+        block = slice(start, start + BLOCK)
+        scores = query @ keys[..., block, :].transpose(-1, -2) * scale
+        if attn_mask is not None:
+            scores = (scores + attn_mask[..., block]).clamp_(min=least)  # no -inf: a block may be masked as a whole
+        higher = torch.maximum(peak, scores.amax(-1, keepdim=True))
+        weights, before = (scores - higher).exp(), (peak - higher).exp()
+        total = total * before + weights.sum(-1, keepdim=True)
+        mixed = mixed * before + weights @ values[..., block, :]
+        peak = higher
+    return mixed / total
 
 
 def quantised(weights: Tensor, form: str) -> Tensor:

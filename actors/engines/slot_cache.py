@@ -16,6 +16,7 @@ On a GPU the tensors are views of memory that is taken once (`PooledCache`), and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,12 +33,13 @@ ATTENTION = "slot_cache"
 class SlotCache:
     """Keys and values of up to `slots` sequences, slots 0..n-1. Both dimensions double when they get too short, but
     hold no more than `most` tokens in all, room that is not used included (None: no bound), as long as what is reserved
-    fits."""
+    fits. `attention`: computes what torch's does, for experiments (`inexact`)."""
 
     def __init__(
         self, config: PretrainedConfig, slots: int, device: torch.device, dtype: torch.dtype, most: int | None = None
     ):
         self._slots, self._most = slots, most
+        self.attention: Callable[..., torch.Tensor] = F.scaled_dot_product_attention
         self.heads, self.dim, self.dtype = *kv_shape(config), dtype
         self._empty = torch.zeros(config.num_hidden_layers, 0, self.heads, 0, self.dim, device=device, dtype=dtype)
         self.clear()
@@ -118,7 +120,7 @@ class SlotCache:
         self._cells = (heads + (lengths[:, None] - 1)).view(-1)
         self._shape = (n, time)
         self._used = self._mask = None
-        if slot_kernel.takes(self.keys):
+        if self.attention is F.scaled_dot_product_attention and slot_kernel.takes(self.keys):
             self._used = lengths.to(torch.int32)
             return
         hidden = torch.arange(time, device=device) >= lengths[:, None]
@@ -141,9 +143,7 @@ class SlotCache:
             return slot_kernel.attend(query, keys, values, self._used, scale)
         # The query heads that share a key head become rows of one product (grouped-query attention).
         packed = query.reshape(n, self.heads, -1, self.dim)
-        out = F.scaled_dot_product_attention(
-            packed, keys[:n, :, :time], values[:n, :, :time], attn_mask=self._mask, scale=scale
-        )
+        out = self.attention(packed, keys[:n, :, :time], values[:n, :, :time], attn_mask=self._mask, scale=scale)
         return out.reshape(query.shape)
 
     def _attend_prefill(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float):
@@ -158,11 +158,11 @@ class SlotCache:
             if grouped and query.is_cuda:  # the kernel for masks wants a key head per query head
                 keys, values = (x.repeat_interleave(query.shape[1] // key.shape[1], 1) for x in (keys, values))
                 grouped = False
-            return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, enable_gqa=grouped)
+            return self.attention(query, keys, values, attn_mask=mask, scale=scale, enable_gqa=grouped)
         time = key.shape[2]
         self.keys[layer][slots, :, :time] = key if rows is None else key[rows]
         self.values[layer][slots, :, :time] = value if rows is None else value[rows]
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
+        return self.attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
 
 
 class PooledCache(SlotCache):

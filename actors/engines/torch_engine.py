@@ -35,7 +35,7 @@ from actors.engines.chosen_experts import ChosenExperts
 from actors.engines.concurrency import Concurrency
 from actors.engines.decoders import decoder_for
 from actors.engines.devices import GIB, device_of, does_not_fit, kv_budget
-from actors.engines.inexact import perturb
+from actors.engines.inexact import ATTENTION, attend_in_blocks, perturb
 from actors.engines.prefill_plan import Span, plan
 from actors.engines.ranking import Ranked, ranked
 from actors.engines.sampler import sample
@@ -85,7 +85,7 @@ class TorchEngine:
     KV cache (None: bfloat16 on a GPU, else float32); sums over tokens and the head are float32 in any case
     (`decoders`). `return_experts`: completions bring the experts that the model's routers chose (set by
     `learner.router_replay`). `inject_mismatch`: sample from other weights than the published ones,
-    for experiments (`inexact`); digests are still of the published ones.
+    or with another order of attention, for experiments (`inexact`); digests are still of the published ones.
     Raises ValueError for a knob out of range, a device that is not there, or memory that it does not have.
     """
 
@@ -105,7 +105,7 @@ class TorchEngine:
         compute_dtype: Literal["float32", "bfloat16"] | None = None,
         device: str = "auto",
         return_experts: bool = False,
-        inject_mismatch: Literal["fp8", "int8", "int4"] | Annotated[float, "(0, inf)"] | None = None,
+        inject_mismatch: Literal["fp8", "int8", "int4", "attention"] | Annotated[float, "(0, inf)"] | None = None,
     ):
         slots = SLOTS if slots is None else slots
         self._device = device_of(device, model.device)
@@ -152,6 +152,12 @@ class TorchEngine:
         self.step_costs = StepCosts()
 
     def _new_cache(self, model: PreTrainedModel, dtype: torch.dtype, per_token: int) -> SlotCache:
+        cache = self._empty_cache(model, dtype, per_token)
+        if self._inject == ATTENTION:
+            cache.attention = attend_in_blocks
+        return cache
+
+    def _empty_cache(self, model: PreTrainedModel, dtype: torch.dtype, per_token: int) -> SlotCache:
         if not is_static(self._device):
             return SlotCache(model.config, self.slots, self._device, dtype, self._kv_tokens)
         most = self._kv_tokens or self.slots * self._positions
@@ -218,6 +224,7 @@ class TorchEngine:
         for place, known in zip(tokens, sequences, strict=True):
             place[: len(known)] = known
         cache = SlotCache(self._config, len(rows), self._device, self._cache.dtype)
+        cache.attention = self._cache.attention
         cache.reserve(len(rows), time)
         cache.begin_prefill(rows, rows, time)
         ids = torch.from_numpy(tokens).to(self._device)
@@ -522,7 +529,7 @@ class TorchEngine:
         start = perf_counter()
         self._table.end_runs(self.version)
         changes = update.changes
-        sparse = changes is not None and changes.since == self.digest and self._inject is None
+        sparse = changes is not None and changes.since == self.digest and self._inject in (None, ATTENTION)
         write_state(update.state, self._parameters, changes if sparse else None)
         if self._inject is not None:
             perturb(self._parameters, self._inject, update.version)

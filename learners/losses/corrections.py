@@ -230,7 +230,7 @@ class Corrected:
         if self._normalises:
             share = torch.where(stays, shares(batch), 0.0)
             factors = factors * share.sum() / (share * factors).sum().clamp(min=torch.finfo(factors.dtype).tiny)
-        return factors, observed
+        return factors, observed | {"factor": factors}
 
 
 def _unasked(minibatch: LossBatch) -> tuple[Tensor, Observed]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from actors.engines.inexact import perturb
+from actors.engines.inexact import BLOCK, attend_in_blocks, perturb
 from actors.engines.torch_engine import TorchEngine
 from areal_like.config import load
 from areal_like.registry import ConfigError
@@ -56,15 +56,30 @@ def test_noise_has_the_size_that_was_asked_for_and_its_key():
         assert abs(torch.corrcoef(torch.stack([first.flatten(), other.flatten()]))[0, 1]) < 0.05
 
 
-@pytest.mark.parametrize("how", ["int8", 0.02])
-def test_an_engine_samples_from_other_weights_and_names_the_published_ones(how):
-    published, prompt = new_model(seed=1), prompts_of(6)[0]
-    inexact = new_model(seed=1)
-    perturb(dict(inexact.named_parameters()), how, version=1)
-    update = update_of(published, 1)
+@pytest.mark.parametrize("shape", ["causal", "masked", "grouped"])
+def test_attention_in_another_order_is_attention(shape):
+    time = 3 * BLOCK + 1
+    q, k, v = torch.tensor(seeded(3).normal(0, 2, (3, 2, 4, time, 8)))
+    known = {"is_causal": shape != "masked", "scale": 0.4, "enable_gqa": shape == "grouped"}
+    if shape == "masked":
+        q, hidden = q[:, :, :1], torch.arange(time) >= torch.tensor([3, time])[:, None]  # whole blocks of the first
+        known["attn_mask"] = torch.zeros(2, time).double().masked_fill(hidden, -torch.inf)[:, None, None]
+    if shape == "grouped":
+        k, v = k[:, :2], v[:, :2]
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, **known)
+    torch.testing.assert_close(attend_in_blocks(q, k, v, **known), expected)
+    if "attn_mask" in known:
+        known["attn_mask"] = known["attn_mask"].float()
+    rounded = attend_in_blocks(q.float(), k.float(), v.float(), **known)
+    assert not torch.equal(rounded, expected.float())
+    torch.testing.assert_close(rounded, expected.float())
+
+
+def served(prompt, update, **knobs):
+    """What an engine says behind two updates, and the digest that it names."""
 
     async def main():
-        engine = TorchEngine(new_model(), inject_mismatch=how)
+        engine = TorchEngine(new_model(), **knobs)
         await engine.load(Update(0, "before", update.state))
         await engine.load(update)
         done = await engine.generate(prompt, Limits(8, key=5))
@@ -72,14 +87,37 @@ def test_an_engine_samples_from_other_weights_and_names_the_published_ones(how):
         await engine.close()
         return done, found
 
-    done, digest = asyncio.run(main())
+    return asyncio.run(main())
+
+
+def test_an_engine_that_attends_in_another_order_differs_by_rounding_and_repeats_itself():
+    published, prompt = new_model(seed=1), prompts_of(6)[0]
+    update = update_of(published, 1)
+    done, digest = served(prompt, update, inject_mismatch="attention", compute_dtype="bfloat16")
+    usual, _ = served(prompt, update, compute_dtype="bfloat16")
+    again, _ = served(prompt, update, inject_mismatch="attention", compute_dtype="bfloat16")
+    assert digest == update.digest
+    np.testing.assert_array_equal(again.logprobs, done.logprobs)
+    same = np.cumprod(done.tokens == usual.tokens).astype(bool)
+    apart = np.abs(done.logprobs - usual.logprobs)[same]
+    assert 0 < apart.max() < 0.05
+
+
+@pytest.mark.parametrize("how", ["int8", 0.02])
+def test_an_engine_samples_from_other_weights_and_names_the_published_ones(how):
+    published, prompt = new_model(seed=1), prompts_of(6)[0]
+    inexact = new_model(seed=1)
+    perturb(dict(inexact.named_parameters()), how, version=1)
+    update = update_of(published, 1)
+    done, digest = served(prompt, update, inject_mismatch=how)
     assert digest == update.state.digest() == update.digest
     np.testing.assert_allclose(done.logprobs, logprobs_of(inexact, prompt, done.tokens), atol=1e-4)
     assert np.abs(done.logprobs - logprobs_of(published, prompt, done.tokens)).max() > 1e-3
 
 
 def test_a_config_says_it_under_either_name():
-    assert load(["quickstart", "inject_mismatch=int4"]).engine["inject_mismatch"] == "int4"
+    for how in ("int4", "attention"):
+        assert load(["quickstart", f"inject_mismatch={how}"]).engine["inject_mismatch"] == how
     for argv in (["inject_mismatch=int3"], ["engine=timed", "inject_mismatch=int8"]):
         with pytest.raises(ConfigError, match=r"engine\.inject_mismatch"):
             load(["quickstart", *argv])

@@ -96,8 +96,22 @@ def test_neither_micro_batches_nor_later_minibatches_change_what_is_planned(loss
     batch, _ = stale_batch(whole)
     expected, metrics = whole.train(batch), pieces.train(batch)
     torch.testing.assert_close(pieces.optimizer.gradient, whole.optimizer.gradient, rtol=1e-5, atol=1e-7)
-    for name in ("loss", "loss/masked_share", "loss/behaviour_weight/mean", "chi2", "sequence/chi2", "sequence/ess"):
+    names = ("loss", "loss/masked_share", "loss/behaviour_weight/mean", "loss/factor/ess", "chi2", "sequence/chi2")
+    for name in (*names, "sequence/ess"):
         assert metrics[name] == pytest.approx(expected[name], rel=1e-6), name
+
+
+def test_the_effective_sample_size_behind_a_corrections_bounds_is_that_of_its_factors():
+    correction = ratio(reinforce, weight_high=1.05, reject="ratio", low=0.9)
+    learner = learner_of(correction, max_tokens=30)
+    batch, _ = stale_batch(learner)
+    known = logprobs(learner, batch)
+    weight = np.exp(known - np.concatenate([s.logprobs[s.loss_mask] for s in batch.samples]))
+    factor = np.where(weight < 0.9, 0.0, np.minimum(weight, 1.05))
+    metrics = learner.train(batch)
+    assert metrics["loss/factor/mean"] == pytest.approx(factor.mean(), rel=1e-6)
+    assert metrics["loss/factor/ess"] == pytest.approx(factor.mean() ** 2 / (factor**2).mean(), rel=1e-6)
+    assert not [name for name in metrics if "squared" in name]
 
 
 # In configs

@@ -9,6 +9,7 @@ import torch
 from areal_like.registry import COMPONENTS, resolve
 from learners.losses.contract import LossBatch, plan_of, with_plan
 from learners.losses.corrections import Corrected
+from learners.losses.weighted import reinforce
 from tests.learners.losses.token_batches import (
     LENGTH,
     LOSSES,
@@ -22,7 +23,16 @@ from tests.learners.losses.token_batches import (
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 
 WEIGHS_BY_CURRENT = ("decoupled interpolated", "is_pg", "is_pg token", "tis", "cispo", "vtrace", "vtrace wide")
-WEIGHS_BY_CURRENT += ("topr", "vespo", "seq_mis", "is_pg normalised", "dg corrected", "dg_kondo corrected")
+WEIGHS_BY_CURRENT += (
+    "topr",
+    "vespo",
+    "seq_mis",
+    "is_pg normalised",
+    "geo_mask",
+    "sequence_mask",
+    "dg corrected",
+    "dg_kondo corrected",
+)
 SMOOTH = [name for name in LOSSES if name not in (*WEIGHS_BY_CURRENT, "dg", "dg hard", "dg bernoulli")]
 """Losses that hold no function of the current policy constant; the others' gradients are tested by formula."""
 
@@ -31,6 +41,19 @@ def test_every_registered_loss_is_tested_here():
     plain = [loss.loss if isinstance(loss, Corrected) else loss for loss in LOSSES.values()]
     tested = {getattr(loss, "func", loss) for loss in plain}
     assert tested == {resolve("loss", name) for name in COMPONENTS["loss"]}
+
+
+def test_every_registered_correction_is_tested_here():
+    """By the bounds and kinds that it sets; the numbers may be others."""
+
+    def said(links):
+        return [
+            (link.weight, link.reject, link.over, link.where, link.low is None, link.high is None) for link in links
+        ]
+
+    tested = [said(loss.links) for loss in LOSSES.values() if isinstance(loss, Corrected)]
+    for name in set(COMPONENTS["correction"]) - {"none"}:
+        assert said(resolve("correction", name)(reinforce).links) in tested, name
 
 
 @pytest.mark.parametrize("name", SMOOTH)

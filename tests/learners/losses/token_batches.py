@@ -9,7 +9,21 @@ import torch
 
 from learners.losses.clipped import decoupled_ppo, gspo, ppo, sapo
 from learners.losses.contract import LossBatch, with_plan
-from learners.losses.corrections import capped, cispo, exact, icepop, kpop, mis_po, ratio, seq_mis, seq_tis, tis, topr
+from learners.losses.corrections import (
+    capped,
+    cispo,
+    exact,
+    geo_mask,
+    icepop,
+    kpop,
+    mis_po,
+    ratio,
+    seq_mis,
+    seq_tis,
+    sequence_mask,
+    tis,
+    topr,
+)
 from learners.losses.delightful import dg, dg_kondo
 from learners.losses.supervised import sft
 from learners.losses.targets import pmpo, tpo
@@ -40,6 +54,8 @@ LOSSES: dict[str, Any] = {
     "vespo": vespo,
     "seq_tis": seq_tis(decoupled_ppo),
     "seq_mis": seq_mis(reinforce),
+    "geo_mask": geo_mask(vespo, low=0.8, high=1.2),
+    "sequence_mask": sequence_mask(sapo, high=0.1),
     "kpop": kpop(decoupled_ppo, high=0.1),
     "mis_po": mis_po(reinforce, low=0.3, high=4.0, correction={**WIDE, "pair": "behaviour_proximal"}),
     "vtrace": vtrace,
