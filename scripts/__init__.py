@@ -74,6 +74,8 @@ PARTS = {
     "simulation.calibration": "calibrate",
     "simulation.closed_form": "plan",
     "simulation.costs": "simulate",
+    "simulation.failing": "simulate",
+    "simulation.journal": "simulate",
     "simulation.learner": "simulate",
     "simulation.planning": "plan",
     "simulation.results": "simulate",

@@ -19,6 +19,7 @@ from areal_like.config import ConfigError
 from areal_like.errors import UserError
 from areal_like.link import BusError
 from areal_like.run_folder import CONFIG, SUMMARY
+from buffer.checks import RolloutsFail
 
 from .arguments import command, new_file, refuse
 from .output import console, table, write_json
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         outcome = Simulation(config, cost, args.run).run()
     except FileExistsError:
         refuse(f"{args.run} is there already: name a new folder")
-    except (BusError, ConfigError, UserError, OSError, ValueError, Stuck) as error:
+    except (BusError, ConfigError, UserError, OSError, ValueError, RolloutsFail, Stuck) as error:
         refuse(error)
     if args.run:
         configs.save(config, args.run / CONFIG)

@@ -29,7 +29,7 @@ from areal_like.wire import Payloads
 from .costs import Costs
 from .timeline import SimulatedRouter, Timeline
 
-_HELDOUT, _RIGHT, _VERIFY = 1, 2, 3
+_HELDOUT, _RIGHT, _VERIFY, _TURNS, _TOOL = 1, 2, 3, 4, 5
 """Names of random streams."""
 _NORMAL = NormalDist()
 MAX_GROUPS_PER_PUSH = 64
@@ -51,7 +51,8 @@ class Prompts:
 
 @dataclass(eq=False, slots=True)
 class _Sample(Request):
-    """`before`: runs that an earlier lease has left."""
+    """`before`: runs that an earlier lease has left. `ends`: tokens at the ends of its turns, but for those behind it.
+    `late`: its verification overran its time."""
 
     group: _Group = None  # type: ignore[assignment]
     index: int = 0
@@ -59,6 +60,8 @@ class _Sample(Request):
     before: Runs = field(default_factory=list)
     finish: Finish = "abort"
     open: bool = True  # it occupies a place of its actor
+    ends: list[int] = field(default_factory=list)
+    late: bool = False
 
     @property
     def all_runs(self) -> Runs:
@@ -82,7 +85,8 @@ class _Group:
 @dataclass(frozen=True, slots=True)
 class World:
     """What all actors of a run share. `seed`: of the run; `most`: longest answer (None: as the task says); `cores`:
-    when each processor core is free (empty: each actor has its own)."""
+    when each processor core is free (empty: each actor has its own); `verify_within`: most seconds of a verification;
+    `quits`: called with an actor that the buffer has told to quit."""
 
     timeline: Timeline
     router: SimulatedRouter
@@ -92,6 +96,8 @@ class World:
     most: int | None
     lengths: Lengths
     cores: list[float]
+    verify_within: float = math.inf
+    quits: Callable[[SimulatedActor], None] = lambda actor: None
 
 
 class SimulatedActor:
@@ -112,7 +118,9 @@ class SimulatedActor:
         self._newest: messages.Manifest | None = None
         self._fetching = False
         self._active, self._ended, self._since = 0, 0, 0.0
-        self._credit_due = self._dead = False
+        self._credit_due = self.dead = self._hangs = False
+        self._heldout: set[int] = set()
+        self._answered, self._timeouts, self._tells_timeouts_at = 0, 0, 0.0
         self._ready: list[_Group] = []
         self._due = math.inf
         self._free_at = 0.0
@@ -123,29 +131,42 @@ class SimulatedActor:
 
     def report(self) -> None:
         """A heartbeat with what was measured so far."""
-        if self._dead:
+        if self.dead:
             return
         wall = self.timeline.now - self.started_at if self.started_at < math.inf else 0.0
-        self.engine.advance(self.timeline.now)
-        self._plan()
-        self._tell()
+        if not self._hangs:
+            self.engine.advance(self.timeline.now)
+            self._plan()
+            self._tell()
         stats = dict[str, float | str](measures.of_engine(_Measured(self.engine, self.costs.engine.busy), wall))
-        self._say(messages.Heartbeat(stats, {}, {}))
+        if self.costs.verifier.median:
+            stats |= {"sum:rewards/answered": float(self._answered), "sum:rewards/timeouts": float(self._timeouts)}
+        groups, heldout = ((), ()) if self._hangs else (self._groups, self._heldout)
+        self._say(messages.Heartbeat(stats, dict.fromkeys(groups, 0), dict.fromkeys(heldout, 0)))
 
     def die(self) -> None:
         """Nothing more is heard from this process."""
-        self._dead = True
+        self.dead = True
         self._groups.clear()
 
+    def hang(self) -> None:
+        """From now on it says that it lives, and does nothing else."""
+        self._hangs = True
+
+    def leave(self) -> None:
+        """As at SIGTERM: hand all groups back, and end."""
+        self._cancel(list(self._groups), hand_back=True, leaving=True)
+        self.die()
+
     def _say(self, message: Message, payloads: Payloads = ()) -> None:
-        if self._dead:
+        if self.dead:
             return
         self.router.say(self.peer, message, payloads)
 
     # ---- the engine's clock -----------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        if self._dead:
+        if self.dead or self._hangs:
             return
         self.engine.advance(self.timeline.now)
         self._plan()
@@ -166,6 +187,10 @@ class SimulatedActor:
     # ---- messages ---------------------------------------------------------------------------------------------------
 
     def receive(self, message: Message, payloads: Payloads) -> None:
+        if isinstance(message, messages.Quit):
+            self.world.quits(self)
+        if self.dead or self._hangs:
+            return
         match message:
             case messages.Lease():
                 self._start(message, payloads)
@@ -179,6 +204,8 @@ class SimulatedActor:
 
     def _tell(self) -> None:
         """Tell the buffer, once for all that happened at this time, of freed places and of finished groups."""
+        if self._hangs:
+            return
         if self._credit_due:
             self._credit_due = False
             self._say(messages.Credit(self._ended))
@@ -194,6 +221,8 @@ class SimulatedActor:
         self.timeline.after(weights.fetch + weights.hop * self._depth, self._load, newest)
 
     def _load(self, manifest: messages.Manifest) -> None:
+        if self.dead or self._hangs:
+            return
         begin = self.timeline.now
         self.engine.advance(begin)
         self.engine.load(Load(manifest["version"], begin, lambda: None, partial(self._applied, manifest, begin)))
@@ -201,13 +230,13 @@ class SimulatedActor:
         self._tell()
 
     def _applied(self, manifest: messages.Manifest, begin: float) -> None:
-        if self.spans and not self._dead:
+        if self.spans and not self.dead:
             self.spans.add("update", begin, self.timeline.now)
         self._fetching = False
         self._say(messages.Applied(manifest["version"], manifest["digest"]))
         self._fetch()
 
-    def _cancel(self, ids: Iterable[int], hand_back: bool) -> None:
+    def _cancel(self, ids: Iterable[int], hand_back: bool, leaving: bool = False) -> None:
         self._advance()  # what has ended by now is pushed
         groups = [group for group in map(self._groups.get, ids) if group]
         for group in groups:
@@ -217,7 +246,7 @@ class SimulatedActor:
             encoded = [self._partial(group) for group in groups]
             kept = [each for each in encoded if each]
             ids = [group.lease.group_id for group in groups]
-            self._say(messages.HandBack(ids, [head for head, _ in kept], False), [part for _, part in kept])
+            self._say(messages.HandBack(ids, [head for head, _ in kept], leaving), [part for _, part in kept])
         for group in groups:
             group.samples = []
 
@@ -243,6 +272,7 @@ class SimulatedActor:
             tokens, digest, longest = self.world.prompts.of(lease.split, lease.row)
             group = _Group(lease, tokens, self.world.prompts.chance(digest), now, {})
             if lease.split != "train":
+                self._heldout.add(lease.group_id)
                 self._add(group, 0, stream_key(self._seed, _HELDOUT, lease.row, lease.sample), digest, longest, [])
                 continue
             left = carried.get(lease.group_id)
@@ -271,11 +301,46 @@ class SimulatedActor:
         if not self._active:
             self._since = now
         self._active += 1
-        if length > 0:
+        if self.costs.answers.turns.most > 1 and length > 0:
+            self._take_turns(sample, made, made + length)
+        elif length > 0:
             self.engine.submit(sample)
         else:  # it was complete, but not yet verified
             sample.finish = "stop" if sample.stops else "length"
             self.timeline.at(now, self._ended_before, sample)
+
+    def _take_turns(self, sample: _Sample, made: int, whole: int) -> None:
+        """Begin the next of its turns, of `whole` tokens in all; `made` of them stand. A tool is called again if its
+        result was not there yet."""
+        turns = self.costs.answers.turns
+        count = turns.least + int(uniform(stream_key(sample.key, _TURNS)) * (turns.most - turns.least + 1))
+        ends = [whole * turn // count for turn in range(1, count)]
+        behind = [end for end in ends if 0 < end <= made]
+        sample.ends = [*(end for end in ends if end > made), whole]
+        sample.prompt += turns.tokens * len(behind)
+        sample.length = sample.ends[0] - made
+        if made in behind:
+            sample.prompt -= turns.tokens
+            self._call_tool(sample)
+        else:
+            self.engine.submit(sample)
+
+    def _call_tool(self, sample: _Sample) -> None:
+        turns = self.costs.answers.turns
+        draw = uniform(stream_key(sample.key, _TOOL, len(sample.ends)))
+        seconds = turns.tool * math.exp(turns.sigma * _NORMAL.inv_cdf(max(draw, 2.0**-53)))
+        self.timeline.after(seconds, self._go_on, sample)
+
+    def _go_on(self, sample: _Sample) -> None:
+        """The tool has answered: the next turn."""
+        if self.dead or self._hangs or not sample.open:
+            return
+        sample.prompt += self.costs.answers.turns.tokens
+        sample.length = sample.ends[0] - sum(n for _, n in sample.before)
+        sample.arrival = self.timeline.now
+        self.engine.submit(sample)
+        self._advance()
+        self._tell()
 
     def _ended_before(self, sample: _Sample) -> None:
         self._verify(sample)
@@ -285,6 +350,10 @@ class SimulatedActor:
         assert isinstance(request, _Sample)
         request.finish = finish
         if finish == "abort":
+            return
+        if len(request.ends) > 1:
+            request.ends.pop(0)
+            self._call_tool(request)
             return
         if not self.costs.sample.actor:
             self._verify(request)
@@ -307,19 +376,30 @@ class SimulatedActor:
             self._sampled(sample)
             return
         spread = verifier.sigma * _NORMAL.inv_cdf(max(uniform(stream_key(sample.key, _VERIFY)), 2.0**-53))
-        self.timeline.after(verifier.median * math.exp(spread), self._verified, sample)
+        seconds = verifier.median * math.exp(spread)
+        sample.late = seconds > self.world.verify_within
+        self.timeline.after(min(seconds, self.world.verify_within), self._verified, sample)
 
     def _verified(self, sample: _Sample) -> None:
+        self._answered += 1
+        self._timeouts += sample.late
         self._sampled(sample)
         self._tell()
+        if sample.late and self.timeline.now >= self._tells_timeouts_at:
+            self._tells_timeouts_at = self.timeline.now + self.costs.failures.heartbeat
+            self.report()
+
+    def _is_right(self, sample: _Sample) -> bool:
+        return not sample.late and uniform(stream_key(sample.key, _RIGHT)) < sample.group.chance
 
     def _sampled(self, sample: _Sample) -> None:
-        if not sample.open or self._dead:
+        if not sample.open or self.dead or self._hangs:
             return  # it was cut, or its lease has ended
         group = sample.group
         self._close(sample)
         if group.lease.split != "train":
-            runs, right = sample.all_runs, uniform(stream_key(sample.key, _RIGHT)) < group.chance
+            self._heldout.discard(group.lease.group_id)
+            runs, right = sample.all_runs, self._is_right(sample)
             ages = min(version for version, _ in runs), max(version for version, _ in runs)
             length = sum(n for _, n in runs)
             self._say(messages.Evaluated(group.lease.group_id, float(right), *ages, length, None))
@@ -364,7 +444,7 @@ class SimulatedActor:
                     sample = group.samples[index]
                     mine = sample.all_runs
                     length = sum(n for _, n in mine)
-                    right = uniform(stream_key(sample.key, _RIGHT)) < group.chance
+                    right = self._is_right(sample)
                     rows.append((group.prompt, length, FINISHES.index(sample.finish), 0, len(mine), right))
                     runs += mine
                     size += 4 * group.prompt + 9 * length

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -36,10 +37,35 @@ class Engine(msgspec.Struct, forbid_unknown_fields=True):
         return DecodeCost(self.base, self.per_sequence, self.per_token, self.prefill, self.apply, self.recompute)
 
 
+PRESETS: dict[str, dict[str, Any]] = {
+    f"rollpacker_{most // 1024}k": {"median": most / 16, "sigma": sigma, "noise": 0.5, "prompt": 512, "most": most}
+    for most, sigma in ((8192, 0.586), (16384, 0.8015), (32768, 0.9441))
+}
+"""Lengths in the place of RollPacker's (arXiv 2509.21009): its caps of 8k, 16k and 32k tokens and groups. The paper
+shows lengths only in plots. So the medians (1/16 of the cap) and p99 / p50 of 6, 9 and 12 are assumed, as in
+`scripts.bench.stragglers`: sigma² + noise² = (ln(p99 / p50) / 2.326)²."""
+
+
+class Turns(msgspec.Struct, forbid_unknown_fields=True):
+    """Turns of an answer, uniform from `least` to `most`; its tokens are shared out equally. Between two, a tool takes
+    log-normal(`tool`, `sigma`) seconds and adds `tokens` to the context. Meanwhile the answer has no place in the
+    engine, but keeps its lease; its next turn prefills all that stands before."""
+
+    least: int = 1
+    most: int = 1
+    tool: float = 1.0
+    sigma: float = 1.0
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise ValueError(f"answers.turns: least={self.least}, most={self.most}: 1 <= least <= most")
+
+
 class Answers(msgspec.Struct, forbid_unknown_fields=True):
     """Lengths of answers in tokens (`actors.engines.lengths`), at most `most` (None: as the config or task says).
-    `drift`: by which factor the median grows per version. `right`: the share of right answers, of a prompt
-    Beta(right · 2, (1 - right) · 2). `turns` of each answer, `tool` seconds between two."""
+    `drift`: by which factor the median grows per version. `right`: the share of right answers; a prompt's own share is
+    uniform around it. `preset`: lengths of PRESETS, in the place of the first seven figures."""
 
     median: float = 200.0
     sigma: float = 1.0
@@ -50,6 +76,16 @@ class Answers(msgspec.Struct, forbid_unknown_fields=True):
     prompt: int | None = None
     drift: float = 1.0
     right: float = 0.5
+    turns: Turns = msgspec.field(default_factory=Turns)
+    preset: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.preset is None:
+            return
+        if self.preset not in PRESETS:
+            raise ValueError(f"answers.preset: {self.preset!r} is none of {', '.join(PRESETS)}")
+        for name, value in PRESETS[self.preset].items():
+            setattr(self, name, value)
 
     @property
     def lengths(self) -> Lengths:
@@ -58,13 +94,15 @@ class Answers(msgspec.Struct, forbid_unknown_fields=True):
 
 class LearnerCost(msgspec.Struct, forbid_unknown_fields=True):
     """A train step on `gpus` GPUs: `base` + `per_sample` · samples + `per_token` · trained tokens. `publish`: for which
-    training waits after it. `least`: GPUs without which the model does not fit."""
+    training waits after it; `checkpoint`: the same for a checkpoint (every `checkpoint.every` steps). `least`: GPUs
+    without which the model does not fit."""
 
     base: float = 0.0
     per_sample: float = 0.0
     per_token: float = 0.0
     stream: bool = False
     publish: float = 0.0
+    checkpoint: float = 0.0
     gpus: int = 1
     least: int = 1
 
@@ -87,19 +125,59 @@ class Sample(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Verifier(msgspec.Struct, forbid_unknown_fields=True):
-    """Seconds of a verification: log-normal(`median`, `sigma`); at least `timeout` counts as one."""
+    """Seconds of a verification: log-normal(`median`, `sigma`). One that takes more than the config's `rewards.timeout`
+    ends then, and its answer earns 0 (the limit that follows the slowest right answer is not modelled)."""
 
     median: float = 0.0
     sigma: float = 0.0
 
 
 class Failures(msgspec.Struct, forbid_unknown_fields=True):
-    """An actor dies every `mtbf` seconds on average (None: never; exponential), is noticed at once, and another process
-    in its place says hello `restart` seconds later."""
+    """Times between failures are exponential, with these means in seconds (None: never).
+
+    mtbf            of an actor. It dies, which its starter sees at once; or, of `silent` failures (a share), the
+                    buffer must miss its heartbeats; or, of `hangs` (a share), it lives on without a token, until the
+                    buffer tells it to quit. Another one is there `restart` seconds later
+    spot            until an actor's node is taken from it, for `away` seconds. With `warning` seconds of notice the
+                    actor hands its groups back, and leaves
+    learner         of the learner. The run ends, as in production, and is resumed `learner_restart` seconds later from
+                    the newest checkpoint and the journal
+
+    An actor says every `heartbeat` seconds that it lives, if some are silent or hang."""
 
     mtbf: float | None = None
     restart: float = 60.0
     seed: int = 0
+    silent: float = 0.0
+    hangs: float = 0.0
+    spot: float | None = None
+    warning: float = 30.0
+    away: float = 600.0
+    learner: float | None = None
+    learner_restart: float = 300.0
+    heartbeat: float = 5.0
+
+    def __post_init__(self) -> None:
+        means = {"mtbf": self.mtbf, "spot": self.spot, "learner": self.learner, "heartbeat": self.heartbeat}
+        for name, mean in means.items():
+            if mean is not None and not mean > 0:
+                raise ValueError(f"failures.{name}: {mean:g} seconds: a mean time above 0, or null for never")
+        if min(self.silent, self.hangs) < 0 or self.silent + self.hangs > 1:
+            raise ValueError(f"failures: silent={self.silent:g} and hangs={self.hangs:g} are shares of all failures")
+
+
+class JournalCost(msgspec.Struct, forbid_unknown_fields=True):
+    """Seconds of a write of the journal: `write` and, every `every` seconds on average (None: never), a `stall` more,
+    as a shared file system has them. With buffer.journal=memory the buffer waits for a write, with fsync only the
+    messages that rest on it."""
+
+    write: float = 0.0
+    stall: float = 0.0
+    every: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.every is not None and not self.every > 0:
+            raise ValueError(f"journal.every: {self.every:g} seconds: a mean time above 0, or null for never")
 
 
 class Costs(msgspec.Struct, forbid_unknown_fields=True):
@@ -112,6 +190,7 @@ class Costs(msgspec.Struct, forbid_unknown_fields=True):
     sample: Sample = msgspec.field(default_factory=Sample)
     verifier: Verifier = msgspec.field(default_factory=Verifier)
     failures: Failures = msgspec.field(default_factory=Failures)
+    journal: JournalCost = msgspec.field(default_factory=JournalCost)
     latency: float = 0.0003
     buffer: float = 0.00012
     source: str = ""
@@ -155,3 +234,17 @@ def read(path: Path) -> Costs:
         raise ConfigError(f"{path}: {error}") from None
     found.source = found.source or path.name
     return found
+
+
+def check(config: Config, costs: Costs) -> None:
+    """Raises ConfigError for failures that a run of this config cannot have."""
+    failures, journal = costs.failures, costs.journal
+    if failures.learner and (config.buffer.journal == "off" or not config.checkpoint.every):
+        raise ConfigError(
+            f"failures.learner with buffer.journal={config.buffer.journal} and checkpoint.every="
+            f"{config.checkpoint.every}: a run resumes from its journal and a checkpoint. Set both"
+        )
+    if (journal.write or journal.every) and config.buffer.journal == "off":
+        raise ConfigError("journal: buffer.journal=off writes none. Set buffer.journal=fsync, or leave journal out")
+    if failures.hangs and not config.buffer.lease_timeout:
+        raise ConfigError("failures.hangs: with buffer.lease_timeout=0 the buffer waits for a hung actor for ever")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from areal_like import messages
+from areal_like.checkpoints import is_due
 from areal_like.config import Config
 from areal_like.groups import ROW, RUN
 from areal_like.messages import Message, Table
@@ -22,9 +25,26 @@ from .costs import Costs
 from .timeline import SimulatedRouter, Timeline
 
 
+@dataclass
+class Progress:
+    """How far a run has come; a checkpoint keeps it. `ages`: staleness → samples. `seconds`: since the first lease, of
+    each step. `began_at`: when the clock of the first lease began."""
+
+    steps: int = 0
+    waited: float = 0.0
+    elapsed: float = 0.0
+    samples: int = 0
+    tokens: int = 0
+    ages: Counter[int] = field(default_factory=Counter)
+    seconds: list[float] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    began_at: float | None = None
+
+
 class SimulatedLearner:
-    """Trains until the config's end. `metrics`: where a row per train step goes. `before_report` is called before it
-    asks for the final report. `report`: that of the buffer, once it is over."""
+    """Trains until the config's end, from `progress` on. `metrics`: where a row per train step goes. `before_report` is
+    called before it asks for the final report. `report`: that of the buffer, once it is over. `saved`: the newest
+    checkpoint; none are written unless they cost something or the learner may die."""
 
     peer = b"learner"
 
@@ -37,20 +57,22 @@ class SimulatedLearner:
         before_report: Callable[[], None],
         metrics: MetricsLog | None = None,
         spans: Spans | None = None,
+        progress: Progress | None = None,
     ):
         self.config, self.timeline, self.router, self.costs = config, timeline, router, costs.learner
         self._encode, self._before_report = costs.weights.encode, before_report
         self.metrics, self.spans = metrics, spans
-        self.steps, self.waited, self.samples, self.tokens = 0, 0.0, 0, 0
-        self.ages = Counter[int]()  # staleness → samples
+        self.progress = progress or Progress()
+        self.saved = copy.deepcopy(self.progress)
+        self._saves = bool(costs.learner.checkpoint or costs.failures.learner)
+        self._before = self.progress.elapsed, self.progress.waited
         self.began: float | None = None
-        self.elapsed = 0.0
-        self.seconds: list[float] = []  # since the first lease, of each step
+        self.offset = 0.0  # seconds from the run's begin to that of this process
+        self.dead = False
         self.report: dict[str, Any] | None = None
         self.reason = ""
         self._inbox: deque[messages.Batch | messages.Part] = deque()
         self._busy, self._waits_since, self._taken, self._take_seconds = False, 0.0, 0, 0.0
-        self._evaluations: list[dict[str, Any]] = []
         router.peers[self.peer] = self
 
     def hello(self) -> None:
@@ -58,7 +80,7 @@ class SimulatedLearner:
         if self.costs.stream:
             self._say(messages.Stream())
         self._publish()
-        self._want(0)
+        self._want(self.progress.steps)
         self._waits_since = self.timeline.now
 
     def _say(self, message: Message) -> None:
@@ -67,8 +89,11 @@ class SimulatedLearner:
     def _want(self, index: int) -> None:
         self._say(messages.Want(index, index // self.config.weight_sync_interval))
 
+    def die(self) -> None:
+        self.dead = True
+
     def _publish(self) -> None:
-        version = math.ceil(self.steps / self.config.weight_sync_interval)
+        version = math.ceil(self.progress.steps / self.config.weight_sync_interval)
         self._say(messages.Published({"version": version, "digest": f"v{version}"}))
 
     def receive(self, message: Message, payloads: Payloads) -> None:
@@ -81,13 +106,13 @@ class SimulatedLearner:
 
     def _next(self) -> None:
         """Work on what has come, in its order."""
-        if self._busy or self.reason or not self._inbox:
+        if self._busy or self.reason or self.dead or not self._inbox:
             return
         message = self._inbox.popleft()
         now = self.timeline.now
         self._busy = True
         if isinstance(message, messages.Part):
-            if message.index != self.steps or message.begin != self._taken:
+            if message.index != self.progress.steps or message.begin != self._taken:
                 self._busy = False
                 self._next()
                 return
@@ -99,8 +124,12 @@ class SimulatedLearner:
             return
         if self.began is None:
             self.began = now
+            begin = now - message.info["seconds"]
+            if self.progress.began_at is None:
+                self.progress.began_at = begin
+            self.offset = begin - self.progress.began_at
         else:
-            self.waited += now - self._waits_since - self._take_seconds
+            self.progress.waited += now - self._waits_since - self._take_seconds
         self._want(message.index + 1)
         cost = self.costs.base + self._seconds(message.table, self._taken)
         self._taken, self._take_seconds = 0, 0.0
@@ -124,24 +153,44 @@ class SimulatedLearner:
         return self.costs.per_sample * len(lengths) + self.costs.per_token * int(lengths.sum())
 
     def _trained(self, batch: messages.Batch) -> None:
+        if self.dead:
+            return
         self._say(messages.Trained(batch.index))
-        self.steps += 1
-        published = self.steps % self.config.weight_sync_interval == 0
+        self.progress.steps += 1
+        published = self.progress.steps % self.config.weight_sync_interval == 0
         if published:
             self.timeline.after(self._encode, self._publish)
         self.timeline.after(self.costs.publish if published else 0.0, self._finished, batch)
 
     def _finished(self, batch: messages.Batch) -> None:
+        if self.dead:
+            return
         assert self.began is not None
+        progress, interval = self.progress, self.config.weight_sync_interval
+        progress.elapsed = self._before[0] + self.timeline.now - self.began
+        self._count(batch)
+        self.reason = reason_to_stop(self.config.run, progress.steps, progress.seconds[-1], progress.evaluations)
+        due = is_due(progress.steps, self.config.checkpoint.every, interval) or self.reason
+        if self._saves and due and progress.steps % interval == 0:
+            self._span("checkpoint", self.timeline.now, self.timeline.now + self.costs.checkpoint)
+            self.timeline.after(self.costs.checkpoint, self._checkpointed)
+        else:
+            self._ask()
+
+    def _checkpointed(self) -> None:
+        if self.dead:
+            return
+        self.saved = copy.deepcopy(self.progress)
+        self._say(messages.Checkpointed(self.progress.steps))
+        self._ask()
+
+    def _ask(self) -> None:
+        """The step is over: wait for the next batch, or end."""
         self._busy = False
         self._waits_since = self.timeline.now
-        self.elapsed = self.timeline.now - self.began
-        self._count(batch)
-        seconds = self.seconds[-1]
-        self.reason = reason_to_stop(self.config.run, self.steps, seconds, self._evaluations)
         if self.reason:
             self._before_report()
-            self._say(messages.Finish(self.reason, self.steps))
+            self._say(messages.Finish(self.reason, self.progress.steps))
             return
         self._next()
 
@@ -152,15 +201,17 @@ class SimulatedLearner:
         made = np.where(runs["version"] >= batch.oldest_allowed, runs["version"], batch.version + 1)
         ages = batch.version - np.minimum.reduceat(made, starts)
         batch_ages = Counter(ages[ages >= 0].tolist())
-        self.ages += batch_ages
+        self.progress.ages += batch_ages
         lengths = rows["response"]
-        self.samples, self.tokens = self.samples + len(rows), self.tokens + int(lengths.sum())
-        self.seconds.append(info["seconds"])
+        self.progress.samples += len(rows)
+        self.progress.tokens += int(lengths.sum())
+        info["seconds"] += self.offset  # a resumed run's clock starts anew
+        self.progress.seconds.append(info["seconds"])
         evaluations = info.pop("evaluations")
-        self._evaluations += evaluations
+        self.progress.evaluations += evaluations
         if not self.metrics:
             return
-        row = {"step": self.steps, "version": batch.version, **info, "train/idle_share": self.idle_share}
+        row = {"step": self.progress.steps, "version": batch.version, **info, "train/idle_share": self.idle_share}
         row |= {"reward/mean": float(rows["reward"].mean()), "tokens": int(lengths.sum())}
         row |= {"staleness/mean": float(ages.mean()), "staleness/max": int(ages.max())}
         row["staleness/histogram"] = {str(age): count for age, count in sorted(batch_ages.items())}
@@ -172,4 +223,4 @@ class SimulatedLearner:
 
     @property
     def idle_share(self) -> float:
-        return self.waited / max(1e-9, self.elapsed)
+        return self.progress.waited / max(1e-9, self.progress.elapsed)

@@ -18,13 +18,16 @@ from areal_like.interfaces import Task
 from areal_like.metrics import MetricsLog
 from areal_like.registry import build
 from areal_like.spans import Spans
-from buffer.main import build_controller, build_replay, build_state
+from buffer import recovery
+from buffer.main import build_controller, build_replay, build_state, go_on
 from buffer.outbox import Outbox
 from buffer.schedulers import Scheduler
 
 from .actors import Prompts, SimulatedActor, World
-from .costs import Costs
-from .learner import SimulatedLearner
+from .costs import Costs, check
+from .failing import Failing
+from .journal import MemoryJournal
+from .learner import Progress, SimulatedLearner
 from .timeline import SimulatedRouter, Timeline, Turns
 
 WARMUP_STEPS = 3
@@ -44,7 +47,8 @@ class Stuck(RuntimeError):
 @dataclass(frozen=True)
 class Outcome:
     """What a simulated run came to. `samples_per_second` without the first steps; `staleness`: samples by age;
-    `events`, `turns`: what the simulation took."""
+    `events`, `turns`: what the simulation took. `deaths` of actors, nodes `taken`, `crashes` of the learner, and train
+    steps that had to be `repeated` after them."""
 
     seconds: float
     samples_per_second: float
@@ -56,6 +60,9 @@ class Outcome:
     events: int
     turns: int
     deaths: int = 0
+    taken: int = 0
+    crashes: int = 0
+    repeated: int = 0
 
     @property
     def staleness_mean(self) -> float:
@@ -85,57 +92,97 @@ def prompts_of(task: Task, costs: Costs) -> Prompts:
 
 
 class Simulation:
-    """`folder`: where metrics and spans go (None: nowhere)."""
+    """`folder`: where metrics and spans go (None: nowhere). Raises ConfigError."""
 
     def __init__(self, config: Config, costs: Costs, folder: Path | None = None):
-        self.config, self.costs = config, costs
-        self.timeline = timeline = Timeline()
-        self.router = router = SimulatedRouter(timeline, costs.latency)
-        task: Task = build("task", config.task, config.run.seed)
-        scheduler: Scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
-        self.state = build_state(config, task, router, Outbox(router, None), build_replay(config, scheduler), scheduler)  # type: ignore[arg-type]
-        self.state.clock = timeline.clock
-        self.controller = build_controller(config, self.state)
-        self.controller.heartbeat_timeout, self.controller.deadlines.timeout = math.inf, 0.0  # peers do not fail
-        self.turns = 0
-        Turns(timeline, router, self._turn, costs.buffer, costs.sample.buffer)
-        most = costs.answers.most or config.sampling.max_tokens
-        prompts, cores = prompts_of(task, costs), [0.0] * (costs.sample.cores or 0)
-        world = World(timeline, router, costs, prompts, config.run.seed, most, costs.answers.lengths, cores)
-        fanout = actors_of(config) if config.weights.fanout is None else config.weights.fanout
-        self.folder, self._new = (
-            folder,
-            lambda place: SimulatedActor(
-                f"actor-{place}", world, depth(place, fanout), self._spans(folder, f"actor-{place}", place)
-            ),
+        check(config, costs)
+        self.config, self.costs, self.folder = config, costs, folder
+        self.timeline = Timeline()
+        self.task: Task = build("task", config.task, config.run.seed)
+        self.prompts, self._cores = prompts_of(self.task, costs), [0.0] * (costs.sample.cores or 0)
+        failures, journal = costs.failures, costs.journal
+        self.journal: MemoryJournal | None = None
+        if failures.learner or journal.write or journal.every:
+            sync, dice = config.buffer.journal == "fsync", random.Random(failures.seed + 1)
+            self.journal = MemoryJournal(self.timeline, journal, sync, dice)
+        self.turns = self.repeated = 0
+        self.actors: list[SimulatedActor] = []
+        self.failing = Failing(
+            self.timeline, failures, self.actors, self._actor, self._tell_of_death, self._crash, self._resume
         )
-        self.actors = [self._new(place) for place in range(actors_of(config))]
-        self.deaths, self._dice = 0, random.Random(costs.failures.seed)
-        spans = self._spans(folder, "learner")
-        metrics = MetricsLog(folder / "metrics.jsonl") if folder else None
-        self.learner = SimulatedLearner(config, timeline, router, costs, self._report, metrics, spans)
+        self._build(Progress())
 
-    @staticmethod
-    def _spans(folder: Path | None, name: str, place: int = 0) -> Spans | None:
-        return Spans(folder, name, since_1970=0.0) if folder and place < MOST_SPANS else None
+    def _build(self, progress: Progress) -> None:
+        """The processes of a run that has come so far: those of a resume find what the journal holds."""
+        config, costs, timeline = self.config, self.costs, self.timeline
+        self.router = router = SimulatedRouter(timeline, costs.latency)
+        scheduler: Scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
+        replay, journal = build_replay(config, scheduler), self.journal
+        if journal:
+            recovery.restore(replay, journal, progress.steps, timeline.now, journal.append, journal.read)
+        self.state = build_state(config, self.task, router, Outbox(router, journal), replay, scheduler)  # type: ignore[arg-type]
+        self.state.clock = timeline.clock
+        self.state.learner.steps = self.state.gauges.since_step = progress.steps
+        go_on(scheduler, replay, self.state.gauges)
+        self.controller = build_controller(config, self.state)
+        if not (costs.failures.silent or costs.failures.hangs):  # nobody sends heartbeats
+            self.controller.heartbeat_timeout, self.controller.deadlines.timeout = math.inf, 0.0
+        waited = journal.take_debt if journal else lambda: 0.0
+        Turns(timeline, router, self._turn, costs.buffer, costs.sample.buffer, waited=waited)
+        if journal:
+            journal.wake = router.wake
+        most, timeout = costs.answers.most or config.sampling.max_tokens, config.rewards.timeout
+        self._world = World(
+            timeline,
+            router,
+            costs,
+            self.prompts,
+            config.run.seed,
+            most,
+            costs.answers.lengths,
+            self._cores,
+            timeout if config.rewards.workers else math.inf,
+            self.failing.quits,
+        )
+        self.actors[:] = [self._actor(place) for place in range(actors_of(config))]
+        metrics = MetricsLog(self.folder / "metrics.jsonl", done=progress.steps) if self.folder else None
+        spans = self._spans("learner")
+        self.learner = SimulatedLearner(config, timeline, router, costs, self._report, metrics, spans, progress)
 
-    def _plan_death(self, place: int) -> None:
-        if mean := self.costs.failures.mtbf:
-            self.timeline.after(self._dice.expovariate(1.0 / mean), self._die, place)
+    def _actor(self, place: int) -> SimulatedActor:
+        config, name = self.config, f"actor-{place}"
+        fanout = actors_of(config) if config.weights.fanout is None else config.weights.fanout
+        return SimulatedActor(name, self._world, depth(place, fanout), self._spans(name, place))
 
-    def _die(self, place: int) -> None:
-        """As the starter of a run sees it: it tells the buffer, and starts another process of that name."""
-        dead = self.actors[place]
-        dead.report()
-        dead.die()
-        self.deaths += 1
-        self.router.say(b"starter", messages.Lost(dead.name, 0, "died", False))
-        self.timeline.after(self.costs.failures.restart, self._restart, place)
+    def _spans(self, name: str, place: int = 0) -> Spans | None:
+        return Spans(self.folder, name, since_1970=0.0) if self.folder and place < MOST_SPANS else None
 
-    def _restart(self, place: int) -> None:
-        self.actors[place] = self._new(place)
-        self.actors[place].hello()
-        self._plan_death(place)
+    def _tell_of_death(self, name: str) -> None:
+        """As the starter of a run does."""
+        self.router.say(b"starter", messages.Lost(name, 0, "died", False))
+
+    def _crash(self) -> bool:
+        """The learner has died: the run's starter ends all processes. False if it has trained all."""
+        if self.learner.reason:
+            return False
+        for actor in self.actors:
+            actor.die()
+        self.learner.die()
+        self.router.close()
+        assert self.journal
+        self.journal.crash()
+        self.repeated += self.learner.progress.steps - self.learner.saved.steps
+        return True
+
+    def _resume(self) -> None:
+        self._build(self.learner.saved)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.learner.hello()
+        for actor in self.actors:
+            actor.hello()
+        self.failing.begin()
 
     def _turn(self) -> None:
         self.turns += 1
@@ -159,39 +206,39 @@ class Simulation:
                 gc.enable()
 
     def _run(self, warmup: int) -> Outcome:
-        self.learner.hello()
-        for place, actor in enumerate(self.actors):
-            actor.hello()
-            self._plan_death(place)
+        self._begin()
         steps, at, turns = 0, 0.0, 0
         while self.learner.report is None:
             if not self.timeline.run(EVENTS_PER_LOOK):
                 raise Stuck("no event is left")
             if self.router.refusals:
                 raise Stuck(f"the buffer refused a message: {self.router.refusals[0]}")
-            if self.learner.steps != steps:
-                steps, at, turns = self.learner.steps, self.timeline.now, self.turns
+            if self.learner.progress.steps != steps:
+                steps, at, turns = self.learner.progress.steps, self.timeline.now, self.turns
             elif self.timeline.now - at > 1e6 and self.turns - turns > 1000:
                 raise Stuck(f"no train step in {self.timeline.now - at:.0f} s")
         return self._outcome(warmup)
 
     def _outcome(self, warmup: int) -> Outcome:
-        learner, report = self.learner, self.learner.report
+        learner, report, progress = self.learner, self.learner.report, self.learner.progress
         assert report is not None
-        first = min(warmup, learner.steps - 1)
-        per_batch = learner.samples / learner.steps
-        seconds = learner.seconds[-1] - (learner.seconds[first - 1] if first else 0.0)
+        first = min(warmup, progress.steps - 1)
+        per_batch = progress.samples / progress.steps
+        seconds = progress.seconds[-1] - (progress.seconds[first - 1] if first else 0.0)
         return Outcome(
-            report["trained_seconds"],
-            per_batch * (learner.steps - first) / max(1e-9, seconds),
+            report["trained_seconds"] + learner.offset,
+            per_batch * (progress.steps - first) / max(1e-9, seconds),
             report.get("rollout/idle_share", 0.0),
             learner.idle_share,
-            dict(sorted(learner.ages.items())),
-            learner.tokens,
+            dict(sorted(progress.ages.items())),
+            progress.tokens,
             report,
             self.timeline.events,
             self.turns,
-            self.deaths,
+            self.failing.deaths,
+            self.failing.taken,
+            self.failing.crashes,
+            self.repeated,
         )
 
 

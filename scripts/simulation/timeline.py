@@ -77,12 +77,21 @@ class SimulatedRouter:
         self.incoming: deque[tuple[bytes, Received]] = deque()
         self.samples = 0  # in pushes that have arrived
         self.wake: Callable[[], None] = lambda: None
+        self.closed = False
+
+    def close(self) -> None:
+        """The buffer's process has ended: what is on the way is lost."""
+        self.closed = True
+        self.peers.clear()
+        self.incoming.clear()
 
     def say(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
         """A peer sends a message to the buffer."""
         self.timeline.in_lane(self.latency, self._arrive, peer, Received(message, payloads))
 
     def _arrive(self, peer: bytes, received: Received) -> None:
+        if self.closed:
+            return
         self.incoming.append((peer, received))
         if isinstance(received.message, Push):
             self.samples += sum([samples for _, samples, _ in received.message.table.groups])
@@ -103,7 +112,8 @@ class SimulatedRouter:
 
 class Turns:
     """When the buffer's loop turns: at once when a message is there, unless it is still busy with those before, each of
-    which takes `seconds_per_message`, and `seconds_per_sample` in pushes; and `idle_seconds` after its last turn."""
+    which takes `seconds_per_message`, and `seconds_per_sample` in pushes; and `idle_seconds` after its last turn.
+    `waited`: seconds for which the last turn waited, for its disk. None once the router is closed."""
 
     def __init__(
         self,
@@ -113,8 +123,9 @@ class Turns:
         seconds_per_message: float,
         seconds_per_sample: float = 0.0,
         idle_seconds: float = 0.2,
+        waited: Callable[[], float] = lambda: 0.0,
     ):
-        self._timeline, self._router, self._turn = timeline, router, turn
+        self._timeline, self._router, self._turn, self._waited = timeline, router, turn, waited
         self._seconds_per_message, self._seconds_per_sample = seconds_per_message, seconds_per_sample
         self._idle_seconds = idle_seconds
         self._free_at, self._due, self._idle_at = 0.0, math.inf, math.inf
@@ -131,7 +142,7 @@ class Turns:
             self._timeline.at(when, self._take, when)
 
     def _take(self, due: float) -> None:
-        if due != self._due:
+        if due != self._due or self._router.closed:
             return  # an earlier turn has come instead
         self._due = math.inf
         samples, self._router.samples = self._router.samples, 0
@@ -142,7 +153,7 @@ class Turns:
         count = len(self._router.incoming)
         self._turn()
         handled = count - len(self._router.incoming)
-        self._free_at = self._timeline.now + handled * self._seconds_per_message
+        self._free_at = self._timeline.now + handled * self._seconds_per_message + self._waited()
         if self._router.incoming:
             self._plan(self._free_at)
         else:
@@ -153,6 +164,8 @@ class Turns:
 
     def _idle(self) -> None:
         """Turn if there was no turn for so long; one event waits for that, however many turns there were."""
+        if self._router.closed:
+            return
         if self._timeline.now < self._idle_at:
             self._timeline.at(self._idle_at, self._idle)
             return
