@@ -22,6 +22,7 @@ PARTS = {
     "ablation.study": "ablate",
     "bench.buffer_paths": "bench.buffer",
     "bench.decoding": "bench.engine --model",
+    "bench.entropy": "bench.delta",
     "bench.figures": "bench.delta",
     "bench.gpu_checks": "bench.gpu",
     "bench.gpu_figures": "bench.gpu",

@@ -38,7 +38,7 @@ from areal_like.weights import codec, plain
 from areal_like.weights.codec import Encoder, Lanes
 from areal_like.weights.delta import Head, read, write
 from areal_like.weights.digest import lanes_of
-from areal_like.weights.entropy import entropy_bits
+from .entropy import entropy_bits
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack
 from areal_like.weights.state import State, TensorSpec

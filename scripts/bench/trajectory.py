@@ -5,7 +5,7 @@
 A Qwen2-architecture model of 31 M parameters from random weights, with the learner's own optimizer (`MasterAdamW`, fp32
 master weights, bfloat16 published) and real gradients of the cross entropy of synthetic text: sequences of a Markov
 chain. Each step is a version. Printed per learning rate: `ratio` (whole weights ÷ delta), `bound_ratio` (÷ the entropy
-of positions and steps, `areal_like.weights.entropy`; the bound leaves out vectors and heads, which the delta includes),
+of positions and steps, `scripts.bench.entropy`; the bound leaves out vectors and heads, which the delta includes),
 `density` of changed elements; for the first step, the last, and all.
 """
 
@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from areal_like.models import qwen2, state_of
 from areal_like.weights.codec import Encoder
 from areal_like.weights.delta import Head, write
-from areal_like.weights.entropy import bound_bytes
+from .entropy import bound_bytes
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack
 from areal_like.weights.state import State

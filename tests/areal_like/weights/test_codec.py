@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from areal_like.weights import plain
 from areal_like.weights.codec import Encoder
+from areal_like.weights.delta import largest
 from areal_like.weights.digest import sweep
 from areal_like.weights.kernels import sweep as compiled_sweep
 from areal_like.weights.layout import Layout
@@ -119,6 +120,20 @@ def test_vectors_and_tiny_tensors_are_sent_as_they_are() -> None:
     assert CODINGS[Encoder(layout).encode(block, before.buffer, after.buffer).codings[0]] == "dense"
 
 
+def test_vectors_behind_a_matrix_are_one_segment() -> None:
+    matrix = TensorSpec("w", "bfloat16", (64, 64))
+    vectors = [TensorSpec(name, "bfloat16", (64,)) for name in "abc"]
+    (block,) = Layout([matrix, *vectors], 1 << 20).blocks
+    assert [(segment.plain, segment.nbytes) for segment in block.segments] == [(False, 8192), (True, 384)]
+
+
+def test_the_upper_limit_holds_for_the_smallest_weights() -> None:
+    before, after = State([TensorSpec("a", "bfloat16", (1,))]), State([TensorSpec("a", "bfloat16", (1,))])
+    next(after.tensors())[1][:] = 7
+    layout = Layout(before.specs, 4096)
+    assert len(message(before, after, layout)) <= largest(layout)
+
+
 @pytest.mark.parametrize("density", [0.0005, 0.01, 0.06, 0.11, 0.2])
 def test_the_coding_that_is_chosen_is_about_the_smallest(density: float) -> None:
     rng = seeded(6)
@@ -153,6 +168,30 @@ def test_large_steps_are_sent_as_bits(kernels, far: int, coding: str) -> None:
     bits[:] = plain.stepped(bits, np.full(8000, far))
     coded = Encoder(layout, dense_above=1.0).encode(layout.blocks[0], before.buffer, after.buffer)
     assert CODINGS[coded.codings[0]] == coding
+
+
+def test_large_steps_of_one_tensor_do_not_count_for_the_next(kernels) -> None:
+    before = random_state([TensorSpec(name, "float8_e5m2", (100, 100)) for name in "ab"], seeded(0))
+    after, layout = State(before.specs, before.buffer.copy()), Layout(before.specs, 1 << 20)
+    for (_, bits), (count, far) in zip(after.tensors(), [(4000, 200), (5000, 0)], strict=True):
+        bits[:count] = plain.stepped(bits[:count], np.full(count, far))
+    coded = Encoder(layout).encode(layout.blocks[0], before.buffer, after.buffer)
+    assert [CODINGS[each] for each in coded.codings] == ["mask", "mask"]
+
+
+def test_changes_where_no_sample_was_taken(kernels) -> None:
+    """A mask is begun, turns out longer than the bits, and leaves nothing behind for the tensor that follows."""
+    shapes = {"hidden": (400, 250), "next": (100, 100)}
+    before = random_state([TensorSpec(name, "float8_e5m2", shape) for name, shape in shapes.items()], seeded(0))
+    after, layout = State(before.specs, before.buffer.copy()), Layout(before.specs, 1 << 20)
+    (_, hidden), (_, following) = after.tensors()
+    unseen = np.arange(hidden.size) % 12_500 >= 2_000  # a sample takes 1,024 elements of each 12,500
+    hidden[unseen] = plain.stepped(hidden[unseen], np.full(int(unseen.sum()), 200))
+    following[:3000] = plain.stepped(following[:3000], np.full(3000, 200))
+    coded = Encoder(layout).encode(layout.blocks[0], before.buffer, after.buffer)
+    assert [CODINGS[each] for each in coded.codings] == ["dense", "mask"]
+    state, digest = applied(message(before, after, layout), before, layout)
+    assert state.buffer.tobytes() == after.buffer.tobytes() and digest == after.digest()
 
 
 @pytest.mark.parametrize(
