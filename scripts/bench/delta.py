@@ -38,11 +38,11 @@ from areal_like.weights import codec, plain
 from areal_like.weights.codec import Encoder, Lanes
 from areal_like.weights.delta import Head, read, write
 from areal_like.weights.digest import lanes_of
-from .entropy import entropy_bits
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack
 from areal_like.weights.state import State, TensorSpec
 
+from .entropy import entropy_bits
 from .figures import best_seconds, tell
 
 MATRIX = (2048, 4096)

@@ -29,7 +29,6 @@ import torch.nn.functional as F
 from areal_like.models import qwen2, state_of
 from areal_like.weights.codec import Encoder
 from areal_like.weights.delta import Head, write
-from .entropy import bound_bytes
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack
 from areal_like.weights.state import State
@@ -37,6 +36,7 @@ from learners.collectives import Ranks
 from learners.optim import MasterAdamW
 from learners.schedules import Schedule
 
+from .entropy import bound_bytes
 from .figures import tell
 
 VOCAB, SEQUENCES, LENGTH = 8192, 4, 96
