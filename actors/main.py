@@ -100,6 +100,7 @@ async def _heartbeat(
         said["sum:rewards/resamples"] = float(worker.resampled)
         if subscriber.probe:
             said |= subscriber.probe.stats()
+        worker.tell_of_free_slots()
         client.heartbeat(said | _words(worker, subscriber.probe), *worker.moved())
         worker.note_spans()
         if number % COSTS_EVERY == 0:

@@ -61,6 +61,8 @@ class Session:
                 self.client.acknowledged(message.ids)
             case messages.Cancel():
                 self.worker.cancel(message.ids, message.hand_back)
+            case messages.Room():
+                self.worker.note_room(message.sequences)
             case messages.Quit():
                 raise Stuck(message.reason)
             case messages.Welcome():

@@ -103,7 +103,7 @@ class Worker:
         self._heldout: dict[int, list[tuple[str, Recorder]]] = {}  # lease → requests of its prompt, and their calls
         self._progress, self._heldout_progress = Progress(engine), Progress(engine)
         self._active = self._ended = self._failures = 0
-        self._credit_is_due = False
+        self._credit_is_due, self._told_ended, self._room = False, 0, 1
         self._errands: set[asyncio.Task] = set()  # evaluations, and groups that are being handed back
         self._leaving = False
         self.started_at: float | None = None
@@ -184,23 +184,41 @@ class Worker:
             if task:
                 task.cancel()
         self._groups.clear()
-        self._ended = -self._active
+        self._ended, self._told_ended, self._room = -self._active, 0, 1
         self.client.hello()
-        self._sample_ended(None)
+        self._tell_credit_soon()
 
-    def _sample_ended(self, sample: asyncio.Task | None) -> None:
+    def _sample_ended(self, sample: asyncio.Task) -> None:
         """Note that a slot of the engine is free. Tell the buffer once for all that ended in this turn of the loop."""
-        if sample:
-            self._generating.leave()
-            self._active -= 1
-            self._ended += 1
+        self._generating.leave()
+        self._active -= 1
+        self._ended += 1
+        if self._has_room():
+            self._tell_credit_soon()
+
+    def _has_room(self) -> bool:
+        """Are the free slots worth a message?"""
+        return self._room == 1 or self.engine.slots - self._active >= min(self._room, self.engine.slots)
+
+    def _tell_credit_soon(self) -> None:
         if not self._credit_is_due:
             self._credit_is_due = True
             asyncio.get_running_loop().call_soon(self._send_credit)
 
     def _send_credit(self) -> None:
-        self._credit_is_due = False
+        self._credit_is_due, self._told_ended = False, self._ended
         self.client.credit(self._ended)
+
+    def note_room(self, sequences: int) -> None:
+        """No lease is smaller than this: fewer free slots are not worth a message."""
+        self._room = sequences
+        if self._has_room():
+            self.tell_of_free_slots()
+
+    def tell_of_free_slots(self) -> None:
+        """Say what the buffer does not know yet, as it counts running samples, too."""
+        if self._told_ended != self._ended:
+            self._tell_credit_soon()
 
     def moved(self) -> tuple[dict[int, int], dict[int, int]]:
         """Groups that have made progress since the last call, with their tokens so far; and the same of leases of

@@ -183,7 +183,7 @@ class Relay(Message):
 
 
 class Credit(Message):
-    """So many leased sequences have ended since hello: as many more may be leased."""
+    """So many leased sequences have ended since hello: as many more may be leased. See `Room`."""
 
     by = ACTOR
     ended: int
@@ -339,6 +339,13 @@ class Cancel(Message):
     large = True
     ids: Ids
     hand_back: bool
+
+
+class Room(Message):
+    """No lease is smaller than so many sequences: say `Credit` only when the engine has places for as many, or none
+    runs. Until told, say each."""
+
+    sequences: Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
 
 
 class Quit(Message):

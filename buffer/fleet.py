@@ -27,11 +27,14 @@ class Fleet:
 
     `ready`: actors that may have room. `odd`: all that may not get leases like the others (`at_work`), and some that
     may.
+
+    `room`: the fewest sequences of any lease so far (inf: there was none); actors do not tell of fewer free slots.
     """
 
     def __init__(self) -> None:
         self.ready = Ready()
         self.odd: set[str] = set()
+        self.room = math.inf
         self._joined = 0
         self._silent_from = -math.inf  # before then nobody can have been silent for too long
         self.by_name: dict[str, Actor] = {}

@@ -78,6 +78,7 @@ class Handlers:
             self.state.learner.peer = peer
         self.state.router.send(peer, messages.Welcome())
         if role == "actor":
+            self.state.tell_room(peer)
             self.state.tell(peer, name)
 
     @_on.register

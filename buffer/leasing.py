@@ -52,6 +52,10 @@ def admit(state: RunState, now: float) -> None:
     least = state.scheduler.launch
     if queued:
         least = min(least, *(entry.to_run for entry in state.store.of(Stage.QUEUED)))
+    if least < fleet.room:
+        fleet.room = least  # never more again: who was told more could keep free slots to itself
+        for each in fleet:
+            state.tell_room(each.peer)
     ready.begin(least, fleet, barred)
     while (actor := ready.first()) and len(actor.running) < share:
         granted = _next_lease(state, actor, running, queued > 0, now)

@@ -7,6 +7,7 @@ One thread, no locks.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -152,6 +153,11 @@ class RunState:
         """Announce the newest weights, if any, to one actor, with the relays to get them from."""
         if manifest := self.weights.manifest:
             self.router.send(peer, messages.Announce({**manifest, "relays": self.relays.above(name)}))
+
+    def tell_room(self, peer: bytes) -> None:
+        """Tell an actor which free slots are worth a message, if any lease was given so far."""
+        if self.fleet.room < math.inf:
+            self.router.send(peer, messages.Room(int(self.fleet.room)))
 
     def may_push(self, actor: Actor, group_id: int) -> bool:
         """Does or did this actor have a lease of the group? A former holder may push too: the first push wins. True for

@@ -9,9 +9,9 @@ update is applied.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -93,7 +93,7 @@ class DecodeClock:
         self.held = 0  # tokens in the cache
         self.running: dict[Request, None] = {}
         self.waiting: deque[Request] = deque()
-        self._ends: list[tuple[int, int, Request]] = []  # heap of (last step, tie-break, request)
+        self._ends: list[tuple[int, int, Request]] = []  # (last step, tie-break, request), the first to end first
         self._loads: deque[Load] = deque()
         self._applied: deque[tuple[float, Callable[[], None]]] = deque()  # to be called at their time
         self._boundary: float | None = None  # as `advance` has left it
@@ -153,6 +153,42 @@ class DecodeClock:
         if self._boundary is None:
             _, self._boundary = self._next_boundary()
         return min(self._boundary, self._applied[0][0]) if self._applied else self._boundary
+
+    def due_for(self, matters: Callable[[Request], bool]) -> float:
+        """When a sequence ends that `matters` (asked of one after the other, in the order in which they end), or an
+        update begins or is applied, unless something is asked for before: call `advance` then. inf: never.
+
+        What ends before needs no call of its own. Where updates or the cache intervene, the same as `due`."""
+        due = self.due()
+        if self._loads or not self.running or self.kv_tokens != math.inf:
+            return due
+        if len(self.running) + len(self.waiting) > self.slots:
+            return due
+        cost, ends = self.cost, self._ends
+        now, steps, held, count = self.now, self.steps, self.held, len(self.running)
+        joins = math.inf
+        if self.waiting:  # they join behind the step in progress
+            joins = steps + (now < self.waiting[0].arrival)
+            first = next(self._order)
+            joining = [(joins + each.length - each.made, first, each) for each in self.waiting]
+            ends = sorted(ends + joining, key=_end_of)
+        for last, _, request in ends:
+            if last > joins:
+                now += cost.steps(joins - steps, count, held)
+                held += (joins - steps) * count
+                for each in self.waiting:
+                    held += each.prompt + each.made
+                    now += cost.prefill * (each.prompt + each.made)
+                steps, count, joins = joins, count + len(self.waiting), math.inf
+            if last > steps:
+                now += cost.steps(last - steps, count, held)
+                held += (last - steps) * count
+                steps = last
+            if matters(request):
+                break
+            count -= 1
+            held -= request.prompt + request.length
+        return min(now, self._applied[0][0]) if self._applied else now
 
     def drop_loads(self) -> list[Load]:
         """Forget updates that have not begun; returns them."""
@@ -227,7 +263,7 @@ class DecodeClock:
         request.first = request.run_start = self.steps
         request.last = self.steps + request.length - request.made
         self.running[request] = None
-        heapq.heappush(self._ends, (request.last, next(self._order), request))
+        insort(self._ends, (request.last, next(self._order), request))
         known = request.prompt + request.made
         self.held += known
         if self.cost.prefill:
@@ -267,10 +303,9 @@ class DecodeClock:
         self.held -= request.prompt + request.made
         del self.running[request]
         if self._ends[0][2] is request:
-            heapq.heappop(self._ends)
+            del self._ends[0]
         else:
             self._ends = [entry for entry in self._ends if entry[2] is not request]
-            heapq.heapify(self._ends)
 
     def _preempt(self, request: Request) -> None:
         self._leave(request)
@@ -283,3 +318,7 @@ class DecodeClock:
         else:
             self.waiting.remove(request)
         request.ended(request, finish)
+
+
+def _end_of(entry: tuple[int, int, Request]) -> tuple[int, int]:
+    return entry[:2]

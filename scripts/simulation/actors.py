@@ -103,6 +103,8 @@ class World:
 class SimulatedActor:
     """`depth`: hops between the learner and this actor's source of weights. `spans`: where it says when it works."""
 
+    hears = frozenset({messages.Lease, messages.Announce, messages.Cancel, messages.Room})
+
     def __init__(self, name: str, world: World, depth: int = 0, spans: Spans | None = None):
         self.name, self.peer = name, name.encode()
         self.timeline, self.router, self.costs = world.timeline, world.router, world.costs
@@ -117,13 +119,17 @@ class SimulatedActor:
         self._digests: dict[int, str] = {}
         self._newest: messages.Manifest | None = None
         self._fetching = False
-        self._active, self._ended, self._since = 0, 0, 0.0
-        self._credit_due = self.dead = self._hangs = False
+        self._active, self._since = 0, 0.0
+        self._leased = self._ended = self._told_ended = 0
+        self._room = 1
+        self.dead = self._hangs = False
         self._heldout: set[int] = set()
         self._answered, self._timeouts, self._tells_timeouts_at = 0, 0, 0.0
         self._ready: list[_Group] = []
         self._due = math.inf
         self._free_at = 0.0
+        follows = self.costs.sample.actor or self.costs.verifier.median or self.costs.answers.turns.most > 1
+        self._nothing_follows = not follows  # when a sequence is decoded
         self.router.peers[self.peer] = self
 
     def hello(self) -> None:
@@ -172,11 +178,32 @@ class SimulatedActor:
         self._plan()
 
     def _plan(self) -> None:
-        due = self.engine.due()
+        due = self.engine.due_for(self._matters()) if self._nothing_follows else self.engine.due()
         if due != self._due:
             self._due = due
             if due < math.inf:
                 self.timeline.at(due, self._wake, due)
+
+    def _matters(self) -> Callable[[Request], bool]:
+        """Is the end of a sample, asked of one after the other, something that the buffer hears of?"""
+        missing, left = min(self._room, self.engine.slots) - self._free_slots, dict[int, int]()
+
+        def matters(request: Request) -> bool:
+            nonlocal missing
+            assert isinstance(request, _Sample)
+            group = request.group
+            lease = group.lease
+            if lease.split != "train":
+                return True
+            missing -= 1
+            left[lease.group_id] = to_come = left.get(lease.group_id, lease.need - len(group.good)) - 1
+            return missing <= 0 or to_come <= 0
+
+        return matters
+
+    @property
+    def _free_slots(self) -> int:
+        return self.engine.slots - self._leased + self._ended
 
     def _wake(self, due: float) -> None:
         if due == self._due:  # else something has come between
@@ -200,14 +227,17 @@ class SimulatedActor:
                 self._fetch()
             case messages.Cancel():
                 self._cancel(message.ids, message.hand_back)
+            case messages.Room():
+                self._room = message.sequences
+                self._plan()
         self._tell()
 
     def _tell(self) -> None:
         """Tell the buffer, once for all that happened at this time, of freed places and of finished groups."""
         if self._hangs:
             return
-        if self._credit_due:
-            self._credit_due = False
+        if self._told_ended != self._ended and self._free_slots >= min(self._room, self.engine.slots):
+            self._told_ended = self._ended
             self._say(messages.Credit(self._ended))
         if self._ready:
             self._push()
@@ -298,6 +328,7 @@ class SimulatedActor:
         sample.group, sample.index, sample.key, sample.before = group, index, key, before
         if group.lease.split == "train":
             group.samples.append(sample)
+            self._leased += 1
         if not self._active:
             self._since = now
         self._active += 1
@@ -425,13 +456,11 @@ class SimulatedActor:
         self._plan()
 
     def _close(self, sample: _Sample) -> None:
-        """A place is free: tell the buffer once for all that are at this time."""
         sample.open = False
         self._active -= 1
         self._ended += sample.group.lease.split == "train"
         if self.spans and not self._active:
             self.spans.add("generate", self._since, self.timeline.now)
-        self._credit_due = True
 
     def _push(self) -> None:
         ready, self._ready = self._ready, []

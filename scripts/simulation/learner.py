@@ -47,6 +47,7 @@ class SimulatedLearner:
     checkpoint; none are written unless they cost something or the learner may die."""
 
     peer = b"learner"
+    hears = frozenset({messages.Batch, messages.Part, messages.Report})
 
     def __init__(
         self,

@@ -54,12 +54,20 @@ class Timeline:
                 break
         return True
 
+    @property
+    def nothing_else_now(self) -> bool:
+        """Is the present call the last one of this time?"""
+        heap, lane = self._heap, self._lane
+        return not (heap and heap[0][0] <= self.now) and not (lane and lane[0][0] <= self.now)
+
     def clock(self) -> float:
         return self.now
 
 
 class Peer(Protocol):
-    """An actor or learner on the wire."""
+    """An actor or learner on the wire. `hears`: kinds of messages that change anything for it."""
+
+    hears: frozenset[type[Message]]
 
     def receive(self, message: Message, payloads: Payloads) -> None: ...
 
@@ -101,7 +109,7 @@ class SimulatedRouter:
         return self.incoming.popleft() if self.incoming else None
 
     def send(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
-        if here := self.peers.get(peer):
+        if (here := self.peers.get(peer)) and type(message) in here.hears:
             self.timeline.in_lane(self.latency, here.receive, message, payloads)
 
     def refuse(self, peer: bytes, reason: str) -> None:
@@ -139,7 +147,10 @@ class Turns:
     def _plan(self, when: float) -> None:
         if when < self._due:
             self._due = when
-            self._timeline.at(when, self._take, when)
+            if when == self._timeline.now and self._timeline.nothing_else_now:
+                self._take(when)
+            else:
+                self._timeline.at(when, self._take, when)
 
     def _take(self, due: float) -> None:
         if due != self._due or self._router.closed:

@@ -86,3 +86,33 @@ def test_lengths_are_those_of_their_keys() -> None:
     lengths, other = Lengths(100.0, 1.0, 0.3, seed=1), Lengths(100.0, 1.0, 0.3, seed=2)
     assert lengths.of(3, 4) == lengths.of(3, 4) != other.of(3, 4)
     assert {Lengths(100.0, 0.0, 0.0).of(prompt, 5) for prompt in range(9)} == {100}
+
+
+@pytest.mark.parametrize("slots", [8, 40])
+def test_what_matters_next_is_when_it_comes(slots: int) -> None:
+    """Every third sequence matters, others end in between and join late: nobody needs to look before."""
+    cost = DecodeCost(base=0.02, per_sequence=0.001, per_token=1e-5, prefill=1e-4, apply=0.3)
+
+    def ends_of(lazily: bool) -> tuple[dict[str, tuple[float, str, int]], int]:
+        clock, looks = DecodeClock(cost, slots), 0
+        ends, asked = Ends(clock), [(0.0, range(20)), (0.71, range(20, 26)), (0.715, range(26, 30)), (2.0, range(0))]
+        for when, numbers in [*asked, (math.inf, ())]:
+            while (
+                due := clock.due_for(lambda request: int(request.name) % 3 == 0) if lazily else clock.due()
+            ) <= when and due < math.inf:
+                clock.advance(due)
+                looks += 1
+            if when == math.inf:
+                break
+            clock.advance(when)
+            for number in numbers:
+                length = 5 + number * 37 % 90
+                clock.submit(Request(str(number), length, True, when, ends, prompt=number))
+            if not numbers:
+                clock.load(Load(1, when, lambda: None, lambda: None))
+            clock.advance(when)
+        return ends.seen, looks
+
+    (each, many), (lazy, few) = ends_of(False), ends_of(True)
+    assert lazy.keys() == each.keys() and len(lazy) == 30 and few < 0.9 * many
+    assert all(lazy[name] == (pytest.approx(at), how, made) for name, (at, how, made) in each.items())

@@ -336,6 +336,37 @@ def test_each_sequence_that_ends_frees_its_slot_before_its_group_is_complete() -
     asyncio.run(scenario())
 
 
+def test_free_slots_that_no_lease_would_fit_in_are_not_told() -> None:
+    async def scenario() -> None:
+        play = Play()
+        play.worker.engine.slots = 6
+        await play.lease(1, launch=3)
+        await play.lease(2, launch=3)
+        play.worker.note_room(3)
+        for request in ("1/0", "2/0"):
+            await play.end(request, sample(0.5))
+        assert play.client.credits == []
+        await play.end("2/1", sample(0.5))
+        assert play.client.credits == [3]
+        await play.lease(3, launch=3)
+        await play.end("3/0", sample(0.5))
+        assert play.client.credits == [3]
+        play.worker.tell_of_free_slots()  # with a heartbeat, for people
+        play.worker.tell_of_free_slots()
+        await play.settle()
+        assert play.client.credits == [3, 4]
+        await play.end("3/1", sample(0.5))
+        play.worker.note_room(2)
+        await play.settle()
+        assert play.client.credits == [3, 4, 5], "leases have got smaller"
+        play.worker.hello_again()
+        await play.settle()
+        assert play.client.credits[3:5] == ["hello", -4]
+
+    asyncio.run(scenario())
+
+
+
 def test_a_cancelled_group_says_nothing() -> None:
     async def scenario() -> None:
         play = Play()

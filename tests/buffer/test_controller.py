@@ -53,6 +53,31 @@ def test_the_first_actor_with_new_weights_leaves_the_others_their_share(schedule
     assert len(house.leases()) == 2 * B
 
 
+def test_actors_hear_how_few_free_slots_are_worth_a_message() -> None:
+    house = House(asynchronous(max_staleness=0))
+
+    def told() -> list[tuple[str, int]]:
+        return [(who, body["sequences"]) for who, kind, body in house.router.sent if kind == "room"]
+
+    house.start()
+    assert sorted(told()) == [("actor-0", 8), ("actor-1", 8)], "the launch of a group"
+    house.hello("actor-2")
+    assert told()[2:] == [("actor-2", 8)]
+    house.say("learner", "want", {"index": 0, "version": 0})
+    for group_id in range(B):
+        house.finish(group_id, 0)
+    for launch in (4, 16):  # more is not told: a lost group may need as few again
+        house.state.scheduler.launch = launch
+        house.state.scheduler.open_batch = lambda samples, deferred, seen, least: B
+        house.say("learner", "trained", {"index": launch // 16})
+        house.publish(1 + launch // 16)
+        house.apply(1 + launch // 16)
+        house.say("learner", "want", {"index": 1 + launch // 16, "version": 1 + launch // 16})
+        for group_id in house.leases()[-B:]:
+            house.finish(group_id, 1)
+    assert len(house.leases()) > 2 * B and sorted(told()[3:]) == [("actor-0", 4), ("actor-1", 4), ("actor-2", 4)]
+
+
 def test_a_batch_waits_for_its_straggler_and_keeps_its_order() -> None:
     house = House(asynchronous(max_staleness=2))
     house.start()
