@@ -366,7 +366,6 @@ def test_free_slots_that_no_lease_would_fit_in_are_not_told() -> None:
     asyncio.run(scenario())
 
 
-
 def test_a_cancelled_group_says_nothing() -> None:
     async def scenario() -> None:
         play = Play()
