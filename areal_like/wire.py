@@ -14,7 +14,7 @@ import msgspec
 
 from areal_like.messages import KINDS, ROLES, Hello, Message
 
-SCHEMA = 12
+SCHEMA = 13
 MAX_FRAMES = 1 << 16
 MAX_FRAME_BYTES = 256 << 20
 MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES = 16 << 10, 16 << 20

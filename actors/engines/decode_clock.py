@@ -166,20 +166,20 @@ class DecodeClock:
             return due
         cost, ends = self.cost, self._ends
         now, steps, held, count = self.now, self.steps, self.held, len(self.running)
-        joins = math.inf
+        joins: int | None = None
         if self.waiting:  # they join behind the step in progress
             joins = steps + (now < self.waiting[0].arrival)
             first = next(self._order)
             joining = [(joins + each.length - each.made, first, each) for each in self.waiting]
             ends = sorted(ends + joining, key=_end_of)
         for last, _, request in ends:
-            if last > joins:
+            if joins is not None and last > joins:
                 now += cost.steps(joins - steps, count, held)
                 held += (joins - steps) * count
                 for each in self.waiting:
                     held += each.prompt + each.made
                     now += cost.prefill * (each.prompt + each.made)
-                steps, count, joins = joins, count + len(self.waiting), math.inf
+                steps, count, joins = joins, count + len(self.waiting), None
             if last > steps:
                 now += cost.steps(last - steps, count, held)
                 held += (last - steps) * count

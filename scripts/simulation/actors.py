@@ -7,7 +7,7 @@ the production code. Tokens are all 0: only their number counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from statistics import NormalDist
@@ -103,7 +103,13 @@ class World:
 class SimulatedActor:
     """`depth`: hops between the learner and this actor's source of weights. `spans`: where it says when it works."""
 
-    hears = frozenset({messages.Lease, messages.Announce, messages.Cancel, messages.Room})
+    hears: Collection[type[Message]] = (
+        messages.Lease,
+        messages.Announce,
+        messages.Cancel,
+        messages.Room,
+        messages.Quit,
+    )
 
     def __init__(self, name: str, world: World, depth: int = 0, spans: Spans | None = None):
         self.name, self.peer = name, name.encode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,7 @@ class SimulatedLearner:
     checkpoint; none are written unless they cost something or the learner may die."""
 
     peer = b"learner"
-    hears = frozenset({messages.Batch, messages.Part, messages.Report})
+    hears: Collection[type[Message]] = (messages.Batch, messages.Part, messages.Report)
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from areal_like.messages import Message, Push, Refused
@@ -67,7 +67,7 @@ class Timeline:
 class Peer(Protocol):
     """An actor or learner on the wire. `hears`: kinds of messages that change anything for it."""
 
-    hears: frozenset[type[Message]]
+    hears: Collection[type[Message]]
 
     def receive(self, message: Message, payloads: Payloads) -> None: ...
 
