@@ -228,6 +228,10 @@ class TorchLearner:
     def load_state(self, folder: Path) -> None:
         self.saving.load_state(folder)
 
+    def load_weights(self, folder: Path) -> None:
+        """Of a checkpoint that any number of ranks wrote, its weights alone."""
+        self.saving.load_weights(folder)
+
     def train(self, batch: Batch) -> dict[str, Any]:
         """One train step on a batch, or this rank's share of it. Returns metrics, of the whole batch: those of
         `batch_metrics`, and the step's effect on the model.

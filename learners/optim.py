@@ -187,6 +187,20 @@ class MasterAdamW:
             self.alignment.load_state_dict(state)
         self._round()
 
+    @torch.no_grad()
+    def load_master(self, parts: Sequence[Tensor]) -> None:
+        """Take the masters that as many ranks held, without moments: [n] of each rank, its rows of every parameter one
+        after the other, as FSDP cuts them (torch.chunk). With one rank. Raises ValueError for other sizes."""
+        at, rows = [0] * len(parts), list[Tensor]()
+        for parameter in self._parameters:
+            for rank, own in enumerate(parameter.chunk(len(parts))):
+                rows.append(parts[rank][at[rank] : at[rank] + own.numel()])
+                at[rank] += own.numel()
+        if at != (sizes := [len(part) for part in parts]):
+            raise ValueError(f"the parts have {sizes} weights, and those of this model {at}")
+        torch.cat(rows, out=self._master)
+        self._round()
+
 
 @torch.no_grad()
 def _added_to(gradient: Tensor, parameter: Tensor) -> None:

@@ -83,7 +83,20 @@ class Saving:
         if self._critic:
             self._critic.load_state_dict(state["critic"])
 
+    def load_weights(self, folder: Path) -> None:
+        """Load the weights alone, whole, of what any number of ranks wrote. Only with one rank. Raises OSError where
+        files are missing, ValueError for those of another model."""
+        ranks = max((int(path.stem.rpartition("-")[2]) for path in folder.glob("learner-0-of-*.pt")), default=1)
+        files = [folder / file_of(rank, ranks) for rank in range(ranks)]
+        states = [torch.load(file, weights_only=True, map_location="cpu", mmap=True) for file in files]
+        self._optimizer.load_master([state["master"] for state in states])
+
     @property
     def _file(self) -> str:
         """The file of this rank's part in a checkpoint."""
-        return "learner.pt" if self._ranks.count == 1 else f"learner-{self._ranks.rank}-of-{self._ranks.count}.pt"
+        return file_of(self._ranks.rank, self._ranks.count)
+
+
+def file_of(rank: int, ranks: int) -> str:
+    """The name of a rank's file in a checkpoint."""
+    return "learner.pt" if ranks == 1 else f"learner-{rank}-of-{ranks}.pt"

@@ -1,7 +1,8 @@
 """A checkpoint of a run on its way (`RUN/checkpoints/step-N`) as a model's folder, `model` in it.
 
-The checkpoint holds the learner's state, whose layout is the learner's own. So the learner that the run's config names
-is built here, on the CPU, and writes its published weights, those that actors had at that step.
+The checkpoint holds the learner's state, whose layout is the learner's own; of several ranks each has its part in a
+file. So the learner that the run's config names is built here, on the CPU, as one rank, takes the weights of all files,
+and writes them as they were published: those that actors had at that step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from areal_like import config as configs
 from areal_like import older_configs
-from areal_like.config import Config, ConfigError, ranks_of
+from areal_like.config import Config, ConfigError
 from areal_like.errors import UserError
 from areal_like.run_folder import CONFIG
 
@@ -25,7 +26,7 @@ _OF_WEIGHTS = ("name", "lora", "publish_dtype")
 
 def step_model(step: Path) -> Path:
     """The model's folder of a checkpoint, written if it is not there. Raises UserError (ConfigError: no run around it,
-    ranks, a learner without a model) and OSError."""
+    a learner without a model) and OSError."""
     target = step / FOLDER
     if (target / "config.json").is_file():
         return target
@@ -35,11 +36,6 @@ def step_model(step: Path) -> Path:
             f"{step} holds a learner's state, and its run's {CONFIG} is missing ({file}): leave it in its run's folder"
         )
     config = older_configs.load(file)
-    if (ranks := ranks_of(config)) > 1:
-        raise ConfigError(
-            f"{step} holds the state of a learner of {ranks} ranks, in as many files, which only such a learner puts "
-            f"together: go on from it (resume={file.parent}); a run leaves its model in checkpoints/final when it ends"
-        )
     beside = target.with_name(f".{FOLDER}.{os.getpid()}.tmp")
     try:
         _write(config, step, beside)
@@ -59,9 +55,9 @@ def _write(config: Config, step: Path, folder: Path) -> None:
     task: Any = build("task", config.task, config.run.seed)
     trainer = _trainer(config, task.vocab_size)
     try:
-        trainer.load_state(step)
+        getattr(trainer, "load_weights", trainer.load_state)(step)
     except (OSError, RuntimeError, ValueError, LookupError, EOFError, pickle.UnpicklingError) as error:
-        raise UserError(f"{step}: the learner's state can't be read: {error!r}") from error
+        raise UserError(f"{step}: the learner's state can't be read: {type(error).__name__}: {error}") from error
     trainer.save(str(folder))
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{step}: learner={config.learner['name']} trains no model that could be asked")

@@ -7,12 +7,16 @@ random weights about one answer in 370,000 is right. For each seed: reinforcemen
 of right answers, ended early; reinforcement learning from its checkpoint; and students, from random weights, that are
 distilled from what that leaves, with rollouts of age 0 and 8, with and without corrections. Rewards are held-out ones
 (greedy), `kl` is the mean k3 of the student's tokens against the teacher, in the last ten batches.
+
+What `--out` has of it is kept: runs that ended with these very settings, also those of an earlier version of the code.
+Seeds run side by side, one per processor that the command may use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from .studies import argument_parser
 
@@ -25,10 +29,15 @@ import contextlib
 import io
 import json
 import multiprocessing
+import os
+import shutil
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 
+from areal_like import config as configs
+from areal_like import older_configs
+from areal_like.run_folder import CONFIG, summary_of
 from areal_like.tasks.copying import Reverse
 from areal_like.types import Prompt
 
@@ -40,7 +49,8 @@ from .studies import prepare, tell
 SEEDS, WARM, STEPS, DISTILLED = 3, 100, 300, 400
 """Seeds; train steps of the imitation, of reinforcement learning, and of a student."""
 TASK = "task={name: 'scripts.claims.warm_start:WholeReverse', digits: 5}"
-COMMON = ["quickstart", TASK, "run.target_reward=null", "eval.temperature=0", "eval.prompts=256", "eval.every=0"]
+COMMON = ["quickstart", "launcher=inline", "buffer.transport=inproc", TASK]
+COMMON += ["run.target_reward=null", "eval.temperature=0", "eval.prompts=256", "eval.every=0"]
 COMMON += ["weights.probe_every=0", "rewards.workers=0", "run.trackers=[]", "checkpoint.every=0", "run.samples_bytes=0"]
 RL = ["learner.entropy_bonus=0", "learner.lr=1e-3", "learner.warmup_steps=0"]
 STUDENT = ["learner.entropy_bonus=0", "learner.lr=3e-3", "groups_per_batch=32"]
@@ -51,6 +61,7 @@ STUDENTS: dict[str, list[str]] = {
     "age 8, sampled token, weighed (tis)": [*AGED, "loss=distill"],
     "age 0, all tokens": ["mode=sync", "loss=distill_top", "learner.teacher.trace=null"],
     "age 8, all tokens, no correction": [*AGED, "loss=distill_top", "learner.teacher.trace=null"],
+    "age 8, all tokens, weighed by their prefix": [*AGED, "loss=distill_top"],
 }
 """Label → overrides."""
 
@@ -64,14 +75,25 @@ class WholeReverse(Reverse):
 
 def run(folder: Path, name: str, seed: int, steps: int, *overrides: str) -> Mapping[str, float]:
     """The summary of a run, and the KL to its teacher."""
-    where = [f"run.dir={folder}", f"run.name={name}-{seed}", f"run.seed={seed}", f"run.steps={steps}"]
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        summary = inline(*COMMON, *where, *overrides)
-    lines = (folder / f"{name}-{seed}" / "metrics.jsonl").read_text().splitlines()[-10:]
+    mine, where = folder / f"{name}-{seed}", [f"run.dir={folder}", f"run.name={name}-{seed}"]
+    wanted = [*COMMON, *where, f"run.seed={seed}", f"run.steps={steps}", *overrides]
+    summary = kept(mine, wanted)
+    if summary is None:
+        shutil.rmtree(mine, ignore_errors=True)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            summary = inline(*wanted)
+    lines = (mine / "metrics.jsonl").read_text().splitlines()[-10:]
     kl = [row["teacher_kl"] for row in map(json.loads, lines) if "teacher_kl" in row]
     found = {key: summary.get(key) for key in ("reward_before", "reward_after", "loss_before", "loss_after", "seconds")}
     found |= {"kl": float(np.mean(kl)) if kl else None}
     return {key: value for key, value in found.items() if value is not None}
+
+
+def kept(run: Path, wanted: list[str]) -> Mapping[str, Any] | None:
+    """The summary of a run with these settings that has ended."""
+    if not (run / CONFIG).is_file() or older_configs.load(run / CONFIG) != configs.load(wanted):
+        return None
+    return summary_of(run)
 
 
 def study(folder: Path, seed: int, scale: float) -> dict[str, Mapping[str, float]]:
@@ -98,7 +120,8 @@ def main() -> None:
     seeds = OPTIONS.seeds or (1 if OPTIONS.quick else SEEDS)
     found: dict[str, list[Mapping[str, float]]] = {}
     scale = 0.05 if OPTIONS.quick else 1.0
-    with ProcessPoolExecutor(seeds, multiprocessing.get_context("spawn")) as pool:
+    at_once = min(seeds, len(os.sched_getaffinity(0)))
+    with ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn")) as pool:
         for one in pool.map(study, [OPTIONS.out] * seeds, range(seeds), [scale] * seeds):
             for label, figures in one.items():
                 found.setdefault(label, []).append(figures)

@@ -18,6 +18,7 @@ from areal_like import checkpoints
 from areal_like.config import ConfigError
 from areal_like.models import state_of
 from scripts.audit import audit
+from scripts.eval import model_folder
 from scripts.running import Running
 from tests.integration.runs import REPOSITORY, rows, summary, train
 from tests.integration.test_resume import pid_of, start, trained_ids, wait_for_step
@@ -52,6 +53,10 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_gone_on_with_is_that_of_
     assert len({version for version, _ in digests}) == len(digests), "versions came out bit for bit as before the crash"
     saved = AutoModelForCausalLM.from_pretrained(run / "checkpoints" / "final")
     assert state_of(saved, "float32").digest() == summary(run)["weights_digest"] == digests[-1][1]
+    _, last = checkpoints.latest(run) or pytest.fail("it has no checkpoint")
+    assert last.name == "step-00000030" and len(list(last.glob("learner-*.pt"))) == 2
+    files = [folder / "model.safetensors" for folder in (model_folder(last), run / "checkpoints" / "final")]
+    assert files[0].read_bytes() == files[1].read_bytes(), "both ranks' files make the model"
 
     one = train(tmp_path, "one", *RUN, f"replay={run}")
     for alone, together in zip(rows(one), rows(run), strict=True):

@@ -115,24 +115,33 @@ def share(batch: Batch, rank: int, ranks: int) -> Batch:
     return Batch(batch.index, batch.version, [batch.groups[place] for place in places], places=places)
 
 
-def train(case: Case, rank: int, ranks: int) -> dict[str, Any]:
-    """Train; returns each step's metrics, and on rank 0 the final weights, published weights and adapters."""
+def learner_of(case: Case, ranks: int) -> TorchLearner:
     knobs = {"lr": 1e-2, "eps": ADAMW_EPS, "num_minibatches": 1, "publish_dtype": "float32"} | case.knobs
     model = exact(tiny_model(case.model)) if case.exact else tiny_model(case.model)
     if case.taught:
         knobs["teacher"] = {"path": teacher()} | knobs.get("teacher", {})
-    learner = TorchLearner(model, case.loss, partial(case.advantage), 1.0, 0, ranks=ranks, **knobs)
+    return TorchLearner(model, case.loss, partial(case.advantage), 1.0, 0, ranks=ranks, **knobs)
+
+
+def train(case: Case, rank: int, ranks: int, checkpoint: Path | None = None) -> dict[str, Any]:
+    """Train; returns each step's metrics, and on rank 0 the final weights, published weights and adapters. Its state is
+    left in the folder `checkpoint`."""
+    learner = learner_of(case, ranks)
     dtypes = set[str]()
     projection = layers_of(learner.model)[0].mlp.down_proj
     projection.register_forward_hook(lambda module, *_: dtypes.add(str(module.weight.dtype)))
     rows = [learner.train(share(batch, rank, ranks)) for batch in batches(case)]
     held = sum(state.numel() for state in learner.optimizer.state_dict()["adamw"][0].values())
+    if checkpoint:
+        checkpoint.mkdir(exist_ok=True)
+        learner.save_state(checkpoint)
     if rank:
         learner.saving.hand_over()
         return {"rows": rows, "held": held}
     state, adapters = learner.saving.gathered()
     weights = torch.from_numpy(state.buffer)
-    return {"rows": rows, "held": held, "weights": weights, "adapters": adapters, "dtypes": sorted(dtypes)}
+    found = {"weights": weights, "adapters": adapters, "dtypes": sorted(dtypes), "checkpoint": checkpoint}
+    return {"rows": rows, "held": held} | found
 
 
 @functools.cache
@@ -159,7 +168,9 @@ def main() -> None:
     teacher()
     join(rank, ranks, folder / "store", local=True)
     names = sys.argv[4].split(";")
-    torch.save({name: train(CASES[name], rank, ranks) for name in names}, folder / f"{rank}.pt")
+    checkpoints = [folder / f"checkpoint-{place}" for place in range(len(names))]
+    found = {name: train(CASES[name], rank, ranks, where) for name, where in zip(names, checkpoints, strict=True)}
+    torch.save(found, folder / f"{rank}.pt")
 
 
 if __name__ == "__main__":

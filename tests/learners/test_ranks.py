@@ -13,7 +13,7 @@ from areal_like.models import state_of
 from learners.collectives import Ranks
 from tests.learners.batches import assert_metrics_close, tiny_model
 from tests.learners.exact import STEPPED, SUMMED
-from tests.learners.ranked import CASES, train, train_on
+from tests.learners.ranked import CASES, learner_of, train, train_on
 from tests.rounding import assert_rounds_alike
 
 
@@ -90,6 +90,17 @@ def test_each_rank_holds_about_half_of_the_optimizer(two):
     whole = train(CASES["plain"], 0, 1)["held"]
     parts = [rank["plain"]["held"] for rank in two]
     assert sum(parts) == pytest.approx(whole, abs=4) and max(parts) < 0.6 * whole
+
+
+@pytest.mark.parametrize("ranks, name", [("two", "adapters"), ("two", "critic"), ("four", "half parameters")])
+def test_the_files_of_ranks_make_one_model(ranks, name, request):
+    found = request.getfixturevalue(ranks)[0][name]
+    one = learner_of(CASES[name], 1)
+    one.load_weights(found["checkpoint"])
+    state, adapters = one.saving.gathered()
+    assert torch.equal(torch.from_numpy(state.buffer), found["weights"])
+    assert adapters.keys() == found["adapters"].keys() and bool(adapters) is (name == "adapters")
+    assert all(torch.equal(weight, found["adapters"][path]) for path, weight in adapters.items())
 
 
 def test_ranks_that_have_not_met_are_refused():

@@ -58,11 +58,13 @@ def test_what_makes_no_model_says_why(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"step-00000007: the learner's state can't be read"):
             model_folder(step)
     assert sorted(path.name for path in step.iterdir()) == ["learner.pt", "meta.json"], "nothing half is left"
-    many, _ = left_by(tmp_path / "many")
-    file = tmp_path / "many" / CONFIG
-    configs.save(configs.load(["quickstart", *SMALL, "learner.ranks=2"]), file)
-    with pytest.raises(configs.ConfigError, match="a learner of 2 ranks"):
-        model_folder(many)
+    (step / "learner.pt").rename(step / "learner-0-of-2.pt")
+    (step / "learner-0-of-2.pt").write_bytes(state)
+    with pytest.raises(UserError, match=r"can't be read: FileNotFoundError.*learner-1-of-2\.pt"):
+        model_folder(step)
+    (step / "learner-1-of-2.pt").write_bytes(state)
+    with pytest.raises(UserError, match=r"can't be read: ValueError.*the parts have"):
+        model_folder(step)
 
 
 def test_a_learner_without_a_model_is_refused(tmp_path: Path) -> None:
